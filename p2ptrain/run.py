@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
@@ -12,7 +13,7 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event, Failed
 from p2ptrain.observe.stream import EventStream
-from p2ptrain.training.progress import ProgressReporter
+from p2ptrain.training.progress import INTERVAL_SECONDS, ProgressReporter
 
 if TYPE_CHECKING:
     import torch
@@ -106,9 +107,11 @@ def start_run(
 
     async def report() -> None:
         while True:
-            await told.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_SECONDS):
+                    await told.wait()
             told.clear()
-            await reporter.tell(monotonic())
+            await reporter.tell(monotonic())  # also where nothing new is to be told
 
     async def run() -> None:
         reporting = asyncio.create_task(report(), name="report progress")

@@ -45,20 +45,20 @@ def find_non_finite(
     """
     private = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
     values = list(inputs)
-    if not _all_finite(description.crossing(units.start, "train"), values):
+    if not all_finite(description.crossing(units.start, "train"), values):
         return NonFinite(None, any_broken(private.values()))
     for unit in units:
         program = Program(description, unit, unit + 1, "train", private)
         needed = targets if description.target_uses(unit, unit + 1, "train") else ()
         with torch.no_grad():
             values = program.run(values, needed, seed)
-        if not _all_finite(program.outputs, values):
+        if not all_finite(program.outputs, values):
             names = description.state_names(unit, unit + 1)
             return NonFinite(unit, any_broken(private[name] for name in names), unit)
     return None
 
 
-def _all_finite(described: Sequence[ValueDescription], values: Sequence[Tensor]) -> bool:
+def all_finite(described: Sequence[ValueDescription], values: Sequence[Tensor]) -> bool:
     """An infinity counts only where gradients flow: attention masks are made of them."""
     for value, tensor in zip(described, values, strict=True):
         if not tensor.is_floating_point():

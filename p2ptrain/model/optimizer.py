@@ -74,6 +74,32 @@ class StageOptimizer:
         """By parameter name; None where there is none."""
         return {name: parameter.grad for name, parameter in self._parameters.items()}
 
+    @property
+    def numbers(self) -> Mapping[str, object] | None:
+        """By torch's names, the learning rate without a factor; None where nothing is trained."""
+        if self._optimizer is None:
+            return None
+        return {**self._optimizer.param_groups[0], "lr": self._spec.lr}
+
+    def tried(self, name: str, lr_factor: float, scale: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What `step` would make of one parameter, and of its state: copies; nothing changes.
+
+        Args:
+            scale: of its gradient.
+        """
+        parameter = self._parameters[name]
+        copy = torch.nn.Parameter(parameter.detach().clone())
+        if parameter.grad is None or self._optimizer is None:
+            return copy, ()
+        copy.grad = parameter.grad.detach() * scale
+        alone = self._spec.build([copy])
+        alone.param_groups[0]["lr"] = self._spec.lr * lr_factor
+        for slot, value in self._optimizer.state[parameter].items():
+            alone.state[copy][slot] = value.clone() if isinstance(value, Tensor) else value
+        alone.step()
+        kept = alone.state[copy].values()
+        return copy.detach(), tuple(value for value in kept if isinstance(value, Tensor))
+
     def state(self) -> dict[str, Tensor]:
         """ "<parameter>.<slot>" -> tensor, for the parameters that have been updated.
 

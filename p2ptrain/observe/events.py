@@ -230,13 +230,17 @@ class Recovered(Event):
 
 @dataclass(frozen=True, slots=True)
 class Done(Event):
-    """The job ended well; `out` is the weights' file or None."""
+    """The job ended well; `out` is the weights' file or None.
+
+    `updates_left_out`: how many were not finite, where the job leaves such updates out.
+    """
 
     event = "done"
     steps: int
     seconds: float
     samples_per_s: float
     out: str | None
+    updates_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,11 @@ class ComputeThread:
 
         return await self.run(urgency, timed)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something runs, or is to."""
+        return self._is_busy or bool(self._tasks)
+
     async def flush(self) -> None:
         """Wait until nothing runs that had begun before.
 

@@ -25,6 +25,7 @@ import torch
 
 from p2ptrain.errors import ScriptError
 from p2ptrain.training.budget import is_out_of_memory
+from p2ptrain.training.doings import doings
 from p2ptrain.training.job import MapDataset
 from p2ptrain.training.tensor_rows import tensor_rows
 from p2ptrain.training.user_code import RAISED, told
@@ -70,6 +71,7 @@ class Samples:
     ) -> None:
         self._data = data
         self._name = name
+        self._said = "the data" if name == "data" else name
         self._length = _length(data, name)
         self._lock = lock if lock is not None else threading.Lock()
         self._clock = clock
@@ -169,7 +171,8 @@ class Samples:
     def _read(self, index: int) -> tuple[Any, Any]:
         """Sample `index` as the user's code gives it."""
         try:
-            sample = self._data[index]
+            with doings.doing("reading sample {} of {}", index, self._said):
+                sample = self._data[index]
         except RAISED as error:
             raise ScriptError(f"{self._name}[{index}] failed: {told(error)}") from error
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:

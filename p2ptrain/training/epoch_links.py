@@ -167,10 +167,10 @@ class EpochLinks:
             for part in before.overlaps(piece.key.micro_batch, piece.size, own):
                 await self._shell.switchboard.send_started(part.device, line)
 
-    async def exchange_gradients(self, order: RoundOrder) -> None:
+    async def exchange_gradients(self, order: RoundOrder) -> bool:
         """Sum tied gradients; see the picture above."""
         if not self._ties.owned and not self._ties.borrowed:
-            return
+            return False
         piece = Piece.whole(PieceKey(order.round.index, 0), Mode.TRAIN, 1)
         if self._leads:
             if failpoints.armed:
@@ -181,6 +181,7 @@ class EpochLinks:
             if failpoints.armed:
                 await self._reach("ties.receive.after", order.round.step)
             self._replace(names, gathered.join())
+        return True
 
     async def send_norms(self, order: RoundOrder) -> None:
         """Send this stage's norms to the holder, where the job clips."""
@@ -198,6 +199,7 @@ class EpochLinks:
             "stage": self._index,
             "round": report.round,
             "loss": report.loss,
+            "finite": report.finite,
             "busy_seconds": report.busy.wall,
             "cpu_seconds": report.busy.cpu,
             "free_bytes": self._free_memory.bytes_now(monotonic()),

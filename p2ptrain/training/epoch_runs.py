@@ -15,13 +15,13 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.change_request import ChangeAnswer
-from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory
+from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory, SentWrong
 from p2ptrain.training.household_plan import less_memory
 from p2ptrain.training.job_reports import JobReports
 from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.recovery.change import Reason
-from p2ptrain.training.standstill import standstill
+from p2ptrain.training.standstill import silence, standstill
 
 log = get_logger(__name__)
 
@@ -75,6 +75,7 @@ class EpochRuns:
         self._answer: ChangeAnswer | None = None
         self._alive: frozenset[str] = frozenset()  # when the epoch began
         self._running: asyncio.Task[None] | None = None  # the rounds, or the way home
+        self._blamed: dict[str, set[str]] = {}  # by the device that says so
 
     def begin(self, answer: ChangeAnswer, alive: frozenset[str]) -> None:
         """It is in force; nobody has been told yet.
@@ -143,7 +144,10 @@ class EpochRuns:
                 self._tasks.spawn(epoch.begin_without(device), f"begin without {device[:12]}")
 
     async def _train(self, epoch: HolderEpoch) -> None:
-        watching = self._tasks.spawn(self._watch(epoch), "watch the rounds")
+        watching = [
+            self._tasks.spawn(self._watch(epoch), "watch the rounds"),
+            self._tasks.spawn(self._watch_silence(epoch), "watch for silence"),
+        ]
         try:
             await self._say_begun(epoch)
             start, evaluated = epoch.assignment.version.step, self._reports.reported.evaluated
@@ -153,7 +157,8 @@ class EpochRuns:
         else:
             self._post(rules.CourseDone() if is_done else rules.Drained())
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
 
     async def _go_home(self, epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
         try:
@@ -172,16 +177,44 @@ class EpochRuns:
         self._reports.warn(f"nothing moves any more, and {names} did not finish: beginning again")
         self._post(rules.Stuck(devices))
 
+    async def _watch_silence(self, epoch: HolderEpoch) -> None:
+        found = await silence(epoch, self._reports.warn)
+        epoch.tracker.fail(found)
+
     def _disturbed(self, epoch: HolderEpoch, error: Exception) -> None:
         """Raises `error` where it ends the job."""
         if is_out_of_memory(error):  # here: the loader, or what came back
             error = epoch.short_here()
         if isinstance(error, OutOfMemory):
             self._note_short(epoch, error)
+        elif isinstance(error, SentWrong):
+            self._go_on_without(epoch, error)
         elif isinstance(error, (PeerError, TimeoutError)):
             self._lose_touch(epoch, error)
         else:
             raise error
+
+    def _go_on_without(self, epoch: HolderEpoch, error: SentWrong) -> None:
+        """Without the device that sends what it should not: as if it had died, but it is named.
+
+        Of two that differ the witness is believed, unless it has blamed another one before.
+        """
+        device, cleared = error.device, frozenset[str]()
+        if device is not None and error.witness != self._mesh.self_id:
+            blamed = self._blamed.setdefault(error.witness, set())
+            blamed.add(device)
+            if len(blamed) > 1 or device == self._mesh.self_id:
+                device, cleared = error.witness, frozenset(blamed - {error.witness})
+        if device is not None:
+            name = self._reports.name(device)
+            why = f"{name} blames one device after another"
+            if device == error.device:
+                why = str(error)
+            elif error.device == self._mesh.self_id:
+                why = f"{name} refuses what this device sends ({error})"
+            self._reports.faulty[name] = why
+            self._reports.warn(f"{why}: {name} gets no more work in this job", name)
+        self._post(rules.Faulty(device, cleared))
 
     def _note_short(self, epoch: HolderEpoch, error: OutOfMemory) -> None:
         """It gets less than the plan asked of it, whatever it believes to have."""

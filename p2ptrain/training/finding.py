@@ -23,6 +23,9 @@ class Finding:
             inputs already were not finite.
         parameters: whether weights there were not finite before.
         tiled: whether the stage is.
+        backward: it was in their backward.
+        sample: of the data, whose values they are; None = it is not one sample's, or not known.
+        parameter: whose gradient it is; None where it is another value.
     """
 
     devices: tuple[str, ...]
@@ -31,6 +34,9 @@ class Finding:
     units: range
     parameters: bool
     tiled: bool = False
+    backward: bool = False
+    sample: int | None = None
+    parameter: str | None = None
 
 
 def finding_fields(found: NonFinite | None) -> dict[str, Any]:
@@ -62,30 +68,38 @@ def earliest(findings: Sequence[Finding]) -> Finding:
     )
 
 
-def told(finding: Finding | None, units: Sequence[str], micro_batch: int) -> str:
+def told(
+    finding: Finding | None, units: Sequence[str], micro_batch: int, *, where: bool = False
+) -> str:
     """Where values stopped being finite, as far as is known, and what to do.
 
     Args:
         units: names of the model's.
         micro_batch: of its round.
+        where: it is known whether it was in a forward or a backward.
     """
     advice = "lower the learning rate, clip the gradients, or look at that unit's input"
     if finding is None:
         return f"; {advice}"
+    sample = "" if finding.sample is None else f", sample {finding.sample} of the data"
     if not finding.units:
-        where = f"{finding.devices[0]} gives it to unit {units[finding.first]}"
+        place = f"{finding.devices[0]} gives it to unit {units[finding.first]}"
         if finding.stage == 0:
             return (
                 f"; the input data of its micro-batch {micro_batch} is not finite already where "
-                f"{where}; look at the samples"
+                f"{place}{sample}; look at the samples"
             )
-        return f"; what the stage in front has made is not finite already where {where}; {advice}"
+        return f"; what the stage in front has made is not finite already where {place}; {advice}"
     first, last = units[finding.units[0]], units[finding.units[-1]]
-    where = f"unit {first}"
+    place = f"unit {first}"
     if len(finding.units) > 1:
-        where = f"units {first} to {last}"
+        place = f"units {first} to {last}"
         advice = advice.replace("that unit's", "those units'")
-    where = f"{'tiled ' * finding.tiled}{where} on {', '.join(finding.devices)}"
+    place = f"{'tiled ' * finding.tiled}{place} on {', '.join(finding.devices)}"
     if finding.parameters:
-        return f"; the weights of {where} had stopped being finite by an earlier update; {advice}"
-    return f"; values first stopped being finite in {where}; {advice}"
+        return f"; the weights of {place} had stopped being finite by an earlier update; {advice}"
+    if where:
+        what = "" if finding.parameter is None else f" (the gradient of {finding.parameter})"
+        way = "backward" if finding.backward else "forward"
+        place += f", in the {way} of micro-batch {micro_batch}{sample}{what}"
+    return f"; values first stopped being finite in {place}; {advice}"

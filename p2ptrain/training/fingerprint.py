@@ -36,6 +36,7 @@ def fingerprint(prepared: Prepared, options: TrainOptions) -> str:
         "optimizer": job.optimizer.to_fields(),
         "schedule": job.schedule is not None,
         "clip": job.clip_grad_norm,
+        "skip_nonfinite": job.skip_nonfinite,
         "private": options.private,
         "planner": options.planner,
         "tiles": [options.grid, options.groups],

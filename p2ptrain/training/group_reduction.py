@@ -31,6 +31,7 @@ from p2ptrain.net.message import Fields
 from p2ptrain.training.arrived import Arrived
 from p2ptrain.training.bucket_sum import BucketSum
 from p2ptrain.training.buckets import Bucket, Ring
+from p2ptrain.training.not_finite import NotFinite
 from p2ptrain.training.protocol import RoundOrder, integer
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.summed import Summed
@@ -200,6 +201,8 @@ class GroupReduction:
             raise ProtocolError(f"sums of round {self._arriving.next_round} arrived unasked")
         self._order = order
         self._ordinal += 1
+        self.summed.begin()
+        self.summed.leaves_out = order.leaves_out
         self._begun = 0
         self._arriving.next_round = None
         self._readiness.reset()
@@ -228,7 +231,7 @@ class GroupReduction:
         update.
 
         Raises:
-            GradientNotFinite: a gradient of this device is NaN or infinite; also by `run`.
+            NotFinite: a gradient of this device is NaN or infinite, or a sum; also by `run`.
         """
         self.all_final()
         await self._settled.wait()
@@ -239,7 +242,7 @@ class GroupReduction:
         """Send until cancelled.
 
         Raises:
-            GradientNotFinite: as `finish`, without waiting for it; so what `fail` was given.
+            NotFinite: as `finish`, without waiting for it; so what `fail` was given.
             LinkClosed: the next device is out of reach.
         """
         async with task_scope() as scope:
@@ -290,10 +293,18 @@ class GroupReduction:
         total = self._sums[index]
         if total.complete:
             del self._sums[index]
-            self.summed.unpack(self.summed.buckets[index], total.flat, total.present)
+            self._unpack(index, total)
             self.arrived.add(index)
             self._settle()
             self._start()
+
+    def _unpack(self, index: int, total: BucketSum) -> None:
+        assert self._order is not None
+        step = self._order.round.step + 1
+        try:
+            self.summed.unpack(self.summed.buckets[index], total.flat, total.present, step)
+        except NotFinite as error:  # handed to `run` and `finish`
+            self._fail(error)
 
     def _settle(self) -> None:
         if self._begun == len(self.summed.buckets) and not self._sums:

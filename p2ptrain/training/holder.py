@@ -5,9 +5,11 @@ capture, wait for members --> epochs (`job_epochs`), each with its rounds --> we
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import monotonic
 
 from torch import Tensor
@@ -19,26 +21,27 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
-from p2ptrain.observe.events import Done, Event, Warned
+from p2ptrain.observe.events import Done, Event, LeftOut, Warned
 from p2ptrain.plan.versions import Weights
 from p2ptrain.training import unfinished
 from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.asynchronous.loop import AsynchronousLoop
 from p2ptrain.training.asynchronous.refusals import unshared
+from p2ptrain.training.background import in_background
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.checkpoint import Progress, save_weights
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
+from p2ptrain.training.doings import doings
 from p2ptrain.training.epoch_runs import Work
 from p2ptrain.training.evaluation import missing_loss
 from p2ptrain.training.fetching import version_source
-from p2ptrain.training.finding import told
-from p2ptrain.training.holder_epoch import HolderEpoch, LossNotFinite
+from p2ptrain.training.holder_epoch import HolderEpoch, SentWrong, UpdateNotFinite
 from p2ptrain.training.job import Job
 from p2ptrain.training.job_epochs import JobEpochs
 from p2ptrain.training.job_memory import JobMemory
-from p2ptrain.training.job_reports import rate
+from p2ptrain.training.job_reports import JobReports, rate
 from p2ptrain.training.journal import Journal
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.plan_request import PlanningRequest
@@ -52,6 +55,7 @@ from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Course
 from p2ptrain.training.sending_again import FeedingAgain
 from p2ptrain.training.service import TrainingService
+from p2ptrain.training.spoiled import Spoiled, SpoiledUpdates, is_round_of, judged, noted
 from p2ptrain.training.start_of_job import Started, StartOfJob
 from p2ptrain.training.state_check import state_check
 from p2ptrain.training.state_transfer import STAGE, in_memory
@@ -89,6 +93,8 @@ class HolderRun:
         self._epoch: HolderEpoch | None = None
         self._in_force: InForce | None = None
         self._feeding: FeedingAgain | None = None
+        self._spoiled = SpoiledUpdates()
+        self._faulty: Mapping[str, str] = {}  # names of devices that get no more work, and why
 
     async def run(self) -> None:
         """Train; in the end the weights are in the user's module and in `options.out`.
@@ -111,6 +117,13 @@ class HolderRun:
                 "after a failure stages go on from different versions of the weights, some of them "
                 "older than all others: no weights of any training; for comparisons only"
             )
+        saying = asyncio.create_task(doings.say(self._warn), name="say what takes long")
+        try:
+            await self._run()
+        finally:
+            saying.cancel()
+
+    async def _run(self) -> None:
         started = await self._start.run(self._job)
         self._id = started.entry.job
         for warning in started.prepared.warnings:
@@ -177,7 +190,10 @@ class HolderRun:
         copies = MOST_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
         kept_bytes = {self._mesh.name: copies * self._state_bytes(prepared)}
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
-        event = replace(event, changes_results=(*prepared.changes, *event.changes_results))
+        faulty = self._faulty
+        left_out = (LeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
+        changes = (*prepared.changes, *event.changes_results)
+        event = replace(event, changes_results=changes, left_out=tuple(left_out))
         self._emit(event)
         for change in answer.changes_results:
             self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
@@ -264,6 +280,8 @@ class HolderRun:
         async def train(epoch: HolderEpoch, start: int, evaluated: int) -> bool:
             asynchronous = epoch.assignment.asynchrony is not None
             course = self._course(prepared, epoch.assignment.micro_batch, asynchronous)
+            if self._spoiled.now is not None:  # nor is there another evaluation
+                evaluated = max(evaluated, course.steps)
             loop = (AsynchronousLoop if asynchronous else TrainingLoop)(
                 prepared,
                 course,
@@ -276,10 +294,18 @@ class HolderRun:
             )
             try:
                 return await loop.run()
-            except LossNotFinite as error:
-                raise TrainingError(await self._diagnosis(prepared, epoch, error)) from None
+            except UpdateNotFinite as error:
+                rounds = course.rounds(start, evaluated)
+                shape = next((r for r in rounds if is_round_of(r, error.step)), None)
+                if shape is None:
+                    raise
+                self._spoiled.begin(await noted(prepared, epoch, error, shape))
+                raise SentWrong(None, str(error), self._mesh.self_id) from None
 
         async def bring_home(epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
+            if self._spoiled.now is not None:
+                await self._end_before(prepared, epoch, overwriting, self._spoiled.now)
+                return
             last = checkpointer if prepared.steps > prepared.first_step else None
             if last is not None:
                 await last.make_sure(epoch.at(prepared.steps), lambda _: epoch.gather(STAGE))
@@ -287,8 +313,7 @@ class HolderRun:
             if last is not None:
                 last.conclude(prepared.steps)
             failure = checkpointer.failure if checkpointer is not None else None
-            reports = epochs.reports
-            self._finish(prepared, reports.steps_made, reports.seconds, failure)
+            self._finish(prepared, epochs.reports, failure)
 
         async def free(member: str) -> None:
             await unfinished.end_others(self._mesh, member, self._id)
@@ -314,7 +339,9 @@ class HolderRun:
             prepared.steps,
             self._options.recovery,
             replans=self._options.replan,
+            leaves_out=self._job.skip_nonfinite,
         )
+        self._faulty = epochs.reports.faulty
         if checkpointer is not None:
             epochs.copies.readers.append(partial(self._checkpointed, checkpointer))
         whole = memory.whole = self._whole_copies(prepared)
@@ -358,7 +385,7 @@ class HolderRun:
     def _course(self, prepared: Prepared, micro_batch: int, asynchronous: bool) -> Course:
         return Course(
             steps_per_epoch=prepared.order.steps_per_epoch,
-            steps=prepared.steps,
+            steps=self._spoiled.steps(prepared.steps),
             batch_size=self._job.batch_size,
             micro_batch=micro_batch,
             eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
@@ -393,6 +420,56 @@ class HolderRun:
 
     # -- after -----------------------------------------------------------------------------------
 
+    async def _end_before(
+        self,
+        prepared: Prepared,
+        epoch: HolderEpoch,
+        overwriting: Callable[[], None],
+        spoiled: Spoiled,
+    ) -> None:
+        """Write the weights before an update that is not finite, and say where that began.
+
+        Raises:
+            TrainingError: all of it is done.
+            SentWrong: it is a device's doing, and the job can go on without it.
+        """
+        arrived = await self._arrived_whole(prepared, epoch)
+        state: dict[str, Tensor] | None = None
+        if arrived is not None:
+            state = dict(prepared.captured.state())
+            for part in arrived:
+                state |= split_state(part)[0]
+        verdict = await in_background(partial(judged, prepared, spoiled, state))
+        if verdict.liar is not None and verdict.liar != self._mesh.self_id:
+            self._spoiled.over()
+            raise SentWrong(
+                verdict.liar,
+                f"{spoiled.names[verdict.liar]} sent values that the model does not make, at step "
+                f"{spoiled.error.step}",
+                self._mesh.self_id,
+            )
+        await self._load(prepared, epoch, overwriting, arrived)
+        out = self._options.out
+        if out is not None:
+            self._write(out)
+        place = "the model" if out is None else str(out)
+        raise TrainingError(
+            f"{verdict.message}. {place} has the weights of step {spoiled.good_steps}, the last "
+            "good one"
+        )
+
+    async def _arrived_whole(
+        self, prepared: Prepared, epoch: HolderEpoch
+    ) -> list[Mapping[str, Tensor]] | None:
+        """All trained weights beside the first ones; None where memory is short for that."""
+        trim_heap()
+        whole_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
+        if whole_bytes > HOME_SHARE * usable_memory_bytes():
+            return None
+        arrived: list[Mapping[str, Tensor]] = []
+        await epoch.bring_home(arrived.append)
+        return arrived
+
     async def _bring_home(
         self, prepared: Prepared, epoch: HolderEpoch, overwriting: Callable[[], None]
     ) -> None:
@@ -400,39 +477,43 @@ class HolderRun:
 
         As long as the first weights stand, training can go on from them if a device dies now.
         """
+        arrived = await self._arrived_whole(prepared, epoch)
+        await self._load(prepared, epoch, overwriting, arrived)
 
+    async def _load(
+        self,
+        prepared: Prepared,
+        epoch: HolderEpoch,
+        overwriting: Callable[[], None],
+        arrived: list[Mapping[str, Tensor]] | None,
+    ) -> None:
         def load(state: Mapping[str, Tensor]) -> None:
             model, _ = split_state(state)
             prepared.captured.load_state(model)
 
-        trim_heap()
-        arrived: list[Mapping[str, Tensor]] = []
-        whole_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
-        if whole_bytes <= HOME_SHARE * usable_memory_bytes():
-            await epoch.bring_home(arrived.append)
         overwriting()
         first = version_source(Version(prepared.first_step, 0))
         self._service.states.let_go(self._id, first)
-        if not arrived:
+        if arrived is None:
             await epoch.bring_home(load)
-        for state in arrived:
+        for state in arrived or ():
             load(state)
 
     def _finish(
-        self, prepared: Prepared, steps: int, seconds: float, unwritten: TrainingError | None
+        self, prepared: Prepared, reports: JobReports, unwritten: TrainingError | None
     ) -> None:
         out = self._options.out
         if out is not None:
-            state = self._job.model.state_dict().items()  # a module's extra state may be anything
-            save_weights(out, {name: value for name, value in state if isinstance(value, Tensor)})
+            self._write(out)
             if failpoints.armed:
                 failpoints.reach_now("weights.written", device=self._mesh.self_id)
         if unwritten is not None:
             raise unwritten
-        speed = rate(steps * self._job.batch_size, seconds)
-        self._emit(Done(prepared.steps, seconds, speed, str(out) if out else None))
+        seconds = reports.seconds
+        speed = rate(reports.steps_made * self._job.batch_size, seconds)
+        where, left_out = str(out) if out else None, reports.updates_left_out
+        self._emit(Done(prepared.steps, seconds, speed, where, left_out))
 
-    async def _diagnosis(self, prepared: Prepared, epoch: HolderEpoch, error: LossNotFinite) -> str:
-        finding = await epoch.diagnose(error.held_as)
-        units = [unit.name for unit in prepared.captured.description.units]
-        return f"{error}{told(finding, units, error.micro_batch)}"
+    def _write(self, out: Path) -> None:
+        state = self._job.model.state_dict().items()  # a module's extra state may be anything
+        save_weights(out, {name: value for name, value in state if isinstance(value, Tensor)})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.errors import (
+    Error,
     InternalError,
     PeerError,
     ProtocolError,
@@ -20,6 +22,7 @@ from p2ptrain.model import clip
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.share import Span
 from p2ptrain.net.message import Message
+from p2ptrain.training.arrivals import Arrival, Arrivals
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.clipping import NormGathering
 from p2ptrain.training.diagnosing import diagnose
@@ -28,7 +31,9 @@ from p2ptrain.training.feeder import Feeder
 from p2ptrain.training.finding import Finding, read_units
 from p2ptrain.training.inlet import Contents, Inlet, Value
 from p2ptrain.training.mailbox import Mailbox
+from p2ptrain.training.parts import limited
 from p2ptrain.training.protocol import (
+    ARRIVED,
     BEGIN,
     COMMIT,
     DIAGNOSE,
@@ -37,6 +42,7 @@ from p2ptrain.training.protocol import (
     NORMS,
     ROUND,
     SETTLED,
+    STANDING,
     Coefficient,
     Commit,
     EpochKey,
@@ -45,9 +51,12 @@ from p2ptrain.training.protocol import (
     RoundOrder,
     integer,
     number,
+    optional,
     text,
     wording,
 )
+from p2ptrain.training.recovery.round_watch import Counters
+from p2ptrain.training.recovery.unsent import Standing
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.scope import task_scope
@@ -64,6 +73,8 @@ log = get_logger(__name__)
 
 DIAGNOSE_TIMEOUT_SECONDS = 30.0
 SETTLE_TIMEOUT_SECONDS = 30.0
+ARRIVED_TIMEOUT_SECONDS = 5.0
+STANDING_TIMEOUT_SECONDS = 2.0
 SHORT_BYTES = 64 << 20
 """A device with less free memory between two rounds, which has gone, may have run out of it."""
 
@@ -243,6 +254,49 @@ class HolderEpoch:
             if failpoints.armed:
                 await self.reach("home.between")
 
+    async def arrived(self, round_index: int) -> list[Arrival]:
+        """What the devices have noted of what came in a round; nothing of those that are silent."""
+        async with task_scope() as scope:
+            asked = [
+                scope.create_task(self._arrived(device, round_index))
+                for device in self.assignment.devices
+            ]
+        return [arrival for task in asked for arrival in task.result()]
+
+    async def _arrived(self, device: str, round_index: int) -> Sequence[Arrival]:
+        fields = {**self.assignment.key.fields(), "round": round_index}
+        try:
+            reply = await self._mesh.call(
+                device,
+                Message(ARRIVED, fields),
+                timeout_seconds=ARRIVED_TIMEOUT_SECONDS,
+                reply_parts=limited(Arrivals.LIMIT.most_bytes),
+            )
+            noted = (await Arrivals.from_part(reply)).noted
+        except (Error, TimeoutError) as error:
+            log.info("no_arrivals", device=device[:12], why=str(error))
+            return ()
+        return [one for one in noted if one.stage in self.assignment.stages_of(device)]
+
+    async def standings(self) -> dict[str, tuple[Counters, Standing]] | None:
+        """What each device does and waits for; None where one does not answer."""
+        try:
+            async with asyncio.timeout(STANDING_TIMEOUT_SECONDS), task_scope() as scope:
+                asked = {d: scope.create_task(self._standing(d)) for d in self.assignment.devices}
+        except (Error, TimeoutError) as error:
+            log.info("no_standing", why=str(error))
+            return None
+        return {device: task.result() for device, task in asked.items()}
+
+    async def _standing(self, device: str) -> tuple[Counters, Standing]:
+        reply = await self._mesh.call(
+            device,
+            Message(STANDING, self.assignment.key.fields()),
+            timeout_seconds=STANDING_TIMEOUT_SECONDS,
+            reply_parts=limited(Standing.LIMIT.most_bytes),
+        )
+        return Counters.read(reply.fields), await Standing.from_part(reply)
+
     async def diagnose(self, held_as: int) -> Finding | None:
         """The first units whose values for that piece are not finite, if a stage can still tell."""
         return await diagnose(self.assignment.stages, partial(self._diagnosed, held_as))
@@ -256,7 +310,7 @@ class HolderEpoch:
         if not reply.fields.get("found"):
             return None
         return Finding(
-            (self._name(device),),
+            (self.name(device),),
             stage,
             place.first,
             read_units(reply, len(self._description.units)),
@@ -277,7 +331,7 @@ class HolderEpoch:
     def short_here(self) -> OutOfMemory:
         """This device has no memory for what it loads, or for what comes back."""
         me = self._mesh.self_id
-        return OutOfMemory(me, self._name(me), self._budget_bytes())
+        return OutOfMemory(me, self.name(me), self._budget_bytes())
 
     # -- what comes in ---------------------------------------------------------------------------
 
@@ -288,6 +342,7 @@ class HolderEpoch:
                 integer(message.fields, "round"),
                 number(message.fields, "loss"),
                 Span(number(message.fields, "busy_seconds"), number(message.fields, "cpu_seconds")),
+                message.fields.get("finite") is True,
             )
             self._free_bytes[peer] = integer(message.fields, "free_bytes")
             self.tracker.report((stage, peer), report)
@@ -309,15 +364,24 @@ class HolderEpoch:
         stage = self._stage(peer, message)
         if stage is None:
             return
-        name = self._name(peer)
+        name = self.name(peer)
         told = wording(message.fields, "message", 2048)
         match message.fields.get("cause"):
             case "not_finite":
-                step = integer(message.fields, "step")
-                piece = integer(message.fields, "micro_batch")
-                held_as = integer(message.fields, "held_as")
-                error = LossNotFinite(told, step=step, micro_batch=piece, held_as=held_as)
-                self.tracker.fail(error)
+                step = integer(message.fields, "step", 1)
+                piece = optional(message.fields, "micro_batch")
+                held_as = optional(message.fields, "held_as")
+                self.tracker.fail(
+                    UpdateNotFinite(
+                        told if piece is not None else f"{name}, stage {stage}: {told}",
+                        step=step,
+                        micro_batch=piece,
+                        held_as=held_as,
+                        is_update=bool(message.fields.get("is_update")),
+                    )
+                )
+            case "refused":
+                self.tracker.fail(SentWrong(text(message.fields, "sender", 64), told, peer))
             case "memory":
                 has = integer(message.fields, "memory_bytes")
                 self.tracker.fail(OutOfMemory(peer, name, has))
@@ -376,7 +440,8 @@ class HolderEpoch:
         switchboard.connect_inlet(line, inlet, stages[-1].devices)
         return inlet
 
-    def _name(self, device: str) -> str:
+    def name(self, device: str) -> str:
+        """A device's name."""
         return called(self._mesh, device)
 
 
@@ -389,14 +454,37 @@ class OutOfMemory(TrainingError):
         self.memory_bytes = memory_bytes
 
 
-class LossNotFinite(TrainingError):
-    """A stage found a loss that is NaN or infinite; `held_as` says for which piece."""
+class UpdateNotFinite(TrainingError):
+    """A stage found that an update is not finite; the attributes are those of `NotFinite`."""
 
-    def __init__(self, message: str, *, step: int, micro_batch: int, held_as: int) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int,
+        micro_batch: int | None,
+        held_as: int | None,
+        is_update: bool,
+    ) -> None:
         super().__init__(message)
         self.step = step
         self.micro_batch = micro_batch
         self.held_as = held_as
+        self.is_update = is_update
+
+
+class SentWrong(PeerError):
+    """A device has sent what it should not, or nothing: it gets no more work.
+
+    Attributes:
+        device: its id; None = nobody is to blame, and the plan is made once more.
+        witness: id of the device that says so.
+    """
+
+    def __init__(self, device: str | None, message: str, witness: str) -> None:
+        super().__init__(message)
+        self.device = device
+        self.witness = witness
 
 
 def _target_stages(assignment: Assignment, description: ModelDescription) -> list[int]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Annotated, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, dtype
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.model.replay import size_of
 from p2ptrain.model.wire import Unpacking, pack
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net.forms import Count, Flat, Key, Positive
@@ -209,6 +211,10 @@ class Inlet:
         self._box: Mailbox[PieceKey, Gathered] = Mailbox(contents.name, capacity)
         self._assemblies: dict[tuple[str, PieceKey], _Assembly] = {}
         self._slices: dict[PieceKey, dict[str, Sequence[Value]]] = {}
+        self._taken: dict[PieceKey, None] = {}  # the last ones, in their order
+        self._round = -1  # of the last one
+        self._awaited: tuple[PieceKey, int, float] | None = None
+        self._sizes: dict[tuple[PieceKey, str], tuple[Piece, float]] = {}
 
     def open(
         self, peer: str, fields: Mapping[str, Any], part_bytes: Sequence[int]
@@ -242,7 +248,31 @@ class Inlet:
             assembly.values[first + offset] = None if item is None else item.tensor()
         if len(assembly.values) == assembly.count:
             del self._assemblies[peer, piece.key]
-            self.put(peer, piece, [assembly.values[index] for index in range(assembly.count)])
+            values = [assembly.values[index] for index in range(assembly.count)]
+            if piece.mode is Mode.TRAIN and self._contents.tiles is None:
+                self._note(peer, piece, values)
+            self.put(peer, piece, values)
+
+    def _note(self, peer: str, piece: Piece, values: Sequence[Value]) -> None:
+        self._sizes[piece.key, peer] = (piece, size_of(values))
+        if len(self._sizes) > 4 * self._box.capacity:
+            del self._sizes[next(iter(self._sizes))]
+
+    def sizes(self, round_index: int) -> list[tuple[str, Piece, float]]:
+        """What has come from other devices in a round: from whom, what of it, its norm."""
+        return [
+            (peer, piece, size)
+            for (key, peer), (piece, size) in self._sizes.items()
+            if key.round == round_index
+        ]
+
+    def awaits(self) -> tuple[PieceKey, frozenset[str], float] | None:
+        """What a stage here waits for, who has not sent it, and for how many seconds."""
+        if self._awaited is None:
+            return None
+        key, size, since = self._awaited
+        due = {part.device for part in self._sources(key.micro_batch, size)}
+        return key, frozenset(due - self._slices.get(key, {}).keys()), monotonic() - since
 
     def put(self, peer: str, piece: Piece, values: Sequence[Value]) -> None:
         """Hand over what `peer`, maybe this device itself, has of a piece."""
@@ -274,13 +304,23 @@ class Inlet:
         """Whether `take` would not wait."""
         return key in self._box or self._box.has_failed
 
-    async def take(self, key: PieceKey) -> Gathered:
-        """Wait for a piece. Raises what `fail` was given."""
-        return await self._box.take(key)
+    async def take(self, key: PieceKey, size: int = 1) -> Gathered:
+        """Wait for a piece of so many samples. Raises what `fail` was given."""
+        self._awaited = (key, size, monotonic())
+        try:
+            taken = await self._box.take(key)
+        finally:
+            self._awaited = None
+        self._round = max(self._round, key.round)
+        self._taken[key] = None
+        if len(self._taken) > 4 * self._box.capacity:
+            del self._taken[next(iter(self._taken))]
+        return taken
 
     def _check(self, peer: str, piece: Piece) -> None:
         if piece.size > self._largest:
             raise ProtocolError(f"{self._name}: a micro-batch of {piece.size} samples")
+        self._check_round(piece.key)
         for part in self._sources(piece.key.micro_batch, piece.size):
             if (part.device, part.first, part.end) == (peer, piece.first, piece.end):
                 return
@@ -288,6 +328,13 @@ class Inlet:
             f"{self._name}: samples {piece.first} to {piece.end} of {piece.key} are not due from "
             f"{peer[:12]}"
         )
+
+    def _check_round(self, key: PieceKey) -> None:
+        """A schedule takes rounds in order, and nobody is further ahead than pieces may wait."""
+        if key in self._taken or key.round < self._round:
+            raise ProtocolError(f"{self._name} {key} arrived again, or too late")
+        if self._round >= 0 and key.round > self._round + self._box.capacity:
+            raise ProtocolError(f"{self._name} {key} arrived long before its round")
 
     def _assembly(self, peer: str, key: PieceKey, count: int) -> _Assembly:
         if (peer, key) not in self._assemblies:

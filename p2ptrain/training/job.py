@@ -17,6 +17,7 @@ from torch import nn
 
 from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.model.optimizer_spec import LARGEST, SGD, Adam, AdamW, OptimizerSpec
+from p2ptrain.training.doings import doings
 from p2ptrain.training.user_code import RAISED, told
 
 __all__ = ["SGD", "Adam", "AdamW", "Job", "MapDataset", "Metric"]
@@ -57,6 +58,9 @@ class Job:
         seed: of the order of samples, and of dropout.
         schedule: update (from 0) -> factor on the learning rate.
         clip_grad_norm: largest 2-norm of all gradients together.
+        skip_nonfinite: leave out an update with something that is not finite, instead of ending
+            the job: weights, running statistics and the optimizer's state stay as they were, and
+            the update counts as one (for `steps`, epochs and the schedule).
         eval_data: like `data`; the metrics run over it after each epoch and at the end.
         metrics: by name.
 
@@ -75,6 +79,7 @@ class Job:
     seed: int = 0
     schedule: Callable[[int], float] | None = None
     clip_grad_norm: float | None = None
+    skip_nonfinite: bool = False
     eval_data: MapDataset | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
@@ -116,7 +121,8 @@ class Job:
         if self.schedule is None:
             return 1.0
         try:
-            factor = float(self.schedule(update))
+            with doings.doing("schedule({})", update):
+                factor = float(self.schedule(update))
         except RAISED as error:
             raise ScriptError(f"schedule({update}) failed: {told(error)}") from error
         if not math.isfinite(factor):
@@ -141,6 +147,8 @@ class Job:
             raise OptionError(f"Job: seed must be below 2**63 - epochs, not {self.seed}")
 
     def _check_extras(self) -> None:
+        if not isinstance(self.skip_nonfinite, bool):
+            raise OptionError(f"Job: skip_nonfinite must be a bool, not {self.skip_nonfinite!r}")
         if self.schedule is not None:
             _check_function("schedule", self.schedule)
         if self.clip_grad_norm is not None:

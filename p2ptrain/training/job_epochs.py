@@ -15,9 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from p2ptrain.errors import (
-    InternalError,
-)
+from p2ptrain.errors import InternalError, TrainingError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import (
     Mesh,
@@ -63,6 +61,7 @@ class JobEpochs:
         steps: updates in all.
         recovery: how it is planned after a device is gone.
         replans: whether the plan may change while nobody comes or goes.
+        leaves_out: updates that are not finite are left out.
     """
 
     def __init__(
@@ -77,6 +76,7 @@ class JobEpochs:
         recovery: Recovery = Recovery.LIGHT,
         *,
         replans: bool = True,
+        leaves_out: bool = False,
     ) -> None:
         self._mesh = mesh
         self._planning = planning
@@ -89,7 +89,7 @@ class JobEpochs:
             len(unit_names),
             reported.step,
             journal=noted,
-            clips=planning.clip,
+            clips=planning.clip or leaves_out,
             asynchronous=self._settled().asynchrony is not None,
         )
         self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
@@ -101,7 +101,7 @@ class JobEpochs:
             mesh,
             planning,
             Household(
-                alive=lambda: self._core.alive,
+                alive=lambda: self._core.alive - self._core.faulty,
                 lowered=lambda: self._core.lowered,
                 coordinator=lambda: self._core.coordinator,
                 remaining_rounds=lambda: max(steps - self.reports.reported.step, 0),
@@ -163,6 +163,10 @@ class JobEpochs:
     def resumed(self) -> None:
         """The first sample of an epoch is on its way."""
         self.reports.resumed()
+
+    def left_out(self, step: int) -> None:
+        """An update counts and changes nothing."""
+        self.reports.left_out(step)
 
     def warn(self, message: str) -> None:
         """Something people should know."""
@@ -340,7 +344,12 @@ class JobEpochs:
             if not self._over.done():
                 self._over.set_result(None)
             return
-        self._fail(self._requests.error(reason))
+        error = self._requests.error(reason)
+        if self._core.faulty:
+            names = ", ".join(sorted(self.reports.name(device) for device in self._core.faulty))
+            why = f"{error}. Without {names}, which sent what they should not, nobody can go on"
+            error = TrainingError(why)
+        self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if not self._over.done():

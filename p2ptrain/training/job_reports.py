@@ -52,6 +52,8 @@ class JobReports:
         self._recovers = False  # an epoch has begun after it, and no new step was made yet
         self._hints: dict[str, str] = {}  # of the dead, by id
         self._names: dict[str, str] = {}  # of members as an epoch began, by id
+        self._left_out: set[int] = set()
+        self.faulty: dict[str, str] = {}  # names of devices that get no more work, and why
 
     @property
     def reported(self) -> Reported:
@@ -127,11 +129,23 @@ class JobReports:
             self._write(self._once.reported)
             self._emit(Eval(step, metrics))
 
+    def left_out(self, step: int) -> None:
+        """That update is not finite: it counts and changes nothing. Before `step` tells of it."""
+        if step <= self.reported.step:
+            return
+        self._left_out.add(step)
+        self.warn(f"step {step} is not finite: its update is left out, and the job goes on")
+
+    @property
+    def updates_left_out(self) -> int:
+        """How many."""
+        return len(self._left_out)
+
     # -- trouble ---------------------------------------------------------------------------------
 
-    def warn(self, message: str) -> None:
-        """Something people should know."""
-        self._emit(Warned(message))
+    def warn(self, message: str, name: str | None = None) -> None:
+        """Something people should know; `name`: of the device that it is about."""
+        self._emit(Warned(message, name))
 
     def hint(self, device: str, hint: str) -> None:
         """What may have killed a device: ` (...)`, or nothing."""

@@ -25,6 +25,7 @@ has made sure that the thread does nothing of this stage (`ComputeThread.flush`)
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,11 +36,12 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model import clip
+from p2ptrain.model.finite import Broken, FiniteUpdates
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.wire import copy_into
 from p2ptrain.model.written import SavedBuffers, written_names
-from p2ptrain.training.protocol import Coefficient, RoundOrder
+from p2ptrain.training.protocol import AS_IT_IS, LEFT_OUT, Coefficient, RoundOrder
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.versions import Named
 
@@ -52,6 +54,7 @@ class TrainedStage(ABC):
         ready: what the next update makes of them, where one waits for others; None = none does.
         torn: an update has failed half-way; never while one is being made, which others may see.
         coefficient: what clipping multiplied the last update's gradients with.
+        finite: looks after its updates.
     """
 
     def __init__(self, stage: Stage, optimizer: StageOptimizer, version: Version) -> None:
@@ -62,6 +65,7 @@ class TrainedStage(ABC):
         self.ready: Version | None = None
         self.torn = False
         self.coefficient: Coefficient | None = None
+        self.finite = FiniteUpdates(optimizer, self._written())
 
     def apply(self, coefficient: Coefficient | None) -> None:
         """Make the update that the stage is ready for; only where one can wait."""
@@ -138,6 +142,29 @@ class LiveStage(TrainedStage):
         self._saved.save()
         if self.stage.statistics is not None:
             self.stage.statistics.begin(micro_batches)
+
+    def broken(self, order: RoundOrder, summed: float | None) -> Broken | None:
+        """What the round's update has or would leave not finite; all gradients are complete.
+
+        Args:
+            summed: norm of the gradients, where their sum over the group has told it.
+        """
+        finite, factor = self.finite, order.lr_factor
+        norm = finite.gradient_norm(self.optimizer.gradients()) if summed is None else summed
+        if isinstance(norm, Broken):
+            return norm
+        if not math.isfinite(norm):
+            named = finite.gradient_norm(self.optimizer.gradients())
+            return named if isinstance(named, Broken) else Broken("gradient", "")
+        found = finite.broken_buffer()
+        if found is not None or finite.is_safe(norm, factor):
+            return found
+        self.end_update()  # one that was begun: what it gives is looked at instead
+        found = finite.look()
+        if found is not None or self.is_ahead or finite.is_safe(norm, factor):
+            return found
+        scale = min(1.0, order.clip / norm) if order.clip and norm else 1.0
+        return finite.tried(factor, scale)
 
     def get_ready(self, order: RoundOrder) -> None:
         """All gradients of the round are complete, sums over the group and over stages too.
@@ -218,7 +245,9 @@ class LiveStage(TrainedStage):
         """
         if self.ready is None:
             raise InternalError("an update without gradients")
-        if not self.is_ahead:
+        if coefficient == LEFT_OUT:
+            self._leave_out()
+        elif not self.is_ahead:
             self._step(coefficient)
         self.end_update()
         self.is_ahead = False
@@ -238,11 +267,20 @@ class LiveStage(TrainedStage):
     def _step(self, coefficient: Coefficient | None) -> None:
         assert self._order is not None
         with self._whole_or_torn():
-            if coefficient is not None:
+            if coefficient is not None and coefficient != AS_IT_IS:
                 clip.scale_(self.optimizer.gradients().values(), clip.to_tensor(*coefficient))
             self.optimizer.step(self._order.lr_factor)
             self.optimizer.zero_grad()
             self._round_counts()
+
+    def _leave_out(self) -> None:
+        """The update changes nothing, and neither do the round's forwards. Never while ahead."""
+        with self._whole_or_torn():
+            self.optimizer.zero_grad()
+            current = self.stage.state()
+            for name, before in self._saved.before().items():
+                current[name].detach().copy_(before)
+            self._saved.forget()
 
     def _round_counts(self) -> None:
         """What its forwards wrote does."""

@@ -58,6 +58,10 @@ class PieceLoader:
                     return
                 yield piece
 
+    def now(self, rounds: Iterable[Round]) -> Iterator[Loaded]:
+        """The same, each read when it is asked for: not for the event loop."""
+        return self._pieces(rounds)
+
     def _pieces(self, rounds: Iterable[Round]) -> Iterator[Loaded]:
         for shape in rounds:
             indices = list(self._indices(shape))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from p2ptrain.errors import ScriptError
+from p2ptrain.training.doings import doings
 from p2ptrain.training.job import Metric, accumulates
 from p2ptrain.training.user_code import RAISED, told
 
@@ -91,7 +92,8 @@ class MetricValues:
         if name in self.failures:
             return None
         try:
-            return act()
+            with doings.doing("the metric {!r}", name):
+                return act()
         except RAISED as error:
             self.failures[name] = told(error)
             return None

@@ -24,6 +24,7 @@ from p2ptrain.training.division import Division
 from p2ptrain.training.epoch_log import EpochLog
 from p2ptrain.training.inlet import Gathered, Piece, Value
 from p2ptrain.training.live_stage import TrainedStage
+from p2ptrain.training.not_finite import NotFinite
 from p2ptrain.training.operator_errors import OPERATORS_RAISE, first_line, unit_of
 from p2ptrain.training.protocol import PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
@@ -35,23 +36,6 @@ Forward: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """(inputs, targets) -> what crosses out, at the last stage the loss."""
 Backward: TypeAlias = Callable[[Sequence[Value]], list[Tensor | None]]
 """Gradients of what crossed out, none at the last stage -> those of what came in."""
-
-
-class NotFinite(TrainingError):
-    """The loss of a piece is NaN or infinite.
-
-    Attributes:
-        step: number of the update it would have gone into, from 1.
-        micro_batch: which of its round's, from 0.
-        held_as: under which number its stages still hold what a diagnosis needs.
-    """
-
-    def __init__(self, loss: float, step: int, micro_batch: int, held_as: int) -> None:
-        super().__init__(f"the loss became {loss} at step {step}")
-        self.loss = loss
-        self.step = step
-        self.micro_batch = micro_batch
-        self.held_as = held_as
 
 
 class OperatorFailed(TrainingError):
@@ -109,6 +93,8 @@ class PieceRunner(ABC):
 
     Attributes:
         live: its tensors.
+        round: index of the one that was begun last.
+        waits_for_group: for other devices that have the same stage.
     """
 
     def __init__(
@@ -128,6 +114,9 @@ class PieceRunner(ABC):
         self._compute = compute
         self._log = log
         self._busy = Span(0.0, 0.0)
+        self._is_finite = True  # all of this round
+        self.round = 0  # that was begun last
+        self.waits_for_group = False
 
     async def run(self) -> None:
         """Serve rounds until cancelled. Raises what a task of this stage raised."""
@@ -143,9 +132,10 @@ class PieceRunner(ABC):
 
     async def _report(self, order: RoundOrder, loss: float) -> None:
         busy, self._busy = self._busy, Span(0.0, 0.0)
+        is_finite, self._is_finite = self._is_finite, True
         if failpoints.armed:
             await self._reach("done.send.before", order)
-        await self._links.report(RoundReport(order.round.index, loss, busy))
+        await self._links.report(RoundReport(order.round.index, loss, busy, is_finite))
         if failpoints.armed:
             await self._reach("done.send.after", order)
 
@@ -188,7 +178,15 @@ class PieceRunner(ABC):
         loss = outputs[0].item()
         if not math.isfinite(loss):
             number, shape = piece.key.micro_batch, order.round
-            raise NotFinite(loss, shape.step + 1, number - shape.first, number)
+            if order.leaves_out:
+                self._is_finite = False
+            else:
+                raise NotFinite(
+                    f"the loss became {loss} at step {shape.step + 1}",
+                    shape.step + 1,
+                    micro_batch=number - shape.first,
+                    held_as=number,
+                )
         return loss * (piece.samples / order.round.samples)  # one weight, as plain torch has it
 
     async def _compute_backward(self, order: RoundOrder, piece: Piece, compute: Backward) -> None:
@@ -202,7 +200,7 @@ class PieceRunner(ABC):
         inlet = self._lines.gradients
         if failpoints.armed:
             await self._reach("backward.receive.before", order)
-        given = None if inlet is None else await inlet.take(piece.key)
+        given = None if inlet is None else await inlet.take(piece.key, piece.size)
         if failpoints.armed:
             await self._reach("backward.receive.after", order)
         return given
@@ -243,14 +241,14 @@ class PieceRunner(ABC):
         """Wait for them; `started`: whoever feeds may send one more piece."""
         if failpoints.armed:
             await self._reach("forward.receive.before", order)
-        inputs = await self._lines.activations.take(piece.key)
+        inputs = await self._lines.activations.take(piece.key, piece.size)
         if failpoints.armed:
             await self._reach("forward.receive.after", order)
         if started:
             await self._links.send_started(piece, targets=False)
         if not self.task.uses_targets:
             return inputs, None
-        targets = await self._lines.targets.take(piece.key)
+        targets = await self._lines.targets.take(piece.key, piece.size)
         if started:
             await self._links.send_started(piece, targets=True)
         return inputs, targets

@@ -19,6 +19,8 @@
       |<- train.done ---------------------------------|   gradients complete, or all evaluated
       |-- train.commit ------------------------------>|   all are done: the update counts, apply it
       |<- train.failed -- train.diagnose ------------>|
+      |-- train.arrived ----------------------------->|   what has come in a round that failed?
+      |-- train.standing ---------------------------->|   nothing moves: what do you wait for?
       |-- job.alive --------------------------------->|   where nothing has come for long
       |-- job.find ---------------------------------->|   to all members: what do you keep for me?
       |        replica.offer: a stage's device -> the one that keeps its copies (reads: state.read)
@@ -68,6 +70,7 @@ COMMIT = "train.commit"
 SETTLED = "train.settled"
 FAILED = "train.failed"
 DIAGNOSE = "train.diagnose"
+ARRIVED = "train.arrived"
 REPLICA_OFFER = "replica.offer"
 REPLICA_KEPT = "replica.kept"
 REPLICA_KEEPER = "replica.keeper"
@@ -75,6 +78,7 @@ VERSIONS_KEEP = "versions.keep"
 FIND = "job.find"
 OVER = "job.over"
 ALIVE = "job.alive"
+STANDING = "train.standing"
 CONSIDER = "job.consider"
 CONSIDER_END = "job.consider.end"
 FACTS = "job.facts"
@@ -101,6 +105,11 @@ def integer(fields: Mapping[str, Any], key: str, least: int = 0, most: int = 2**
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ProtocolError(f"field {key!r} is not a whole number from {least} to {most}")
     return value
+
+
+def optional(fields: Mapping[str, Any], key: str) -> int | None:
+    """The same, or None where there is none."""
+    return None if fields.get(key) is None else integer(fields, key)
 
 
 def text(fields: Mapping[str, Any], key: str, limit: int = 256) -> str:
@@ -176,8 +185,15 @@ class PieceKey(FrameFields):
     micro_batch: Count
 
 
+LEFT_OUT = (0.0, "left out")
+"""Coefficient of an update that counts and changes nothing."""
+AS_IT_IS = (1.0, "as it is")
+"""Of one that is made of the gradients as they are, where some are left out."""
+
+
 def _floating(value: object) -> str:
-    if not isinstance(value, str) or value not in ("float16", "bfloat16", "float32", "float64"):
+    known = ("float16", "bfloat16", "float32", "float64", LEFT_OUT[1], AS_IT_IS[1])
+    if not isinstance(value, str) or value not in known:
         raise ValueError("gradients are clipped by a floating-point number")
     return value
 
@@ -185,7 +201,10 @@ def _floating(value: object) -> str:
 Coefficient: TypeAlias = tuple[
     Annotated[float, Range(-math.inf, math.inf, finite=False)], Annotated[str, By(_floating, str)]
 ]
-"""What gradients are multiplied with so that their norm is clipped, and the name of its dtype."""
+"""What gradients are multiplied with so that their norm is clipped, and the name of its dtype.
+
+Of a job that leaves out updates that are not finite also: LEFT_OUT or AS_IT_IS.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +214,7 @@ class Commit(FrameFields):
     Attributes:
         round: index of the round.
         step: updates applied before this one.
-        coefficient: where the job clips; else None.
+        coefficient: where the job clips or leaves out updates; else None.
     """
 
     round: Count
@@ -214,6 +233,8 @@ class RoundOrder(FrameFields):
         offer: with it: other devices shall have a copy too; not while they still read an older one.
         stay: with it, the versions that stay; older ones that are not named go before it is made.
         outputs: eval only: send the model's outputs to the holder (metrics need them).
+        clip: what the norm of all gradients is clipped to; 0.0 = it is not.
+        leaves_out: an update that is not finite is left out, and the job goes on.
     """
 
     round: Annotated[Round, Flat()]
@@ -222,6 +243,8 @@ class RoundOrder(FrameFields):
     outputs: bool = False
     stay: Annotated[tuple[VersionRow, ...], Length(VERSIONS_LIMIT)] = ()
     offer: bool = True
+    clip: float = 0.0
+    leaves_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,8 +240,9 @@ class _Ends:
     async def send_started(self, piece: Piece, targets: bool) -> None:
         """Inputs are asked for."""
 
-    async def exchange_gradients(self, order: RoundOrder) -> None:
+    async def exchange_gradients(self, order: RoundOrder) -> bool:
         """Such a stage shares no weights with others."""
+        return False
 
     async def send_norms(self, order: RoundOrder) -> None:
         """The coefficient is known."""

@@ -11,6 +11,7 @@ import asyncio
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from itertools import islice
 from time import monotonic
 
 from p2ptrain import failpoints
@@ -32,6 +33,7 @@ from p2ptrain.model.stage import Stage
 from p2ptrain.net.message import Fields, Message
 from p2ptrain.observe.events import Event, Waiting
 from p2ptrain.process.box import Box
+from p2ptrain.training.arrivals import ARRIVALS_LIMIT, Arrivals
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.budget import (
     is_out_of_memory,
@@ -50,6 +52,7 @@ from p2ptrain.training.parts import SMALL, limited
 from p2ptrain.training.profiling import ProfileCache
 from p2ptrain.training.protocol import (
     ALIVE,
+    ARRIVED,
     BEGIN,
     COMMIT,
     DIAGNOSE,
@@ -67,6 +70,7 @@ from p2ptrain.training.protocol import (
     REPLICA_OFFER,
     ROUND,
     SETTLED,
+    STANDING,
     VERSIONS_KEEP,
     Commit,
     EpochKey,
@@ -80,6 +84,7 @@ from p2ptrain.training.protocol import (
 )
 from p2ptrain.training.recovery.device_events import HolderState
 from p2ptrain.training.recovery.holdings import version_fields
+from p2ptrain.training.recovery.unsent import Standing
 from p2ptrain.training.routes import Route
 from p2ptrain.training.sending_again import send_logged
 from p2ptrain.training.stage_failure import failure_fields
@@ -165,6 +170,8 @@ class TrainingService:
             BEGIN: Route(self._begin),
             ROUND: Route(self._round),
             DIAGNOSE: Route(self._diagnose),
+            ARRIVED: Route(self._arrived),
+            STANDING: Route(self._standing),
             FIND: Route(self._find),
             ALIVE: Route(self._alive),
             SETTLED: Route(self._settled),
@@ -375,6 +382,31 @@ class TrainingService:
         run = partial(_first_non_finite, runner.live.stage, piece)
         found = await self.compute.run((0, index), run)
         return Message(DIAGNOSE, finding_fields(found))
+
+    async def _arrived(self, peer: str, message: Message) -> Message:
+        """What came into the stages here in a round, and how large it was."""
+        engagement = self._engaged(peer, message)
+        if engagement is None:
+            raise PeerError("that epoch is over")
+        key, number = engagement.assignment.key, integer(message.fields, "round")
+        noted = Arrivals(tuple(islice(self.switchboard.arrived(key, number), ARRIVALS_LIMIT)))
+        return Message(ARRIVED, {}, (noted.to_part(),))
+
+    async def _standing(self, peer: str, message: Message) -> Message:
+        """What the stages here wait for, and what this device has done so far."""
+        engagement = self._engaged(peer, message)
+        if engagement is None:
+            raise PeerError("that epoch is over")
+        members = self.mesh.members.values()
+        runners = engagement.runners
+        standing = Standing(
+            tuple(self.switchboard.waits(engagement.assignment.key)),
+            tuple((index, runner.round) for index, runner in runners.items()),
+            self.compute.is_busy or any(one.waits_for_group for one in runners.values()),
+            frozenset(m.id for m in members if m.state is not MemberState.ALIVE),
+        )
+        done = count(self.mesh, self.compute.finished).fields()
+        return Message(STANDING, done, (standing.to_part(),))
 
     async def _alive(self, peer: str, message: Message) -> Message:
         """What this device has done so far: whoever asks twice sees whether it moves."""

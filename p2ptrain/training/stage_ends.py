@@ -19,12 +19,14 @@ class RoundReport:
 
     Attributes:
         loss: weighted sum of the pieces' losses; 0.0 except at the last stage.
+        finite: whether all that the update needs is; else nobody makes it.
         busy: what its tasks took in the compute thread since the last report.
     """
 
     round: int
     loss: float
     busy: Span
+    finite: bool = True
 
 
 class StageLinks(Protocol):
@@ -36,8 +38,8 @@ class StageLinks(Protocol):
     async def send_started(self, piece: Piece, targets: bool) -> None:
         """Credit: whoever feeds the activations (or targets) may send one more piece."""
 
-    async def exchange_gradients(self, order: RoundOrder) -> None:
-        """Sum the gradients of tied tensors over the stages that share them."""
+    async def exchange_gradients(self, order: RoundOrder) -> bool:
+        """Sum the gradients of tied tensors over the stages that share them; False: none are."""
 
     async def send_norms(self, order: RoundOrder) -> None:
         """Where the job clips: what the holder makes the clipping coefficient of."""

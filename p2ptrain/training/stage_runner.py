@@ -42,13 +42,8 @@ from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.epoch_log import EpochLog
 from p2ptrain.training.inlet import Piece, Value
 from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.piece_runner import (
-    Forward,
-    NotFinite,
-    PieceRunner,
-    StageTask,
-    draw,
-)
+from p2ptrain.training.not_finite import NotFinite, broken_update
+from p2ptrain.training.piece_runner import Forward, PieceRunner, StageTask, draw
 from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
 from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.scope import task_scope
@@ -123,6 +118,7 @@ class StageRunner(PieceRunner):
     async def _serve(self) -> None:
         while True:
             order, self._next = self._next or await self._orders.get(), None
+            self.round = order.round.index
             if order.round.mode is Mode.TRAIN:
                 await self._train(order)
             else:
@@ -153,6 +149,8 @@ class StageRunner(PieceRunner):
         reduction = self._lines.reduction
         if reduction is None or not self.task.trails or not self.update.goes_ahead:
             return False
+        if order.leaves_out:
+            return False
         reduction.all_final()
         if self._is_first or self._orders.empty():
             return False
@@ -167,7 +165,10 @@ class StageRunner(PieceRunner):
         reduction, trailing = self._lines.reduction, self._trailing
         assert reduction is not None
         assert trailing is not None
+        self.waits_for_group = True
         await reduction.finish()
+        self.waits_for_group = False
+        await self._check(trailing.order)
         reduction.begin(following)
         summed.set()
         await self.update.end(trailing.order, partial(self._report, trailing.order, trailing.loss))
@@ -305,12 +306,39 @@ class StageRunner(PieceRunner):
 
     async def _complete(self, order: RoundOrder) -> None:
         """Everything that the update needs, of other devices too."""
+        self.waits_for_group = True
         if self._lines.reduction is not None:
             await self._lines.reduction.finish()
-        await self._links.exchange_gradients(order)
+        is_tied = await self._links.exchange_gradients(order)
+        self.waits_for_group = False
+        await self._check(order, is_tied=is_tied)
         await self._links.send_norms(order)
         if self._is_first:
             await self._run((0, self.task.index), self.live.optimizer.reserve)
             self._is_first = False
+
+    async def _check(self, order: RoundOrder, *, is_tied: bool = False) -> None:
+        """Everything is there: is it finite, and will what the update gives be?
+
+        Raises:
+            NotFinite: it is not, and the update is not to be left out.
+        """
+        reduction, live = self._lines.reduction, self.live
+        summed = None
+        if reduction is not None and not is_tied:
+            summed = reduction.summed.norm
+            is_trailing = self._trailing is not None
+            if is_trailing and live.finite.is_safe(summed, order.lr_factor):
+                return  # the compute thread may be in the next round's forward
+        broken = await self._run((0, self.task.index), partial(live.broken, order, summed))
+        if broken is None:
+            return
+        if order.leaves_out:
+            self._is_finite = False
+            return
+        if self._trailing is None:
+            await self.update.counted()  # an update before this one is told of before
+        stage, step = live.stage, order.round.step + 1
+        raise broken_update(broken, step, stage.description, stage.first, stage.end)
 
     # -- both ------------------------------------------------------------------------------------

@@ -19,38 +19,21 @@ the update waits until all devices have all sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from p2ptrain.errors import TrainingError
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.finite import Broken
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.plan.bucket_sizes import USUAL
 from p2ptrain.training.buckets import Bucket, BucketSize, Entry, Summand, buckets_of
-
-
-class GradientNotFinite(TrainingError):
-    """A gradient (or a running statistic) on this device is NaN or infinite.
-
-    Attributes:
-        step: number of the update it would have gone into, from 1.
-        name: of the parameter or buffer.
-        unit: name of the first unit that uses it.
-    """
-
-    def __init__(self, name: str, step: int, *, unit: str, statistic: bool) -> None:
-        what = "running statistic" if statistic else "gradient of"
-        super().__init__(
-            f"the {what} {name} (unit {unit}) became NaN or infinite at step {step}; lower the "
-            "learning rate, clip the gradients, or look at the data"
-        )
-        self.name = name
-        self.step = step
+from p2ptrain.training.not_finite import broken_update
 
 
 class Summed:
@@ -61,6 +44,8 @@ class Summed:
         units: of each parameter, the first one that uses it.
         statistics: of the stage, to begin each round; None where it has one device.
         statistics_names: of the sums that are theirs.
+        norm: of the round's sums of gradients so far; NaN where one was not finite.
+        leaves_out: updates that are not finite: nothing is raised.
     """
 
     def __init__(
@@ -104,6 +89,8 @@ class Summed:
             WireFormat.EXACT if bucket.names & self.statistics_names else wire
             for bucket in self.buckets
         ]
+        self.norm = 0.0
+        self.leaves_out = False
         self._given: set[str] = set()  # whose gradient of this round comes from other devices only
 
     @cached_property
@@ -140,7 +127,7 @@ class Summed:
             step: number of the update, from 1, for the error.
 
         Raises:
-            GradientNotFinite: some value is NaN or infinite.
+            NotFinite: some value is NaN or infinite, and no update is left out for that.
         """
         flat = torch.empty(bucket.elements, dtype=bucket.dtype)
         present = 0
@@ -152,12 +139,27 @@ class Summed:
                 _part(flat, entry).copy_(value[entry.first : entry.end])
                 present |= 1 << bit
         # Any NaN or infinity makes the sum one; a sum of finite values may overflow.
-        if not flat.sum().isfinite():
+        if not flat.sum().isfinite() and not self.leaves_out:
             self._check_entries(bucket, flat, step)
         return flat, present
 
-    def unpack(self, bucket: Bucket, flat: Tensor, present: int) -> None:
-        """Put a bucket's sums in place; entries without a bit have no gradient on any device."""
+    def begin(self) -> None:
+        """A round begins."""
+        self.norm = 0.0
+
+    def unpack(self, bucket: Bucket, flat: Tensor, present: int, step: int) -> None:
+        """Put a bucket's sums in place; entries without a bit have no gradient on any device.
+
+        Raises:
+            NotFinite: as `pack`: finite values may have a sum that is not.
+        """
+        is_whole = not (flat.is_floating_point() or flat.is_complex())
+        norm = 0.0 if is_whole else torch.linalg.vector_norm(flat).item()
+        if not math.isfinite(norm):
+            if not self.leaves_out:
+                self._check_entries(bucket, flat, step)
+            norm = flat.abs().max().item()
+        self.norm = math.hypot(self.norm, norm)
         for bit, entry in enumerate(bucket.entries):
             if present >> bit & 1:
                 self._put(entry, _part(flat, entry))
@@ -176,9 +178,9 @@ class Summed:
     def _check_entries(self, bucket: Bucket, flat: Tensor, step: int) -> None:
         for entry in bucket.entries:
             if not _part(flat, entry).isfinite().all():
-                unit = _first_user(self._description, *self._units, entry.name)
-                statistic = entry.name in self.statistics_names
-                raise GradientNotFinite(entry.name, step, unit=unit, statistic=statistic)
+                what = "buffer" if entry.name in self.statistics_names else "gradient"
+                broken = Broken(what, entry.name)
+                raise broken_update(broken, step, self._description, *self._units)
 
     def _own_value(self, entry: Entry) -> Tensor | None:
         """As `_value`, but nothing where a sum that is complete has only made room for the rest."""
@@ -244,13 +246,3 @@ def _as_it_lies(dense: Tensor) -> Tensor:
 
 def _part(flat: Tensor, entry: Entry) -> Tensor:
     return flat[entry.place : entry.place + entry.elements]
-
-
-def _first_user(description: ModelDescription, first: int, end: int, name: str) -> str:
-    """Name of the first of units [first, end) that uses a tensor of the state."""
-    units = description.units[first:end]
-    for unit in units:
-        for node in description.train.nodes[slice(*unit.train)]:
-            if StateRef(name) in node.references():
-                return unit.name
-    return units[0].name

@@ -13,7 +13,7 @@ again, for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol, TypeAlias
 
@@ -24,9 +24,11 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net.forms import Count, Flat, Text
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
+from p2ptrain.training.arrivals import Arrival
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.inlet import Inlet, Piece, Value, to_messages
 from p2ptrain.training.protocol import STARTED, VALUES, EpochKey, FrameFields
+from p2ptrain.training.recovery.unsent import Wait
 
 log = get_logger(__name__)
 
@@ -42,6 +44,18 @@ class Line(FrameFields):
     key: Annotated[EpochKey, Flat()]
     stage: Count
     flow: Annotated[str, Text(32)]
+
+
+class FrameRefused(ProtocolError):
+    """A device has sent what its line does not carry.
+
+    Attributes:
+        sender: its id.
+    """
+
+    def __init__(self, sender: str, message: str) -> None:
+        super().__init__(message)
+        self.sender = sender
 
 
 class Credits:
@@ -119,6 +133,26 @@ class Switchboard:
     def connect_credits(self, line: Line, credits: Credits, sender: str) -> None:
         """Let device `sender` give credit on `line`."""
         self._epoch(line.key).credits[line.stage, line.flow, sender] = credits
+
+    def arrived(self, key: EpochKey, round_index: int) -> Iterator[Arrival]:
+        """What came from other devices' stages in a round of training, and how large it was."""
+        epoch = self._epochs.get(key)
+        for (stage, flow), inlet in epoch.inlets.items() if epoch is not None else ():
+            if flow != GRADIENTS and (flow != ACTIVATIONS or not stage):
+                continue
+            for peer, piece, size in inlet.sizes(round_index):
+                number, backward = piece.key.micro_batch, flow == GRADIENTS
+                yield Arrival(stage, backward, number, piece.first, piece.end, peer, size)
+
+    def waits(self, key: EpochKey) -> Iterator[Wait]:
+        """What stages here wait for."""
+        epoch = self._epochs.get(key)
+        for (stage, flow), inlet in epoch.inlets.items() if epoch is not None else ():
+            awaited = inlet.awaits() if flow in (ACTIVATIONS, GRADIENTS, TARGETS) else None
+            if awaited is not None:
+                piece, senders, seconds = awaited
+                where = (stage, flow == GRADIENTS, piece.round, piece.micro_batch)
+                yield Wait(*where, senders, seconds)
 
     def disconnect(self, key: EpochKey) -> None:
         """Drop every line of the epoch."""
@@ -225,8 +259,8 @@ class Switchboard:
         log.warning(why, stage=line.stage, flow=line.flow, peer=peer[:12], error=str(error))
         if is_refused:
             name = called(self._mesh, peer)
-            error = ProtocolError(
-                f"what {name} sent is refused ({error}): does {name} run the same p2ptrain?"
+            error = FrameRefused(
+                peer, f"what {name} sent is refused ({error}): does {name} run the same p2ptrain?"
             )
         address = (line.key.job, line.key.epoch, line.stage, line.flow)
         self._receivers[address] = (None, self._receivers[address][1])

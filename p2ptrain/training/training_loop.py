@@ -26,7 +26,7 @@ from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.loader import Loaded, PieceLoader
 from p2ptrain.training.metrics import MetricValues
 from p2ptrain.training.preparation import Prepared
-from p2ptrain.training.protocol import Commit, PieceKey, RoundOrder
+from p2ptrain.training.protocol import AS_IT_IS, LEFT_OUT, Commit, PieceKey, RoundOrder
 from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Course, Mode, Round
@@ -50,6 +50,9 @@ class Reports(Protocol):
 
     def resumed(self) -> None:
         """The first sample is on its way."""
+
+    def left_out(self, step: int) -> None:
+        """That update is not finite: it counts and changes nothing."""
 
     def warn(self, message: str) -> None:
         """Something people should know."""
@@ -131,6 +134,8 @@ class TrainingLoop:
                 shape,
                 lr_factor=self._prepared.job.lr_factor(shape.step),
                 outputs=shape.mode is Mode.EVAL and bool(self._prepared.job.metrics),
+                clip=self._prepared.job.clip_grad_norm or 0.0,
+                leaves_out=self._prepared.job.skip_nonfinite,
             )
             if await self._keep(shape):
                 order = self._copies.ordered(order)
@@ -209,11 +214,17 @@ class TrainingLoop:
     async def _finish_step(self, order: RoundOrder) -> None:
         reports = await self._epoch.tracker.complete(order.round.index)
         coefficient = await self._epoch.coefficient(order.round)
+        is_left_out = False
+        if order.leaves_out:
+            is_left_out = not all(report.finite for report in reports.values())
+            coefficient = LEFT_OUT if is_left_out else coefficient or AS_IT_IS
         if failpoints.armed:
             await self._epoch.reach("decide.before", order.round.step)
         # Every stage is ready: the update counts from here on, whatever happens to anybody. Between
         # this and the first commit nothing is awaited, so that no step counts without being told.
         step = order.round.step + 1
+        if is_left_out:
+            self._reports.left_out(step)
         self._reports.step(step, loss_of(reports), order.round.samples)
         self._copies.round_done(step)
         if failpoints.armed:

@@ -89,7 +89,8 @@ class Update(StageCopies):
         is_ahead = False
         try:
             await say_done()
-            is_ahead = self._goes_ahead and await self._go_ahead(order)
+            may_go = self._goes_ahead and not order.leaves_out
+            is_ahead = may_go and await self._go_ahead(order)
             if not is_ahead:
                 commit = await self._commit
                 apply = partial(self._live.apply, commit.coefficient)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
+from p2ptrain.model.finite import Broken
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.model.program import Seed
 from p2ptrain.model.stage import Stage
@@ -103,6 +104,21 @@ class DelayedStage(TrainedStage):
     def gradients(self, step: int) -> list[Tensor | None]:
         """All backwards of mini-batch `step` have run here: what they give, for `update`."""
         return self.versions.gathered(self._seen.pop(step))
+
+    def broken(self, gradients: Sequence[Tensor | None], lr_factor: float) -> Broken | None:
+        """What the next update, with these gradients, has or would leave not finite."""
+        finite = self.finite
+        norm = finite.gradient_norm(dict(zip(self.optimizer.parameters, gradients, strict=True)))
+        if isinstance(norm, Broken):
+            return norm
+        found = finite.broken_buffer(self._buffers.after(self.version.step))
+        if found is not None or finite.is_safe(norm, lr_factor):
+            return found
+        found = finite.look()
+        if found is not None or finite.is_safe(norm, lr_factor):
+            return found
+        self.versions.give(gradients)
+        return finite.tried(lr_factor)
 
     def update(self, gradients: Sequence[Tensor | None], lr_factor: float) -> None:
         """Apply the next mini-batch's gradients, wherever they come from.

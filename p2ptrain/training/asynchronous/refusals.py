@@ -25,6 +25,11 @@ def check_asynchronous(job: Job, description: ModelDescription, options: TrainOp
             "clip_grad_norm needs the gradients of all stages before any of them is applied, and "
             "asynchronous training waits for nobody: use --mode sync, or a job without it"
         )
+    if job.skip_nonfinite:
+        raise OptionError(
+            "skip_nonfinite leaves an update out on all devices at once, and asynchronous training "
+            "waits for nobody: use --mode sync, or a job without it"
+        )
     tied = _tied(description)
     if tied and not options.local:
         raise OptionError(

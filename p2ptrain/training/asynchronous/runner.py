@@ -24,6 +24,7 @@ from p2ptrain.training.asynchronous.delayed_stage import DelayedStage
 from p2ptrain.training.asynchronous.exchange import GradientExchange
 from p2ptrain.training.asynchronous.turns import Gradients, Turns
 from p2ptrain.training.compute import ComputeThread
+from p2ptrain.training.not_finite import broken_update
 from p2ptrain.training.piece_runner import PieceRunner, StageTask
 from p2ptrain.training.protocol import Commit, RoundOrder
 from p2ptrain.training.rounds import Mode
@@ -51,6 +52,9 @@ class DelayedUpdate(StageCopies):
 
         Args:
             gradients: None = those that its backwards here have just made.
+
+        Raises:
+            NotFinite: it is not, and has not been made.
         """
         live.check_step(order.round.step)
         copies = order.keep and self._keeps
@@ -138,6 +142,7 @@ class DelayedRunner(PieceRunner):
         self._turns = None if exchange is None else Turns(exchange, self._make_update)
         self._orders = _Orders(orders_under_way(depths))
         self._losses: dict[int, float] = {}  # by round, of those under way
+        self.waits_for_group = exchange is not None
 
     async def order(self, order: RoundOrder) -> None:
         """Queue a mini-batch or an evaluation."""
@@ -245,4 +250,8 @@ class DelayedRunner(PieceRunner):
 def _update(live: DelayedStage, order: RoundOrder, gradients: Gradients | None) -> None:
     if gradients is None:
         gradients = live.gradients(order.round.step)
+    broken = live.broken(gradients, order.lr_factor)
+    if broken is not None:
+        stage, step = live.stage, order.round.step + 1
+        raise broken_update(broken, step, stage.description, stage.first, stage.end)
     live.update(gradients, order.lr_factor)

@@ -91,6 +91,7 @@ class HolderCore:
         self._settling = Settling(holder)
         self._refusals = Refusals()
         self._leaving: set[str] = set()
+        self._faulty: set[str] = set()
         self._coordinator: tuple[str, int] | None = None
         self._reason = Reason.START if self.history.placed is None else Reason.FAILURE
         self._number = 0
@@ -118,6 +119,11 @@ class HolderCore:
     def lowered(self) -> Mapping[str, int]:
         """Memory in bytes that devices proved to have less of."""
         return dict(self._refusals.lowered)
+
+    @property
+    def faulty(self) -> frozenset[str]:
+        """Devices that get no work any more."""
+        return frozenset(self._faulty)
 
     @property
     def coordinator(self) -> str | None:
@@ -168,6 +174,12 @@ class HolderCore:
                 if self.phase in (Phase.TRAINING, Phase.DRAINING):
                     self._settling.stood_still(devices)
                     self._trouble()
+            case told.Faulty(device, cleared):
+                self._faulty -= cleared
+                if device is not None:
+                    self._faulty.add(device)
+                    self.finishing = False
+                self._trouble()
             case told.Committed(step):
                 if step > self.history.reported:
                     self.history.reported = step
@@ -278,7 +290,7 @@ class HolderCore:
             past=history.past(self._there, clips=self._clips, asynchronous=self.asynchronous),
             present=history.placed,
             stable=history.stable,
-            without=frozenset(self._leaving | self._settling.without),
+            without=frozenset(self._leaving | self._settling.without | self._faulty),
             lowered=self.lowered,
         )
         self._write_down()  # else a restart could use these numbers again

@@ -78,6 +78,19 @@ class Stuck:
 
 
 @dataclass(frozen=True, slots=True)
+class Faulty:
+    """A device sends what it should not, or nothing: it gets no work any more in this job.
+
+    Attributes:
+        device: None = nobody is to blame, and a plan is to be made at once all the same.
+        cleared: devices that were thought so and are not.
+    """
+
+    device: str | None
+    cleared: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """`step` updates count: decided, written down and reported."""
 
@@ -168,6 +181,7 @@ HolderEvent: TypeAlias = (
     | MemoryShort
     | BrokeOff
     | Stuck
+    | Faulty
     | Committed
     | Stable
     | CopiesAre

@@ -54,6 +54,14 @@ class RoundWatch:
         """A stage has spoken, or nobody waits for one."""
         self._since, self._before = now, None
 
+    @staticmethod
+    def has_moved(
+        before: Mapping[str, Counters], now: Mapping[str, Counters], seconds: float
+    ) -> bool:
+        """Whether anything has within so many seconds."""
+        part = seconds / QUIET_SECONDS
+        return any(d not in before or _has_moved(before[d], now[d], part) for d in now)
+
     def look(self, counters: Mapping[str, Counters | None], now: float) -> bool:
         """Whether nothing has moved since the look before; who does not answer (None) has not."""
         before, self._before, self._since = self._before, counters, now
@@ -62,11 +70,11 @@ class RoundWatch:
         return not any(_has_moved(before.get(d), counters[d]) for d in counters)
 
 
-def _has_moved(old: Counters | None, new: Counters | None) -> bool:
+def _has_moved(old: Counters | None, new: Counters | None, part: float = 1.0) -> bool:
     if new is None:
         return False
     return old is None or (
         new.tasks > old.tasks
-        or new.link_bytes > old.link_bytes + QUIET_BYTES
-        or new.cpu_seconds > old.cpu_seconds + QUIET_CPU_SECONDS
+        or new.link_bytes > old.link_bytes + part * QUIET_BYTES
+        or new.cpu_seconds > old.cpu_seconds + part * QUIET_CPU_SECONDS
     )

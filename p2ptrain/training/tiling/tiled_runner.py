@@ -45,6 +45,7 @@ class TiledRunner(StageRunner):
         assert isinstance(live.stage, TiledStage)
         self._stage = live.stage
         self._exchange = exchange
+        self.waits_for_group = True  # at any time, in the middle of a forward too
 
     async def run(self) -> None:
         """Serve rounds until cancelled, and hand on what other devices tell."""
@@ -54,6 +55,7 @@ class TiledRunner(StageRunner):
 
     async def _train(self, order: RoundOrder) -> None:
         await super()._train(order)
+        self.waits_for_group = True
         self._exchange.round_over(order.round.index)
 
     async def _evaluate(self, order: RoundOrder) -> float:

@@ -18,7 +18,14 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "step", "step": 1, "loss": 2.5, "samples_per_s": 10.0, "seconds": 0.1},
     {"event": "eval", "step": 1, "metrics": {"accuracy": 0.5}},
     {"event": "eval", "step": 132, "metrics": {"accuracy": 0.97812}},
-    {"event": "done", "steps": 132, "seconds": 9.0, "samples_per_s": 900.0, "out": None},
+    {
+        "event": "done",
+        "steps": 132,
+        "seconds": 9.0,
+        "samples_per_s": 900.0,
+        "out": None,
+        "updates_left_out": 0,
+    },
 ]
 
 

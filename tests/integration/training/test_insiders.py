@@ -1,0 +1,100 @@
+"""A device of the plan that sends what it should not is named and planned around."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from p2ptrain.mesh.memory import memory_id
+from p2ptrain.observe.events import PlanEvent, Warned
+from p2ptrain.training import standstill
+from p2ptrain.training.inlet import Piece, Value
+from p2ptrain.training.recovery import round_watch
+from p2ptrain.training.switchboard import Line, Switchboard
+from tests.integration.training.household import devices
+from tests.integration.training.jobs import (
+    assert_undisturbed,
+    momentum_job,
+    one_stage_each,
+    undisturbed,
+)
+
+
+def _full(values: Sequence[Value], number: float) -> list[Value]:
+    return [None if value is None else torch.full_like(value, number) for value in values]
+
+
+def _of_round(piece: Piece, number: int) -> Piece:
+    return replace(piece, key=replace(piece.key, round=number))
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, kind: str, after: int = 30) -> None:
+    """Device b spoils all that its stage sends, from some piece on."""
+    send, sent = Switchboard.send_values, 0
+
+    async def wrong(
+        board: Switchboard,
+        device: str,
+        line: Line,
+        piece: Piece,
+        values: Sequence[Value],
+        *rest: Any,
+        **more: Any,
+    ) -> None:
+        nonlocal sent
+        if board._mesh.self_id == memory_id("b"):
+            sent += 1
+            if sent > after:
+                match kind:
+                    case "NaN":
+                        values = _full(values, torch.nan)
+                    case "huge":
+                        values = _full(values, 3e38)
+                    case "shape":
+                        values = [None if value is None else value[:-1] for value in values]
+                    case "dtype":
+                        values = [None if value is None else value.double() for value in values]
+                    case "more values":
+                        values = [*values, *values]
+                    case "twice":
+                        await send(board, device, line, piece, values, *rest, **more)
+                    case "a later round":
+                        piece = _of_round(piece, piece.key.round + 10**6)
+                    case "an earlier round":
+                        piece = _of_round(piece, 0)
+                    case "nothing":
+                        return
+        await send(board, device, line, piece, values, *rest, **more)
+
+    monkeypatch.setattr(Switchboard, "send_values", wrong)
+    monkeypatch.setattr(standstill, "SILENCE_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(standstill, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(round_watch, "QUIET_CPU_SECONDS", 1e9)  # all share one process here
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("NaN", "huge", "shape", "dtype", "more values"),
+        *("twice", "a later round", "an earlier round", "nothing"),
+    ],
+)
+async def test_it_is_named_and_planned_around(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    wanted, job = undisturbed(momentum_job()), momentum_job()
+    async with devices(3) as household:
+        spoil(monkeypatch, kind)
+        await household.holder_run(job, one_stage_each(3)).run()
+        assert_undisturbed(household, job, wanted)
+    told = [event for event in household.events if isinstance(event, Warned)]
+    assert [event.name for event in told] == ["b"]
+    assert "b gets no more work in this job" in told[0].message
+    plans = [event for event in household.events if isinstance(event, PlanEvent)]
+    names = [{d.name for stage in plan.stages for d in stage.devices} for plan in plans]
+    assert names[0] == {"a", "b", "c"}
+    assert names[-1] == {"a", "c"}
+    assert [out.name for out in plans[-1].left_out] == ["b"]
+    assert plans[-1].left_out[0].reason in told[0].message

@@ -1,0 +1,101 @@
+"""Whether an update is finite is known before it is made, whatever the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from p2ptrain.model.finite import Broken, FiniteUpdates
+from p2ptrain.model.optimizer import StageOptimizer
+from p2ptrain.model.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
+
+SPECS: Mapping[str, OptimizerSpec] = {
+    "SGD": SGD(lr=0.1),
+    "momentum": SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "Adam": Adam(lr=0.1, weight_decay=0.1),
+    "Adam without epsilon": Adam(lr=0.1, eps=0.0),
+    "AdamW": AdamW(lr=0.1, amsgrad=True),
+}
+
+
+def stage(spec: OptimizerSpec, size: float = 1.0) -> tuple[StageOptimizer, FiniteUpdates]:
+    torch.manual_seed(2)
+    named = {name: nn.Parameter(size * torch.randn(5, 3)) for name in ("one", "two")}
+    optimizer = StageOptimizer(spec, named)
+    return optimizer, FiniteUpdates(optimizer, {})
+
+
+def verdict(
+    optimizer: StageOptimizer, finite: FiniteUpdates, lr_factor: float = 1.0
+) -> Broken | None:
+    norm = finite.gradient_norm(optimizer.gradients())
+    if isinstance(norm, Broken):
+        return norm
+    if finite.is_safe(norm, lr_factor):
+        return None
+    found = finite.look()
+    if found is not None or finite.is_safe(norm, lr_factor):
+        return found
+    return finite.tried(lr_factor)
+
+
+def is_finite(optimizer: StageOptimizer) -> bool:
+    tensors: list[Tensor] = [*optimizer.parameters.values(), *optimizer.state().values()]
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
+
+@pytest.mark.parametrize("lr_factor", [1.0, 1e30])
+@pytest.mark.parametrize("gradient", [1e-30, 1.0, 1e10, 1e18, 1e20, 1e38])
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_says_what_torch_then_makes(spec: str, gradient: float, lr_factor: float) -> None:
+    """Not more, not less: an update is broken where torch's own leaves something not finite."""
+    optimizer, finite = stage(SPECS[spec])
+    for _ in range(3):
+        for parameter in optimizer.parameters.values():
+            parameter.grad = gradient * torch.randn(5, 3).clamp(-3, 3)
+        found = verdict(optimizer, finite, lr_factor)
+        optimizer.step(lr_factor)
+        assert (found is None) == is_finite(optimizer)
+        if found is not None:
+            return
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_gradient_is_named(value: float) -> None:
+    optimizer, finite = stage(SGD(lr=0.1))
+    for parameter in optimizer.parameters.values():
+        parameter.grad = torch.ones(5, 3)
+    optimizer.parameters["one"].grad[2, 1] = value  # type: ignore[index]
+    assert verdict(optimizer, finite) == Broken("gradient", "one")
+
+
+def test_a_weight_that_is_broken_already_is_named() -> None:
+    optimizer, finite = stage(SGD(lr=0.1))
+    optimizer.parameters["two"].data[0, 0] = torch.nan
+    assert verdict(optimizer, finite) == Broken("weight", "two")
+
+
+@pytest.mark.parametrize(
+    "change", [lambda mean: mean.fill_(torch.nan), lambda mean: mean[1].fill_(torch.inf)]
+)
+def test_running_statistics_count_as_weights(change: Callable[[Tensor], object]) -> None:
+    optimizer, _ = stage(SGD(lr=0.1))
+    mean, least = torch.zeros(3), torch.full((3,), torch.inf)
+    finite = FiniteUpdates(optimizer, {"mean": mean, "count": torch.tensor(3), "least": least})
+    assert finite.broken_buffer() is None, "one that begins infinite is the model's own way"
+    change(mean)
+    assert finite.broken_buffer() == Broken("buffer", "mean")
+
+
+def test_small_types_are_looked_at_and_not_refused() -> None:
+    """Half precision ends at 65,504: its bounds are always near."""
+    weight = nn.Parameter(torch.full((4,), 3e4, dtype=torch.float16))
+    optimizer = StageOptimizer(SGD(lr=1.0), {"weight": weight})
+    finite = FiniteUpdates(optimizer, {})
+    weight.grad = torch.full((4,), -3e4, dtype=torch.float16)
+    assert verdict(optimizer, finite) is None
+    optimizer.step()
+    assert verdict(optimizer, finite) == Broken("weight", "weight")
