@@ -13,7 +13,7 @@
     │   ├── NotPaired            the other side does not know us, or we do not know it
     │   ├── PairingError         a pairing attempt failed (wrong code, window closed)
     │   ├── VersionMismatch      the other side runs another protocol version
-    │   ├── NotCoordinator       who was asked does not coordinate, or does no longer: ask again
+    │   ├── NotCoordinator       who asks neither coordinates nor holds a job here
     │   └── DeviceLost           a device that the job needs is gone
     └── InternalError        a bug of ours: please report it
 
@@ -77,7 +77,7 @@ class VersionMismatch(PeerError):
 
 
 class NotCoordinator(PeerError):
-    """Who was asked, or who commands, does not coordinate, or does no longer."""
+    """Who asks neither coordinates nor holds the data of a job here."""
 
 
 class DeviceLost(PeerError):

@@ -114,9 +114,9 @@ def _of_the_coordinator() -> Iterator[Fault]:
         for first in ("cut", "c"):
             for victim in "bcde":
                 if victim != first:
-                    yield Fault(name, victim, "e", first=first, coordinator="e")
-        yield Fault(name, "d", "d", first="cut", coordinator="d")
-        yield Fault(name, "d", "d", first="b", coordinator="d")
+                    yield Fault(name, victim, "a", first=first, coordinator="e")
+        yield Fault(name, "d", "a", first="cut", coordinator="d")
+        yield Fault(name, "d", "a", first="b", coordinator="d")
     for name in _CHANGE:
         yield Fault(name, "e", "b", first="cut", coordinator="e")
 
@@ -168,7 +168,8 @@ def _of_joins() -> Iterator[Fault]:
         for name in (*_LOOKING, *_OFFICE):
             yield Fault(name, victim, "a", first="join")
             if victim != "a":
-                yield Fault(name, victim, "d", first="join", coordinator="d")
+                where = "d" if name in _LOOKING else "a"
+                yield Fault(name, victim, where, first="join", coordinator="d")
         for name in _BORDER:
             yield Fault(name, victim, "c", first="join")
         for name in (*_CHANGE, *_BEGIN):
@@ -187,7 +188,8 @@ def _of_leaves() -> Iterator[Fault]:
             if name != "look.measured.after":  # nobody came
                 yield Fault(name, victim, "a", first="leave")
                 if victim != "a":
-                    yield Fault(name, victim, "e", first="leave", coordinator="e")
+                    where = "e" if name in _LOOKING else "a"
+                    yield Fault(name, victim, where, first="leave", coordinator="e")
         for name in (*_BORDER, *_CHANGE):
             comes = victim if victim in "bd" else "b"
             yield Fault(name, victim, comes, first="leave", may_miss=name in _CHANGE[2:])

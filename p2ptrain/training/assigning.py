@@ -30,7 +30,6 @@ def placed_of(assignment: Assignment, tied: Sequence[tuple[int, int]] = ()) -> P
     )
     return Placed(
         epoch=assignment.key.epoch,
-        term=assignment.term,
         holder=assignment.holder,
         version=assignment.version,
         lineage=assignment.lineage,
@@ -70,7 +69,6 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
     )
     return Assignment(
         key=EpochKey(request.job, placed.epoch),
-        term=placed.term,
         holder=placed.holder,
         digest=request.digest,
         stages=places,
@@ -98,7 +96,6 @@ def whole_on(present: Assignment, placed: Placed) -> Assignment:
     return replace(
         present,
         key=EpochKey(present.key.job, placed.epoch),
-        term=placed.term,
         stages=(place,),
         version=placed.version,
         lineage=placed.lineage,

@@ -90,7 +90,6 @@ class Assignment(Blob):
 
     Attributes:
         key: job and epoch.
-        term: the coordinator's term when it planned; older commands are refused.
         holder: id of the device that holds the data.
         digest: which model (SHA-256 of its description).
         stages: in pipeline order.
@@ -109,7 +108,6 @@ class Assignment(Blob):
     """
 
     key: Annotated[EpochKey, Flat()]
-    term: Count
     holder: Id
     digest: Id
     stages: Annotated[tuple[StagePlace, ...], Length(DEVICES_LIMIT, 1)]

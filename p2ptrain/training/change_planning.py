@@ -2,25 +2,25 @@
 
 nothing speaks against the old one ──────────► the same plan
 profiles and memory of who is here ─┬────────► what was found while training went on, if it can be
-                                    └────────► close to the old one; at the start the best of all
+                                    └────────► asked for: close to the old one; at first the best
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 
 from p2ptrain import failpoints
-from p2ptrain.errors import PlanError
+from p2ptrain.errors import OptionError, PlanError, ProtocolError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.plan.plan import LeftOut, Plan
-from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import Mode
+from p2ptrain.training.apart import Haste
 from p2ptrain.training.assigning import renamed, stages_of
 from p2ptrain.training.background import in_background
 from p2ptrain.training.change_request import ChangeRequest
@@ -29,13 +29,15 @@ from p2ptrain.training.household_plan import (
     Candidate,
     MeasuredHousehold,
     is_known,
-    plan_change,
+    unusable,
     with_times_of,
 )
 from p2ptrain.training.options import Recovery
-from p2ptrain.training.plan_search import PlanSearch
+from p2ptrain.training.plan_question import Near, PlanQuestion
+from p2ptrain.training.plan_search import search
+from p2ptrain.training.planner import Planner
 from p2ptrain.training.protecting import Protected, copies_cost, protected
-from p2ptrain.training.recovery import coordinator_events as rules
+from p2ptrain.training.recovery import change_events as rules
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.corrections import Expected
@@ -57,6 +59,8 @@ class Made:
         left_out: devices that no planner saw.
         expected: what rounds should take; of a plan that stays only where the holder does not know.
         seconds: what it took to make.
+        by: id of the device that made it; empty = it is the one before, or was found while
+            training went on.
     """
 
     plan: Plan
@@ -65,6 +69,7 @@ class Made:
     expected: Mapping[Seat, Expected] = field(default_factory=dict)
     seconds: float = 0.0
     protected: Protected = _BARE
+    by: str = ""
 
 
 @dataclass
@@ -90,14 +95,28 @@ class ChangePlanning:
         mesh: Mesh,
         request: ChangeRequest,
         surveyor: Surveyor,
-        search: PlanSearch,
+        planner: Planner,
         heard: Heard,
     ) -> None:
         self._mesh = mesh
         self._request = request
         self._surveyor = surveyor
-        self._search = search
+        self._planner = planner
         self._heard = heard
+        self._trouble: tuple[str, str] | None = None  # whose plan could not be made ready, and why
+
+    def was_not_ready(self, made: Made, reason: str) -> bool:
+        """Whether another device's plan may be to blame: then the next one is made here."""
+        if made.by in ("", self._mesh.self_id):
+            return False
+        self._trouble = made.by, reason
+        return True
+
+    def was_ready(self) -> None:
+        """All devices are ready: where no device was to blame either, that plan was."""
+        if self._trouble is not None and not self._heard.unable:
+            device, reason = self._trouble
+            self._planner.was_useless(device, f"made a plan that no device could use ({reason})")
 
     async def plan(self, make: rules.MakePlan) -> Made:
         """With keepers for its copies.
@@ -183,12 +202,12 @@ class ChangePlanning:
         left_out = (*unmeasured, *self._left_out(make))
         household = self._household(candidates)
         try:
-            plan = await self._found(make, household)
+            plan, by = await self._found(make, household)
         except PlanError as error:
             raise _naming(left_out, error) from error
         settled = self._request.planning.settled(asynchronous=plan.mode is Mode.ASYNC)
         expected = await in_background(partial(expected_of, settled, household, plan))
-        return Made(plan, candidates, left_out, expected)
+        return Made(plan, candidates, left_out, expected, by=by)
 
     def _household(self, candidates: Mapping[str, Candidate]) -> MeasuredHousehold:
         names = {device: candidate.name for device, candidate in candidates.items()}
@@ -200,39 +219,39 @@ class ChangePlanning:
             frozenset(names[device] for device in leaving),
         )
 
-    async def _found(self, make: rules.MakePlan, household: MeasuredHousehold) -> Plan:
-        request = self._request
-        if request.in_force is None or self._is_first(make):
-            return await self._search.plan(request.planning, household)
-        is_published = request.planning.ftpipehd is not None
-        here = {candidate.name for candidate in household.candidates}
-        proposed = self._proposed(make, here - household.leaving)
+    async def _found(self, make: rules.MakePlan, household: MeasuredHousehold) -> tuple[Plan, str]:
+        question = self._question(make, household)
+        proposed = self._proposed(make, question)
         if proposed is not None:
-            return proposed
-        if is_published and request.recovery is Recovery.LIGHT:
-            return await self._search.plan(request.planning, household)
+            return proposed, ""
+        if self._trouble is not None:
+            return await search(question, Haste.ALONE), self._mesh.self_id
+        return await self._planner.plan(question)
+
+    def _question(self, make: rules.MakePlan, household: MeasuredHousehold) -> PlanQuestion:
+        request = self._request
+        is_published = request.planning.ftpipehd is not None
+        from_zero = request.in_force is None or self._is_first(make)
+        if from_zero or (is_published and request.recovery is Recovery.LIGHT):
+            return PlanQuestion(request.planning, household)
+        here = {candidate.name for candidate in household.candidates}
         places = [[self._name(device) for device in held] for held in make.choice.places]
         replicas = Replicas(tuple(tuple(n for n in held if n in here) for held in places))
-        return await in_background(
-            partial(
-                plan_change,
-                request.planning,
-                household,
-                self._present(),
-                replicas,
-                request.recovery,
-                REPAY_SECONDS,
-            )
-        )
+        near = Near(self._present(), replicas, request.recovery)
+        return PlanQuestion(request.planning, household, near)
 
-    def _proposed(self, make: rules.MakePlan, here: Collection[str]) -> Plan | None:
+    def _proposed(self, make: rules.MakePlan, question: PlanQuestion) -> Plan | None:
         """The plan that was found while training went on, where nothing has come between."""
-        proposed = self._request.proposed
-        if proposed is None or self._heard.unable or make.lowered != self._request.ask.lowered:
+        proposed, is_first = self._request.proposed, self._request.in_force is None
+        if proposed is None or is_first or self._is_first(make):
             return None
-        size = self._request.planning.batch_size
-        plan = Plan.from_json(proposed, "the plan proposed", batch_size=size)
-        return plan if plan.device_names <= set(here) else None
+        if self._heard.unable or make.lowered != self._request.ask.lowered:
+            return None
+        try:
+            return question.proposed(proposed)
+        except (OptionError, ProtocolError) as error:
+            log.info("not_as_proposed", why=str(error))
+            return None
 
     def _is_first(self, make: rules.MakePlan) -> bool:
         """Whether nothing has been trained yet: then no plan has to be close to another."""
@@ -281,6 +300,10 @@ class ChangePlanning:
         known |= {d: answer for d, answer in found.items() if isinstance(answer, Candidate)}
         if self._request.planning.ftpipehd is not None:
             known = with_times_of(holder, known)
+        useless = await in_background(
+            partial(unusable, self._request.planning, known, self._name(holder))
+        )
+        left_out += [LeftOut(known.pop(d).name, reason) for d, reason in useless.items()]
         return {d: self._limited(d, known[d], make) for d in sorted(known)}, tuple(left_out)
 
     def _is_known(self, device: str) -> bool:

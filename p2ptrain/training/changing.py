@@ -1,4 +1,4 @@
-"""One request for a new epoch, answered by the coordinator: the shell of `coordinator_core`."""
+"""The holder's way to one new epoch: the shell of `change_core`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from p2ptrain import failpoints
-from p2ptrain.errors import Error, LinkClosed, NotCoordinator, UserError
+from p2ptrain.errors import Error, LinkClosed, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent
@@ -27,11 +27,11 @@ from p2ptrain.training.memory_needs import taken_beside_bytes
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.parts import limited
 from p2ptrain.training.patience import call_while_bytes_arrive
-from p2ptrain.training.plan_search import PlanSearch
+from p2ptrain.training.planner import Planner
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer, shown
-from p2ptrain.training.recovery import coordinator_events as rules
+from p2ptrain.training.recovery import change_events as rules
+from p2ptrain.training.recovery.change_core import ChangeCore
 from p2ptrain.training.recovery.choose import Choice
-from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Inventory, version_fields
@@ -51,35 +51,30 @@ EVENTS_LIMIT = 4096
 
 
 class Change:
-    """Answers one request while this device coordinates in `term`."""
+    """Has one epoch planned, and every device of it made ready."""
 
     def __init__(
-        self, mesh: Mesh, request: ChangeRequest, term: int, surveyor: Surveyor, search: PlanSearch
+        self, mesh: Mesh, request: ChangeRequest, surveyor: Surveyor, planner: Planner
     ) -> None:
         self._mesh = mesh
         self._request = request
         self._surveyor = surveyor
         self._heard = Heard()
-        self._planning = ChangePlanning(mesh, request, surveyor, search, self._heard)
-        self._term = term
+        self._planning = ChangePlanning(mesh, request, surveyor, planner, self._heard)
         members = mesh.members.values()
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
         gathers = request.recovery is Recovery.HEAVY and request.in_force is not None
         published = request.planning.ftpipehd
         mixes = published is not None and published.mixes
-        self._core = CoordinatorCore(request.ask, term, self._alive, gathers=gathers, mixes=mixes)
-        self._events: asyncio.Queue[rules.CoordinatorEvent] = asyncio.Queue(EVENTS_LIMIT)
+        self._core = ChangeCore(request.ask, self._alive, gathers=gathers, mixes=mixes)
+        self._events: asyncio.Queue[rules.ChangeEvent] = asyncio.Queue(EVENTS_LIMIT)
         self._made: dict[int, Made] = {}  # by epoch
         self._no_plan: str | None = None  # why no plan fits, where that is so
         self._moved_bytes = 0
         self._reply: ChangeAnswer | Refusal | None = None
 
     async def answer(self) -> ChangeAnswer | Refusal:
-        """Do everything.
-
-        Raises:
-            NotCoordinator: a device follows another one, or this one in another term.
-        """
+        """Do everything."""
         unsubscribe = self._mesh.subscribe(self._on_mesh_event)
         try:
             async with task_scope() as group:
@@ -103,7 +98,7 @@ class Change:
 
     def _carry_out(
         self,
-        instructions: list[rules.CoordinatorInstruction],
+        instructions: list[rules.ChangeInstruction],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         prepares = [one for one in instructions if isinstance(one, rules.Prepare)]
@@ -118,12 +113,13 @@ class Change:
                     spawn(self._plan(instruction))
                 case rules.Prepare(device, placed):
                     spawn(self._prepare(device, placed, wanted[device]))
-                case rules.AnswerHolder(_, placed, choice):
+                case rules.EpochReady(_, placed, choice):
+                    self._planning.was_ready()
                     self._reply = self._answered(placed, choice)
-                case rules.RefuseHolder():
+                case rules.NoEpoch():
                     self._reply = self._refused(instruction)
 
-    def _refused(self, refusal: rules.RefuseHolder) -> Refusal:
+    def _refused(self, refusal: rules.NoEpoch) -> Refusal:
         holder, reason = self._request.ask.holder, refusal.reason
         why = self._heard.unable.get(holder) or self._heard.silent.get(holder)
         is_plan = reason == self._no_plan
@@ -149,13 +145,11 @@ class Change:
     # -- stock -----------------------------------------------------------------------------------
 
     async def _take_stock(self, asked: rules.AskInventory) -> None:
-        ask, forward = self._request.ask, asked.forward
+        forward = asked.forward
         fields: dict[str, Any] = {
             "job": self._request.planning.job,
             "digest": self._request.planning.digest,
-            "term": self._term,
             "epoch": asked.epoch,
-            "holder": ask.holder,
             "alive": sorted(self._alive),
         }
         if forward is not None:
@@ -175,8 +169,6 @@ class Change:
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
             inventory = await Inventory.from_part(reply)
-        except NotCoordinator:
-            raise
         except (Error, TimeoutError) as error:
             reason = str(error) or "it did not answer in time"
             log.info("no_inventory", device=self._name(asked.device), why=reason)
@@ -245,8 +237,6 @@ class Change:
             self._moved_bytes += integer(reply.fields, "moved_bytes", 0, 2**63)
             if not reply.fields.get("ready"):
                 return self._trouble(device, epoch, reply, self._made.get(epoch))
-        except NotCoordinator:
-            raise
         except (LinkClosed, TimeoutError) as error:
             return PrepareFailed(epoch, str(error) or "it took too long")
         except Error as error:
@@ -268,9 +258,13 @@ class Change:
         log.info("not_made_ready", device=self._name(device), why=reason)
         if isinstance(source, str):
             return PrepareFailed(epoch, reason, source=source)
-        if epoch == self._core.epoch:
+        if epoch == self._core.epoch and not self._is_of_plan(made, reason):
             self._heard.unable[device] = reason
         return PrepareFailed(epoch, reason)
+
+    def _is_of_plan(self, made: Made | None, reason: str) -> bool:
+        """Whether the plan is to blame, which another device has made: then nobody is left out."""
+        return made is not None and self._planning.was_not_ready(made, reason)
 
     def _answered(self, placed: Placed, choice: Choice) -> ChangeAnswer:
         made = self._made[placed.epoch]

@@ -1,4 +1,4 @@
-"""A coordinator looks, while a job trains, whether another plan would be better now.
+"""Whether another plan would be better now, while a job trains: looked at where it is coordinated.
 
     facts of every device (nobody stops) ──► newcomers: links, profile ──► search ──► decision
 
@@ -9,10 +9,11 @@ take, which the holder knows. A link in use is measured by what it carries.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from p2ptrain import failpoints
 from p2ptrain.errors import Error, PeerError, PlanError
@@ -38,22 +39,25 @@ from p2ptrain.training.household_plan import (
 )
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.parts import LARGE, limited
+from p2ptrain.training.plan_question import PlanQuestion
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protocol import FACTS
 from p2ptrain.training.recovery.holdings import Inventory
 from p2ptrain.training.surveying import Surveyor
 
 log = get_logger(__name__)
 
+Search: TypeAlias = Callable[[PlanQuestion, Haste], Awaitable[Plan]]
+"""Finds a plan, here or elsewhere."""
+
 FACTS_TIMEOUT_SECONDS = 10.0
 
 
 class Consideration:
-    """Answers one request."""
+    """Answers one request; `search` finds a plan from zero."""
 
     def __init__(
-        self, mesh: Mesh, request: ConsiderRequest, surveyor: Surveyor, search: PlanSearch
+        self, mesh: Mesh, request: ConsiderRequest, surveyor: Surveyor, search: Search
     ) -> None:
         self._mesh = mesh
         self._request = request
@@ -150,7 +154,7 @@ class Consideration:
         Raises PlanError: there is neither.
         """
         if fixed.ftpipehd is not None:
-            found = [await self._search.plan(fixed, household)]
+            found = [await self._search(PlanQuestion(fixed, household), Haste.ALONE)]
             return await self._decided(fixed, household, present, found)
         haste = self._haste(household, present)
         decision: Decision | None = None
@@ -165,7 +169,7 @@ class Consideration:
         wanted = consideration.wants_search(fixed, present, has_new=has_new)
         if wanted and not household.leaving and not paid:
             try:
-                found.append(await self._search.plan(fixed, household, haste))
+                found.append(await self._search(PlanQuestion(fixed, household), haste))
                 decision = await self._decided(fixed, household, present, found)
             except PlanError as error:
                 trouble = error

@@ -190,7 +190,7 @@ class DeviceMeasures:
 
     def facts(self, digest: str) -> Inventory:
         """What this device has measured and offers, and nothing of what it has of any job."""
-        return self.complete(Inventory(self._mesh.self_id, 0, 0, ()), digest)
+        return self.complete(Inventory(self._mesh.self_id), digest)
 
     def complete(self, inventory: Inventory, digest: str) -> Inventory:
         """With what this device has measured, and what it offers."""

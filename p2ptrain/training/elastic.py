@@ -1,7 +1,7 @@
 """Whoever comes, leaves or slows down while a job trains: the holder's side, shell of two rules.
 
 rounds' reports ──► drift watch ──┐
-members come and go ──────────────┴─► look: ask the coordinator ──► change at a round's border
+members come and go ──────────────┴─► look: ask the planner ──► change at a round's border
 a device says `job.leaving` ────────► answered once nothing depends on it any more
 """
 
@@ -24,9 +24,9 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.training.change_request import ChangeAnswer, InForce
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.owned_tasks import OwnedTasks
-from p2ptrain.training.parts import limited, part_of
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, CONSIDER_END, LEAVING, text
+from p2ptrain.training.planner import Planner
+from p2ptrain.training.protocol import LEAVING, text
 from p2ptrain.training.recovery import elastic as rules
 from p2ptrain.training.recovery import holder_events as holder
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
@@ -40,7 +40,6 @@ from p2ptrain.training.recovery.corrections import (
 )
 from p2ptrain.training.recovery.drift import DriftWatch, is_off
 from p2ptrain.training.recovery.repartition import Repartition, capacities, expected_with
-from p2ptrain.training.wanted_work import say_unwanted
 
 log = get_logger(__name__)
 
@@ -60,13 +59,11 @@ class Household:
     Attributes:
         alive: devices that the holder sees alive.
         lowered: memory in bytes that devices proved to have less of.
-        coordinator: id; None = there is none at present.
         remaining_rounds: of training.
     """
 
     alive: Callable[[], frozenset[str]]
     lowered: Callable[[], Mapping[str, int]]
-    coordinator: Callable[[], str | None]
     remaining_rounds: Callable[[], int]
 
 
@@ -84,6 +81,7 @@ class Elasticity:
         self,
         mesh: Mesh,
         planning: PlanningRequest,
+        planner: Planner,
         household: Household,
         want: Callable[[holder.Wanted], None],
         *,
@@ -92,6 +90,7 @@ class Elasticity:
         self.corrections = Corrections()
         self._mesh = mesh
         self._planning = planning
+        self._planner = planner
         self._household = household
         self._want = want
         self._core = rules.ElasticCore(mesh.self_id, replans=replans)
@@ -286,10 +285,7 @@ class Elasticity:
             self._tasks.spawn(self._end_look(), "end a look")
 
     async def _end_look(self) -> None:
-        coordinator = self._household.coordinator()
-        if coordinator is not None:
-            message = Message(CONSIDER_END, {"job": self._planning.job})
-            await say_unwanted(self._mesh, coordinator, message)
+        await self._planner.end_look(self._planning.job)
 
     async def _look(self, look: rules.LookNow) -> None:
         limit = _LIMITS_SECONDS.get(look.reason, LOOK_SECONDS)
@@ -321,9 +317,9 @@ class Elasticity:
         return Reason.JOIN if devices - set(self._answer.assignment.devices) else Reason.DRIFT
 
     async def _ask(self, look: rules.LookNow, limit_seconds: float) -> Considered:
-        coordinator, answer = self._household.coordinator(), self._answer
-        if coordinator is None or answer is None:
-            raise PeerError("nobody coordinates")
+        answer = self._answer
+        if answer is None:
+            raise PeerError("no plan is in force")
         request = ConsiderRequest(
             planning=self._planning,
             in_force=InForce(answer.assignment, answer.plan),
@@ -337,13 +333,7 @@ class Elasticity:
             remaining_rounds=self._household.remaining_rounds(),
             moved_seconds_ago=look.moved_seconds_ago,
         )
-        reply = await self._mesh.call(
-            coordinator,
-            Message(CONSIDER, {}, (memoryview(request.to_bytes()),)),
-            timeout_seconds=limit_seconds,
-            reply_parts=limited(BLOB_LIMIT_BYTES),
-        )
-        return Considered.from_bytes(part_of(reply))
+        return await self._planner.consider(request, limit_seconds)
 
     def _devices_of(self, found: Considered) -> frozenset[str]:
         """Of the plan found, none without one. Raises OptionError: it is no plan."""

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from p2ptrain import failpoints
-from p2ptrain.errors import Error, PeerError, PlanError, ProtocolError
-from p2ptrain.logs import get_logger
+from p2ptrain.errors import Error, PeerError, PlanError
+from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
-from p2ptrain.training.epoch_change import ask_change
+from p2ptrain.training.changing import Change
 from p2ptrain.training.job_reports import JobReports
+from p2ptrain.training.planner import Planner
 from p2ptrain.training.recovery import holder_events as rules
+from p2ptrain.training.surveying import Surveyor
 
 log = get_logger(__name__)
-
-MOST_CALLS = 60
-"""Requests in a row that one coordinator did not answer."""
 
 
 class EpochRequests:
@@ -39,6 +38,8 @@ class EpochRequests:
         reports: JobReports,
         post: Callable[[rules.HolderEvent], None],
         in_force: Callable[[], int],
+        surveyor: Surveyor,
+        planner: Planner,
     ) -> None:
         self.answer: ChangeAnswer | None = None
         self._mesh = mesh
@@ -46,29 +47,17 @@ class EpochRequests:
         self._reports = reports
         self._post = post
         self._in_force = in_force
-        self._calls = 0
+        self._surveyor = surveyor
+        self._planner = planner
         self._refusal: Refusal | None = None
         self._told = ""  # why people were told that nothing begins
 
-    def coordinator_changed(self) -> None:
-        """Somebody else is asked from now on, or nobody."""
-        self._calls = 0
-
-    async def ask(self, coordinator: str, request: ChangeRequest) -> None:
-        """Ask, and tell the rules.
-
-        Raises:
-            PeerError: that device does not answer, however often it is asked.
-            ProtocolError: it answers something else.
-        """
+    async def ask(self, request: ChangeRequest) -> None:
+        """Have an epoch made ready, and tell the rules."""
         number = request.ask.number
-        try:
-            reply = await ask_change(self._mesh, coordinator, request)
-        except (PeerError, TimeoutError) as error:
-            self._count_call(coordinator, error)
-            self._post(rules.CallFailed(number))
-            return
-        self._calls = 0
+        with timed(log, "epoch_made_ready"):
+            change = Change(self._mesh, request, self._surveyor, self._planner)
+            reply = await change.answer()
         if isinstance(reply, Refusal):
             self._tell(reply)
             self._refusal = reply
@@ -83,8 +72,6 @@ class EpochRequests:
                 )
             )
             return
-        if reply.assignment.key.job != request.planning.job:
-            raise ProtocolError("the coordinator answered for another job")
         if failpoints.armed:
             await failpoints.reach("accept.before", device=self._mesh.self_id)
         self._take(reply, number)
@@ -117,12 +104,3 @@ class EpochRequests:
             self.answer = old
         else:
             self._refusal = None
-
-    def _count_call(self, coordinator: str, error: PeerError | TimeoutError) -> None:
-        self._calls += 1
-        why = str(error) or "it took too long"
-        if self._calls > MOST_CALLS:
-            name = self._reports.name(coordinator)
-            asked = f"{self._calls} requests in a row"
-            raise PeerError(f"{name}, which coordinates, did not answer {asked}: {why}") from error
-        log.info("asking_again", why=why)

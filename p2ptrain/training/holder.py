@@ -59,6 +59,7 @@ from p2ptrain.training.spoiled import Spoiled, SpoiledUpdates, is_round_of, judg
 from p2ptrain.training.start_of_job import Started, StartOfJob
 from p2ptrain.training.state_check import state_check
 from p2ptrain.training.state_transfer import STAGE, in_memory
+from p2ptrain.training.surveying import Surveyor
 from p2ptrain.training.training_loop import TrainingLoop
 from p2ptrain.training.whole_copies import MOST_AT_ONCE, WholeCopies
 
@@ -87,7 +88,8 @@ class HolderRun:
         self._options = options
         self._emit = emit
         self._folder = None if options.local else folder
-        self._start = StartOfJob(mesh, self._folder, options, emit)
+        self._surveyor = Surveyor(mesh)
+        self._start = StartOfJob(mesh, self._folder, options, emit, self._surveyor)
         self._id = ""  # until it is known which job this is
         self._since = monotonic()
         self._epoch: HolderEpoch | None = None
@@ -338,6 +340,7 @@ class HolderRun:
             self._emit,
             prepared.steps,
             self._options.recovery,
+            surveyor=self._surveyor,
             replans=self._options.replan,
             leaves_out=self._job.skip_nonfinite,
         )

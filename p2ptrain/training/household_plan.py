@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
-from p2ptrain.errors import PlanError
+from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.net.forms import Range, Text
 from p2ptrain.plan import fields
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.fold import Fold
 from p2ptrain.plan.mode_choice import chosen
 from p2ptrain.plan.overheads import Overheads
@@ -43,7 +45,7 @@ from p2ptrain.training.profiling import to_profile
 from p2ptrain.training.recovery.holdings import Inventory
 
 PLANNING_EFFORT = 0.3
-"""Everyone waits for the plan, and the coordinator may be the slowest device."""
+"""Everyone waits for the plan, and who makes it may be the slowest device."""
 MOST_PLANS = 6
 """For budgets that a plan's buffers exceed; each leaves more room for them."""
 STRAIGHT = ("pp", "ftpipehd")
@@ -63,11 +65,11 @@ class Candidate:
             model; no part of `memory_bytes`.
     """
 
-    id: str
+    id: Annotated[str, Text(64)]
     name: str
     measured: Mapping[str, Any]
-    memory_bytes: int
-    taken_bytes: int = 0
+    memory_bytes: Annotated[int, Range(0, 2**63)]
+    taken_bytes: Annotated[int, Range(0, 2**63)] = 0
 
     def with_less_memory(self, found_bytes: int | None) -> Candidate:
         """After it ran out of memory, with what it has now, if it knows; always less."""
@@ -280,6 +282,28 @@ def _reserved(
     }
 
 
+def unusable(
+    request: PlanningRequest, candidates: Mapping[str, Candidate], holder: str
+) -> dict[str, str]:
+    """Devices whose profile is none of this model, by id, and why; what they say ends no job.
+
+    Args:
+        candidates: by id.
+        holder: name of the data holder.
+    """
+    own = [one for one in candidates.values() if one.name == holder]
+    found = {}
+    for device, one in candidates.items():
+        if one.name != holder and own:
+            try:
+                names = ((holder, one.name), (one.name, holder))
+                two = MeasuredHousehold([*own, one], dict.fromkeys(names, Link(1e6, 1e-3)), holder)
+                CostModel(*question(request, two))
+            except OptionError as error:
+                found[device] = f"its profile is of no use: {error}"
+    return found
+
+
 Planning: TypeAlias = Callable[[Profile, Cluster, PlanRequest], Plan]
 
 
@@ -419,7 +443,7 @@ def _measured(candidate: Candidate) -> Measured:
     """Raises OptionError: something in it is none."""
     measured, where = candidate.measured, f"profile of {candidate.name}"
     kind, cold = measured.get("processor", ""), measured.get("cold")
-    times = TimeTable.from_json(measured["times"], where)
+    times = TimeTable.from_json(measured.get("times"), where)
     gain = _gain(measured.get("faster"))
     return Measured(
         kind=kind if isinstance(kind, str) else "",

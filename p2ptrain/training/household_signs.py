@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2ptrain.mesh.interface import (
-    Coordinator,
-    CoordinatorChanged,
     LinkLost,
     LinkUp,
     MemberChanged,
@@ -36,15 +34,12 @@ class HouseholdSigns:
         for member in self._mesh.members.values():
             if member.state is MemberState.ALIVE:
                 self._on_member(member.id, member.state)
-        self._on_coordinator(self._mesh.coordinator)
         return unsubscribe
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
         match event:
             case MemberChanged(member, _, certain):
                 self._on_member(member.id, member.state, certain=certain)
-            case CoordinatorChanged(coordinator):
-                self._on_coordinator(coordinator)
             case LinkLost(peer):
                 self._tell(rules.LinkTrouble(self._mesh.self_id, peer))
             case LinkUp(peer):
@@ -60,7 +55,3 @@ class HouseholdSigns:
                 self._tell(rules.Died(device, certain))
             case MemberState.SUSPECT:
                 pass  # it may refute
-
-    def _on_coordinator(self, coordinator: Coordinator | None) -> None:
-        known = (None, 0) if coordinator is None else (coordinator.id, coordinator.term)
-        self._tell(rules.Coordinates(*known))

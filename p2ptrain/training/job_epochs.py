@@ -34,7 +34,9 @@ from p2ptrain.training.job_reports import JobReports
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.owned_tasks import OwnedTasks
+from p2ptrain.training.passed_over import PassedOver, say_passed_over
 from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.planner import Planner
 from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
@@ -42,8 +44,12 @@ from p2ptrain.training.recovery.choose import GlobalCopy
 from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.holder_core import HolderCore, Phase
 from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.surveying import Surveyor
 
 log = get_logger(__name__)
+
+PASSED_OVER_SECONDS = 600.0
+"""A device that hangs is started again by then; one that lies costs a moment every ten minutes."""
 
 
 class JobEpochs:
@@ -54,12 +60,13 @@ class JobEpochs:
         copies: the versions that one can go back to.
 
     Args:
-        planning: what the coordinator is asked first.
+        planning: what is planned for first.
         unit_names: of the model's units, for people.
         work: what the job does in an epoch.
         memory: what it has behind it.
         steps: updates in all.
         recovery: how it is planned after a device is gone.
+        surveyor: what is known of the household's links.
         replans: whether the plan may change while nobody comes or goes.
         leaves_out: updates that are not finite are left out.
     """
@@ -75,6 +82,7 @@ class JobEpochs:
         steps: int,
         recovery: Recovery = Recovery.LIGHT,
         *,
+        surveyor: Surveyor,
         replans: bool = True,
         leaves_out: bool = False,
     ) -> None:
@@ -97,13 +105,14 @@ class JobEpochs:
         fixed = None if published is None else published.copies
         self.copies = KeptVersions(mesh, planning.job, self._on_stable, self.reports.warn, fixed)
         self._signs = HouseholdSigns(mesh, planning.alone, self._on_sign)
+        self._planner = Planner(mesh, surveyor, self._pass_over)
         self._elastic = Elasticity(
             mesh,
             planning,
+            self._planner,
             Household(
                 alive=lambda: self._core.alive - self._core.faulty,
                 lowered=lambda: self._core.lowered,
-                coordinator=lambda: self._core.coordinator,
                 remaining_rounds=lambda: max(steps - self.reports.reported.step, 0),
             ),
             self._post,
@@ -115,7 +124,11 @@ class JobEpochs:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = OwnedTasks(lambda _, error: self._fail(error))
         self._asking: asyncio.Task[None] | None = None
-        self._requests = EpochRequests(mesh, unit_names, self.reports, self._post, self._in_force)
+        self._requests = EpochRequests(
+            *(mesh, unit_names, self.reports, self._post, self._in_force),
+            surveyor=surveyor,
+            planner=self._planner,
+        )
         self._runs = EpochRuns(mesh, work, self.reports, self._tasks, self._post)
 
     async def run(self) -> None:
@@ -180,8 +193,6 @@ class JobEpochs:
 
     def _on_sign(self, sign: rules.HolderEvent) -> None:
         match sign:
-            case rules.Coordinates():
-                self._requests.coordinator_changed()
             case rules.Died(device) if self._runs.epoch is not None:
                 self.reports.hint(device, self._runs.epoch.memory_hint(device))
             case rules.Appeared(device) if device != self._mesh.self_id:
@@ -255,10 +266,10 @@ class JobEpochs:
             case to_do.Drain():
                 self._memory.pause()
                 self._runs.drain()
-            case to_do.Ask(coordinator, ask):
+            case to_do.Ask(ask):
                 if self._asking is not None:
                     self._asking.cancel()
-                self._asking = self._tasks.spawn(self._ask(coordinator, ask), "ask for an epoch")
+                self._asking = self._tasks.spawn(self._ask(ask), "make an epoch ready")
             case to_do.Begin(_, _, reason, alive):
                 self._begin(reason, alive)
             case to_do.KeepOnly(versions, alive):
@@ -286,7 +297,7 @@ class JobEpochs:
         self.copies.end_epoch()
         self._runs.freeze()
 
-    async def _ask(self, coordinator: str, ask: ChangeAsk) -> None:
+    async def _ask(self, ask: ChangeAsk) -> None:
         await self._runs.ended()
         proposed = self._elastic.asked(ask)
         request = ChangeRequest(
@@ -298,7 +309,19 @@ class JobEpochs:
             proposed,
             wants_expected=not self._elastic.knows_plan,
         )
-        await self._requests.ask(coordinator, request)
+        await self._requests.ask(request)
+
+    def _pass_over(self, device: str, why: str) -> None:
+        """A coordinator is not asked for a while, and whoever works for this job hears so."""
+        minutes = PASSED_OVER_SECONDS / 60
+        self.reports.warn(
+            f"{self.reports.name(device)}, which coordinates, {why}: it is passed over for "
+            f"{minutes:.0f} minutes, and the job goes on without it"
+        )
+        self._mesh.distrust(device, PASSED_OVER_SECONDS)
+        said = PassedOver(self._planning.job, device, PASSED_OVER_SECONDS)
+        for other in sorted(self._core.alive - {self._mesh.self_id, device}):
+            self._tasks.spawn(say_passed_over(self._mesh, other, said), "say who is passed over")
 
     def _settled(self) -> PlanningRequest:
         """The plan in force has decided on the mode, where that was open."""

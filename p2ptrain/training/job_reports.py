@@ -166,9 +166,8 @@ class JobReports:
             self.warn(f"{name} is gone{self._hints.get(device, '')}")
 
     def waiting(self, devices: tuple[str, ...]) -> None:
-        """Nothing goes on without these; none = without a coordinator."""
-        names = ", ".join(sorted(self.name(device) for device in devices))
-        self._emit(Waiting(names or "a coordinator"))
+        """Nothing goes on without these."""
+        self._emit(Waiting(", ".join(sorted(self.name(device) for device in devices))))
 
     def lost(self, reason: str, places: tuple[str, ...], layers: str) -> DeviceLost:
         """What was only on the devices in `places` is nowhere any more.

@@ -112,7 +112,7 @@ class MakingReady:
         try:
             with timed(log, "weights_fetched"):
                 await self._fetch(fetches, arrived)
-        except Exception as error:  # told to the coordinator, which plans around it
+        except Exception as error:  # told to the holder, which plans around it
             raise self._not_ready(error) from error
 
     async def _fetch(
@@ -159,7 +159,7 @@ class MakingReady:
 
             with timed(log, "stages_built"):
                 await self._built.prepare(parts, await self._spec())
-        except Exception as error:  # told to the coordinator, which plans around it
+        except Exception as error:  # told to the holder, which plans around it
             if isinstance(error, DamagedState):
                 self._damaged(assignment.version)
             raise self._not_ready(error) from error

@@ -13,7 +13,7 @@ from functools import partial
 from time import monotonic
 
 from p2ptrain import failpoints
-from p2ptrain.errors import InternalError, NotCoordinator, PeerError, ProtocolError
+from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.net.message import Message
 from p2ptrain.training.allocator import trim_heap
@@ -70,7 +70,7 @@ class Participation:
         self.replication = Replication(around.mesh, job, self._store, self._feed)
         self._core = DeviceCore(around.mesh.self_id)
         self._digest = ""
-        self._others: frozenset[str] = frozenset()  # whom the coordinator sees alive
+        self._others: frozenset[str] = frozenset()  # whom the holder sees alive
         self._committed: Version | None = None  # newest that this device was told to apply
         self._answers = PendingAnswers()
         self._todo: deque[to_do.DeviceInstruction] = deque()
@@ -108,17 +108,17 @@ class Participation:
     @property
     def epoch(self) -> int:
         """Of the newest command that was obeyed."""
-        return self._core.fence.epoch
+        return self._core.epoch
 
     @property
     def refused(self) -> int:
         """Stale commands so far."""
         return self._core.refused
 
-    # -- the coordinator's -----------------------------------------------------------------------
+    # -- the holder's ----------------------------------------------------------------------------
 
     async def take_stock(self, peer: str, message: Message) -> Message:
-        """Stop, and say what is here. Raises NotCoordinator, PeerError: this is not obeyed."""
+        """Stop, and say what is here. Raises PeerError: this is not obeyed."""
         if failpoints.armed:
             await self._reach("inventory.receive.before")
         fields = message.fields
@@ -126,21 +126,19 @@ class Participation:
         digest, others = text(fields, "digest", 64), ids(fields, "alive")
         if self._core.phase is Phase.IDLE:  # nothing runs that must be stopped first
             await until_linked(self._around.mesh, others)
-        self._booking.asked(monotonic())
         number, me = self._answers.number(), self._around.mesh.self_id
         asked = rules.InventoryAsked(
             request=number,
             peer=peer,
-            term=integer(fields, "term"),
             epoch=integer(fields, "epoch"),
-            holder=text(fields, "holder", 64),
             apply=None if apply is None else read_version(apply),
             coefficient=None if coefficient is None else read_coefficient(coefficient),
             rebuild=read_to_be_made(me, fields),
         )
-        if not self._is_stale(peer, asked.term, asked.epoch):  # nothing else of it is believed
-            self._digest, self._others, self.holder = digest, others, asked.holder
-        answer = await self._answer(number, asked, peer, asked.term, asked.epoch)
+        if self._core.refusal(peer, asked.epoch) is None:  # nothing else of it is believed
+            self._digest, self._others, self.holder = digest, others, peer
+            self._booking.asked(monotonic())
+        answer = await self._answer(number, asked)
         if failpoints.armed:
             await self._reach("inventory.answer.before")
         return answer
@@ -160,35 +158,18 @@ class Participation:
         needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)
         asked = rules.PrepareAsked(number, peer, placed, fetches)
         self._preparing.ask(assignment, needed_bytes, gathers=message.fields.get("gather") is True)
-        answer = await self._answer(number, asked, peer, placed.term, placed.epoch)
+        answer = await self._answer(number, asked)
         self._booking.asked(monotonic())
         if failpoints.armed:
             await self._reach("ready.send.before")
         return answer
 
     async def _answer(
-        self,
-        number: int,
-        asked: rules.InventoryAsked | rules.PrepareAsked,
-        peer: str,
-        term: int,
-        epoch: int,
+        self, number: int, asked: rules.InventoryAsked | rules.PrepareAsked
     ) -> Message:
-        stale = self._is_stale(peer, term, epoch)
-        with self._answers.open(number, NotCoordinator if stale else PeerError) as answer:
-            self._feed(rules.Coordinates(*(self._office or (None, 0))))
+        with self._answers.open(number) as answer:
             self._feed(asked)
             return await answer
-
-    @property
-    def _office(self) -> tuple[str, int] | None:
-        office = self._around.mesh.coordinator
-        return None if office is None else (office.id, office.term)
-
-    def _is_stale(self, peer: str, term: int, epoch: int) -> bool:
-        return self._core.fence.refusal(peer, term, epoch, self._office) is not None
-
-    # -- the holder's ----------------------------------------------------------------------------
 
     def begin(self, peer: str, epoch: int) -> None:
         """An epoch is in force."""
@@ -268,7 +249,7 @@ class Participation:
             case to_do.Stop(epoch):
                 self._tasks.spawn(self._stop(), f"stop epoch {epoch}")
             case to_do.MakeAnew(request, what):
-                self._anew.make(request, what, self._core.fence.epoch)
+                self._anew.make(request, what, self._core.epoch)
             case to_do.CancelAnew():
                 self._anew.cancel()
             case to_do.FetchParts(_, _, fetches):
@@ -325,7 +306,6 @@ class Participation:
         inventory = Inventory(
             mesh.self_id,
             answer.epoch,
-            answer.term,
             answer.holdings,
             linked=self._others & mesh.connected,
             logged=None if self.engagement is None else self.engagement.logged,

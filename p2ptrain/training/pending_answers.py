@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from p2ptrain.errors import Error, PeerError
+from p2ptrain.errors import PeerError
 from p2ptrain.net.message import Message
 
 
@@ -16,19 +16,17 @@ class PendingAnswers:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[asyncio.Future[Message], type[Error]]] = {}
+        self._open: dict[int, asyncio.Future[Message]] = {}
 
     def number(self) -> int:
         """For one more question."""
         return next(self._numbers)
 
     @contextmanager
-    def open(
-        self, number: int, refusal: type[Error] = PeerError
-    ) -> Iterator[asyncio.Future[Message]]:
-        """Its answer, to be awaited; raises `refusal` where it is refused."""
+    def open(self, number: int) -> Iterator[asyncio.Future[Message]]:
+        """Its answer, to be awaited; raises PeerError where it is refused."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._open[number] = (answer, refusal)
+        self._open[number] = answer
         try:
             yield answer
         finally:
@@ -36,15 +34,15 @@ class PendingAnswers:
 
     def give(self, number: int, message: Message) -> None:
         """The answer; nothing happens where whoever asked has gone."""
-        answer, _ = self._open.get(number, (None, PeerError))
+        answer = self._open.get(number)
         if answer is not None and not answer.done():
             answer.set_result(message)
 
     def refuse(self, number: int, reason: str) -> None:
         """There will be none."""
-        answer, refusal = self._open.get(number, (None, PeerError))
+        answer = self._open.get(number)
         if answer is not None and not answer.done():
-            answer.set_exception(refusal(reason))
+            answer.set_exception(PeerError(reason))
 
     def refuse_all(self, reason: str) -> None:
         """The same for all that are open."""

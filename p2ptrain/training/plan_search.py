@@ -1,50 +1,70 @@
-"""Where the search for a plan runs: on the fastest device, where everyone waits for it.
+"""Where a plan is made: on the fastest device, where that pays.
 
 Who coordinates is a matter of the election, not of speed. Wherever it runs, the same question has
-the same plan; a device that does not answer costs time only, as the coordinator searches itself.
-A search ends with the wish for it: where whoever asked says so, or is gone.
+the same plan; a device that does not answer costs a moment only: then whoever asked searches too,
+and the first plan counts. A search ends with the wish for it: where whoever asked says so, or is
+gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from itertools import count
 from math import inf
+from typing import TypeVar
 
-from p2ptrain.errors import InternalError, OptionError, PeerError, ProtocolError
+from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
-from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS
 from p2ptrain.training.apart import Haste, apart
+from p2ptrain.training.background import in_background
 from p2ptrain.training.household_plan import (
     Candidate,
     MeasuredHousehold,
     overheads_of,
+    plan_change,
     plan_household,
 )
 from p2ptrain.training.parts import limited, part_of
-from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, SEARCH_END, SEARCH_PLAN, integer, text
+from p2ptrain.training.plan_question import PlanQuestion
+from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, SEARCH_END, SEARCH_PLAN, integer
 from p2ptrain.training.routes import Route
 from p2ptrain.training.wanted_work import WantedWork, say_unwanted
 
 log = get_logger(__name__)
 
+T = TypeVar("T")
+
 TIMEOUT_SECONDS = 120.0
 IDLE_TIMEOUT_SECONDS = 1200.0
+HEAD_START_SECONDS = 5.0
+"""So long another device may search alone while people wait for the plan."""
 WORTH_ASKING = 1.25
 """How many times as fast another device must be."""
+
+
+async def search(question: PlanQuestion, haste: Haste) -> Plan:
+    """The plan for a question, found here. Raises PlanError, OptionError."""
+    request, household, near = question.request, question.household, question.near
+    if near is not None:
+        wanted = (request, household, near.plan, near.replicas, near.recovery, REPAY_SECONDS)
+        return await in_background(partial(plan_change, *wanted))
+    with timed(log, "plan_searched"):
+        return await apart(lambda run: plan_household(request, household, run), haste)
 
 
 class PlanSearch:
     """Searches here, or asks a faster device to."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, head_start_seconds: float = HEAD_START_SECONDS) -> None:
         self._mesh = mesh
+        self._head_start_seconds = head_start_seconds
         self._numbers = count(1)
         self._searches = WantedWork(mesh, "search")  # by asker and its number
         mesh.route_now(SEARCH_END, self._end)
@@ -54,49 +74,78 @@ class PlanSearch:
         """What this device answers, by kind."""
         return {SEARCH_PLAN: Route(self._answer, limited(BLOB_LIMIT_BYTES))}
 
-    async def plan(
-        self, request: PlanningRequest, household: MeasuredHousehold, haste: Haste = Haste.ALONE
-    ) -> Plan:
-        """As `plan_household`, which says what it raises."""
-        searcher = fastest(household, self._mesh.self_id)
-        if searcher != self._mesh.self_id:
-            try:
-                return await self._ask(searcher, request, household, haste)
-            except (PeerError, InternalError, OptionError, TimeoutError) as error:
-                log.info("plan_not_searched", by=searcher[:12], why=str(error) or "timed out")
-        return await _search(request, household, haste)
+    async def plan(self, question: PlanQuestion, haste: Haste = Haste.ALONE) -> Plan:
+        """As `search`, which says what it raises."""
+        searcher = fastest(question.household, self._mesh.self_id)
+        if (
+            searcher == self._mesh.self_id or question.near is not None
+        ):  # what is near is soon found
+            return await search(question, haste)
+        return await first_of(
+            lambda: self._ask(searcher, question, haste),
+            lambda: search(question, haste),
+            inf if haste is Haste.IDLE else self._head_start_seconds,
+        )
 
-    async def _ask(
-        self, searcher: str, request: PlanningRequest, household: MeasuredHousehold, haste: Haste
-    ) -> Plan:
+    async def _ask(self, searcher: str, question: PlanQuestion, haste: Haste) -> Plan | None:
         fields = {"haste": haste.value, "search": next(self._numbers)}
         try:
             reply = await self._mesh.call(
                 searcher,
-                Message(SEARCH_PLAN, fields, (memoryview(to_bytes(request, household)),)),
+                Message(SEARCH_PLAN, fields, (memoryview(question.to_bytes()),)),
                 timeout_seconds=IDLE_TIMEOUT_SECONDS if haste is Haste.IDLE else TIMEOUT_SECONDS,
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
-        except (asyncio.CancelledError, TimeoutError):
-            message = Message(SEARCH_END, {"search": fields["search"]})
-            await say_unwanted(self._mesh, searcher, message)
+            return question.checked(cbor.loads(bytes(part_of(reply)), BLOB_LIMIT_BYTES))
+        except (Error, TimeoutError) as error:  # that no plan fits is found here too
+            log.info("plan_not_searched", by=searcher[:12], why=str(error) or "timed out")
+            if isinstance(error, TimeoutError):
+                await self._unwanted(searcher, fields)
+            return None
+        except asyncio.CancelledError:
+            await self._unwanted(searcher, fields)
             raise
-        return _checked(cbor.loads(bytes(part_of(reply)), BLOB_LIMIT_BYTES), request, household)
+
+    async def _unwanted(self, searcher: str, fields: Mapping[str, int]) -> None:
+        message = Message(SEARCH_END, {"search": fields["search"]})
+        await say_unwanted(self._mesh, searcher, message)
 
     async def _answer(self, peer: str, message: Message) -> Message:
-        request, household = from_bytes(part_of(message))
+        question = PlanQuestion.from_bytes(part_of(message))
         haste = Haste(integer(message.fields, "haste", min(Haste), max(Haste)))
         key = peer, integer(message.fields, "search")
-        plan = await self._searches.do(key, peer, _search(request, household, haste))
+        plan = await self._searches.do(key, peer, search(question, haste))
         return Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
 
     def _end(self, peer: str, message: Message) -> None:
         self._searches.give_up((peer, integer(message.fields, "search")))
 
 
-async def _search(request: PlanningRequest, household: MeasuredHousehold, haste: Haste) -> Plan:
-    with timed(log, "plan_searched"):
-        return await apart(lambda run: plan_household(request, household, run), haste)
+async def first_of(
+    asked: Callable[[], Awaitable[T | None]],
+    here: Callable[[], Awaitable[T]],
+    head_start_seconds: float,
+) -> T:
+    """What another device answers; what is found here where that is of no use, or not there soon.
+
+    Raises what `here` raises. `asked` raises nothing.
+    """
+    other = asyncio.ensure_future(asked())
+    own: asyncio.Future[T] | None = None
+    try:
+        limit = None if head_start_seconds == inf else head_start_seconds
+        await asyncio.wait([other], timeout=limit)
+        if not other.done():
+            own = asyncio.ensure_future(here())
+            await asyncio.wait([other, own], return_when=asyncio.FIRST_COMPLETED)
+        if other.done() and (found := other.result()) is not None:
+            return found
+        return await (own if own is not None else here())
+    finally:
+        other.cancel()
+        if own is not None:
+            own.cancel()
+        await asyncio.gather(*([other] if own is None else [other, own]), return_exceptions=True)
 
 
 def fastest(household: MeasuredHousehold, here: str) -> str:
@@ -112,81 +161,3 @@ def fastest(household: MeasuredHousehold, here: str) -> str:
 def _message_seconds(candidate: Candidate) -> float:
     overheads = overheads_of(candidate)
     return inf if overheads is None else overheads.message_seconds
-
-
-def _checked(value: object, request: PlanningRequest, household: MeasuredHousehold) -> Plan:
-    """Another device's plan. Raises OptionError, ProtocolError."""
-    plan = Plan.from_json(value, batch_size=request.batch_size)
-    here = {candidate.name for candidate in household.candidates}
-    used = plan.device_names
-    if not used <= here or here - used != {out.name for out in plan.left_out}:
-        raise ProtocolError("a plan of other devices than those it was asked for")
-    if not used <= plan.predicted.peak_bytes.keys():
-        raise ProtocolError("a plan that does not say how much memory it takes")
-    return plan
-
-
-def to_bytes(request: PlanningRequest, household: MeasuredHousehold) -> bytes:
-    """A question, as strict CBOR."""
-    return cbor.dumps(
-        {
-            "request": request.to_bytes(),
-            "holder": household.holder,
-            "leaving": sorted(household.leaving),
-            "links": [
-                [sender, receiver, float(link.bytes_per_s), float(link.latency_s)]
-                for (sender, receiver), link in household.links.items()
-            ],
-            "candidates": [
-                {
-                    "id": candidate.id,
-                    "name": candidate.name,
-                    "measured": dict(candidate.measured),
-                    "memory_bytes": candidate.memory_bytes,
-                    "taken_bytes": candidate.taken_bytes,
-                }
-                for candidate in household.candidates
-            ],
-        }
-    )
-
-
-def from_bytes(data: bytes | memoryview) -> tuple[PlanningRequest, MeasuredHousehold]:
-    """Check and read. Raises ProtocolError; profiles are checked where they are planned with."""
-    fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
-    match fields:
-        case {
-            "request": bytes(request),
-            "links": [*links],
-            "candidates": [*candidates],
-            "leaving": [*leaving],
-        } if all(isinstance(name, str) for name in leaving):
-            household = MeasuredHousehold(
-                candidates=[_candidate(candidate) for candidate in candidates],
-                links=dict(_link(link) for link in links),
-                holder=text(fields, "holder"),
-                leaving=frozenset(leaving),
-            )
-            if household.holder not in {candidate.name for candidate in household.candidates}:
-                raise ProtocolError("a question whose holder is no candidate")
-            return PlanningRequest.from_bytes(request), household
-    raise ProtocolError("a question for a plan holds a request, links and candidates")
-
-
-def _candidate(fields: object) -> Candidate:
-    if not isinstance(fields, dict) or not isinstance(fields.get("measured"), dict):
-        raise ProtocolError("a candidate without a profile")
-    return Candidate(
-        id=text(fields, "id"),
-        name=text(fields, "name"),
-        measured=fields["measured"],
-        memory_bytes=integer(fields, "memory_bytes", 0, 2**63),
-        taken_bytes=integer(fields, "taken_bytes", 0, 2**63),
-    )
-
-
-def _link(value: object) -> tuple[tuple[str, str], Link]:
-    match value:
-        case [str(sender), str(receiver), float(rate), float(latency)] if rate > 0 <= latency:
-            return (sender, receiver), Link(rate, latency)
-    raise ProtocolError("a link is [name, name, bytes/s, seconds]")

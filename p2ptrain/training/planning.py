@@ -6,23 +6,16 @@ import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from p2ptrain.errors import Error, PeerError, UserError
-from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import Coordinator, MemberState, Mesh
+from p2ptrain.errors import UserError
+from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.model.description import ModelDescription
-from p2ptrain.net.message import Message
 from p2ptrain.observe.events import LeftOut, PlanEvent, PlannedDevice, PlannedStage
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.plan import PlannedStage as Stage
 from p2ptrain.training.change_request import ChangeAnswer
-from p2ptrain.training.protocol import SURVEY_LINKS
 from p2ptrain.training.waiting import changes, within
 
-log = get_logger(__name__)
-
-SURVEY_TIMEOUT_SECONDS = 60.0
 SETTLE_SECONDS = 1.5
-OFFICE_TIMEOUT_SECONDS = 30.0
 
 
 async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None) -> None:
@@ -52,16 +45,6 @@ async def settle(mesh: Mesh, seconds: float = SETTLE_SECONDS) -> None:
                 return
 
 
-async def survey_links(mesh: Mesh) -> None:
-    """Have the links between the others measured while this device still exports its model."""
-    try:
-        coordinator = await office(mesh)
-        message = Message(SURVEY_LINKS)
-        await mesh.call(coordinator.id, message, timeout_seconds=SURVEY_TIMEOUT_SECONDS)
-    except (Error, TimeoutError) as error:
-        log.info("early_survey_failed", why=str(error))  # the plan's own survey follows
-
-
 def plan_event(
     answer: ChangeAnswer,
     description: ModelDescription,
@@ -71,8 +54,7 @@ def plan_event(
     """The event that announces a plan.
 
     Args:
-        kept_bytes: what copies of the whole model take that the coordinator does not know of, by
-            the name of a device.
+        kept_bytes: what copies of the whole model take beside that, by the name of a device.
 
     Raises:
         OptionError: the plan is none.
@@ -106,14 +88,6 @@ def _stage(stage: Stage, description: ModelDescription) -> PlannedStage:
         allocation=stage.allocation.value,
         warmup=stage.warmup,
     )
-
-
-async def office(mesh: Mesh) -> Coordinator:
-    """Who coordinates, once there is somebody. Raises PeerError: nobody was agreed on."""
-    if not await within(mesh, lambda: mesh.coordinator is not None, OFFICE_TIMEOUT_SECONDS):
-        raise PeerError("the devices did not agree on a coordinator")
-    assert mesh.coordinator is not None
-    return mesh.coordinator
 
 
 def _alive(mesh: Mesh) -> list[str]:

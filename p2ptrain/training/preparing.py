@@ -65,7 +65,7 @@ class Preparing:
         return 0 if self._ready is None else self._ready.fetched_bytes
 
     def ask(self, assignment: Assignment, needed_bytes: int, *, gathers: bool) -> None:
-        """A coordinator asks for this; the rules say whether it is obeyed.
+        """The holder asks for this; the rules say whether it is obeyed.
 
         Args:
             gathers: nothing is built of what is fetched.

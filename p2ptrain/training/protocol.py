@@ -1,13 +1,13 @@
 """The messages of a training job: kinds, who sends them to whom, and their checked fields.
 
     holder                coordinator             devices of the plan
-      |-- epoch.change --->|                          |
-      |                    |-- epoch.inventory ------>|   (stops, says what it has)
-      |                    |-- profile.measure ------>|   (asks the holder for model.fetch)
-      |                    |-- links.measure -------->|
-      |                    |-- plan.search ---------->|   (the fastest, where that pays)
-      |                    |-- epoch.prepare -------->|   (fetches its weights: state.read)
-      |<---- the plan -----|<------- ready -----------|
+      |-- epoch.inventory --------------------------->|   (stops, says what it has)
+      |-- links.measure, profile.measure ------------>|   (asks the holder for model.fetch)
+      |-- plan.ask ------->|-- plan.search ---------->|   (the fastest, where that pays)
+      |-- plan.works ----->|                          |   (a sign of work? none: passed over)
+      |<---- the plan -----|                          |
+      |-- epoch.prepare ----------------------------->|   (fetches its weights: state.read)
+      |<----------------------------------- ready ----|
       |-- epoch.begin ------------------------------->|   to all members: others have no part
       |
       |-- train.round ------------------------------->|   what comes next, to every stage; or that
@@ -48,9 +48,11 @@ from p2ptrain.net.write_form import write_form
 from p2ptrain.training.recovery.version import Version, VersionRow
 from p2ptrain.training.rounds import Round
 
-CHANGE = "epoch.change"
 INVENTORY = "epoch.inventory"
-SURVEY_LINKS = "plan.survey"
+PLAN = "plan.ask"
+PLAN_END = "plan.ask.end"
+WORKS = "plan.works"
+PASSED_OVER = "coordinator.passed_over"
 SEARCH_PLAN = "plan.search"
 SEARCH_END = "plan.search.end"
 MEASURE_PROFILE = "profile.measure"

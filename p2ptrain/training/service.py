@@ -31,6 +31,7 @@ from p2ptrain.mesh.interface import (
 from p2ptrain.model.diagnosis import NonFinite
 from p2ptrain.model.stage import Stage
 from p2ptrain.net.message import Fields, Message
+from p2ptrain.net.read_form import read_form
 from p2ptrain.observe.events import Event, Waiting
 from p2ptrain.process.box import Box
 from p2ptrain.training.arrivals import ARRIVALS_LIMIT, Arrivals
@@ -49,6 +50,7 @@ from p2ptrain.training.finding import finding_fields
 from p2ptrain.training.measured import ProfileAsked
 from p2ptrain.training.participation import Participation
 from p2ptrain.training.parts import SMALL, limited
+from p2ptrain.training.passed_over import PassedOver
 from p2ptrain.training.profiling import ProfileCache
 from p2ptrain.training.protocol import (
     ALIVE,
@@ -65,6 +67,7 @@ from p2ptrain.training.protocol import (
     MEASURE_LINKS,
     MEASURE_PROFILE,
     MEASURED,
+    PASSED_OVER,
     PREPARE,
     REPLICA_KEEPER,
     REPLICA_OFFER,
@@ -176,6 +179,7 @@ class TrainingService:
             ALIVE: Route(self._alive),
             SETTLED: Route(self._settled),
             LOG_SEND: Route(self._send_logged),
+            PASSED_OVER: Route(self._passed_over),
             END: Route(self._end),
         }
 
@@ -254,7 +258,7 @@ class TrainingService:
     async def _inventory(self, peer: str, message: Message) -> Message:
         """Stop working on a job, and say what is here of it."""
         job = text(message.fields, "job", 64)
-        self.due.check_job_of(text({"holder": peer, **message.fields}, "holder", 64))
+        self.due.check_job_of(peer)
         await self._make_way(job)
         if self._part is None or self._part.job != job:
             self._part = Participation(job, self._surroundings)
@@ -422,6 +426,13 @@ class TrainingService:
             raise ProtocolError("job.end from a device that is not the holder")
         log.info("job_ended", job=job, reason=text(message.fields, "reason", 1024))
         part.holder_is(HolderState.ENDED)
+
+    async def _passed_over(self, peer: str, message: Message) -> None:
+        """The holder of the job here has asked a coordinator in vain."""
+        said = read_form(PassedOver, message.fields, "who is passed over")
+        part = self._part
+        if part is not None and part.job == said.job and peer == part.holder and part.is_busy:
+            self.mesh.distrust(said.device, said.seconds)
 
     def _engaged(self, peer: str, message: Message) -> Engagement | None:
         """The engagement a holder's message is for, or None if it is over. Refuses strangers."""

@@ -15,7 +15,7 @@ from time import monotonic
 
 from p2ptrain.errors import OptionError
 from p2ptrain.logs import get_logger, timed
-from p2ptrain.mesh.interface import Mesh
+from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event, Warned
 from p2ptrain.training import ended_jobs, journal, unfinished
@@ -24,12 +24,13 @@ from p2ptrain.training.fingerprint import fingerprint, job_id, job_prefix, weigh
 from p2ptrain.training.job import Job
 from p2ptrain.training.journal import JournalEntry
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.planning import office, settle, survey_links, wait_for_members
+from p2ptrain.training.planning import settle, wait_for_members
 from p2ptrain.training.preparation import Prepared, prepare
 from p2ptrain.training.recovery.going_on import Start, decide
 from p2ptrain.training.recovery.holder_core import START_SECONDS
 from p2ptrain.training.recovery.reporting import Reported
 from p2ptrain.training.scope import task_scope
+from p2ptrain.training.surveying import Surveyor
 
 log = get_logger(__name__)
 
@@ -61,8 +62,10 @@ class StartOfJob:
         folder: StateFolder | None,
         options: TrainOptions,
         emit: Callable[[Event], None],
+        surveyor: Surveyor,
     ) -> None:
         self._mesh = mesh
+        self._surveyor = surveyor
         self._folder = folder
         self._options = options
         self._emit = emit
@@ -73,7 +76,6 @@ class StartOfJob:
 
         Raises:
             UserError: the job, the script's data or the options have to change.
-            PeerError: the household does not agree on a coordinator.
         """
         found = None if self._folder is None else journal.find(self._folder, self._warn)
         wanted = None if self._options.fresh else found
@@ -91,7 +93,6 @@ class StartOfJob:
             return Started(prepared, going_on, same)
         if wanted is not None:
             await self._gather(None)
-        await office(self._mesh)
         first = prepared.first_step
         reported = Reported(first, prepared.evaluated)
         entry = JournalEntry(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
@@ -122,7 +123,9 @@ class StartOfJob:
             if self._options.wait_for == 1:
                 await settle(self._mesh)
         with timed(log, "links_surveyed"):
-            await survey_links(self._mesh)
+            me, members = self._mesh.self_id, self._mesh.members.values()  # this one exports still
+            here = sorted(m.id for m in members if m.state is MemberState.ALIVE and m.id != me)
+            await self._surveyor.measure_links(here)
 
     def _others(self, found: JournalEntry) -> frozenset[str]:
         placed = found.noted.placed

@@ -61,6 +61,10 @@ class WantedWork:
             raise PeerError(f"that {self._what} has been given up")
         return result
 
+    def has(self, key: Hashable) -> bool:
+        """Whether there is such work under way."""
+        return key in self._working
+
     def give_up(self, key: Hashable) -> None:
         """It is not wanted any more, if it is under way."""
         working = self._working.get(key)

@@ -154,6 +154,13 @@ class Device:
         if self.process_runs and not self.is_frozen:
             self._member(SelfChanged(name=name))
 
+    def distrust(self, device: str, seconds: float) -> None:
+        """That one does not coordinate for so long, as this one sees it."""
+        if self.process_runs and not self.is_frozen:
+            out = self.election.exclude(device, self.now + seconds, self.now)
+            self._carry_out_election(out)
+            self._schedule()
+
     def _end(self) -> None:
         self.process_runs = self.is_frozen = False
         self._inbox.clear()

@@ -35,7 +35,6 @@ from p2ptrain.mesh.membership_config import MembershipConfig
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.net.message import Fields, Message, Priority
 from p2ptrain.observe.events import Event, PairingFailed, Warned
-from p2ptrain.training.recovery.fence import Fence
 
 COMMAND = "detection.command"
 COMMAND_SECONDS = 0.005
@@ -98,7 +97,7 @@ class Member:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._fence = Fence()
+        self._term = 0  # the newest that a command was obeyed in
         self._chunks = 0  # that it may send now
         self._adds_up_with = ""  # id of the following member, while there is a link
         self._may_send = asyncio.Event()
@@ -200,11 +199,13 @@ class Member:
         term = message.fields["term"]
         office = self._mesh.coordinator
         known = None if office is None else (office.id, office.term)
-        refusal = self._fence.refusal(peer, term, 0, known)
-        if refusal is None:
-            self._fence = self._fence.raised(term, 0)
+        of_another = known is not None and (
+            term < known[1] or (peer != known[0] and term == known[1])
+        )
+        is_obeyed = term >= self._term and not of_another
+        self._term = max(self._term, term) if is_obeyed else self._term
         name = self._mesh.members[peer].name if peer in self._mesh.members else peer
-        say("command", by=name, term=term, obeyed=refusal is None)
+        say("command", by=name, term=term, obeyed=is_obeyed)
 
 
 def _hold_loop(seconds: float) -> None:

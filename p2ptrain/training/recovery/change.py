@@ -1,4 +1,4 @@
-"""What a holder asks a coordinator for when an epoch ends."""
+"""What a holder needs to know for the next epoch when one ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeAsk:
-    """A request; all that a coordinator knows of the job is in it and in the inventories.
+    """A request; what else counts is in the inventories.
 
     Attributes:
         number: of this holder's requests, rising also over its restarts; a greater one cancels a

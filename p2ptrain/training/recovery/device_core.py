@@ -5,8 +5,9 @@
                                         └─ holder gone ─► STOPPING ─► PARKED ─► inventory
 
 What it trains (LIVE) stays until the next epoch begins: until then others may read from it, and
-training may go on from it. Commands of a coordinator pass the fence, commands of the holder must
-name the epoch that runs.
+training may go on from it. The holder alone commands: it is the one that asked first, and stays so
+while there is a job. What it asks to prepare must be newer than all it asked before, what it orders
+must name the epoch that runs.
 
 This class is a pure core: no clock, no task, no tensor. Feed it events, carry out what it returns,
 in that order. The shell's `Stopped` is the truth about what is trained here.
@@ -21,7 +22,6 @@ from p2ptrain.errors import InternalError
 from p2ptrain.training.recovery import device_events as told
 from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.copies import Copies
-from p2ptrain.training.recovery.fence import Fence
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.partner_links import PartnerLinks
 from p2ptrain.training.recovery.placed import Placed
@@ -52,7 +52,7 @@ class DeviceCore:
 
     Attributes:
         phase: what it does.
-        fence: newest command obeyed.
+        epoch: of the newest command obeyed; only rises.
         running: the epoch that its LIVE holdings are of, also after it was stopped.
         prepared: the epoch that it prepares or is ready for.
         refused: stale commands so far.
@@ -60,13 +60,12 @@ class DeviceCore:
 
     def __init__(self, device: str) -> None:
         self.phase = Phase.IDLE
-        self.fence = Fence()
+        self.epoch = 0
         self.running: Placed | None = None
         self.prepared: Placed | None = None
         self.refused = 0
         self._device = device
         self._holder: str | None = None
-        self._coordinator: tuple[str, int] | None = None
         self._trained = TrainedStages()
         self._copies = Copies()
         self._asked: told.InventoryAsked | None = None  # answered once everything stands still
@@ -80,6 +79,19 @@ class DeviceCore:
         self._out: list[to_do.DeviceInstruction] = []
 
     @property
+    def holder(self) -> str | None:
+        """Whose job this is; None where there is none."""
+        return self._holder
+
+    def refusal(self, peer: str, epoch: int) -> str | None:
+        """Why nothing of a command is believed; None = it may be obeyed."""
+        if self._holder not in (None, peer):
+            return "that job is another device's"
+        if epoch < self.epoch:
+            return f"epoch {epoch} is over: epoch {self.epoch} was asked for since"
+        return None
+
+    @property
     def holdings(self) -> tuple[Holding, ...]:
         """What is here, as far as is known without stopping."""
         return (*self._trained.holdings, *self._copies.holdings)
@@ -87,8 +99,6 @@ class DeviceCore:
     def handle(self, event: told.DeviceEvent) -> list[to_do.DeviceInstruction]:
         """Take in one event."""
         match event:
-            case told.Coordinates(device, term):
-                self._coordinator = None if device is None else (device, term)
             case told.InventoryAsked():
                 self._on_inventory(event)
             case told.Rebuilt():
@@ -125,9 +135,8 @@ class DeviceCore:
     # -- taking stock ----------------------------------------------------------------------
 
     def _on_inventory(self, asked: told.InventoryAsked) -> None:
-        if not self._obeys(asked.request, asked.peer, asked.term, asked.epoch):
+        if not self._obeys(asked.request, asked.peer, asked.epoch):
             return
-        self._holder = asked.holder
         self._abandon_preparation()
         if self._asked is not None:
             self._refuse(self._asked.request, self._asked.peer, "asked again since")
@@ -141,8 +150,8 @@ class DeviceCore:
         elif self.phase is not Phase.STOPPING:
             self._apply_or_answer()
 
-    def _obeys(self, request: int, peer: str, term: int, epoch: int) -> bool:
-        why = self.fence.refusal(peer, term, epoch, self._coordinator)
+    def _obeys(self, request: int, peer: str, epoch: int) -> bool:
+        why = self.refusal(peer, epoch)
         if why is None and self.running is not None and epoch <= self.running.epoch:
             why = f"epoch {epoch} is over: epoch {self.running.epoch} has begun"
         if why is None and self.prepared is not None and epoch <= self.prepared.epoch:
@@ -150,7 +159,8 @@ class DeviceCore:
         if why is not None:
             self._refuse(request, peer, why)
             return False
-        self.fence = self.fence.raised(term, epoch)
+        self._holder = peer
+        self.epoch = epoch
         return True
 
     def _refuse(self, request: int, peer: str, reason: str) -> None:
@@ -192,9 +202,8 @@ class DeviceCore:
             self._out.append(to_do.MakeAnew(asked.request, asked.rebuild))
             return
         self._asked = None
-        fence = self.fence
         self._out.append(
-            to_do.AnswerInventory(asked.request, asked.peer, fence.epoch, fence.term, self.holdings)
+            to_do.AnswerInventory(asked.request, asked.peer, self.epoch, self.holdings)
         )
 
     def _on_rebuilt(self, rebuilt: told.Rebuilt) -> None:
@@ -212,13 +221,15 @@ class DeviceCore:
 
     def _on_prepare(self, asked: told.PrepareAsked) -> None:
         placed = asked.placed
-        if not self._obeys(asked.request, asked.peer, placed.term, placed.epoch):
+        if placed.holder != asked.peer:
+            self._refuse(asked.request, asked.peer, "that plan is another device's")
+            return
+        if not self._obeys(asked.request, asked.peer, placed.epoch):
             return
         if self.phase in (Phase.RUNNING, Phase.STOPPING) or self._asked is not None:
             self._refuse(asked.request, asked.peer, "this device has not stopped: take stock first")
             return
         self._abandon_preparation()
-        self._holder = placed.holder
         self.phase = Phase.PREPARING
         self.prepared, self._preparing = placed, asked
         self._out += self._copies.drop({Kind.FETCHED}, but=(placed.version,))
@@ -257,7 +268,7 @@ class DeviceCore:
 
     def _on_begin(self, peer: str, epoch: int) -> None:
         begun = self.running is not None and epoch <= self.running.epoch
-        if begun or epoch < self.fence.epoch or peer != self._holder:
+        if begun or epoch < self.epoch or peer != self._holder:
             self.refused += not begun
             return
         if self.prepared is not None and self.prepared.epoch == epoch:
@@ -270,7 +281,6 @@ class DeviceCore:
             self._leave_epoch(epoch)
 
     def _begin(self, placed: Placed) -> None:
-        self.fence = self.fence.raised(placed.term, placed.epoch)
         self.running, self.prepared = placed, None
         self._links.begin()
         self.phase = Phase.RUNNING
@@ -288,7 +298,7 @@ class DeviceCore:
     def _leave_epoch(self, epoch: int) -> None:
         """An epoch began without this device: what it trained is of no use to anybody."""
         self._abandon_preparation()
-        self.fence = self.fence.raised(0, epoch)
+        self.epoch = max(self.epoch, epoch)
         self._out += self._copies.drop({Kind.FETCHED})
         if self.phase is Phase.RUNNING:
             self._stop()
@@ -400,7 +410,7 @@ class DeviceCore:
             self._rest()
 
     def _forget(self) -> None:
-        """The job is over; only the fence stays."""
+        """The job is over; only the number of the newest epoch stays."""
         self._abandon_preparation()
         self.phase = Phase.IDLE
         self.running = self._asked = self._holder = None

@@ -29,16 +29,8 @@ class HolderState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Coordinates:
-    """This device follows `device` in `term`; None = nobody."""
-
-    device: str | None
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
 class InventoryAsked:
-    """Stop, and say what is here.
+    """The holder `peer` wants this device to stop, and to say what is here.
 
     Attributes:
         request: names the answer.
@@ -49,9 +41,7 @@ class InventoryAsked:
 
     request: int
     peer: str
-    term: int
     epoch: int
-    holder: str
     apply: Version | None = None
     coefficient: Coefficient | None = None
     rebuild: Rebuild | Mix | None = None
@@ -286,8 +276,7 @@ AboutPreparation: TypeAlias = PartFetched | Fetched | Built | PrepareFailed
 AboutCopies: TypeAlias = Kept | OfferHeard | ReplicaWhole | KeepHeard | CopyFailed | KeeperIs
 AboutLinks: TypeAlias = LinkEnded | LinkStarted
 DeviceEvent: TypeAlias = (
-    Coordinates
-    | InventoryAsked
+    InventoryAsked
     | Rebuilt
     | Stopped
     | PrepareAsked

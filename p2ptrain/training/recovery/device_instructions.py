@@ -21,7 +21,6 @@ class AnswerInventory:
     request: int
     peer: str
     epoch: int
-    term: int
     holdings: tuple[Holding, ...]
 
 

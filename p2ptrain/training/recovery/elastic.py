@@ -5,13 +5,13 @@
                         cannot hold the work: then it hears so
     a drift look        look ──► it pays: change
 
-Who comes may be alive before the coordinator has a link to it, or before it can be measured: a look
+Who comes may be alive before who looks has a link to it, or before it can be measured: a look
 without it settles nothing about it, and is made again.
 
 A plan that was made after a death, while everybody waited, is one that can begin soon. The first
 drift look looks for the best one then, whatever was changed for lately.
 
-To look is to ask the coordinator, while training goes on, for what it would do now. One look at a
+To look is to have planned, while training goes on, what would be best now. One look at a
 time: a leave overtakes every other, a device that appears a drift look; what was overtaken is tried
 again, and what drifts during a look, which does not know of it, is looked at after it. What is
 found counts only while the plan it was asked for is in force; once a change has been called for,
@@ -128,7 +128,7 @@ ElasticEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class LookNow:
-    """Ask the coordinator; a look under way is given up.
+    """Have it looked for; a look under way is given up.
 
     Attributes:
         without: devices that are leaving.

@@ -54,7 +54,7 @@ class History:
         )
 
     def past(self, there: Presence, *, clips: bool, asynchronous: bool = False) -> Past:
-        """What a coordinator has to know beside the inventories."""
+        """What counts beside the inventories."""
         return Past(
             self.lineage,
             self.reported,

@@ -1,10 +1,10 @@
-"""What a holder does about trouble: settle, ask a coordinator, accept, begin; and ask again.
+"""What a holder does about trouble: settle, have an epoch made ready, accept, begin; and again.
 
     STARTING ──► ASKING ──► TRAINING ──► DRAINING ─┐       at a round's border: join, leave, drift
                   ▲ ▲          │ trouble           │
                   │ └───── SETTLING ◄──────────────┤       at most SETTLE_SECONDS
                   │                                ▼
-                  └──────── WAITING ◄── lost, but not for certain; or nobody coordinates
+                  └──────── WAITING ◄── lost, but not for certain
 
 The holder owns what is true: the history, which epoch counts, which step was reported. A change is
 final when the journal has it, and before that nobody is told to begin. Pure: feed events and ticks
@@ -24,13 +24,7 @@ from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.history import History
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.presence import Presence
-from p2ptrain.training.recovery.refusals import (
-    RETRY_SECONDS,
-    AskAgain,
-    Await,
-    KeepLeavers,
-    Refusals,
-)
+from p2ptrain.training.recovery.refusals import AskAgain, Await, KeepLeavers, Refusals
 from p2ptrain.training.recovery.settling import Settling
 
 START_SECONDS = 3.0
@@ -92,7 +86,6 @@ class HolderCore:
         self._refusals = Refusals()
         self._leaving: set[str] = set()
         self._faulty: set[str] = set()
-        self._coordinator: tuple[str, int] | None = None
         self._reason = Reason.START if self.history.placed is None else Reason.FAILURE
         self._number = 0
         self._due = _NEVER  # of the present phase
@@ -124,11 +117,6 @@ class HolderCore:
     def faulty(self) -> frozenset[str]:
         """Devices that get no work any more."""
         return frozenset(self._faulty)
-
-    @property
-    def coordinator(self) -> str | None:
-        """Whoever coordinates; None = nobody does at present."""
-        return None if self._coordinator is None else self._coordinator[0]
 
     def start(self, now: float) -> list[to_do.HolderInstruction]:
         """Begin; a holder that was started again gives its members a moment to be found."""
@@ -193,9 +181,7 @@ class HolderCore:
                     self._let_go()
             case told.CopiesAre(copies):
                 self.history.copies = copies
-            case told.Coordinates(device, term):
-                self._on_coordinator(device, term)
-            case told.AnswerIn() | told.RefusedIn() | told.CallFailed():
+            case told.AnswerIn() | told.RefusedIn():
                 self._on_answer(event)
             case told.Wanted() | told.Drained() | told.CourseDone() | told.Home():
                 self._on_course(event)
@@ -272,10 +258,6 @@ class HolderCore:
             self.phase = Phase.OVER
             self._out.append(to_do.StopJob(useless))
             return
-        if self._coordinator is None:
-            self.phase = Phase.WAITING
-            self._tell_waiting(())
-            return
         self.phase = Phase.ASKING
         self._there.asked()
         history = self.history
@@ -294,23 +276,15 @@ class HolderCore:
             lowered=self.lowered,
         )
         self._write_down()  # else a restart could use these numbers again
-        self._out.append(to_do.Ask(self._coordinator[0], ask))
+        self._out.append(to_do.Ask(ask))
 
     def _write_down(self) -> None:
         took_part = tuple(sorted(self._there.took_part.items()))
         self._out.append(self.history.written_down(took_part))
 
-    def _on_coordinator(self, device: str | None, term: int) -> None:
-        new = None if device is None else (device, term)
-        if new == self._coordinator:
-            return
-        self._coordinator = new
-        if self.phase is Phase.ASKING or (self.phase is Phase.WAITING and new is not None):
-            self._ask_soon()
-
     # -- answers -------------------------------------------------------------------------------
 
-    def _on_answer(self, event: told.AnswerIn | told.RefusedIn | told.CallFailed) -> None:
+    def _on_answer(self, event: told.AnswerIn | told.RefusedIn) -> None:
         if self.phase is not Phase.ASKING or event.number != self._number:
             return  # of a request that was given up
         match event:
@@ -321,8 +295,6 @@ class HolderCore:
                     self._ask_soon()
             case told.RefusedIn():
                 self._on_refusal(event)
-            case told.CallFailed():
-                self._due = min(self._due, self._now + RETRY_SECONDS)
 
     def _on_refusal(self, refused: told.RefusedIn) -> None:
         leaves = bool(self._leaving)

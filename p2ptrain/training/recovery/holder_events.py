@@ -117,16 +117,8 @@ class CopiesAre:
 
 
 @dataclass(frozen=True, slots=True)
-class Coordinates:
-    """This household's coordinator; None = there is none at present."""
-
-    device: str | None
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
 class AnswerIn:
-    """A coordinator's answer to request `number`: all devices of `placed` are ready."""
+    """What came of request `number`: all devices of `placed` are ready."""
 
     number: int
     placed: Placed
@@ -135,14 +127,7 @@ class AnswerIn:
 
 @dataclass(frozen=True, slots=True)
 class RefusedIn(NoWay):
-    """The coordinator's answer is that there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """The coordinator that was asked does not answer any more."""
-
-    number: int
+    """There is no way to another epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +170,8 @@ HolderEvent: TypeAlias = (
     | Committed
     | Stable
     | CopiesAre
-    | Coordinates
     | AnswerIn
     | RefusedIn
-    | CallFailed
     | Wanted
     | Drained
     | CourseDone

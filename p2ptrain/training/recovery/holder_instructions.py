@@ -42,9 +42,8 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send the request to `coordinator`."""
+    """Have it made ready; say `AnswerIn` or `RefusedIn`."""
 
-    coordinator: str
     ask: ChangeAsk
 
 
@@ -75,7 +74,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """Tell people for which devices the job waits; none = for a coordinator."""
+    """Tell people for which devices the job waits."""
 
     devices: tuple[str, ...]
 

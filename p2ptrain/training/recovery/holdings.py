@@ -1,4 +1,4 @@
-"""What a device has of a job, as it tells a coordinator that takes stock."""
+"""What a device has of a job, as it tells the holder that takes stock."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ class Inventory(Blob):
     Attributes:
         device: its id.
         epoch: newest that it prepared, ran or was asked about.
-        term: highest of a coordinator that commanded it.
         holdings: what it has; nothing torn, nothing half arrived.
         linked: ids of the peers that it has a link to.
         budget_bytes: what it offered the job when it was idle; less where others have taken of it.
@@ -94,7 +93,6 @@ class Inventory(Blob):
 
     device: Id
     epoch: Count = 0
-    term: Count = 0
     holdings: Annotated[tuple[Holding, ...], Length(HOLDINGS_LIMIT)] = ()
     linked: Annotated[frozenset[Id], Length(HOLDINGS_LIMIT)] = frozenset()
     budget_bytes: Bytes = 0

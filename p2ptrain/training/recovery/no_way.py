@@ -1,4 +1,4 @@
-"""What a coordinator says, and a holder hears, where there is no way to a new epoch."""
+"""What a holder hears where there is no way to a new epoch."""
 
 from __future__ import annotations
 

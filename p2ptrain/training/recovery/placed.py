@@ -37,7 +37,6 @@ class Placed:
 
     Attributes:
         epoch: its number; of two epochs the greater counts.
-        term: the coordinator's when it planned.
         holder: id of the device with the data.
         version: what the epoch begins with.
         lineage: as it was before this epoch.
@@ -48,7 +47,6 @@ class Placed:
     """
 
     epoch: int
-    term: int
     holder: str
     version: Version
     lineage: Lineage

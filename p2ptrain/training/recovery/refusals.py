@@ -1,4 +1,4 @@
-"""What a holder does when a coordinator sees no way. Pure.
+"""What a holder does when there is no way to another epoch. Pure.
 
 it may see one soon            ask again, ever later where preparations are spoiled; not for ever
 no plan fits without a leaver  that one stays
@@ -18,8 +18,8 @@ from p2ptrain.training.recovery.presence import Presence
 RETRY_SECONDS = 1.0
 """Between two requests where the first one failed and nothing has changed."""
 MOST_DOUBLINGS = 3
-"""Of that where the coordinator does not see whom the holder sees: each request's epoch numbers are
-on the disk first, and this may go on for hours."""
+"""Of that where a device is alive and does not answer: each request's epoch numbers are on the disk
+first, and this may go on for hours."""
 MOST_SPOILED = 5
 """Requests in a row without a new step in which every preparation was spoiled; the wait between two
 doubles."""
@@ -64,7 +64,7 @@ class Refusals:
     def __init__(self) -> None:
         self.lowered: dict[str, int] = {}
         self._spoiled = 0  # requests in a row
-        self._unseen = 0  # the same, by the coordinator alone
+        self._unseen = 0  # the same, while a device that is alive did not answer
 
     def progress(self) -> None:
         """A new step was made."""
@@ -83,7 +83,7 @@ class Refusals:
         if lost.certain if lost is not None else not there.silent:
             return StopJob(refused.reason, lost)
         places = lost.last_places if lost is not None else there.silent
-        seen = there.alive.intersection(places)  # but not by the coordinator, yet
+        seen = there.alive.intersection(places)  # but it did not answer, yet
         silent = there.silent.intersection(places)
         if not seen and not silent:  # they have ended for certain since that was found
             return AskAgain(RETRY_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from p2ptrain.plan import planners
 from p2ptrain.training.recovery import choose
 from tests.unit.training.conftest import equal_models_are_captured_once
 
@@ -14,3 +15,9 @@ __all__ = ["all_go_back", "equal_models_are_captured_once"]
 def all_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost stage is never made anew: where it is not possible, copies must do."""
     monkeypatch.setattr(choose, "rebuilds", lambda *_: ())
+
+
+@pytest.fixture(autouse=True)
+def forced_plans_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans that tests force name this planner."""
+    monkeypatch.setitem(planners.PLANNERS, "forced", planners.PLANNERS["auto"])

@@ -1,19 +1,29 @@
-"""A change of coordinator ends no job: not while it is prepared, and not while it trains."""
+"""Whatever becomes of the coordinator ends no job: neither as it is prepared, nor as it trains."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from p2ptrain.errors import NotCoordinator, PeerError
+from p2ptrain.errors import InternalError, PeerError, PlanError
+from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Event, PlanEvent, Step
+from p2ptrain.observe.events import Event, PlanEvent, Step, Warned
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import CHANGE, MEASURE_PROFILE, PREPARE, SURVEY_LINKS
+from p2ptrain.training.planner import Planner
+from p2ptrain.training.protocol import (
+    MEASURE_LINKS,
+    MEASURE_PROFILE,
+    PLAN,
+    PREPARE,
+    WORKS,
+)
+from p2ptrain.training.recovery import planner_core
 from tests.integration.training.group_plans import divided, force
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import make_job, on_step, undisturbed
@@ -35,8 +45,8 @@ def at_first(household: Devices, name: str, kind: str, act: Callable[[], None]) 
 @pytest.mark.parametrize(
     ("kind", "where"),
     [
-        (SURVEY_LINKS, "b"),
-        (CHANGE, "b"),
+        (MEASURE_LINKS, "b"),
+        (PLAN, "b"),
         (MEASURE_PROFILE, "a"),
         (MEASURE_PROFILE, "c"),
         (PREPARE, "a"),
@@ -44,9 +54,7 @@ def at_first(household: Devices, name: str, kind: str, act: Callable[[], None]) 
         (PREPARE, "c"),
     ],
 )
-async def test_an_election_while_a_job_is_prepared_makes_the_holder_ask_the_new_coordinator(
-    kind: str, where: str
-) -> None:
+async def test_an_election_while_a_job_is_prepared_changes_nothing(kind: str, where: str) -> None:
     async with devices(3) as household:
         household.mesh.elect("b")
         at_first(household, where, kind, lambda: household.mesh.elect("c"))
@@ -58,7 +66,9 @@ async def test_an_election_while_a_job_is_prepared_makes_the_holder_ask_the_new_
 
 
 @pytest.mark.parametrize("kind", [MEASURE_PROFILE, PREPARE])
-async def test_a_coordinator_that_dies_while_a_job_is_prepared_is_replaced(kind: str) -> None:
+async def test_a_coordinator_that_dies_while_a_job_is_prepared_is_missed_by_nobody(
+    kind: str,
+) -> None:
     async with devices(4) as household:
         household.mesh.elect("d")
         killing: list[asyncio.Task[None]] = []
@@ -74,22 +84,74 @@ async def test_a_coordinator_that_dies_while_a_job_is_prepared_is_replaced(kind:
         assert used == {"a", "b", "c"}
 
 
-async def test_devices_that_know_of_the_election_first_are_not_left_out() -> None:
-    """The old coordinator hears of its end by their refusals."""
+Answer = Callable[[str, Message], Awaitable[Message | None]]
+
+
+async def _never(_peer: str, _message: Message) -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def _wrong(_peer: str, _message: Message) -> Message:
+    raise InternalError("a bug")
+
+
+async def _no_plan(_peer: str, _message: Message) -> Message:
+    raise PlanError("nothing fits")
+
+
+def _plan(change: Callable[[dict[str, Any]], object]) -> Callable[[Answer], Answer]:
+    """An answer with a plan that was right before `change`."""
+
+    def answers(right: Answer) -> Answer:
+        async def answer(peer: str, message: Message) -> Message:
+            reply = await right(peer, message)
+            assert reply is not None
+            plan = cbor.loads(bytes(reply.parts[0]), 1 << 20)
+            change(plan)
+            return Message(PLAN, {}, (memoryview(cbor.dumps(plan)),))
+
+        return answer
+
+    return answers
+
+
+BAD: dict[str, tuple[Callable[[Answer], Answer], bool]] = {
+    "never": (lambda _: _never, False),
+    "error": (lambda _: _wrong, True),
+    "no plan": (lambda _: _no_plan, True),
+    "list": (_plan(lambda plan: plan.update(planner=["pp"])), True),
+    "empty": (_plan(dict.clear), True),
+    "half": (_plan(lambda plan: plan["stages"].pop()), True),
+    "strangers": (_plan(lambda plan: plan["stages"][0]["devices"][0].update(name="x")), True),
+    "escape": (_plan(lambda plan: plan.update(mode_reason="\x1b[2J")), True),
+    "memory": (_plan(lambda plan: plan["predicted"].update(peak_bytes={"a": 1 << 60})), True),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+async def test_a_coordinator_that_gives_no_plan_is_named_and_passed_over(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """What it answers ends nothing, and the devices of the job follow another one."""
+    monkeypatch.setattr(
+        planner_core, "USUAL", planner_core.Patience(silence_seconds=0.3, look_seconds=0.1)
+    )
+    monkeypatch.setattr(Planner.__init__, "__defaults__", (planner_core.USUAL,))
+    answer, works = BAD[how]
     async with devices(3) as household:
         household.mesh.elect("b")
-        prepare = household.members["c"].routes[PREPARE]
-        refusals = iter([True])
-
-        async def refuse(peer: str, message: Message) -> Message | None:
-            if next(refusals, False):
-                asyncio.get_running_loop().call_later(0.05, household.mesh.elect, "c")
-                raise NotCoordinator("a command of term 2; 3 is in force")
-            return await prepare.handler(peer, message)
-
-        household.mesh["c"].route(PREPARE, refuse, prepare.parts)
+        right = household.members["b"].routes[PLAN]
+        household.mesh["b"].route(PLAN, answer(right.handler), right.parts)
+        if not works:
+            household.mesh["b"].unroute(WORKS)
         await household.holder_run(make_job(epochs=1)).run()
-        assert len(household.plan.stages) == 3
+        assert household.losses == undisturbed(make_job(), 3).losses
+        warned = [event.message for event in household.events if isinstance(event, Warned)]
+        assert [message.split(":")[0].split(",")[0] for message in warned] == ["b"]
+        followed = household.mesh["c"].coordinator
+        assert followed is not None
+        assert followed.name != "b"
 
 
 async def test_a_device_that_trains_refuses_a_plan_that_nobody_took_stock_for() -> None:
@@ -119,7 +181,7 @@ async def test_a_device_that_trains_refuses_a_plan_that_nobody_took_stock_for() 
         await asyncio.wait([running])
 
 
-async def test_a_link_to_the_coordinator_that_breaks_makes_the_holder_ask_again() -> None:
+async def test_a_link_to_the_coordinator_that_breaks_is_not_waited_for() -> None:
     """It coordinates on: no news of an election will ever come."""
     async with devices(3) as household:
         mesh = household.mesh

@@ -1,4 +1,4 @@
-"""The holder's way from epoch to epoch: what waits for the disk, and how its calls fail."""
+"""The holder's way from epoch to epoch: what waits for the disk."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.errors import PeerError
-from p2ptrain.mesh.interface import Mesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import PlanEvent
-from p2ptrain.training import epoch_requests
-from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
 from p2ptrain.training.journal import JOB_FILE
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.recovery import holder_core
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
 
@@ -47,14 +42,3 @@ async def test_a_slow_disk_holds_up_what_people_hear_and_nothing_else(
         await run
         assert household.plan.epoch == 1
         assert len(household.losses) == 2
-
-
-async def test_a_coordinator_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask(mesh: Mesh, device: str, request: ChangeRequest) -> ChangeAnswer | Refusal:
-        raise TimeoutError
-
-    monkeypatch.setattr(epoch_requests, "ask_change", ask)
-    monkeypatch.setattr(holder_core, "RETRY_SECONDS", 0.0)
-    async with devices(1) as household:
-        with pytest.raises(PeerError, match="a, which coordinates, did not answer 61 requests"):
-            await household.holder_run(make_job(), ALONE).run()

@@ -30,7 +30,7 @@ from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.job import SGD, Job
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import CHANGE, RoundOrder
+from p2ptrain.training.protocol import PLAN, RoundOrder
 from p2ptrain.training.state_transfer import StateServer
 from p2ptrain.training.training_loop import TrainingLoop
 from tests import zoo
@@ -354,14 +354,14 @@ async def test_what_a_module_keeps_besides_tensors_is_no_weight(tmp_path: Path) 
 async def test_a_holder_that_is_suspected_as_it_asks_is_waited_for() -> None:
     async with devices(2) as household:
         household.mesh.elect("b")
-        plan = household.members["b"].routes[CHANGE]
+        plan = household.members["b"].routes[PLAN]
 
         async def suspect_first(peer: str, message: Message) -> Message | None:
             household.mesh.suspect("a")
             asyncio.get_running_loop().call_soon(household.mesh.refute, "a")
             return await plan.handler(peer, message)
 
-        household.mesh["b"].route(CHANGE, suspect_first, plan.parts)
+        household.mesh["b"].route(PLAN, suspect_first, plan.parts)
         await household.holder_run(make_job(epochs=1)).run()
         assert {device.name for stage in household.plan.stages for device in stage.devices} == {
             "a",

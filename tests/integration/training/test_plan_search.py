@@ -11,6 +11,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.training import plan_search
 from p2ptrain.training.apart import Apart, Haste
 from p2ptrain.training.household_plan import plan_household
+from p2ptrain.training.plan_question import PlanQuestion
 from tests.unit.training.test_plan_search import (
     NAMES,
     REQUEST,
@@ -36,6 +37,6 @@ async def test_beside_training_a_process_of_the_fastest_finds_the_same(
     monkeypatch.setattr(plan_search, "apart", apart)
     searches = {name: routed(mesh[name]) for name in NAMES}
     household = measured_household(ids_of(mesh), b=0.2)
-    plan = await searches["c"].plan(REQUEST, household, Haste.IDLE)
+    plan = await searches["c"].plan(PlanQuestion(REQUEST, household), Haste.IDLE)
     assert hastes == [Haste.IDLE]  # the coordinator has not searched itself
     assert plan == plan_household(REQUEST, household)

@@ -14,7 +14,7 @@ from p2ptrain.errors import PeerError, PlanError
 from p2ptrain.model.share import Span
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.plan.plan import Plan
-from p2ptrain.training import apart, change_planning, considering, device_measures, household_plan
+from p2ptrain.training import apart, considering, device_measures, household_plan, plan_search
 from p2ptrain.training.consider_request import Considered
 from p2ptrain.training.considering import Consideration
 from p2ptrain.training.epoch_links import EpochLinks
@@ -287,7 +287,7 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(device_measures, "measure", measured)
         if alone:
-            monkeypatch.setattr(change_planning, "plan_change", short)
+            monkeypatch.setattr(plan_search, "plan_change", short)
         course = Course(household, {5: come_and_die})
         hold_rounds(monkeypatch, LONG - 10, lambda: "d" in used(household))
         await household.holder_run(job, options, listen).run()
@@ -380,7 +380,7 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
         raise PeerError("a device does not answer")
 
     monkeypatch.setattr(considering, "plan_change", short)
-    monkeypatch.setattr(change_planning, "plan_change", short)
+    monkeypatch.setattr(plan_search, "plan_change", short)
     if not looked:
         monkeypatch.setattr(Consideration, "answer", fails)
     wanted, job = undisturbed(momentum_job()), momentum_job()

@@ -34,7 +34,7 @@ ROUNDED = pytest.mark.parametrize("wire", [BF16, INT8])
 def assignment(wire: WireFormat) -> Assignment:
     place = StagePlace(0, 3, devices=("a",), shares=(4,), warmup=1)
     return Assignment(
-        EpochKey("job", 1), 1, "a", "digest", (place,), 4, 4, {}, 0, False, Version(0, 0), wire=wire
+        EpochKey("job", 1), "a", "digest", (place,), 4, 4, {}, 0, False, Version(0, 0), wire=wire
     )
 
 

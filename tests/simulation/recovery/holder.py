@@ -9,14 +9,17 @@ from p2ptrain.training.recovery import holder_events as h
 from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery import keeping as k
 from p2ptrain.training.recovery.change import Reason
+from p2ptrain.training.recovery.change_core import ChangeCore
 from p2ptrain.training.recovery.choose import GlobalCopy, Lost
 from p2ptrain.training.recovery.committing import Committing
 from p2ptrain.training.recovery.holder_core import HolderCore, Phase
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.recovery.placed import Placed
+from p2ptrain.training.recovery.planner_core import PlannerCore
 from p2ptrain.training.recovery.reporting import OnceOnly, Reported
 from p2ptrain.training.recovery.version import Version
-from tests.simulation.recovery.node import Node
+from tests.simulation.recovery.changing import Changing
+from tests.simulation.recovery.node import PASSED_OVER_SECONDS, Node
 from tests.simulation.recovery.truth import InvariantViolated
 from tests.simulation.recovery.world import World
 
@@ -28,6 +31,7 @@ class Holder(Node):
     """A device that also holds the data."""
 
     holder_core_type: type[HolderCore] = HolderCore
+    change_type: type[ChangeCore] = ChangeCore
     keeping_type: type[k.Keeping] = k.Keeping
 
     def __init__(self, id_: str, world: World, steps: int) -> None:
@@ -35,11 +39,14 @@ class Holder(Node):
         self.steps = steps
         self.over = False
         self.abandoned = 0  # versions
+        self.passed: list[str] = []  # coordinators that were passed over
         self.commits = 0  # replayed ones too
 
     def start(self) -> None:
         """A new process, which goes on where its journal ends."""
         super().start()
+        self.change: Changing | None = None
+        self.planner = PlannerCore(self.id)
         disk, world = self.world.disk, self.world
         self.once = OnceOnly(Reported(disk.reported))
         self.committing: Committing | None = None
@@ -91,28 +98,30 @@ class Holder(Node):
         """To a member."""
         super().on_link_lost(peer)
         self.tell(h.LinkTrouble(self.id, peer))
-        if self.follows is not None and self.follows[0] == peer:
-            self.tell(h.CallFailed(self.holder.number))
 
     def on_died(self, peer: str, *, certain: bool) -> None:
         """A member."""
         super().on_died(peer, certain=certain)
+        if self.change is not None:
+            self.change.on_died(peer)
         self.tell(h.Died(peer, certain))
 
-    def on_coordinator(self) -> None:
-        """The office has changed."""
-        super().on_coordinator()
-        self.tell(h.Coordinates(*(self.follows or (None, 0))))
+    @property
+    def coordinator(self) -> str | None:
+        """Whom this device follows."""
+        return None if self.follows is None else self.follows[0]
+
+    def passed_over(self, device: str) -> None:
+        """A coordinator gave no plan; the devices of the job hear so."""
+        self.passed.append(device)
+        self.world.distrust(self.id, device, PASSED_OVER_SECONDS)
+        for peer, is_alive in self.alive.items():
+            if is_alive and peer != device:
+                self.world.send(self.id, peer, "passed.over", device=device)
 
     def receive(self, peer: str, kind: str, fields: dict[str, Any]) -> None:
         """What only a holder gets."""
         match kind:
-            case "answer":
-                self.tell(h.AnswerIn(**fields))
-            case "refused":
-                self.tell(h.RefusedIn(**fields))
-            case "no.office":
-                self.tell(h.CallFailed(fields["number"]))
             case "done":
                 self._on_done(peer, **fields)
             case "kept":
@@ -142,10 +151,9 @@ class Holder(Node):
                 world.failpoint(self)
                 world.disk.journal = instruction
                 world.failpoint(self)
-            case to_do.Ask(coordinator, ask):
-                if not world.send(self.id, coordinator, "change", ask=ask):
-                    number = ask.number
-                    self.later(0.001, "no link", lambda: self.tell(h.CallFailed(number)))
+            case to_do.Ask(ask):
+                self.change = Changing(self, ask)
+                self.later(0.0, "change", self.change.start)
             case to_do.Begin(placed, _, _, alive):
                 self._begin(placed, sorted(alive))
             case to_do.KeepOnly(versions, alive):

@@ -6,14 +6,13 @@ import dataclasses
 
 from p2ptrain.training.recovery import device_events as d
 from p2ptrain.training.recovery import device_instructions as to_do
-from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
-from p2ptrain.training.recovery.coordinator_events import (
-    CoordinatorEvent,
-    CoordinatorInstruction,
+from p2ptrain.training.recovery.change_core import ChangeCore
+from p2ptrain.training.recovery.change_events import (
+    ChangeEvent,
+    ChangeInstruction,
     InventoryIn,
 )
 from p2ptrain.training.recovery.device_core import DeviceCore
-from p2ptrain.training.recovery.fence import Fence
 from p2ptrain.training.recovery.holder_core import HolderCore
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
 from p2ptrain.training.recovery.keeping import Keeping, KeepingResult
@@ -44,26 +43,11 @@ class AppliesWhenOrdered(DeviceCore):
             self._out.append(to_do.Apply(event.epoch, version, None, keep=False))
 
 
-class NoFence(Fence):
-    """Obeys whoever spoke last."""
+class ObeysAnyCommand(DeviceCore):
+    """Stops and prepares for whatever number comes."""
 
-    def raised(self, term: int, epoch: int) -> Fence:
-        return self
-
-    def refusal(
-        self, peer: str, term: int, epoch: int, coordinator: tuple[str, int] | None
-    ) -> str | None:
-        return None
-
-
-class ObeysAnyCoordinator(DeviceCore):
-    """Has no fence, and stops a running epoch for any."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__(device)
-        self.fence = NoFence()
-
-    def _obeys(self, request: int, peer: str, term: int, epoch: int) -> bool:
+    def _obeys(self, request: int, peer: str, epoch: int) -> bool:
+        self._holder, self.epoch = peer, epoch
         return True
 
 
@@ -154,10 +138,10 @@ class TrustsTheFirstHolder(Holder):
     keeping_type = TrustsTheFirst
 
 
-class RollsForwardAlone(CoordinatorCore):
+class RollsForwardAlone(ChangeCore):
     """Has whoever is ready apply, though nobody has."""
 
-    def handle(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
+    def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
         if isinstance(event, InventoryIn):
             event = InventoryIn(event.epoch, _applied(event.inventory))
         return super().handle(event)
@@ -173,10 +157,10 @@ def _applied(inventory: Inventory) -> Inventory:
     return dataclasses.replace(inventory, holdings=inventory.holdings + proof)
 
 
-class MixesHistories(CoordinatorCore):
+class MixesHistories(ChangeCore):
     """Takes a step for a version, whoever computed it."""
 
-    def handle(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
+    def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
         if isinstance(event, InventoryIn):
             inventory = event.inventory
             merged = tuple(self._merged(holding) for holding in inventory.holdings)
@@ -239,7 +223,7 @@ class SkipsAStep(Holder):
 _DEVICE = (
     AppliesInAnyEpoch,
     AppliesWhenOrdered,
-    ObeysAnyCoordinator,
+    ObeysAnyCommand,
     ForgetsWhenParked,
     DropsTooEarly,
 )
@@ -252,8 +236,8 @@ MUTANTS: dict[str, Build] = (
         )
     }
     | {"TrustsTheFirst": Build(holder=TrustsTheFirstHolder)}
-    | {m.__name__: Build(coordinator_core=m) for m in (RollsForwardAlone,)}
-    | {"MixesHistories": Build(node=GivesAnyHistory, coordinator_core=MixesHistories)}
+    | {m.__name__: Build(change_core=m) for m in (RollsForwardAlone,)}
+    | {"MixesHistories": Build(node=GivesAnyHistory, change_core=MixesHistories)}
     | {m.__name__: Build(holder_core=m) for m in (ReusesEpochNumbers,)}
     | {m.__name__: Build(holder=m) for m in (ReportsAgain, CommitsFirst, SkipsAStep)}
 )

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from typing import Any
 
 from p2ptrain.training.recovery import device_events as d
 from p2ptrain.training.recovery import device_instructions as to_do
-from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
 from p2ptrain.training.recovery.device_core import DeviceCore
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
-from tests.simulation.recovery.coordinating import Coordinating
+from tests.simulation.recovery.changing import random_stages
 from tests.simulation.recovery.truth import backward, forward, mix
 from tests.simulation.recovery.world import World
+
+PASSED_OVER_SECONDS = 600.0
 
 
 @dataclass(slots=True)
@@ -67,11 +69,19 @@ class Task:
     action: Callable[[], None]
 
 
+class Plans(Enum):
+    """How a device answers when it is asked for a plan."""
+
+    WELL = 0
+    NEVER = 1  # and says that it works on it
+    NOTHING = 2
+    NONSENSE = 3
+
+
 class Node:
     """One device. What a process knows goes with it; `instance` counts processes."""
 
     core_type: type[DeviceCore] = DeviceCore
-    coordinator_type: type[CoordinatorCore] = CoordinatorCore
     flushes = True
 
     def __init__(self, id_: str, world: World) -> None:
@@ -82,6 +92,7 @@ class Node:
         self.alive: dict[str, bool] = {}
         self.follows: tuple[str, int] | None = None
         self.wants_to_leave = False
+        self.plans = Plans.WELL
         self.waited_for: list[str] = []
         self.changed = True  # since the invariants were checked last
         world.add(self)
@@ -108,7 +119,6 @@ class Node:
         self.making_anew = 0
         self._call = 0
         self.wants_to_leave = False
-        self.coordinating = Coordinating(self)
         self.world.process_started(self.id)
 
     def kill(self) -> None:
@@ -145,13 +155,11 @@ class Node:
     def on_link_lost(self, peer: str) -> None:
         """A link broke."""
         self._fail_calls(peer)
-        self.coordinating.on_link_lost(peer)
         self.feed(d.LinkEnded(peer))
 
     def on_died(self, peer: str, *, certain: bool) -> None:
         """A device is dead."""
         self._fail_calls(peer)
-        self.coordinating.on_died(peer)
         if peer == self.core._holder:
             self.feed(d.HolderIs(d.HolderState.GONE))
 
@@ -161,8 +169,6 @@ class Node:
 
     def on_coordinator(self) -> None:
         """Whom this device follows has changed."""
-        self.feed(d.Coordinates(*(self.follows or (None, 0))))
-        self.coordinating.on_office()
 
     # -- messages --------------------------------------------------------------------------
 
@@ -199,6 +205,14 @@ class Node:
                 self.feed(d.InventoryAsked(peer=peer, **fields))
             case "prepare":
                 self.feed(d.PrepareAsked(peer=peer, **fields))
+            case "plan":
+                self._on_plan(peer, **fields)
+            case "works":
+                if self.plans is not Plans.NOTHING:
+                    self.reply(peer, fields["request"], works=True)
+            case "passed.over":
+                if peer == self.core.holder:
+                    self.world.distrust(self.id, fields["device"], PASSED_OVER_SECONDS)
             case "begin":
                 self.feed(d.BeginHeard(peer, fields["epoch"]))
             case "order":
@@ -231,7 +245,19 @@ class Node:
                 self.left = True
                 self.kill()
             case _:
-                self.coordinating.receive(peer, kind, fields)
+                pass  # an answer or an acknowledgement that nobody waits for any more
+
+    def _on_plan(self, peer: str, request: int, devices: list[str]) -> None:
+        """Plan for another holder: any plan will do."""
+        seconds, stages = self.world.rng.uniform(0.0, 0.2), random_stages(self, devices, peer)
+        match self.plans:
+            case Plans.NOTHING | Plans.NEVER:
+                return
+            case Plans.NONSENSE:
+                stages = self.world.rng.choice((stages[1:], (*stages, *stages), ["?"], None))
+            case Plans.WELL:
+                pass
+        self.later(seconds, "planned", lambda: self.reply(peer, request, stages=stages))
 
     # -- the core --------------------------------------------------------------------------
 
@@ -244,11 +270,10 @@ class Node:
 
     def _do(self, instruction: to_do.DeviceInstruction) -> None:
         match instruction:
-            case to_do.AnswerInventory(request, peer, epoch, term, holdings):
+            case to_do.AnswerInventory(request, peer, epoch, holdings):
                 inventory = Inventory(
                     self.id,
                     epoch,
-                    term,
                     (*holdings, *self.extra_holdings()),
                     self._linked(),
                     logged=Logged(self.log.epoch, self.log.since) if self.log.epoch else None,
@@ -570,7 +595,7 @@ class Node:
 
     def _on_read(self, peer: str, request: int, unit: int, version: Version, relayed: int) -> None:
         state = self.state(unit, version)
-        if state is None and self.core.fence.epoch <= relayed:
+        if state is None and self.core.epoch <= relayed:
             self.asked_for.append((peer, request, unit, version, relayed))
             return
         self.reply(peer, request, state=state)

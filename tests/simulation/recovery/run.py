@@ -3,22 +3,25 @@
 gentle   one device at a time is killed or cut off, with time to recover: nothing may ever be lost
 rough    everything at once, the holder too, short memory, plans that do not fit, rounds that break
          off for nothing: never silently wrong, and training goes on afterwards
+
+In some of both one device, where it coordinates, gives no plan, or something that is none.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
 from p2ptrain.training.recovery import holder_events as h
-from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
+from p2ptrain.training.recovery.change_core import ChangeCore
 from p2ptrain.training.recovery.device_core import DeviceCore
 from p2ptrain.training.recovery.holder_core import HolderCore
 from p2ptrain.training.recovery.holdings import Kind
 from tests.simulation.recovery.holder import Holder
-from tests.simulation.recovery.node import Node
+from tests.simulation.recovery.node import Node, Plans
 from tests.simulation.recovery.truth import InvariantViolated
-from tests.simulation.recovery.world import Process, World
+from tests.simulation.recovery.world import Killed, Process, World
 
 PROGRESS_SECONDS = 30.0
 UNITS = 6
@@ -35,7 +38,7 @@ class Build:
     node: type[Node] = Node
     holder: type[Holder] = Holder
     device_core: type[DeviceCore] = DeviceCore
-    coordinator_core: type[CoordinatorCore] = CoordinatorCore
+    change_core: type[ChangeCore] = ChangeCore
     holder_core: type[HolderCore] = HolderCore
 
 
@@ -88,9 +91,12 @@ class Household:
         ]
         for node in (self.holder, *self.devices):
             node.core_type = build.device_core
-            node.coordinator_type = build.coordinator_core
+        self.holder.change_type = build.change_core
         self.holder.holder_core_type = build.holder_core
         self.nodes: list[Node] = [self.holder, *self.devices]
+        who_plans = Random(f"recovery {seed}, who plans badly")
+        if who_plans.random() < 0.4:
+            who_plans.choice(self.devices).plans = who_plans.choice(list(Plans))
         self.world.check = self.check
         self.world.kill = self._kill_inside
         if not self.gentle:
@@ -358,7 +364,8 @@ def run_seed(seed: int, build: Build = _BUILD, *, fault_seconds: float = 60.0) -
 def _play(household: Household, seed: int, fault_seconds: float) -> Result:
     world = household.world
     for node in household.nodes:
-        node.start()
+        with suppress(Killed):
+            node.start()
     world.after(3.0 if household.gentle else 1.0, "fault", household.inject)
     if household.rng.random() < 0.5:
         household.haunt()

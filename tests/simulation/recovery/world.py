@@ -109,6 +109,10 @@ class World:
             self.kill(node)
             raise Killed
 
+    def distrust(self, node: str, device: str, seconds: float) -> None:
+        """As one of them sees it, another does not coordinate for a while."""
+        self._members[node].distrust(device, seconds)
+
     # -- messages --------------------------------------------------------------------------
 
     def linked(self, one: str, other: str) -> bool:
@@ -167,7 +171,7 @@ class World:
     # -- faults ----------------------------------------------------------------------------
 
     def repeat_command(self) -> None:
-        """A coordinator that was frozen says now what it said long ago."""
+        """A device that was frozen says now what it said long ago."""
         if self._commands:
             sender, receiver, kind, fields = self.rng.choice(self._commands)
             target = self.nodes[receiver]

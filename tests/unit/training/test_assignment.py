@@ -20,7 +20,7 @@ AT = Version(7, 2)
 
 
 def assignment(place: StagePlace) -> Assignment:
-    return Assignment(EpochKey("job", 1), 1, "a", "digest", (place,), 8, 4, {}, 0, False, AT)
+    return Assignment(EpochKey("job", 1), "a", "digest", (place,), 8, 4, {}, 0, False, AT)
 
 
 def shared(*shares: int, allocation: Allocation = Allocation.SAMPLES) -> StagePlace:

@@ -22,6 +22,7 @@ from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.corrections import Expected
 from p2ptrain.training.recovery.drift import CONFIRMED
 from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.surveying import Surveyor
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_job_memory import ENTRY
 from tests.unit.training.test_journal import PLAN
@@ -54,7 +55,7 @@ async def _epochs() -> AsyncIterator[tuple[JobEpochs, MemoryMesh]]:
         )
         work = Work(pytest.fail, _nothing, pytest.fail, pytest.fail, pytest.fail)
         asked = request(8), ["u0", "u1", "u2"], work, memory, events.append
-        epochs = JobEpochs(mesh["a"], *asked, 1000)
+        epochs = JobEpochs(mesh["a"], *asked, 1000, surveyor=Surveyor(mesh["a"]))
         yield epochs, mesh["b"]
         await epochs._elastic.close()
         await epochs.copies.close()

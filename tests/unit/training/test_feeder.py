@@ -42,7 +42,7 @@ async def test_who_feeds_closes_what_it_feeds_from() -> None:
         place = StagePlace(0, 3, warmup=1, devices=(device,), shares=(SAMPLES,))
         at = Version(0, 0)
         assignment = Assignment(
-            EpochKey("job", 1), 1, "a", "digest", (place,), SAMPLES, SAMPLES, {}, 0, False, at
+            EpochKey("job", 1), "a", "digest", (place,), SAMPLES, SAMPLES, {}, 0, False, at
         )
         before = asyncio.all_tasks()
         feeder = Feeder(assignment, [], Switchboard(mesh["a"]))

@@ -15,22 +15,23 @@ from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.elastic import Elasticity, Household
 from p2ptrain.training.parts import limited
+from p2ptrain.training.planner import Planner
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, CONSIDER_END, LEAVING
 from p2ptrain.training.recovery import holder_events as holder
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.elastic import Drifted
 from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.surveying import Surveyor
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_journal import PLAN
 from tests.unit.training.test_memory_needs import request
 
 
-def _elasticity(
-    mesh: MemoryHousehold, wanted: asyncio.Queue[holder.Wanted], coordinator: str | None = None
-) -> Elasticity:
-    around = Household(frozenset, dict, lambda: coordinator, lambda: 9)
-    return Elasticity(mesh["a"], request(8), around, wanted.put_nowait, replans=True)
+def _elasticity(mesh: MemoryHousehold, wanted: asyncio.Queue[holder.Wanted]) -> Elasticity:
+    around = Household(frozenset, dict, lambda: 9)
+    planner = Planner(mesh["a"], Surveyor(mesh["a"]), lambda device, why: None)
+    return Elasticity(mesh["a"], request(8), planner, around, wanted.put_nowait, replans=True)
 
 
 def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
@@ -43,8 +44,9 @@ async def _training_with_b(
     mesh: MemoryHousehold, wanted: asyncio.Queue[holder.Wanted] | None = None
 ) -> Elasticity:
     """b coordinates."""
+    mesh.elect("b")
     device = mesh["b"].self_id
-    elasticity = _elasticity(mesh, wanted or asyncio.Queue(), coordinator=device)
+    elasticity = _elasticity(mesh, wanted or asyncio.Queue())
     elasticity.start()
     place = replace(shared(3, 1), devices=(mesh["a"].self_id, device))
     choice = Choice(Version(0, 0), ((device,),) * 3, 0, "")
@@ -63,6 +65,15 @@ async def test_a_device_that_died_while_it_waited_may_leave_again() -> None:
             elasticity.note(holder.Died(device, certain=True))
             await leaves  # so that no process waits for a word to the one before it
             elasticity.note(holder.Appeared(device))
+        await elasticity.close()
+
+
+async def test_a_device_without_a_part_may_go_at_once() -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        elasticity = _elasticity(mesh, asyncio.Queue())
+        elasticity._want = lambda _: elasticity.let_go(mesh["b"].self_id)
+        elasticity.start()
+        assert (await _leave(mesh)).fields == {}
         await elasticity.close()
 
 

@@ -20,7 +20,8 @@ from p2ptrain.training import plan_search
 from p2ptrain.training.apart import Apart, Haste
 from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
 from p2ptrain.training.parts import limited
-from p2ptrain.training.plan_search import PlanSearch, fastest, from_bytes, to_bytes
+from p2ptrain.training.plan_question import PlanQuestion
+from p2ptrain.training.plan_search import PlanSearch, fastest
 from p2ptrain.training.protocol import SEARCH_PLAN
 from tests.unit.training.test_memory_needs import request
 
@@ -77,9 +78,11 @@ def ids_of(mesh: MemoryHousehold) -> dict[str, str]:
 
 def test_a_question_and_its_plan_travel_unchanged() -> None:
     household = measured_household({"a": "1", "b": "2", "c": "3"}, b=3.0)
-    asked, read = from_bytes(to_bytes(REQUEST, household))
-    assert (asked, read) == (REQUEST, household)
-    plan = plan_household(asked, read)
+    asked = PlanQuestion.from_bytes(PlanQuestion(REQUEST, household).to_bytes())
+    assert asked.request == REQUEST
+    assert list(asked.household.candidates) == household.candidates
+    assert asked.household.links == household.links
+    plan = plan_household(asked.request, asked.household)
     content = cbor.loads(cbor.dumps(plan.to_json()), 1 << 20)
     assert Plan.from_json(content, batch_size=REQUEST.batch_size) == plan
 
@@ -109,7 +112,7 @@ async def test_the_fastest_searches_and_finds_what_the_coordinator_would(
         for name in NAMES
     }
     household = measured_household(ids_of(mesh), b=0.2)
-    plan = await searches["c"].plan(REQUEST, household)
+    plan = await searches["c"].plan(PlanQuestion(REQUEST, household))
     assert asked == ["b"]
     assert plan == plan_household(REQUEST, household)
 
@@ -136,7 +139,7 @@ async def test_a_search_ends_with_the_wish_for_it_or_with_whoever_asked(
 ) -> None:
     searches, endless = {name: routed(mesh[name]) for name in NAMES}, Endless(monkeypatch)
     household = measured_household(ids_of(mesh), b=0.2)
-    wanted = asyncio.create_task(searches["c"].plan(REQUEST, household, Haste.IDLE))
+    wanted = asyncio.create_task(searches["c"].plan(PlanQuestion(REQUEST, household), Haste.IDLE))
     await endless.begun.wait()
     if asker_dies:
         await mesh.kill("c")
@@ -148,7 +151,7 @@ async def test_a_search_ends_with_the_wish_for_it_or_with_whoever_asked(
 
 
 @pytest.mark.parametrize("error", [PeerError("busy"), ProtocolError("what?")])
-async def test_the_coordinator_searches_where_the_fastest_does_not(
+async def test_who_is_asked_searches_where_the_fastest_does_not(
     mesh: MemoryHousehold, error: PeerError
 ) -> None:
     def refuse() -> None:
@@ -156,7 +159,7 @@ async def test_the_coordinator_searches_where_the_fastest_does_not(
 
     routed(mesh["b"], refuse)
     household = measured_household(ids_of(mesh), b=0.2)
-    plan = await routed(mesh["c"]).plan(REQUEST, household)
+    plan = await routed(mesh["c"]).plan(PlanQuestion(REQUEST, household))
     assert plan == plan_household(REQUEST, household)
 
 
@@ -166,7 +169,7 @@ async def test_an_answer_without_a_plan_is_not_the_end_of_it(mesh: MemoryHouseho
 
     mesh["b"].route(SEARCH_PLAN, answer, limited(1 << 20))
     household = measured_household(ids_of(mesh), b=0.2)
-    plan = await routed(mesh["c"]).plan(REQUEST, household)
+    plan = await routed(mesh["c"]).plan(PlanQuestion(REQUEST, household))
     assert plan == plan_household(REQUEST, household)
 
 
@@ -187,7 +190,7 @@ async def test_a_plan_of_strangers_is_not_taken(
     answers = iter([wrong, right])
     monkeypatch.setattr(plan_search, "plan_household", lambda *_question: next(answers))
     routed(mesh["b"])
-    assert await routed(mesh["c"]).plan(REQUEST, household) == right
+    assert await routed(mesh["c"]).plan(PlanQuestion(REQUEST, household)) == right
 
 
 async def test_that_no_plan_fits_is_the_answer(mesh: MemoryHousehold) -> None:
@@ -195,7 +198,9 @@ async def test_that_no_plan_fits_is_the_answer(mesh: MemoryHousehold) -> None:
     household = measured_household(ids_of(mesh), b=0.2)
     small = [dataclasses.replace(c, memory_bytes=1000) for c in household.candidates]
     with pytest.raises(PlanError):
-        await routed(mesh["c"]).plan(REQUEST, dataclasses.replace(household, candidates=small))
+        await routed(mesh["c"]).plan(
+            PlanQuestion(REQUEST, dataclasses.replace(household, candidates=small))
+        )
     no_question = Message(SEARCH_PLAN, {"haste": 0}, (memoryview(cbor.dumps({"request": b""})),))
     with pytest.raises(PeerError, match="a question for a plan"):
         await mesh["c"].call(mesh["b"].self_id, no_question, timeout_seconds=5.0)

@@ -53,7 +53,7 @@ def _assignment(names: Sequence[str], key: EpochKey = KEY) -> Assignment:
     sizes = {"batch_size": len(ids), "micro_batch": len(ids), "version": Version(0, 0), "seed": 0}
     wire = WireFormat.EXACT
     holder = memory_id("holder")
-    return Assignment(key, 1, holder, "d", (place,), optimizer={}, clip=False, wire=wire, **sizes)
+    return Assignment(key, holder, "d", (place,), optimizer={}, clip=False, wire=wire, **sizes)
 
 
 class _Group:

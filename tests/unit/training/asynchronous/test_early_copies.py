@@ -21,7 +21,6 @@ def assignment() -> Assignment:
     """Two stages; each device keeps the other's copies."""
     return Assignment(
         key=KEY,
-        term=1,
         holder="a",
         digest="d",
         stages=(

@@ -159,7 +159,7 @@ def test_a_shallower_pipeline_is_no_answer_to_little_memory() -> None:
 
 def assignment(plan: Plan, how: Asynchrony, **changes: object) -> Assignment:
     stages = tuple(PlacedStage(*s.units, tuple(d.name for d in s.devices)) for s in plan.stages)
-    placed = Placed(1, 1, "d0", Version(0, 0), Lineage(), stages)
+    placed = Placed(1, "d0", Version(0, 0), Lineage(), stages)
     return replace(assignment_of(asked(how), plan, placed), **changes)  # type: ignore[arg-type]
 
 

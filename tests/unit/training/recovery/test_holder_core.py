@@ -22,7 +22,7 @@ _CHOICE = Choice(_FIRST, (("h",),) * 4, 0, "")
 
 def _placed(epoch: int, *devices: str) -> Placed:
     stages = (PlacedStage(0, 2, ("h",)), PlacedStage(2, 4, devices))
-    return Placed(epoch, 1, "h", _FIRST, Lineage(), stages)
+    return Placed(epoch, "h", _FIRST, Lineage(), stages)
 
 
 def _feed(
@@ -38,7 +38,7 @@ def _ask_of(out: list[to_do.HolderInstruction]) -> to_do.Ask:
 
 def _training(*devices: str) -> HolderCore:
     core = HolderCore("h", 4, 0)
-    _feed(core, *(h.Appeared(device) for device in "ab"), h.Coordinates("a", 1))
+    _feed(core, *(h.Appeared(device) for device in "ab"))
     core.start(0.0)
     _feed(core, h.AnswerIn(core.number, _placed(1, *devices), _CHOICE))
     assert core.phase is Phase.TRAINING
@@ -47,7 +47,7 @@ def _training(*devices: str) -> HolderCore:
 
 def test_the_journal_comes_before_the_beginning() -> None:
     core = HolderCore("h", 4, 0)
-    _feed(core, h.Appeared("a"), h.Coordinates("a", 1))
+    _feed(core, h.Appeared("a"))
     reserved, ask = core.start(0.0)
     assert isinstance(reserved, to_do.Journal)
     assert reserved.next_epoch == 1 + EPOCHS_A_REQUEST
@@ -136,7 +136,8 @@ def test_answers_of_requests_given_up_are_not_taken() -> None:
     core = _training("a")
     _feed(core, h.Died("a", certain=True))
     old = core.number
-    asked = _ask_of(_feed(core, h.Coordinates("b", 2)))
+    assert _feed(core, h.RefusedIn(old, "b does not answer", again=True)) == []
+    asked = _ask_of(core.tick(core.next_wakeup))
     assert asked.ask.number > old
     assert asked.ask.epoch >= old + EPOCHS_A_REQUEST
     assert _feed(core, h.AnswerIn(old, _placed(old, "b"), _CHOICE)) == []
@@ -171,10 +172,10 @@ def test_who_had_a_part_is_remembered_over_plans_and_restarts_until_it_ends() ->
 
     restarted = HolderCore("h", 4, 0, journal=journal)
     restarted.start(0.0)
-    past = _ask_of(_feed(restarted, h.Coordinates("a", 1), h.Appeared("a"))).ask.past
+    past = _ask_of(_feed(restarted, h.Appeared("a"))).ask.past
     assert (past.silent, past.took_part) == ({"b"}, {"h", "a", "b"})
     _feed(restarted, h.Died("b", certain=True), h.Died("a", certain=False))
-    _feed(restarted, h.CallFailed(restarted.number))
+    _feed(restarted, h.RefusedIn(restarted.number, "b does not answer", again=True))
     assert _ask_of(restarted.tick(9.0)).ask.past.took_part == {"h", "a"}
 
 
@@ -188,7 +189,7 @@ def test_state_that_may_come_back_is_waited_for() -> None:
 
 
 def test_who_ended_for_certain_while_a_request_was_answered_is_not_waited_for() -> None:
-    """The coordinator did not know yet; asked again it does."""
+    """It was found before; asked for again it is known."""
     core = _training("a", "b")
     _feed(core, h.Died("b", certain=False), h.Died("b", certain=True))
     lost = Lost((2, 3), ("b",), certain=False, reason="gone")
@@ -206,7 +207,7 @@ def test_who_is_silent_while_no_plan_fits_without_it_is_named() -> None:
     assert "b" in _ask_of(_feed(core, h.Appeared("b"))).ask.alive
 
 
-def test_who_is_out_of_the_coordinators_sight_alone_is_named_and_asked_about_again() -> None:
+def test_who_is_alive_and_gave_no_answer_is_named_and_asked_again() -> None:
     core = _training("a", "b")
     _feed(core, h.LinkTrouble("h", "b"), h.LinkBack("h", "b"))
     lost = Lost((2, 3), ("b",), certain=False, reason="gone")
@@ -229,15 +230,6 @@ def test_state_that_is_gone_for_certain_ends_the_job() -> None:
     lost = Lost((2, 3), ("a",), certain=True, reason="gone")
     assert _feed(core, h.RefusedIn(core.number, "gone", lost)) == [to_do.StopJob("gone", lost)]
     assert _feed(core, h.Appeared("a")) == []
-
-
-def test_a_coordinator_that_does_not_answer_is_asked_again_or_the_next_one() -> None:
-    core = _training("a")
-    _feed(core, h.Died("a", certain=True), now=1.0)
-    assert _feed(core, h.CallFailed(core.number), now=2.0) == []
-    _ask_of(core.tick(2.0 + RETRY_SECONDS))
-    assert _feed(core, h.Coordinates(None, 1), now=4.0)[-1] == to_do.WaitFor(())
-    assert _ask_of(_feed(core, h.Coordinates("b", 2), now=5.0)).coordinator == "b"
 
 
 def test_a_leaver_goes_once_an_epoch_without_it_is_in_force() -> None:
@@ -294,7 +286,7 @@ def test_a_holder_started_again_believes_nothing_lost_that_it_has_not_seen() -> 
     journal = to_do.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a", "b"), None)
     core = HolderCore("h", 4, 5, journal=journal)
     assert core.start(10.0) == []
-    _feed(core, h.Coordinates("a", 1), h.Appeared("a"), now=10.1)
+    _feed(core, h.Appeared("a"), now=10.1)
     ask = _ask_of(core.tick(13.0)).ask
     assert (ask.epoch, ask.past.silent, ask.past.reported) == (90, {"b"}, 5)
 
@@ -303,7 +295,7 @@ def test_what_the_others_have_was_told_though_a_power_cut_has_lost_that() -> Non
     journal = to_do.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
     core = HolderCore("h", 4, 5, journal=journal)
     core.start(10.0)
-    _feed(core, h.Coordinates("a", 1), h.Appeared("a"), now=10.1)
+    _feed(core, h.Appeared("a"), now=10.1)
     later = replace(_placed(90, "a"), version=Version(8, 7))
     _feed(core, h.AnswerIn(core.number, later, replace(_CHOICE, version=later.version)), now=11.0)
     ask = _ask_of(_feed(core, h.Died("a", certain=True), now=12.0)).ask
@@ -312,7 +304,7 @@ def test_what_the_others_have_was_told_though_a_power_cut_has_lost_that() -> Non
 
 def test_numbers_of_a_first_plan_that_never_came_are_not_used_again() -> None:
     core = HolderCore("h", 4, 0, journal=to_do.Journal(65, Lineage(), None, None))
-    _feed(core, h.Coordinates("a", 1), h.Appeared("a"))
+    _feed(core, h.Appeared("a"))
     ask = _ask_of(core.start(10.0)).ask
     assert (ask.epoch, ask.reason) == (65, Reason.START)
 
@@ -321,13 +313,13 @@ def test_it_starts_as_soon_as_all_are_back() -> None:
     journal = to_do.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
     core = HolderCore("h", 4, 5, journal=journal)
     core.start(10.0)
-    _ask_of(_feed(core, h.Coordinates("a", 1), h.Appeared("a"), now=10.1))
+    _ask_of(_feed(core, h.Appeared("a"), now=10.1))
 
 
 def test_it_asks_once_where_all_are_here_before_it_starts() -> None:
     journal = to_do.Journal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
     core = HolderCore("h", 4, 5, journal=journal)
-    assert _feed(core, h.Appeared("a"), h.Coordinates("a", 1), now=12.0) == []
+    assert _feed(core, h.Appeared("a"), now=12.0) == []
     assert _ask_of(core.start(10.0)).ask.alive == {"h", "a"}
     assert core.next_wakeup == float("inf")
 
@@ -361,7 +353,7 @@ def test_spoiled_preparations_are_asked_for_again_ever_later_and_not_for_ever() 
     assert stop.reason.endswith("a could not deliver")
 
 
-def test_a_coordinator_that_does_not_see_the_holder_is_asked_without_limit() -> None:
+def test_what_may_pass_is_asked_for_again_without_limit() -> None:
     core, now = _training("a"), 10.0
     _feed(core, h.LinkTrouble("h", "a"), h.LinkBack("h", "a"), now=now)
     for _ in range(10 * MOST_SPOILED):

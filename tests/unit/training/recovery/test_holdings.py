@@ -26,7 +26,6 @@ _HOLDINGS = st.builds(
 _FULL = Inventory(
     "pi",
     3,
-    2,
     (Holding(0, 4, Version(7, 3), Kind.LIVE, Version(8, 3), (0.5, "float32")),),
     frozenset({"laptop"}),
     1 << 30,

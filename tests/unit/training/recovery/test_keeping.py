@@ -27,7 +27,7 @@ ACKNOWLEDGEMENTS = (("b", (0, 2)), ("b", (2, 4)), ("c", (2, 4)), ("c", (4, 6)))
 
 
 def placed(*stages: PlacedStage, epoch: int = EPOCH, keeps: bool = False) -> Placed:
-    return Placed(epoch, 1, "a", BEGUN, Lineage(), stages or CHAIN, keeps=keeps)
+    return Placed(epoch, "a", BEGUN, Lineage(), stages or CHAIN, keeps=keeps)
 
 
 def keeping(*stages: PlacedStage, keeps: bool = False) -> Keeping:

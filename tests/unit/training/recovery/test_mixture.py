@@ -8,9 +8,9 @@ import pytest
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
+from p2ptrain.training.recovery.change_core import ChangeCore
+from p2ptrain.training.recovery.change_events import AskInventory, InventoryIn, MakePlan
 from p2ptrain.training.recovery.choose import Past
-from p2ptrain.training.recovery.coordinator_core import CoordinatorCore
-from p2ptrain.training.recovery.coordinator_events import AskInventory, InventoryIn, MakePlan
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
 from p2ptrain.training.recovery.lineage import Era, Lineage
 from p2ptrain.training.recovery.mixture import Mix, Part, mixture, read_to_be_made
@@ -22,7 +22,6 @@ LINEAGE = Lineage((Era(EPOCH, 20, 0),))
 PAST = Past(LINEAGE, reported=40, asynchronous=True)
 PLACED = Placed(
     epoch=EPOCH,
-    term=1,
     holder="a",
     version=Version(20, 0),
     lineage=LINEAGE,
@@ -82,7 +81,7 @@ def test_devices_are_asked_once_and_then_go_on_from_it(reason: Reason) -> None:
     """Only after a failure: else all are at one version."""
     alive = frozenset({"a", "c"})
     ask = ChangeAsk(9, 9, reason, 6, "a", alive, PAST, present=PLACED)
-    core = CoordinatorCore(ask, 1, alive, mixes=True)
+    core = ChangeCore(ask, alive, mixes=True)
     core.start()
     core.handle(InventoryIn(9, A))
     asked = core.handle(InventoryIn(9, C))
@@ -102,7 +101,7 @@ def test_devices_are_asked_once_and_then_go_on_from_it(reason: Reason) -> None:
 def test_who_could_not_do_it_is_gone_back_from() -> None:
     alive = frozenset({"a", "c"})
     ask = ChangeAsk(9, 9, Reason.FAILURE, 6, "a", alive, PAST, present=PLACED)
-    core = CoordinatorCore(ask, 1, alive, mixes=True)
+    core = ChangeCore(ask, alive, mixes=True)
     core.start()
     for stock in (A, C, with_more(A, MIXED[0])):
         core.handle(InventoryIn(9, stock))

@@ -28,7 +28,7 @@ _STAGES = (
     PlacedStage(2, 4, ("b",), "c"),
     PlacedStage(4, 6, ("c",), "b"),
 )
-_PRESENT = Placed(EPOCH, 1, "h", Version(20, 0), Lineage(), _STAGES)
+_PRESENT = Placed(EPOCH, "h", Version(20, 0), Lineage(), _STAGES)
 
 
 def _v(step: int) -> Version:

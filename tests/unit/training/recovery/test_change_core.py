@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.training.recovery import coordinator_events as c
+from p2ptrain.training.recovery import change_events as c
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
-from p2ptrain.training.recovery.choose import Forward, GlobalCopy, Past
-from p2ptrain.training.recovery.coordinator_core import (
+from p2ptrain.training.recovery.change_core import (
     ATTEMPTS_LIMIT,
     COPY_TRIES,
-    CoordinatorCore,
+    ChangeCore,
 )
+from p2ptrain.training.recovery.choose import Forward, GlobalCopy, Past
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
 from p2ptrain.training.recovery.lineage import Era, Lineage
@@ -24,20 +24,20 @@ from p2ptrain.training.recovery.version import Version
 _ALL = frozenset("hab")
 _LINEAGE = Lineage((Era(1, 0, 0),))
 _STAGES = (PlacedStage(0, 2, ("h",), "a"), PlacedStage(2, 4, ("a",), "h"))
-_PRESENT = Placed(1, 1, "h", Version(0, 0), Lineage(), _STAGES)
+_PRESENT = Placed(1, "h", Version(0, 0), Lineage(), _STAGES)
 
 
 def _core(
     alive: frozenset[str] = _ALL, stable: Version | None = None, *, gathers: bool = False
-) -> CoordinatorCore:
+) -> ChangeCore:
     first = GlobalCopy(Version(0, 0), "h", Kind.INITIAL)
     past = Past(_LINEAGE, 5, (first,), _PRESENT.places())
     ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT, stable)
-    return CoordinatorCore(ask, 2, alive, gathers=gathers)
+    return ChangeCore(ask, alive, gathers=gathers)
 
 
 def _in(device: str, *holdings: Holding, epoch: int = 10, linked: str = "hab") -> c.InventoryIn:
-    return c.InventoryIn(epoch, Inventory(device, 0, 0, holdings, frozenset(linked)))
+    return c.InventoryIn(epoch, Inventory(device, 0, holdings, frozenset(linked)))
 
 
 def _live(first: int, end: int, step: int, *, ready: bool = False) -> Holding:
@@ -45,11 +45,11 @@ def _live(first: int, end: int, step: int, *, ready: bool = False) -> Holding:
     return Holding(first, end, Version(step, 1), Kind.LIVE, following)
 
 
-def _feed(core: CoordinatorCore, *events: c.CoordinatorEvent) -> list[c.CoordinatorInstruction]:
+def _feed(core: ChangeCore, *events: c.ChangeEvent) -> list[c.ChangeInstruction]:
     return [instruction for event in events for instruction in core.handle(event)]
 
 
-def _planned(core: CoordinatorCore) -> list[c.CoordinatorInstruction]:
+def _planned(core: ChangeCore) -> list[c.ChangeInstruction]:
     core.start()
     _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
     return _feed(core, c.Planned(10, _STAGES))
@@ -64,10 +64,10 @@ def test_the_way_to_an_answer() -> None:
     first, second = _feed(core, c.Planned(10, _STAGES))
     assert isinstance(first, c.Prepare)
     assert isinstance(second, c.Prepare)
-    assert (first.placed.epoch, first.placed.term, first.placed.version) == (10, 2, Version(5, 1))
+    assert (first.placed.epoch, first.placed.version) == (10, Version(5, 1))
     assert _feed(core, c.ReadyIn(10, "h")) == []
     [answer] = _feed(core, c.ReadyIn(10, "a"))
-    assert isinstance(answer, c.AnswerHolder)
+    assert isinstance(answer, c.EpochReady)
     assert core.over
 
 
@@ -91,7 +91,7 @@ def test_who_does_not_apply_is_not_asked_for_ever() -> None:
 
 def _with_a_copy(device: str, *holdings: Holding) -> c.InventoryIn:
     """Its log goes back to the beginning."""
-    known = Inventory(device, 0, 0, holdings, frozenset("hab"), logged=Logged(1, 0))
+    known = Inventory(device, 0, holdings, frozenset("hab"), logged=Logged(1, 0))
     return c.InventoryIn(10, known)
 
 
@@ -159,20 +159,20 @@ def test_without_the_holder_there_is_no_answer() -> None:
     core.start()
     events = (_in("a"), _in("b"), c.InventoryFailed(10, "h", "no link"))
     [refusal] = _feed(core, *events)
-    assert isinstance(refusal, c.RefuseHolder)
+    assert isinstance(refusal, c.NoEpoch)
     assert refusal.again
 
 
 def test_an_error_that_stays_ends_the_attempts() -> None:
     core = _core()
     core.start()
-    out: list[c.CoordinatorInstruction] = []
+    out: list[c.ChangeInstruction] = []
     for epoch in range(10, 10 + ATTEMPTS_LIMIT + 1):
         stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
         out = _feed(core, *stock, _in("b", epoch=epoch), c.Planned(epoch, _STAGES))
         out = _feed(core, c.ReadyIn(epoch, "a", PrepareFailed(epoch, "no such operator")))
     [refusal] = out
-    assert isinstance(refusal, c.RefuseHolder)
+    assert isinstance(refusal, c.NoEpoch)
     assert "no such operator" in refusal.reason
     assert not refusal.again
 
@@ -270,7 +270,7 @@ def test_nothing_is_gathered_while_every_device_of_the_plan_is_here() -> None:
     assert plan.present == _PRESENT
 
 
-def _spoil(core: CoordinatorCore, epoch: int, trouble: PrepareFailed) -> c.CoordinatorInstruction:
+def _spoil(core: ChangeCore, epoch: int, trouble: PrepareFailed) -> c.ChangeInstruction:
     """One attempt that ends by that; what is said then, the plan asked for included."""
     stock = (_in("h", epoch=epoch), _in("a", epoch=epoch), _in("b", epoch=epoch))
     [plan] = _feed(core, *stock)
@@ -280,12 +280,12 @@ def _spoil(core: CoordinatorCore, epoch: int, trouble: PrepareFailed) -> c.Coord
     return plan
 
 
-def _with_copies(*steps: int) -> CoordinatorCore:
+def _with_copies(*steps: int) -> ChangeCore:
     copies = [GlobalCopy(Version(step, 1), "h", Kind.GLOBAL) for step in steps]
     copies.append(GlobalCopy(Version(0, 0), "h", Kind.INITIAL))
     past = Past(_LINEAGE, 9, tuple(copies), _PRESENT.places())
     ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT)
-    core = CoordinatorCore(ask, 2, _ALL)
+    core = ChangeCore(ask, _ALL)
     core.start()
     return core
 
@@ -325,7 +325,7 @@ def test_what_spoiled_every_preparation_is_said_and_whether_it_may_pass(
         _feed(core, *stock, _in("b", epoch=epoch), c.Planned(epoch, _STAGES))
         out = _feed(core, c.ReadyIn(epoch, "a", replace(trouble, epoch=epoch)))
     [refusal] = out
-    assert isinstance(refusal, c.RefuseHolder)
+    assert isinstance(refusal, c.NoEpoch)
     assert refusal.reason.endswith(trouble.reason)
     assert (refusal.again, bool(refusal.spoiled)) == (again, again)
     has = {} if trouble.memory_bytes is None else {"a": trouble.memory_bytes}
@@ -336,7 +336,7 @@ def test_a_leave_that_was_refused_leaves_the_plan_as_it_is() -> None:
     past = Past(_LINEAGE, 5, (), _PRESENT.places())
     for without, same in ((frozenset("b"), True), (frozenset("a"), False)):
         ask = ChangeAsk(10, 10, Reason.LEAVE, 4, "h", _ALL, past, _PRESENT, without=without)
-        core = CoordinatorCore(ask, 2, _ALL)
+        core = ChangeCore(ask, _ALL)
         core.start()
         stock = (_in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
         [plan] = _feed(core, *stock)

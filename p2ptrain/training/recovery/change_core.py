@@ -1,14 +1,14 @@
-"""A coordinator's answer to one request for a new epoch: take stock, choose, plan, prepare.
+"""The holder's way to a new epoch: take stock, choose a version, have it planned, prepare.
 
     ask all ──► inventories ──► choose ──► Forward: some apply, ask those again ─┐
        ▲                          ▲└────────────────────────────────────────────┘
        │                          ├──► Anew: some make lost stages anew, ask those again
-       │                          ├──► Lost: refuse
-       │                          └──► Choice: plan ──► prepare ──► all ready: answer
+       │                          ├──► Lost: there is no way
+       │                          └──► Choice: plan ──► prepare ──► all ready: it may begin
        └─── somebody died, or was not ready: next epoch number ──┘
 
-It keeps nothing beyond the request: whoever coordinates next begins from the beginning and finds
-what was fetched meanwhile. Pure: carry out what it returns, feed back what comes of it.
+It keeps nothing beyond the request: the next one begins from the beginning and finds what was
+fetched meanwhile. Pure: carry out what it returns, feed back what comes of it.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from collections.abc import Mapping
 
 from p2ptrain.errors import InternalError
 from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, ChangeAsk, Reason
-from p2ptrain.training.recovery.choose import Anew, Choice, Forward, Lost, Past, choose
-from p2ptrain.training.recovery.coordinator_events import (
-    AnswerHolder,
+from p2ptrain.training.recovery.change_events import (
     AskInventory,
-    CoordinatorEvent,
-    CoordinatorInstruction,
+    ChangeEvent,
+    ChangeInstruction,
+    EpochReady,
     Gather,
     InventoryFailed,
     InventoryIn,
     MakePlan,
     MemberGone,
+    NoEpoch,
     NotPlanned,
     Planned,
     Prepare,
     ReadyIn,
-    RefuseHolder,
 )
+from p2ptrain.training.recovery.choose import Anew, Choice, Forward, Lost, Past, choose
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import fetches
 from p2ptrain.training.recovery.holdings import Inventory
@@ -51,12 +51,11 @@ COPY_TRIES = 2
 """Attempts that a whole copy (a checkpoint, the first weights) is given: a link may have broken."""
 
 
-class CoordinatorCore:
+class ChangeCore:
     """See the module.
 
     Args:
         ask: the request.
-        term: own term; a coordinator that loses its office throws this away.
         alive: devices that this device sees alive, itself included.
         gathers: where a device of the plan in force is gone, everything goes to the device with
             the data first, and comes from there alone (`--recovery heavy`).
@@ -64,13 +63,12 @@ class CoordinatorCore:
 
     Attributes:
         epoch: the number of the present attempt.
-        over: answered or refused; later events change nothing.
+        over: there is an epoch, or no way to one; later events change nothing.
     """
 
     def __init__(
         self,
         ask: ChangeAsk,
-        term: int,
         alive: frozenset[str],
         *,
         gathers: bool = False,
@@ -79,7 +77,6 @@ class CoordinatorCore:
         self.epoch = ask.epoch
         self.over = False
         self._ask = ask
-        self._term = term
         self._alive = set(ask.alive & alive)
         self._gathers = gathers and ask.reason is Reason.FAILURE
         self._mixes = mixes and ask.reason is Reason.FAILURE
@@ -95,14 +92,14 @@ class CoordinatorCore:
         self._choice: Choice | None = None
         self._gathering = False
         self._placed: Placed | None = None
-        self._out: list[CoordinatorInstruction] = []
+        self._out: list[ChangeInstruction] = []
 
-    def start(self) -> list[CoordinatorInstruction]:
+    def start(self) -> list[ChangeInstruction]:
         """Ask everybody."""
         self._take_stock()
         return self._finish()
 
-    def handle(self, event: CoordinatorEvent) -> list[CoordinatorInstruction]:
+    def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
         """Take in one event; of an attempt that was given up, it changes nothing."""
         if isinstance(event, MemberGone):
             self._on_gone(event.device)
@@ -110,7 +107,7 @@ class CoordinatorCore:
             self._on_answer(event)
         return self._finish()
 
-    def _finish(self) -> list[CoordinatorInstruction]:
+    def _finish(self) -> list[ChangeInstruction]:
         out, self._out = self._out, []
         return out
 
@@ -131,7 +128,7 @@ class CoordinatorCore:
             case ReadyIn(_, device, trouble):
                 self._on_ready(device, trouble)
             case _:
-                raise InternalError(f"a coordinator has no rule for {type(event).__name__}")
+                raise InternalError(f"a change has no rule for {type(event).__name__}")
 
     def _on_gone(self, device: str) -> None:
         if self.over or device not in self._alive:
@@ -260,7 +257,6 @@ class CoordinatorCore:
     ) -> Placed:
         return Placed(
             epoch=self.epoch,
-            term=self._term,
             holder=self._ask.holder,
             version=choice.version,
             lineage=self._ask.past.lineage,
@@ -334,7 +330,7 @@ class CoordinatorCore:
             self._take_stock()
         elif not self._waiting:
             self.over = True
-            self._out.append(AnswerHolder(self._ask.number, placed, choice))
+            self._out.append(EpochReady(self._ask.number, placed, choice))
 
     def _refuse(
         self, reason: str, lost: Lost | None = None, *, again: bool = False, spoiled: int = 0
@@ -342,5 +338,5 @@ class CoordinatorCore:
         self.over = True
         lowered = dict(self._lowered)
         self._out.append(
-            RefuseHolder(self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered)
+            NoEpoch(self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered)
         )

@@ -1,4 +1,4 @@
-"""What a coordinator that answers one request hears, and what it says must be done."""
+"""What a holder's way to a new epoch hears, and what it says must be done."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ class MemberGone:
     device: str
 
 
-CoordinatorEvent: TypeAlias = (
-    InventoryIn | InventoryFailed | Planned | NotPlanned | ReadyIn | MemberGone
-)
+ChangeEvent: TypeAlias = InventoryIn | InventoryFailed | Planned | NotPlanned | ReadyIn | MemberGone
 
 
 # -- instructions --------------------------------------------------------------------------
@@ -133,7 +131,7 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerHolder:
+class EpochReady:
     """Every device of the plan is ready."""
 
     number: int
@@ -142,10 +140,8 @@ class AnswerHolder:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseHolder(NoWay):
-    """Tell the holder."""
+class NoEpoch(NoWay):
+    """There is no way to one."""
 
 
-CoordinatorInstruction: TypeAlias = (
-    AskInventory | Gather | MakePlan | Prepare | AnswerHolder | RefuseHolder
-)
+ChangeInstruction: TypeAlias = AskInventory | Gather | MakePlan | Prepare | EpochReady | NoEpoch

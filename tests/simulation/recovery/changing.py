@@ -1,0 +1,207 @@
+"""The shells of a holder's way to a new epoch in the simulator, and of how it has a plan made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.training.recovery import change_events as c
+from p2ptrain.training.recovery import holder_events as h
+from p2ptrain.training.recovery import planner_core as rules
+from p2ptrain.training.recovery.change import ChangeAsk, Reason
+from p2ptrain.training.recovery.device_events import PrepareFailed
+from p2ptrain.training.recovery.placed import PlacedStage
+
+if TYPE_CHECKING:
+    from tests.simulation.recovery.holder import Holder
+    from tests.simulation.recovery.node import Node
+
+
+class Changing:
+    """One request of a holder; a newer one cancels it."""
+
+    def __init__(self, node: Holder, ask: ChangeAsk) -> None:
+        self._node = node
+        self._ask = ask
+        self._is_leave = ask.reason is Reason.LEAVE and bool(ask.without)
+        alive = {node.id, *(p for p, alive in node.alive.items() if alive)}
+        self._core = node.change_type(ask, frozenset(alive))
+
+    def start(self) -> None:
+        """Ask everybody."""
+        if self._node.change is self:
+            self._do(self._core.start())
+
+    def on_died(self, peer: str) -> None:
+        """A device is dead."""
+        self._feed(c.MemberGone(peer))
+
+    def _feed(self, event: c.ChangeEvent) -> None:
+        if self._node.change is self:
+            self._do(self._core.handle(event))
+
+    def _do(self, out: list[c.ChangeInstruction]) -> None:
+        for instruction in out:
+            self._node.world.failpoint(self._node)
+            match instruction:
+                case c.AskInventory():
+                    self._ask_inventory(instruction)
+                case c.MakePlan():
+                    self._plan(instruction)
+                case c.Prepare():
+                    self._prepare(instruction)
+                case c.EpochReady(number, placed, choice):
+                    self._tell(h.AnswerIn(number, placed, choice))
+                case c.NoEpoch(number, reason, lost, again, spoiled, lowered):
+                    self._tell(h.RefusedIn(number, reason, lost, again, spoiled, lowered))
+
+    def _tell(self, event: h.HolderEvent) -> None:
+        self._node.later(0.001, "changed", lambda: self._node.tell(event))
+
+    def _ask_inventory(self, asked: c.AskInventory) -> None:
+        device, epoch, forward = asked.device, asked.epoch, asked.forward
+
+        def got(fields: dict[str, Any] | None) -> None:
+            if fields is None or "inventory" not in fields:
+                reason = "no link" if fields is None else fields["refused"]
+                self._feed(c.InventoryFailed(epoch, device, reason))
+            else:
+                self._feed(c.InventoryIn(epoch, fields["inventory"]))
+
+        self._node.call(
+            device,
+            "inventory",
+            got,
+            epoch=epoch,
+            apply=None if forward is None else forward.version,
+            coefficient=None,
+            rebuild=asked.rebuild,
+        )
+
+    def _prepare(self, order: c.Prepare) -> None:
+        epoch, device = order.placed.epoch, order.device
+
+        def got(fields: dict[str, Any] | None) -> None:
+            trouble = PrepareFailed(epoch, "no link", device) if fields is None else None
+            if fields is not None and "refused" in fields:
+                trouble = PrepareFailed(epoch, fields["refused"], device)
+            elif fields is not None:
+                trouble = fields["trouble"]
+            self._feed(c.ReadyIn(epoch, device, trouble))
+
+        self._node.call(device, "prepare", got, placed=order.placed, fetches=order.fetches)
+
+    def _plan(self, order: c.MakePlan) -> None:
+        """Any plan will do: a random one, where the present one cannot stay."""
+        node = self._node
+        if self._is_leave and node.world.rng.random() < node.world.no_plan_share:
+            self._feed(c.NotPlanned(order.epoch, "no plan fits without it"))
+            return
+        if order.present is not None:
+            stages = order.present.stages
+            self._feed(c.Planned(order.epoch, stages))
+            return
+        devices = sorted(order.devices)
+        Asking(node, devices, lambda stages: self._feed(c.Planned(order.epoch, stages))).start()
+
+
+class Asking:
+    """A holder has a plan made: by the coordinator, by itself where that answers nothing of use."""
+
+    def __init__(
+        self, node: Holder, devices: list[str], then: Callable[[tuple[PlacedStage, ...]], None]
+    ) -> None:
+        self._node = node
+        self._devices = devices
+        self._then = then
+        self._core = node.planner.asked(node.world.now, node.coordinator)
+
+    def start(self) -> None:
+        """Ask."""
+        self._do(self._core.start())
+        self._wake()
+
+    def _feed(self, event: rules.PlannerEvent) -> None:
+        self._do(self._core.handle(event, self._node.world.now))
+
+    def _wake(self) -> None:
+        seconds = self._core.next_wakeup - self._node.world.now
+        if seconds < float("inf"):
+            self._node.later(max(seconds, 0.0), "planner", self._tick)
+
+    def _tick(self) -> None:
+        self._do(self._core.tick(self._node.world.now))
+        self._wake()
+
+    def _do(self, out: list[rules.PlannerInstruction]) -> None:
+        node = self._node
+        for instruction in out:
+            match instruction:
+                case rules.Ask(device):
+                    node.call(device, "plan", self._got, devices=self._devices)
+                case rules.AskForSign(device):
+                    node.call(device, "works", self._signed)
+                case rules.PlanHere():
+                    node.later(node.world.rng.uniform(0.0, 0.2), "planned", self._plan_here)
+                case rules.PassOver(device, _):
+                    node.passed_over(device)
+
+    def _got(self, fields: dict[str, Any] | None) -> None:
+        if fields is None:
+            self._feed(rules.NoAnswer())
+            return
+        stages = fields["stages"]
+        if not is_plan(stages, self._devices, self._node.world.truth.units):
+            self._feed(rules.Useless("gave no plan"))
+            return
+        self._take(stages, rules.Answered())
+
+    def _signed(self, fields: dict[str, Any] | None) -> None:
+        self._feed(rules.Sign(fields is not None))
+
+    def _plan_here(self) -> None:
+        self._take(random_stages(self._node, self._devices, self._node.id), rules.FoundHere())
+
+    def _take(
+        self, stages: tuple[PlacedStage, ...], event: rules.Answered | rules.FoundHere
+    ) -> None:
+        is_over = self._core.is_over
+        self._feed(event)
+        if not is_over:
+            self._then(stages)
+
+
+def is_plan(stages: object, devices: list[str], units: int) -> bool:
+    """Whether an answer covers all units, once, with these devices."""
+    if not isinstance(stages, tuple) or not all(isinstance(x, PlacedStage) for x in stages):
+        return False
+    ends = [(stage.first, stage.end) for stage in stages]
+    placed = [device for stage in stages for device in stage.devices]
+    return (
+        [0, *(end for _, end in ends)] == [*(first for first, _ in ends), units]
+        and len(set(placed)) == len(placed)
+        and set(placed) <= set(devices)
+    )
+
+
+def random_stages(node: Node, devices: list[str], holder: str) -> tuple[PlacedStage, ...]:
+    """A random pipeline over some of the devices; in some worlds with groups."""
+    world = node.world
+    rng, units = world.rng, world.truth.units
+    count = rng.randint(max(1, min(len(devices), 2)), min(len(devices), units))
+    chosen = rng.sample(devices, count)
+    groups = [[device] for device in chosen]
+    while world.groups and len(groups) > 1 and rng.random() < 0.4:
+        groups[rng.randrange(len(groups) - 1)] += groups.pop()
+    cuts = sorted(rng.sample(range(1, units), len(groups) - 1))
+    borders = list(zip([0, *cuts], [*cuts, units], strict=True))
+    stages = []
+    for p, ((first, end), group) in enumerate(zip(borders, groups, strict=True)):
+        neighbours = groups[p + 1] if p + 1 < len(groups) else groups[p - 1]
+        keeper = None
+        if len(group) == 1 and len(groups) > 1:
+            keeper = neighbours[0]
+        elif len(group) == 1 and len(devices) > 1:
+            keeper = next(device for device in devices if device != group[0])
+        stages.append(PlacedStage(first, end, tuple(group), keeper))
+    return tuple(stages)
