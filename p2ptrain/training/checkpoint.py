@@ -24,8 +24,9 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -277,6 +278,63 @@ def check_weights_file(path: Path) -> None:
         partial.unlink()
     except OSError as error:
         raise OptionError(f"the weights cannot be written to {path}: {_reason(error)}") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Find out now what would be in the way of `save`.
+
+    Raises:
+        OptionError: nothing can be written there.
+    """
+    partial = folder / ".p2ptrain.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise OptionError(f"checkpoints cannot be written to {folder}: {_reason(error)}") from error
+
+
+def check_space(wanted: Mapping[Path, int]) -> None:
+    """Find out now whether there is room for what will be written: folder -> bytes.
+
+    Raises:
+        OptionError: a disk has less left; what is on the same one is counted together.
+    """
+    needed: dict[int, int] = {}
+    for folder, size in wanted.items():
+        try:
+            disk, free = folder.stat().st_dev, shutil.disk_usage(folder).free
+        except OSError:  # writing says it
+            continue
+        needed[disk] = needed.get(disk, 0) + size
+        if needed[disk] > free:
+            raise OptionError(
+                f"there is too little room on the disk of {folder}: {needed[disk] >> 20} MiB are "
+                f"to be written there, and {free >> 20} MiB are free. Free some, or give another "
+                "place"
+            )
+
+
+def save_elsewhere(
+    name: str, tensors: Mapping[str, Tensor], folders: Iterable[Path | None]
+) -> Path | None:
+    """`save_weights` to the first of these folders that takes them; None where none does."""
+    for folder in folders:
+        if folder is None:
+            continue
+        place = next(
+            path
+            for number in count()
+            if not (path := folder / (f"{number}-{name}" if number else name)).exists()
+        )
+        try:
+            save_weights(place, tensors)
+        except TrainingError as error:
+            log.warning("weights_not_written", place=str(place), why=str(error))
+        else:
+            return place
+    return None
 
 
 def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -6,6 +6,7 @@ capture, wait for members --> epochs (`job_epochs`), each with its rounds --> we
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,7 @@ from p2ptrain.training.asynchronous.refusals import unshared
 from p2ptrain.training.background import in_background
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.change_request import ChangeAnswer, InForce
-from p2ptrain.training.checkpoint import Progress, save_weights
+from p2ptrain.training.checkpoint import Progress, save_elsewhere, save_weights
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
 from p2ptrain.training.checkpointer import Cadence, Checkpointer, split_state
 from p2ptrain.training.doings import doings
@@ -65,6 +66,8 @@ from p2ptrain.training.whole_copies import MOST_AT_ONCE, WholeCopies
 
 log = get_logger(__name__)
 
+INTERRUPT_SECONDS = 30.0
+"""For the rounds under way and the weights' way home, after an interrupt."""
 HOME_SHARE = 0.25
 """Of free memory, for the trained weights beside those that the job began with."""
 
@@ -88,6 +91,8 @@ class HolderRun:
         self._options = options
         self._emit = emit
         self._folder = None if options.local else folder
+        self._elsewhere = None if folder is None else folder.path
+        self._interrupted: asyncio.Future[int] | None = None  # the step whose weights are here
         self._surveyor = Surveyor(mesh)
         self._start = StartOfJob(mesh, self._folder, options, emit, self._surveyor)
         self._id = ""  # until it is known which job this is
@@ -295,7 +300,7 @@ class HolderRun:
                 evaluated=evaluated,
             )
             try:
-                return await loop.run()
+                is_done = await loop.run()
             except UpdateNotFinite as error:
                 rounds = course.rounds(start, evaluated)
                 shape = next((r for r in rounds if is_round_of(r, error.step)), None)
@@ -303,6 +308,11 @@ class HolderRun:
                     raise
                 self._spoiled.begin(await noted(prepared, epoch, error, shape))
                 raise SentWrong(None, str(error), self._mesh.self_id) from None
+            if self._interrupted is not None:
+                await self._bring_home(prepared, epoch, lambda: None)
+                self._interrupted.set_result(epochs.reports.reported.step)
+                await asyncio.get_running_loop().create_future()  # until it is cancelled
+            return is_done
 
         async def bring_home(epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
             if self._spoiled.now is not None:
@@ -351,12 +361,63 @@ class HolderRun:
         if whole is not None:
             epochs.copies.readers.append(lambda: whole.reading)
         try:
-            await epochs.run()
+            await self._until_interrupted(epochs)
         finally:
             if whole is not None:
                 await whole.close()
             if checkpointer is not None:
                 await checkpointer.close()
+
+    async def _until_interrupted(self, epochs: JobEpochs) -> None:
+        """Run them; where that is cancelled, the weights of the last step are written first."""
+        running = asyncio.create_task(epochs.run(), name="epochs")
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if self._options.out is not None and self._epoch is not None and not running.done():
+                await self._write_early(self._epoch, self._options.out, running)
+            raise
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _write_early(
+        self, epoch: HolderEpoch, out: Path, running: asyncio.Task[None]
+    ) -> None:
+        """After the rounds under way."""
+        self._interrupted = interrupted = asyncio.get_running_loop().create_future()
+        epoch.is_draining = True
+        self._warn(f"interrupted: the weights of the last step will be in {out}")
+        await asyncio.wait(
+            [interrupted, running],
+            timeout=INTERRUPT_SECONDS,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not interrupted.done():
+            self._warn(f"the weights were not written to {out}: they could not be fetched in time")
+            return
+        try:
+            self._write(out)
+            self._warn(f"the weights of step {interrupted.result()} are in {out}")
+        except TrainingError as error:
+            self._warn(str(error))
+
+    def _write(self, out: Path) -> None:
+        """Write the weights, elsewhere where they cannot be written there.
+
+        Raises:
+            TrainingError: they could not be written there; says where they are.
+        """
+        state = self._job.model.state_dict().items()  # a module's extra state may be anything
+        tensors = {name: value for name, value in state if isinstance(value, Tensor)}
+        try:
+            save_weights(out, tensors)
+        except TrainingError as error:
+            folders = self._elsewhere, Path(tempfile.gettempdir())
+            place = save_elsewhere(out.name, tensors, folders)
+            if place is None:
+                raise
+            raise TrainingError(f"{error}. They are in {place} instead") from error
 
     def _whole_copies(self, prepared: Prepared) -> WholeCopies | None:
         wants = self._wants_whole_copy()
@@ -516,7 +577,3 @@ class HolderRun:
         speed = rate(reports.steps_made * self._job.batch_size, seconds)
         where, left_out = str(out) if out else None, reports.updates_left_out
         self._emit(Done(prepared.steps, seconds, speed, where, left_out))
-
-    def _write(self, out: Path) -> None:
-        state = self._job.model.state_dict().items()  # a module's extra state may be anything
-        save_weights(out, {name: value for name, value in state if isinstance(value, Tensor)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import monotonic
 
 import torch
@@ -16,7 +17,7 @@ from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.left_out import DefaultIgnored
-from p2ptrain.model.optimizer import state_slots
+from p2ptrain.model.optimizer import optimizer_state_ratio, state_slots
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.model.rehearsal import Effort, rehearse
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
@@ -119,6 +120,9 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         raise OptionError(f"unknown planner {options.planner!r} (known: {known})")
     if options.out is not None:
         checkpoint.check_weights_file(options.out)
+    if options.checkpoint is not None:
+        checkpoint.check_folder(options.checkpoint)
+    job.lr_factor(0)
     samples = Samples(job.data, lock=randomness_lock)
     check_fits(len(samples), job.batch_size)
     order = SampleOrder(len(samples), job.batch_size, job.seed)
@@ -145,6 +149,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
                 raise
             only_rounds = str(error)
     check_evaluation_sizes(captured, evaluation)
+    _check_space(job, captured, options)
     with timed(log, "division_tried"):
         across = _across(captured, samples)
     micro_batch, changed = settled(job.micro_batch, job.batch_size, across)
@@ -178,6 +183,19 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         over_all=over_all,
     )
     return prepared if options.resume is None else _resumed(prepared, options)
+
+
+def _check_space(job: Job, captured: Captured, options: TrainOptions) -> None:
+    """Raises OptionError: the disks have no room for the weights, or for one whole checkpoint."""
+    weights_bytes = sum(tensor.nbytes for tensor in captured.state().values())
+    wanted: dict[Path, int] = {}
+    if options.out is not None:
+        wanted[options.out.absolute().parent] = weights_bytes
+    if options.checkpoint is not None:
+        state_bytes = int(weights_bytes * (1 + optimizer_state_ratio(job.optimizer)))
+        folder = options.checkpoint.absolute()
+        wanted[folder] = wanted.get(folder, 0) + state_bytes
+    checkpoint.check_space(wanted)
 
 
 def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -242,3 +243,31 @@ def test_weights_are_written_from_where_they_are_and_shared_ones_apart(
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
     here = {name for name in tensors if given[name].data_ptr() == tensors[name].data_ptr()}
     assert here == {"first", "alone", "last", "none"}
+
+
+def test_too_little_room_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    checkpoint.check_space({tmp_path: 1, tmp_path / "not there": 2 * free})
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(OptionError, match=r"too little room on the disk of .*MiB are free"):
+        checkpoint.check_space({tmp_path: free // 2 + 1, other: free})
+
+
+def test_weights_that_cannot_be_written_go_elsewhere_and_over_nothing(tmp_path: Path) -> None:
+    tensors = {"weight": torch.ones(3)}
+    no_folder = tmp_path / "file"
+    no_folder.write_text("")
+    (tmp_path / "w.safetensors").write_text("mine")
+    place = checkpoint.save_elsewhere("w.safetensors", tensors, (None, no_folder, tmp_path))
+    assert place == tmp_path / "1-w.safetensors"
+    assert torch.equal(load_file(place)["weight"], tensors["weight"])
+    assert (tmp_path / "w.safetensors").read_text() == "mine"
+    assert checkpoint.save_elsewhere("w.safetensors", tensors, (no_folder,)) is None
+
+
+def test_a_folder_that_takes_no_checkpoints_is_found_at_once(tmp_path: Path) -> None:
+    checkpoint.check_folder(tmp_path / "new")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match="checkpoints cannot be written to"):
+        checkpoint.check_folder(tmp_path / "file")
