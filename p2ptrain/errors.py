@@ -6,7 +6,8 @@
     │   ├── ScriptError          the training script or the data set
     │   ├── CaptureError         the model cannot be exported; names the user's own line
     │   ├── PlanError            no plan fits the devices; names the unit or the budget
-    │   └── TrainingError        training itself went wrong (NaN loss, disk full)
+    │   ├── TrainingError        training itself went wrong (NaN loss, disk full)
+    │   └── TooLarge             a model needs more memory, or more work, than a device offers
     ├── PeerError            another device or the network between us
     │   ├── ProtocolError        a peer sent what the protocol forbids: its link is closed
     │   ├── LinkClosed           the link to a peer ended while it was needed
@@ -50,6 +51,10 @@ class PlanError(UserError):
 
 class TrainingError(UserError):
     """Training itself went wrong: a loss that is not finite, a full disk."""
+
+
+class TooLarge(UserError, MemoryError):
+    """What a model computes does not fit a device; known before any of it has run."""
 
 
 class PeerError(Error):

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.model.argument_types import numbers_only
 from p2ptrain.model.cuts import last_uses
 from p2ptrain.model.description import (
     ModelDescription,
@@ -34,7 +35,7 @@ from p2ptrain.model.graph import (
     StateRef,
     TargetRef,
 )
-from p2ptrain.model.operators import resolve
+from p2ptrain.model.operators import Operator, resolve
 from p2ptrain.model.own_backward import OWN_BACKWARD
 from p2ptrain.model.polynomials import CROSSING_DTYPES
 from p2ptrain.model.values import MAXIMUM_DEGREE, Polynomial, ValueDescription, ValueKind
@@ -166,11 +167,7 @@ class _GraphReader:
             tuple(self._named(item, index) for item in _items(kwargs, 64)),
             grad_enabled,
         )
-        names = [key for key, _ in node.kwargs]
-        if len(node.args) > max(len(allowed.schema_arguments), 2) or len(set(names)) < len(names):
-            _refuse(f"{operator} gets arguments that it does not have")
-        if not set(names) <= set(allowed.schema_arguments) - {"generator"}:
-            _refuse(f"{operator} gets an argument that it does not have")
+        check_arguments(node, allowed)
         return node
 
     def _own_backward(self, args: Any, kwargs: Any, index: int) -> tuple[Argument, ...]:
@@ -202,13 +199,11 @@ class _GraphReader:
         if value is None or isinstance(value, bool | float):
             return value
         if isinstance(value, int):
-            return _integer(value, -(2**63), 2**63 - 1)
+            return _integer(value, 1 - 2**63, 2**63 - 1)
         if isinstance(value, str):
             return _text(value)
         if isinstance(value, list) and depth:
-            items = tuple(self._argument(i, before, depth - 1) for i in _items(value, _LIST_ITEMS))
-            _check_size(items)
-            return items
+            return tuple(self._argument(i, before, depth - 1) for i in _items(value, _LIST_ITEMS))
         if not isinstance(value, dict) or len(value) != 1:
             _refuse("an argument is malformed")
         ((kind, content),) = value.items()
@@ -226,6 +221,24 @@ class _GraphReader:
         if kind == "n":
             return NodeRef(_integer(content, 0, before - 1))
         return _refuse("an argument refers to nothing")
+
+
+def check_arguments(node: Node, operator: Operator) -> None:
+    """Do nothing where the node's arguments are of the types that its operator takes.
+
+    Raises:
+        ProtocolError: they are not, or a list is the shape of a tensor that no device holds.
+    """
+    if operator.types is not None:
+        wrong = operator.types.wrong(node.args, node.kwargs)
+    else:
+        numbers = numbers_only(node.args) and not node.kwargs
+        wrong = None if numbers else "something else than numbers"
+    if wrong is not None:
+        _refuse(f"{node.name[:40]}: {operator.name} gets {wrong}")
+    for argument in (*node.args, *(argument for _, argument in node.kwargs)):
+        if isinstance(argument, tuple):
+            _check_size(argument)
 
 
 def _backward(value: Any, given: int, inputs: int) -> BackwardGraph:

@@ -49,7 +49,7 @@ def _grouped_length(rows: Tensor, matrices: Tensor) -> int:
     return int(matrices.shape[-1])
 
 
-def _traced(
+def traced_shape(
     mode: Any,
     func: Any,
     rows: Tensor,
@@ -72,4 +72,4 @@ def _traced(
 
 if _operator is not None:
     _register: Any = fake_impls.register_op_impl
-    _register(_operator.default)(_traced)
+    _register(_operator.default)(traced_shape)

@@ -75,17 +75,28 @@ class Instruction:
 
 
 class BoundBackward:
-    """A backward for one batch size. May run in any thread, in several at once."""
+    """A backward for one batch size. May run in any thread, in several at once.
 
-    def __init__(self, graph: BackwardGraph, batch: int | None) -> None:
-        nodes = graph.nodes
+    Attributes:
+        graph, batch: what it was made of.
+    """
+
+    def __init__(
+        self,
+        graph: BackwardGraph,
+        batch: int | None,
+        computing: Callable[[Node], Callable[..., Any]] | None = None,
+    ) -> None:
+        """`computing`: what computes a node, instead of its operator."""
+        self.graph, self.batch = graph, batch
+        nodes, call = graph.nodes, computing or call_of
         leaving = [gradient for gradient in graph.gradients if gradient is not None]
         self._gradients = graph.gradients
         self._registers = allocate(nodes, 0, [g for g in leaving if isinstance(g, InputRef)])
         self._written = written_leaves(nodes, 0)
         free = frees(nodes, 0, len(nodes), self._registers, leaving)
         self._instructions = [
-            bind(node, index, self._registers, batch, free.get(index, ()))
+            bind(node, index, self._registers, batch, free.get(index, ()), call=call(node))
             for index, node in enumerate(nodes)
         ]
 

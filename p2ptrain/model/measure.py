@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from p2ptrain.errors import ProtocolError, TooLarge
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.one_by_one import ONEDNN_FROM, units_faster_with_onednn
 from p2ptrain.model.packed import full_lengths
+from p2ptrain.model.sizes import refuse_too_large
 from p2ptrain.model.timing import Clock, Limits, time_units
 from p2ptrain.model.unit_chain import UnitChain, unmarked
 from p2ptrain.model.unit_times import UnitTimes
@@ -121,10 +123,16 @@ def measure_units(
         every_size: measure each as it was asked for, at least once, however long it takes.
         largest_second: after the smallest; those between if there is time left.
         memory_bytes: sizes that need more are not measured; where the whole model does, units
-            run one by one.
+            run one by one. None: the model is this device's own, and nothing of it is doubted.
         clock: tests bring their own.
         mark: called with the number of each unit that is about to run, WHOLE where all are.
+
+    Raises:
+        TooLarge: a unit does not fit, by its shapes; nothing of the model has run.
+        ProtocolError: nobody can know what it takes.
     """
+    if memory_bytes is not None:
+        refuse_too_large(description, min(batch_sizes), memory_bytes)
 
     faster = units_faster_with_onednn(description, torch.get_num_threads())
 
@@ -194,6 +202,7 @@ class _Room:
         mark: Callable[[int], None] = unmarked,
     ) -> None:
         by_name = description.tensors_by_name
+        self._description = description
         self._memory_bytes = memory_bytes
         self._state = [
             sum(by_name[name].nbytes for name in description.state_names(unit, unit + 1))
@@ -214,7 +223,13 @@ class _Room:
         if self._memory_bytes is None:
             return True
         largest = max(2 * a + 2 * b for a, b in zip(self._state, self._kept(batch), strict=True))
-        return min(self._whole_bytes(batch), 2 * largest) <= self._memory_bytes
+        if min(self._whole_bytes(batch), 2 * largest) > self._memory_bytes:
+            return False
+        try:
+            refuse_too_large(self._description, batch, self._memory_bytes)
+        except (TooLarge, ProtocolError, ValueError):  # of this size: the smallest was none
+            return False
+        return True
 
     def _whole_bytes(self, batch: int) -> float:
         return 4 * sum(self._state) + 2 * sum(self._kept(batch))

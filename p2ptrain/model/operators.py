@@ -3,9 +3,10 @@
 A description comes from another device, so it may name anything. Only operators that read and write
 nothing but the tensors they are given are listed: no files, no storages, no private kernels that
 trust their caller's arguments (where one is useful, `trusting` looks at those first), nothing that
-one large number keeps busy for ever (Legendre's and Laguerre's polynomials). The list is of ATen's
-public functions, whole families at a time, so that any vision or text model fits; an in-place form
-(`relu_`) is allowed with its plain form.
+one large number keeps busy for ever (Legendre's and Laguerre's polynomials), nothing that computes
+with Python's numbers or texts alone. The list is of ATen's public functions, whole families at a
+time, so that any vision or text model fits; an in-place form (`relu_`) is allowed with its plain
+form. `tools/fuzz_operators.py` calls all of them with what no model should give.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch._ops import OpOverload
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model import packed, trusting
+from p2ptrain.model.argument_types import ArgumentTypes, can_be_checked
 from p2ptrain.model.fake_quantized import know_shapes
 from p2ptrain.model.grouped import GROUPED_MM, grouped_mm
 from p2ptrain.model.own_backward import ARGUMENTS, OWN_BACKWARD, own_backward
@@ -84,12 +86,12 @@ _ATEN_FAMILIES = {
         linalg_cholesky linalg_solve linalg_matrix_exp linalg_qr linalg_svd linalg_eigh
         linalg_multi_dot linalg_vecdot linalg_slogdet linalg_eigvalsh linalg_svdvals linalg_pinv
         linalg_solve_triangular linalg_diagonal cholesky cholesky_solve cholesky_inverse cov
-        corrcoef trapezoid cumulative_trapezoid _weight_norm norm_except_dim _euclidean_dist
-        linalg_matrix_power linalg_matmul linalg_vander linalg_eig linalg_eigvals
-        linalg_inv_ex linalg_cholesky_ex linalg_solve_ex linalg_lu linalg_lu_factor
-        linalg_lu_factor_ex linalg_lu_solve lu_unpack linalg_matrix_rank linalg_cond
-        linalg_tensorinv linalg_tensorsolve svd qr pinverse linalg_householder_product orgqr ormqr
-        linalg_ldl_factor linalg_ldl_factor_ex triangular_solve ger trapz _grouped_mm""",
+        corrcoef trapezoid cumulative_trapezoid _weight_norm norm_except_dim linalg_matrix_power
+        linalg_matmul linalg_vander linalg_eig linalg_eigvals linalg_inv_ex linalg_cholesky_ex
+        linalg_solve_ex linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve lu_unpack
+        linalg_matrix_rank linalg_cond linalg_tensorinv linalg_tensorsolve svd qr pinverse
+        linalg_householder_product orgqr ormqr linalg_ldl_factor linalg_ldl_factor_ex
+        triangular_solve ger trapz _grouped_mm""",
     "convolution_and_pooling": """
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
         adaptive_max_pool2d adaptive_max_pool3d affine_grid_generator avg_pool1d avg_pool2d
@@ -102,7 +104,7 @@ _ATEN_FAMILIES = {
         _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
         _adaptive_avg_pool2d _adaptive_avg_pool3d fractional_max_pool2d fractional_max_pool3d""",
     "normalisation": """
-        batch_norm group_norm instance_norm layer_norm native_batch_norm native_group_norm
+        batch_norm group_norm instance_norm layer_norm native_group_norm
         native_layer_norm rms_norm renorm _fused_rms_norm""",
     "losses": """
         binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss
@@ -112,8 +114,8 @@ _ATEN_FAMILIES = {
         soft_margin_loss triplet_margin_loss""",
     "sequences": """
         embedding embedding_bag embedding_renorm gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell
-        rnn_tanh rnn_tanh_cell scaled_dot_product_attention _scaled_dot_product_attention_math
-        one_hot bucketize searchsorted pad_sequence _pack_padded_sequence _pad_packed_sequence""",
+        rnn_tanh rnn_tanh_cell scaled_dot_product_attention one_hot bucketize searchsorted
+        pad_sequence _pack_padded_sequence _pad_packed_sequence""",
     "shapes": """
         adjoint alias as_strided atleast_1d atleast_2d atleast_3d block_diag broadcast_tensors
         broadcast_to cartesian_prod cat channel_shuffle chunk clone column_stack combinations concat
@@ -125,14 +127,14 @@ _ATEN_FAMILIES = {
         roll rot90 row_stack select slice slice_inverse split split_with_sizes squeeze stack
         swapaxes swapdims t tensor_split tile transpose tril triu unbind unflatten unfold
         unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze view view_as vsplit vstack
-        _unsafe_view _reshape_alias expand_copy permute_copy select_copy slice_copy view_copy
+        _unsafe_view expand_copy permute_copy select_copy slice_copy view_copy
         unsqueeze_copy squeeze_copy transpose_copy t_copy alias_copy detach_copy""",
     "indexing": """
         argsort argwhere fill fill_diagonal gather index index_add index_copy index_fill index_put
         index_reduce index_select isin masked_fill masked_scatter masked_select msort nonzero
         nonzero_static put scatter scatter_add scatter_reduce select_scatter slice_scatter
         diagonal_scatter as_strided_scatter sort take take_along_dim topk unique_consecutive
-        unique_dim zero _unique2 _unsafe_index _unsafe_masked_index""",
+        unique_dim zero _unique2 """,
     "types_and_creation": """
         arange bartlett_window blackman_window empty empty_like empty_permuted eye full full_like
         hamming_window hann_window kaiser_window linspace logspace new_empty new_full new_ones
@@ -177,8 +179,38 @@ _PYTHON: Mapping[str, Callable[..., Any]] = {
     "torch.sym_float": float,
     "torch.sym_not": operator.not_,
 }
-"""Arithmetic on sizes (Python numbers) and picking one of several results. `pow` is not here: it
-would let three small numbers fill a memory."""
+"""Arithmetic on sizes (Python numbers of 64 bits) and picking one of several results. `pow` is not
+here: it would let three small numbers fill a memory."""
+
+
+def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` for numbers that give a number: texts and lists can be multiplied as well."""
+
+    def call(*args: Any) -> Any:
+        if not all(type(argument) in (int, float, bool) for argument in args):
+            raise ValueError(f"{function.__name__} is for numbers only")
+        try:
+            result = function(*args)
+        except (ArithmeticError, TypeError) as error:
+            raise ValueError(f"{function.__name__} of these numbers: {error}") from error
+        if type(result) is int and not -(2**63) <= result < 2**63:
+            raise ValueError(f"{function.__name__} gives a number of more than 64 bits")
+        return result
+
+    return call
+
+
+def _item_of(results: Any, index: Any) -> Any:
+    """One of the results of an operator that has several."""
+    if not isinstance(results, list | tuple) or type(index) is not int:
+        raise IndexError("there is one result only, or none of that number")
+    return results[index]
+
+
+_PYTHON_CALLS: Mapping[str, Callable[..., Any]] = {
+    name: _item_of if function is operator.getitem else _of_numbers(function)
+    for name, function in _PYTHON.items()
+}
 
 _VIEWS_UNDECLARED = words(
     """
@@ -215,6 +247,8 @@ class Operator:
     Attributes:
         name: as it stands in a `Node`.
         call: the function.
+        overload: ATen's own of that name, which looks at less than `call`; None: it has none.
+        types: what its arguments may be; None for what ATen does not compute.
         schema_arguments: names of its positional arguments, () for arithmetic on sizes.
         mutates: positions of the arguments that it writes to.
         returned: positions of the arguments that its result may share memory with; None for all.
@@ -224,6 +258,8 @@ class Operator:
 
     name: str
     call: Callable[..., Any]
+    overload: OpOverload | None
+    types: ArgumentTypes | None
     schema_arguments: tuple[str, ...]
     mutates: frozenset[int]
     returned: frozenset[int] | None
@@ -241,9 +277,11 @@ def resolve(name: str) -> Operator:
     if name in _PYTHON:
         views = name == "operator.getitem"
         returned = frozenset({0}) if views else frozenset[int]()
-        return Operator(name, _PYTHON[name], (), frozenset(), returned, False, views)
+        call = _PYTHON_CALLS[name]
+        return Operator(name, call, None, None, (), frozenset(), returned, False, views)
     if name == OWN_BACKWARD:
-        return Operator(name, own_backward, ARGUMENTS, frozenset(), frozenset({0}), False, True)
+        none, outputs = frozenset[int](), frozenset({0})
+        return Operator(name, own_backward, None, None, ARGUMENTS, none, outputs, False, True)
     overload = _aten_overload(name)
     if overload is None:
         raise ProtocolError(f"a model may not apply the operator {name[:80]!r}")
@@ -281,7 +319,9 @@ def _aten_overload(name: str) -> OpOverload | None:
     if packet is None or parts[2] not in packet.overloads():
         return None
     overload = getattr(packet, parts[2])
-    return overload if isinstance(overload, OpOverload) and _is_plain(overload) else None
+    if parts[2].startswith("prim_") or not isinstance(overload, OpOverload):
+        return None
+    return overload if _is_plain(overload) else None
 
 
 def _base(function: str) -> str:
@@ -290,11 +330,9 @@ def _base(function: str) -> str:
 
 
 def _is_plain(overload: OpOverload) -> bool:
-    """Whether every argument is plain data: no generators, storages, names or output buffers."""
-    return not any(
-        argument.is_out or any(word in str(argument.type) for word in ("Storage", "Stream"))
-        for argument in overload._schema.arguments
-    ) and not any("Dimname" in str(a.type) for a in overload._schema.arguments)
+    """Whether it takes plain data and computes with tensors: no storages, no output buffers."""
+    schema = overload._schema
+    return can_be_checked(schema) and not any(argument.is_out for argument in schema.arguments)
 
 
 def _describe(name: str, overload: OpOverload) -> Operator:
@@ -309,6 +347,8 @@ def _describe(name: str, overload: OpOverload) -> Operator:
     return Operator(
         name=name,
         call=_CHECKED.get(name, overload),
+        overload=overload,
+        types=ArgumentTypes(overload._schema),
         schema_arguments=tuple(argument.name for argument in arguments),
         mutates=frozenset(mutates),
         returned=None if _base(function) in _VIEWS_UNDECLARED else returned,

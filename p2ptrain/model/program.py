@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -180,12 +180,17 @@ class Program:
 
     def _instruction(self, index: int, batch: int | None) -> Instruction:
         node = self._nodes[index]
-        call = embedding if self._adds_rows(node) else call_of(node)
+        call = self._call(index)
         for position in self._hidden.get(index, ()):
             call = hidden(call, position)
         free = self._free.get(index, ())
         weighs = self._weighs(node)
         return bind(node, index, self._registers, batch, free, call=call, weighs=weighs)
+
+    def _call(self, index: int) -> Callable[..., Any]:
+        """What computes the node of that index."""
+        node = self._nodes[index]
+        return embedding if self._adds_rows(node) else call_of(node)
 
     def _adds_rows(self, node: Node) -> bool:
         """Whether it reads a table that takes gradients, and is all that does."""

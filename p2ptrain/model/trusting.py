@@ -7,12 +7,16 @@ samples, and check them not at all or only when asked to (`unsafe`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from p2ptrain.model.packed import are_made_up
+
+MOST_BINS = 1 << 16
+"""Classes that are counted without a number of them."""
 
 
 def segment_reduce(
@@ -190,11 +194,134 @@ def nll_loss_backward(
     return gradient
 
 
+def _of_finite(name: str) -> Callable[..., Any]:
+    """ATen's, for finite matrices: the library below it reads beyond others. IndexError: others."""
+    computes = _aten(name)
+
+    def checked(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not bool(self.detach().isfinite().all()):
+            raise IndexError("the eigenvalues of a matrix that is not finite were asked for")
+        return computes(self, *args, **kwargs)
+
+    return checked
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """ATen's, for one length a slice of `v` along its first or last dimension; IndexError: others.
+
+    Args:
+        v: (n, ...) or (..., n), floating point.
+        g: n elements in as many dimensions, of the same type.
+    """
+    dims = (0, v.dim() - 1) if dim % max(v.dim(), 1) else (0,)
+    along = dim % max(v.dim(), 1)
+    sizes = tuple(size if d == along else 1 for d, size in enumerate(v.shape))
+    fits = v.dim() > 0 and along in dims and tuple(g.shape) == sizes and v.dtype == g.dtype
+    if not fits or not v.is_floating_point() or not v.numel():
+        raise IndexError("a weight norm has another length than its weight has slices")
+    result: Tensor = _aten("_weight_norm")(v, g, dim)
+    return result
+
+
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """ATen's, for bags that lie in `indices` and words that are in the table.
+
+    Raises:
+        IndexError: others, or sums whose weights are not one a word.
+    """
+    words, ends = indices, offsets
+    fits = weight.dim() == 2 and words.dim() == ends.dim() == 1 and mode in (0, 1, 2)
+    fits = fits and words.dtype == ends.dtype and words.dtype in (torch.int32, torch.int64)
+    fits = fits and weight.is_floating_point() and weight.numel() > 0 and ends.numel() > 0
+    if per_sample_weights is not None:
+        fits = fits and per_sample_weights.shape == words.shape
+        fits = fits and per_sample_weights.dtype == weight.dtype and mode == 0
+    if not fits:
+        raise IndexError("bags of words, their borders or weights are of other shapes or types")
+    inside = bool(((words >= 0) & (words < weight.shape[0])).all())
+    ascending = bool((ends.diff() >= 0).all()) and int(ends[0]) == 0
+    if not inside or not ascending or int(ends[-1]) > words.numel():
+        raise IndexError("a word is not in the table, or a bag not in its words")
+    if padding_idx is None:
+        bags = _aten("embedding_bag")
+        rest: tuple[Any, ...] = (per_sample_weights, include_last_offset)
+    else:
+        bags = torch.ops.aten.embedding_bag.padding_idx
+        rest = (per_sample_weights, include_last_offset, padding_idx)
+    result: tuple[Tensor, Tensor, Tensor, Tensor] = bags(
+        weight, indices, offsets, scale_grad_by_freq, mode, sparse, *rest
+    )
+    return result
+
+
+def refuse_no_heads(query: Tensor, key: Tensor) -> None:
+    """Raises IndexError: there are no heads, of which attention makes groups, or no samples."""
+    if key.dim() < 2 or query.dim() < 2 or 0 in (*key.shape[:-2], *query.shape[:-2]):
+        raise IndexError("an attention has no heads, or no samples")
+
+
+def attention(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """ATen's, for keys that have heads; IndexError: others."""
+    refuse_no_heads(query, key)
+    result: Tensor = _aten("scaled_dot_product_attention")(query, key, *args, **kwargs)
+    return result
+
+
+def _recurrent(name: str, states: int) -> Callable[..., Any]:
+    """ATen's, for a packed sequence whose samples are those of the state; IndexError: others."""
+    computes = getattr(torch.ops.aten, name).data
+
+    def checked(data: Tensor, batch_sizes: Tensor, hx: Any, *args: Any) -> Any:
+        sizes = batch_sizes.tolist() if batch_sizes.dim() == 1 else []
+        states_given = [*hx] if states > 1 else [hx]
+        descending = all(after <= before for before, after in pairwise(sizes))
+        fits = sizes and descending and sizes[-1] >= 1 and sum(sizes) == data.shape[0]
+        fits = fits and batch_sizes.dtype == torch.int64 and len(states_given) == states
+        if not fits or any(s.dim() != 3 or s.shape[1] != sizes[0] for s in states_given):
+            raise IndexError("a recurrent layer gets other sequences than it has states for")
+        return computes(data, batch_sizes, hx, *args)
+
+    return checked
+
+
+def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """ATen's, for classes below `minlength`, or below MOST_BINS where that is not given.
+
+    Raises:
+        IndexError: there are others.
+    """
+    if self.numel() and int(self.max()) >= (minlength or MOST_BINS):
+        raise IndexError("bincount finds classes beyond minlength")
+    result: Tensor = _aten("bincount")(self, weights, minlength)
+    return result
+
+
 def _aten(name: str) -> Any:
     return getattr(torch.ops.aten, name).default
 
 
 CHECKED: Mapping[str, Callable[..., Any]] = {
+    "aten._weight_norm.default": weight_norm,
+    "aten.bincount.default": bincount,
+    "aten.scaled_dot_product_attention.default": attention,
+    "aten.lstm.data": _recurrent("lstm", 2),
+    "aten.gru.data": _recurrent("gru", 1),
+    "aten.rnn_tanh.data": _recurrent("rnn_tanh", 1),
+    "aten.rnn_relu.data": _recurrent("rnn_relu", 1),
+    "aten.embedding_bag.default": embedding_bag,
+    "aten.embedding_bag.padding_idx": embedding_bag,
+    "aten.linalg_eig.default": _of_finite("linalg_eig"),
+    "aten.linalg_eigvals.default": _of_finite("linalg_eigvals"),
     "aten.segment_reduce.default": segment_reduce,
     "aten.convolution_backward.default": convolution_backward,
     "aten.native_layer_norm_backward.default": native_layer_norm_backward,
