@@ -17,6 +17,8 @@ from p2ptrain.model.packed import are_made_up
 
 MOST_BINS = 1 << 16
 """Classes that are counted without a number of them."""
+_FAR = 1e6
+"""From a picture, whose sides lie at -1 and 1: farther places are computed wrongly in float32."""
 
 
 def segment_reduce(
@@ -264,6 +266,88 @@ def embedding_bag(
     return result
 
 
+def _recurrent_weights(name: str, gates: int, states: int, packed: bool) -> Callable[..., Any]:
+    """ATen's, for weights of the layer's own sizes; IndexError: others."""
+    computes = _recurrent(name, states) if packed else getattr(torch.ops.aten, name).input
+
+    def checked(x: Tensor, *args: Any) -> Any:
+        hx, params = args[1:3] if packed else args[:2]
+        biases, layers, _, _, both, *_ = args[3 if packed else 2 :]
+        given = [*hx] if states > 1 else [hx]
+        directions, each = 2 if both else 1, 4 if biases else 2
+        same = {x.dtype, *(s.dtype for s in given), *(p.dtype for p in params)}
+        fits = len(given) == states and len(same) == 1 and x.is_floating_point()
+        fits = fits and x.dim() == (2 if packed else 3) and all(s.dim() == 3 for s in given)
+        if not fits or layers < 1 or len(params) != layers * directions * each:
+            raise IndexError("a recurrent layer gets other weights than it has layers")
+        size = given[0].shape[2]
+        for place, weight in enumerate(params):
+            layer, kind = place // (directions * each), place % each
+            width = (x.shape[-1] if layer == 0 else size * directions) if kind == 0 else size
+            wanted = (gates * size, width) if kind < 2 else (gates * size,)
+            if tuple(weight.shape) != wanted:
+                raise IndexError("a weight of a recurrent layer has another shape")
+        batch = given[0].shape[1] if packed else x.shape[0 if args[-1] else 1]
+        if any(tuple(s.shape) != (layers * directions, batch, size) for s in given):
+            raise IndexError("a state of a recurrent layer has another shape")
+        if not all((size, batch, *x.shape)):
+            raise IndexError("a recurrent layer has nothing to compute with")
+        return computes(x, *args)
+
+    return checked
+
+
+def _numbers(given: Any) -> list[int]:
+    """Of a list, or of a tensor with one dimension."""
+    if not isinstance(given, Tensor):
+        return [*given]
+    whole = given.dim() == 1 and not given.is_floating_point() and not given.is_complex()
+    return [int(number) for number in given.tolist()] if whole else []
+
+
+def _ctc_loss(overload: str) -> Callable[..., Tensor]:
+    """ATen's, for labels and lengths that are there; IndexError: others."""
+    computes = getattr(torch.ops.aten.ctc_loss, overload)
+
+    def checked(
+        log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *rest: Any
+    ) -> Tensor:
+        of_steps, of_labels = _numbers(input_lengths), _numbers(target_lengths)
+        steps, classes = log_probs.shape[0] if log_probs.dim() else 0, log_probs.shape[-1:]
+        samples = log_probs.shape[1] if log_probs.dim() == 3 else 1
+        fits = log_probs.dim() in (2, 3) and targets.dim() in (1, 2)
+        fits = fits and targets.dtype in (torch.int32, torch.int64) and steps > 0
+        if not fits or len(of_steps) != samples or len(of_labels) != samples:
+            raise IndexError("a CTC loss gets other lengths than it has samples")
+        room = targets.shape[-1]
+        together = targets.dim() == 1 and log_probs.dim() == 3
+        inside = all(0 <= n <= steps for n in of_steps) and all(0 <= n <= room for n in of_labels)
+        inside = inside and (not together or sum(of_labels) == room)
+        inside = inside and (together or targets.dim() == 1 or targets.shape[0] == samples)
+        labels = bool(((targets >= 0) & (targets < classes[0])).all())
+        if not inside or not labels or not (not rest or 0 <= rest[0] < classes[0]):
+            raise IndexError("a label of a CTC loss is no class, or is not there")
+        result: Tensor = computes(log_probs, targets, input_lengths, target_lengths, *rest)
+        return result
+
+    return checked
+
+
+def _grid_sampler(name: str) -> Callable[..., Tensor]:
+    """ATen's, for a way to look beyond borders that there is, and places that are numbers."""
+    computes = _aten(name)
+
+    def checked(input: Tensor, grid: Tensor, mode: int, padding: int, corners: bool) -> Tensor:
+        if mode not in (0, 1, 2) or padding not in (0, 1, 2):
+            raise IndexError("a grid is sampled in a way that there is not")
+        if not bool((grid.detach().abs() < _FAR).all()):
+            raise IndexError("a grid is sampled at places that are nowhere")
+        result: Tensor = computes(input, grid, mode, padding, corners)
+        return result
+
+    return checked
+
+
 def refuse_no_heads(query: Tensor, key: Tensor) -> None:
     """Raises IndexError: there are no heads, of which attention makes groups, or no samples."""
     if key.dim() < 2 or query.dim() < 2 or 0 in (*key.shape[:-2], *query.shape[:-2]):
@@ -311,13 +395,24 @@ def _aten(name: str) -> Any:
 
 
 CHECKED: Mapping[str, Callable[..., Any]] = {
+    **{
+        f"aten.{name}.{kind}": _recurrent_weights(name, gates, states, kind == "data")
+        for name, gates, states in (
+            ("lstm", 4, 2),
+            ("gru", 3, 1),
+            ("rnn_tanh", 1, 1),
+            ("rnn_relu", 1, 1),
+        )
+        for kind in ("input", "data")
+    },
+    "aten.ctc_loss.Tensor": _ctc_loss("Tensor"),
+    "aten.ctc_loss.IntList": _ctc_loss("IntList"),
+    "aten.grid_sampler.default": _grid_sampler("grid_sampler"),
+    "aten.grid_sampler_2d.default": _grid_sampler("grid_sampler_2d"),
+    "aten.grid_sampler_3d.default": _grid_sampler("grid_sampler_3d"),
     "aten._weight_norm.default": weight_norm,
     "aten.bincount.default": bincount,
     "aten.scaled_dot_product_attention.default": attention,
-    "aten.lstm.data": _recurrent("lstm", 2),
-    "aten.gru.data": _recurrent("gru", 1),
-    "aten.rnn_tanh.data": _recurrent("rnn_tanh", 1),
-    "aten.rnn_relu.data": _recurrent("rnn_relu", 1),
     "aten.embedding_bag.default": embedding_bag,
     "aten.embedding_bag.padding_idx": embedding_bag,
     "aten.linalg_eig.default": _of_finite("linalg_eig"),

@@ -19,8 +19,7 @@ from p2ptrain.model.measure import measure_units
 from p2ptrain.model.operators import resolve
 from p2ptrain.model.sizes import needs_of, node_needs, stage_bytes
 from p2ptrain.net import cbor
-from tests.captures import captured
-from tests.zoo import make
+from tests.unit.model.conftest import prepare
 
 MEMORY_BYTES = 512 << 20
 Item = list[Any]
@@ -33,8 +32,7 @@ def _node(name: str, operator: str, *args: Any, **kwargs: Any) -> Item:
 @pytest.fixture(scope="module")
 def plain() -> dict[str, Any]:
     """A description of two layers, as it travels."""
-    made = make("mlp")
-    description = captured(made.module, made.loss, made.example).description
+    description = prepare("mlp").model.description
     fields: dict[str, Any] = cbor.loads(description.to_bytes(), LIMIT_BYTES)
     return fields
 
@@ -89,7 +87,7 @@ def test_what_may_do_more_than_compute_is_not_read(
     plain: dict[str, Any], nodes: list[Item]
 ) -> None:
     _with(plain)
-    with pytest.raises(ProtocolError, match="operator|gets"):
+    with pytest.raises(ProtocolError, match=r"operator|gets"):
         _with(plain, *nodes)
 
 
@@ -103,7 +101,7 @@ TOO_LARGE = {
         _node("g", "aten.clone.default", _n(1), memory_format={"m": "contiguous_format"}),
     ],
     "inside an operator": [
-        _node("e", "aten.ones.default", [1, 1]),
+        _node("e", "aten.ones.default", [1, 2]),
         _node("f", "aten.expand.default", _n(0), [_BIG, 2]),
         _node("g", "aten.reshape.default", _n(1), [2, _BIG]),
     ],
@@ -124,10 +122,7 @@ TOO_LARGE = {
     ],
     "a long matrix power": [
         _node("e", "aten.ones.default", [8000, 8000]),
-        *(
-            _node(f"p{k}", "aten.linalg_matrix_power.default", _n(k), 1 << 40)
-            for k in range(8)
-        ),
+        *(_node(f"p{k}", "aten.linalg_matrix_power.default", _n(k), 1 << 40) for k in range(8)),
     ],
     "hours": [
         _node("e", "aten.ones.default", [8192, 8192]),
@@ -195,7 +190,7 @@ def test_weights_and_samples_are_counted_before_they_are_made(
     changed = copy.deepcopy(plain)
     change(changed)
     description = ModelDescription.from_bytes(cbor.dumps(changed))
-    with pytest.raises((TooLarge, ProtocolError)):
+    with pytest.raises((TooLarge, ProtocolError, ValueError), match=r"size|MiB|TiB|same reduction"):
         measure_units(description, batch_sizes=[1], memory_bytes=MEMORY_BYTES)
 
 
@@ -223,11 +218,10 @@ def test_sizes_that_are_too_much_are_left_out(plain: dict[str, Any]) -> None:
     assert max(measured.times) < 1 << 14
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt", "unet", "resnet"])
-@pytest.mark.parametrize("batch", [2, 8])
-def test_what_is_known_is_what_torch_keeps(name: str, batch: int) -> None:
-    made = make(name)
-    description = captured(made.module, made.loss, made.example).description
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])
+def test_what_is_known_is_what_torch_keeps(name: str) -> None:
+    batch = 4
+    description = prepare(name).model.description
     known = needs_of(description, 0, len(description.units), "train", batch)
     measured = measure_units(description, batch_sizes=[batch], budget_seconds=0.0)
     kept = sum(unit.activation_bytes for unit in measured.units) * batch
