@@ -15,6 +15,7 @@ from dataclasses import dataclass
 WINDOW_SECONDS = 0.3
 """Wall time put together; longer ones are fewer, and so less robust."""
 _COARSE_SECONDS = 0.002
+_LOOKS = 1000  # of less than a microsecond each; a fine clock differs at the first
 
 
 @functools.cache
@@ -24,11 +25,11 @@ def thread_clock() -> Callable[[], float]:
     Where that clock stands still for longer than units take (Windows counts in steps of 15.6 ms),
     the world's time instead: the device then counts as having its core to itself.
     """
-    began, used = time.perf_counter(), time.thread_time()
-    while time.perf_counter() - began < _COARSE_SECONDS:
-        if time.thread_time() != used:
-            return time.thread_time
-    return time.perf_counter
+    used = now = time.thread_time()
+    for _ in range(_LOOKS):
+        if (now := time.thread_time()) != used:
+            break
+    return time.thread_time if 0 < now - used < _COARSE_SECONDS else time.perf_counter
 
 
 @dataclass(frozen=True, slots=True)

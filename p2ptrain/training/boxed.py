@@ -6,9 +6,11 @@ member:  Asked ──► box ──► measure(...)   in a fresh process, see `p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 
@@ -27,6 +29,9 @@ from p2ptrain.training.operator_errors import OPERATORS_RAISE, failure_text
 MEASURE, WORK = f"{__name__}:measure", f"{__name__}:work"
 ANSWER_LIMIT_BYTES = 4 << 20
 MOST_UNITS = 1 << 16
+_ENOUGH_FOR_ALL_THREADS = 1 << 20  # elements; torch divides no fewer than 32,768
+
+T = TypeVar("T")
 
 _Count = Annotated[int, Range(0, 2**53)]
 _Seconds = Annotated[float, Range(0.0, 1e9)]
@@ -171,7 +176,10 @@ class Found:
 def measure(content: bytes, mark: Mark) -> bytes:
     """`Found`, for an `Asked`. Raises MemoryError: it takes more than it may."""
     asked = Asked.from_bytes(content)
-    _compute_as_the_member_does(asked.threads)
+    return _as_the_member_computes(asked.threads, lambda: _measured(asked, mark))
+
+
+def _measured(asked: Asked, mark: Mark) -> bytes:
     try:
         description = decode(asked.model)
         found = Found.of(
@@ -198,14 +206,34 @@ def measure(content: bytes, mark: Mark) -> bytes:
 def work(content: bytes, mark: Mark) -> bytes:
     """Run the units of an `Asked` with its one size, again and again; without an end."""
     asked = Asked.from_bytes(content)
-    _compute_as_the_member_does(asked.threads)
-    description = decode(asked.model)
-    for _ in work_on(description, asked.batch_sizes[0], asked.memory_bytes):
-        pass
-    return b""
+
+    def run() -> bytes:
+        description = decode(asked.model)
+        for _ in work_on(description, asked.batch_sizes[0], asked.memory_bytes):
+            pass
+        return b""
+
+    return _as_the_member_computes(asked.threads, run)
 
 
-def _compute_as_the_member_does(threads: int) -> None:
-    """As `ComputeThread`, whose times these are to be."""
+def _as_the_member_computes(threads: int, function: Callable[[], T]) -> T:
+    """Run `function` as `ComputeThread` would, whose times are wanted.
+
+    Not in the main thread, and after that has computed: OpenMP's threads then are more than there
+    are processors, as in a member, and wait for each other asleep. Else they spin, and on a busy
+    machine a unit seems to take several times as long.
+    """
     torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
+    torch.ones(_ENOUGH_FOR_ALL_THREADS).add_(1)
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(True)
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # the main thread raises it
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="compute").start()
+    return outcome.result()
