@@ -194,3 +194,21 @@ def _mean_times(found: Sequence[UnitTimes]) -> UnitTimes:
         backward=mean([times.backward for times in found]),
         weight=mean(weights) if all(weights) else (),
     )
+
+
+def mixed_kinds(kinds: Mapping[str, str]) -> tuple[str, ...]:
+    """What a plan changes whose devices are of several kinds: a sentence, or none.
+
+    Args:
+        kinds: of each device of the plan, by its name; "" where it is not known.
+    """
+    known: dict[str, list[str]] = {}
+    for name, kind in kinds.items():
+        known.setdefault(kind or "unknown", []).append(name)
+    if len(known) < 2:
+        return ()
+    named = "; ".join(f"{', '.join(sorted(names))}: {kind}" for kind, names in known.items())
+    return (
+        "its devices compute with other processors, threads or versions of torch "
+        f"({named}): the last bits of a result depend on which device has which layer",
+    )

@@ -59,6 +59,7 @@ class ChangeAnswer:
     Attributes:
         plan: `p2ptrain.plan/1`, nothing beside it.
         changes_results: how results differ from one device's.
+        kinds: what devices of several kinds change, see `alike.mixed_kinds`.
         beside_bytes: by device name, what the job takes there beside the plan's peak.
         planning_seconds: what the plan took to make.
         moved_bytes: what all devices together fetched of others to be ready.
@@ -80,6 +81,7 @@ class ChangeAnswer:
     copy_cost: CopyCost | None = None
     warnings: tuple[str, ...] = ()
     considered: frozenset[str] = frozenset()
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

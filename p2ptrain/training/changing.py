@@ -14,6 +14,7 @@ from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.net.message import Message
 from p2ptrain.plan.request import Mode
+from p2ptrain.training.alike import mixed_kinds
 from p2ptrain.training.assigning import (
     Fetches,
     assignment_of,
@@ -277,6 +278,13 @@ class Change:
             plan=plan.to_json(),
             choice=choice,
             changes_results=tuple(request.sharing.changes(plan)),
+            kinds=mixed_kinds(
+                {
+                    c.name: str(c.measured.get("processor", ""))
+                    for c in made.candidates.values()
+                    if c.name in made.plan.device_names
+                }
+            ),
             beside_bytes={
                 c.name: taken_beside_bytes(c.taken_bytes)
                 + made.protected.taken_bytes.get(device, 0)

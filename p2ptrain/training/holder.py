@@ -199,7 +199,7 @@ class HolderRun:
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
         faulty = self._faulty
         left_out = (LeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
-        changes = (*prepared.changes, *event.changes_results)
+        changes = (*prepared.changes, *event.changes_results, *answer.kinds)
         event = replace(event, changes_results=changes, left_out=tuple(left_out))
         self._emit(event)
         for change in answer.changes_results:

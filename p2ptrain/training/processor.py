@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
@@ -13,6 +14,13 @@ _TELLING = frozenset(
 )
 """The first three on x86, the others on ARM; a chip of several kinds of cores lists all."""
 MOST_LETTERS = 200
+
+
+def _instructions() -> str:
+    """Which instructions torch's kernels use here: less than the processor has, where told to."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    used = torch.backends.cpu.get_cpu_capability()
+    return used if limit is None else f"{used} (oneDNN: {limit[:16]})"
 
 
 def processor_kind(cpuinfo: Path = _CPUINFO) -> str:
@@ -31,5 +39,5 @@ def processor_kind(cpuinfo: Path = _CPUINFO) -> str:
     }
     if not told:
         return ""
-    software = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
+    software = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {_instructions()}"
     return f"{software}, {platform.machine()}, {', '.join(sorted(told))}"[:MOST_LETTERS]

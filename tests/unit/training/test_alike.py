@@ -8,7 +8,7 @@ import pytest
 
 from p2ptrain.plan.overheads import REFERENCE
 from p2ptrain.plan.times import TimeTable, UnitTimes
-from p2ptrain.training.alike import FAR_OFF, NOISE, Measured, shared
+from p2ptrain.training.alike import FAR_OFF, NOISE, Measured, mixed_kinds, shared
 from p2ptrain.training.processor import MOST_LETTERS, processor_kind
 
 
@@ -183,3 +183,21 @@ def test_small_batches_say_nothing_of_those_in_which_samples_cost_less_at_once()
     )
     assert forward(found["a"], 16) == pytest.approx(cheap)
     assert forward(found["b"], 16) == pytest.approx(cheap)
+
+
+def test_devices_of_several_kinds_are_said_with_what_that_changes() -> None:
+    assert mixed_kinds({"a": "x86", "b": "x86"}) == ()
+    assert mixed_kinds({"a": "", "b": ""}) == ()
+    (said,) = mixed_kinds({"pi": "torch 2.13, ARM", "b": "x86", "a": "x86"})
+    assert "pi: torch 2.13, ARM" in said
+    assert "a, b: x86" in said
+
+
+def test_a_kind_names_the_instructions_that_kernels_may_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("model name : some\n")
+    before = processor_kind(cpuinfo)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    assert processor_kind(cpuinfo) != before
