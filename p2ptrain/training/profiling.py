@@ -31,6 +31,9 @@ log = get_logger(__name__)
 
 METHOD = 13
 """Of measuring: what an earlier one has found is measured anew."""
+OVERHEAD_BYTES = 256 << 20
+"""Address space, not memory, of the box's threads and heaps, beside what a model is measured with.
+The kernel ends the box first where memory itself is short."""
 MOST_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
 BUDGET_SECONDS = 2.0
@@ -180,7 +183,13 @@ async def measure_boxed(
     )
     found = Found.from_bytes(
         await box.ask(
-            Question(MEASURE, asked.to_bytes(), memory_bytes, BOX_SECONDS, ANSWER_LIMIT_BYTES)
+            Question(
+                MEASURE,
+                asked.to_bytes(),
+                memory_bytes + OVERHEAD_BYTES,
+                BOX_SECONDS,
+                ANSWER_LIMIT_BYTES,
+            )
         )
     )
     if found.fails:

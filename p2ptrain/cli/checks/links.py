@@ -31,14 +31,14 @@ async def links(folder: Path) -> list[Check]:
 
 def _link(entry: Mapping[str, Any]) -> Check:
     subject = f"link to {entry['name']}"
-    if "interface" in entry:
-        subject += f" at {entry['address']} over {entry['interface']}"
     if "error" in entry:
         return bad(
             subject, f"carries nothing: {entry['error']}", "see that device's own  p2ptrain doctor"
         )
     rate, latency = float(entry["bytes_per_s"]), float(entry["latency_s"])
     found = f"{rate * 8 / 1e6:.3g} Mbit/s, {latency * 1e3:.2g} ms"
+    if "interface" in entry:
+        found += f", at {entry['address']} over {entry['interface']}"
     if rate < SLOW_BYTES_PER_S:
         return warn(
             subject, found, "use a cable or a nearer access point; --wire int8 sends a quarter"
