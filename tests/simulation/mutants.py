@@ -63,8 +63,8 @@ class VotesTwice(Election):
     """Votes again in a term it already voted in."""
 
     def _on_vote(self, peer: str, term: int) -> None:
-        if term == self._term:
-            self._term -= 1
+        if term == self._terms.own:
+            self._terms.own -= 1
         super()._on_vote(peer, term)
 
 
@@ -79,7 +79,7 @@ class FollowsOlderTerms(Election):
     """Follows whoever announced last."""
 
     def _on_rival(self, ours: CoordinatorClaim, theirs: CoordinatorClaim) -> None:
-        self._term = max(self._term, theirs.term)
+        self._terms.own = max(self._terms.own, theirs.term)
         self._claim = theirs
         self._out.append(CoordinatorIs(theirs.id, theirs.term, "it announced itself last"))
 
