@@ -26,7 +26,7 @@ from p2ptrain.plan.planners import NAMES
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.training import checkpoint
 from p2ptrain.training.asynchronous.refusals import check_asynchronous
-from p2ptrain.training.budget import usable_memory_bytes
+from p2ptrain.training.budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.training.checkpoint import Checkpoint, Progress
 from p2ptrain.training.data import Samples
 from p2ptrain.training.default_type import check_default_type
@@ -231,24 +231,33 @@ def _compared(
     """
     weights_bytes = sum(tensor.nbytes for tensor in captured.state().values())
     if _REHEARSAL_COPIES * weights_bytes > usable_memory_bytes():
-        log.warning("not_rehearsed", why="too little memory for copies of the weights")
-        return (
-            "the captured model was not compared with the module itself: there is too little "
-            "memory here for another copy of its weights",
-        )
+        return _not_compared()
     steps = range(min(REHEARSED.most, len(samples) // job.batch_size * job.epochs))
-    piece = _rehearsed_samples(job, captured, samples, least)
-    done = rehearse(
-        job.model,
-        job.loss,
-        captured,
-        (samples.collate(order.batch(s)[:piece], _seed(order, s)) for s in steps),
-        REHEARSED,
-    )
+    try:
+        piece = _rehearsed_samples(job, captured, samples, least)
+        done = rehearse(
+            job.model,
+            job.loss,
+            captured,
+            (samples.collate(order.batch(s)[:piece], _seed(order, s)) for s in steps),
+            REHEARSED,
+        )
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return _not_compared()
     log.info("rehearsed", batches=done.batches, samples=piece, skipped=done.skipped)
     if done.inexact:
         return (f"other kernels than plain torch's: {done.inexact}",)
     return ()
+
+
+def _not_compared() -> tuple[str, ...]:
+    log.warning("not_rehearsed", why="too little memory for copies of the weights")
+    return (
+        "the captured model was not compared with the module itself: there is too little "
+        "memory here for another copy of its weights",
+    )
 
 
 def _rehearsed_samples(job: Job, captured: Captured, samples: Samples, least: int) -> int:

@@ -20,7 +20,7 @@ FOUND = {
     "AppliesInAnyEpoch": 16,
     "AnswersWithoutStopping": 507,
     "TrustsTheFirst": 644,
-    "DropsTooEarly": 41,
+    "DropsTooEarly": 276,
     "CommitsFirst": 24,
     "ForgetsWhenParked": 185,
 }
