@@ -15,6 +15,8 @@ QUIET_SECONDS = 30.0
 """Without a word from any stage, before the devices are asked, and between two such looks."""
 QUIET_BYTES = 128 << 10
 """Membership alone moves less on a device's links meanwhile; a link of 64 kbit/s twice as much."""
+QUESTION_BYTES = 1 << 10
+"""To ask a device for its counters. The holder moves so many for each device."""
 QUIET_CPU_SECONDS = 3.0
 """A process that only waits takes less of them meanwhile."""
 
@@ -60,21 +62,23 @@ class RoundWatch:
     ) -> bool:
         """Whether anything has within so many seconds."""
         part = seconds / QUIET_SECONDS
-        return any(d not in before or _has_moved(before[d], now[d], part) for d in now)
+        asked = QUESTION_BYTES * len(now)
+        return any(d not in before or _has_moved(before[d], now[d], part, asked) for d in now)
 
     def look(self, counters: Mapping[str, Counters | None], now: float) -> bool:
         """Whether nothing has moved since the look before; who does not answer (None) has not."""
         before, self._before, self._since = self._before, counters, now
         if before is None:
             return False
-        return not any(_has_moved(before.get(d), counters[d]) for d in counters)
+        asked = QUESTION_BYTES * len(counters)
+        return not any(_has_moved(before.get(d), counters[d], 1.0, asked) for d in counters)
 
 
-def _has_moved(old: Counters | None, new: Counters | None, part: float = 1.0) -> bool:
+def _has_moved(old: Counters | None, new: Counters | None, part: float, asked: int) -> bool:
     if new is None:
         return False
     return old is None or (
         new.tasks > old.tasks
-        or new.link_bytes > old.link_bytes + part * QUIET_BYTES
+        or new.link_bytes > old.link_bytes + part * QUIET_BYTES + asked
         or new.cpu_seconds > old.cpu_seconds + part * QUIET_CPU_SECONDS
     )

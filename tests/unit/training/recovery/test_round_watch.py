@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.training.recovery.round_watch import (
+    QUESTION_BYTES,
     QUIET_BYTES,
     QUIET_CPU_SECONDS,
     QUIET_SECONDS,
@@ -27,7 +28,7 @@ def test_two_looks_that_show_the_same_are_a_standstill() -> None:
     "moved",
     [
         Counters(10, 500, 3.0),
-        Counters(9, 500 + QUIET_BYTES + 1, 3.0),
+        Counters(9, 501 + QUIET_BYTES + 2 * QUESTION_BYTES, 3.0),
         Counters(9, 500, 3.1 + QUIET_CPU_SECONDS),
     ],
 )
@@ -56,3 +57,11 @@ def test_who_does_not_answer_does_not_move() -> None:
     watch = RoundWatch(0.0)
     watch.look({**HERE, "b": None}, 30.0)
     assert watch.look({**HERE, "b": None}, 60.0)
+
+
+def test_the_questions_themselves_are_no_progress() -> None:
+    """The holder asks forty devices every 1.5 s, 340 bytes each time both ways."""
+    before = {f"{number:02}": Counters(9, 500, 3.0) for number in range(40)}
+    now = {**before, "00": Counters(9, 500 + 40 * 680, 3.0)}
+    assert not RoundWatch.has_moved(before, now, seconds=1.5)
+    assert RoundWatch.has_moved(before, {**before, "00": Counters(9, 100_000, 3.0)}, seconds=1.5)
