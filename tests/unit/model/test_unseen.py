@@ -169,6 +169,7 @@ def test_a_derivative_that_cannot_be_followed_is_explained(
         capture(_Model(f), mse_loss, _EXAMPLE)
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 12), reason="torch.export refuses them")
 def test_generators_that_a_model_keeps_are_taken() -> None:
     model = _Model(lambda model, x: x + torch.randn(8, generator=model.kept["noise"]))
     model.kept["noise"] = torch.Generator()  # type: ignore[assignment]

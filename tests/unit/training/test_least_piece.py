@@ -41,7 +41,9 @@ def job(
     """Of equal models and losses, that have been captured once for all."""
     whole = loss is hardest_three
     values = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
-    data: list[Any] = [(x, n % 2 if whole else float(n % 2)) for n, x in enumerate(values)]
+    data: list[Any] = [
+        (x, n % 2 if whole else values.new_tensor(n % 2)) for n, x in enumerate(values)
+    ]
     return Job(model, data, loss, SGD(lr=0.1), batch_size=batch_size, micro_batch=micro_batch)
 
 
@@ -70,7 +72,7 @@ class DroppingOneOfTwo(Dropping):
 
 
 def test_what_is_forced_is_tried_without_what_the_model_does_not_use() -> None:
-    data = [((torch.randn(3), torch.randn(5)), float(n % 2)) for n in range(24)]
+    data = [((torch.randn(3), torch.randn(5)), torch.tensor(n % 2.0)) for n in range(24)]
     asked = Job(DroppingOneOfTwo(), data, mse_loss, SGD(lr=0.1), batch_size=5, micro_batch=4)
     assert prepare(asked, TrainOptions()).least_piece == 1
 
