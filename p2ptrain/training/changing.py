@@ -27,7 +27,7 @@ from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusa
 from p2ptrain.training.memory_needs import taken_beside_bytes
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.parts import limited
-from p2ptrain.training.patience import call_while_bytes_arrive
+from p2ptrain.training.patience import Hangs, call_while_it_works
 from p2ptrain.training.planner import Planner
 from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer, shown
 from p2ptrain.training.recovery import change_events as rules
@@ -43,10 +43,8 @@ from p2ptrain.training.surveying import Surveyor
 
 log = get_logger(__name__)
 
-INVENTORY_TIMEOUT_SECONDS = 30.0
-"""A device that is frozen is declared dead long before, and its call ends with its link."""
-PREPARE_TIMEOUT_SECONDS = 600.0
-"""Without a further byte; whoever makes a stage anew has so long in all."""
+ANEW_SECONDS = 600.0
+"""Whoever makes a stage anew has so long in all."""
 EVENTS_LIMIT = 4096
 """Far more than the answers of a household's devices to all attempts."""
 
@@ -55,11 +53,18 @@ class Change:
     """Has one epoch planned, and every device of it made ready."""
 
     def __init__(
-        self, mesh: Mesh, request: ChangeRequest, surveyor: Surveyor, planner: Planner
+        self,
+        mesh: Mesh,
+        request: ChangeRequest,
+        surveyor: Surveyor,
+        planner: Planner,
+        hangs: Callable[[Hangs], None],
     ) -> None:
+        """`hangs`: told of a device that does not do what it is asked for."""
         self._mesh = mesh
         self._request = request
         self._surveyor = surveyor
+        self._hangs = hangs
         self._heard = Heard()
         self._planning = ChangePlanning(mesh, request, surveyor, planner, self._heard)
         members = mesh.members.values()
@@ -133,6 +138,11 @@ class Change:
             lowered=refusal.lowered,
         )
 
+    def _is_hanging(self, error: Hangs) -> None:
+        """A device that hangs is not asked again: it is as if it had died."""
+        self._hangs(error)
+        self._events.put_nowait(rules.MemberGone(error.device))
+
     def _on_mesh_event(self, event: MeshEvent) -> None:
         if isinstance(event, MemberChanged) and event.member.state in GONE:
             self._events.put_nowait(rules.MemberGone(event.member.id))
@@ -156,17 +166,16 @@ class Change:
         if forward is not None:
             fields["apply"] = version_fields(forward.version)
             fields["coefficient"] = forward.coefficient and list(forward.coefficient)
-        timeout_seconds = INVENTORY_TIMEOUT_SECONDS
         if asked.rebuild is not None:
             fields["rebuild" if isinstance(asked.rebuild, Rebuild) else "mix"] = (
                 asked.rebuild.fields()
             )
-            timeout_seconds = PREPARE_TIMEOUT_SECONDS
         try:
-            reply = await self._mesh.call(
+            reply = await call_while_it_works(
+                self._mesh,
                 asked.device,
                 Message(INVENTORY, fields),
-                timeout_seconds=timeout_seconds,
+                timeout_seconds=ANEW_SECONDS,
                 reply_parts=limited(BLOB_LIMIT_BYTES),
             )
             inventory = await Inventory.from_part(reply)
@@ -174,6 +183,8 @@ class Change:
             reason = str(error) or "it did not answer in time"
             log.info("no_inventory", device=self._name(asked.device), why=reason)
             self._heard.silent[asked.device] = reason
+            if isinstance(error, Hangs):
+                self._is_hanging(error)
             failed = rules.InventoryFailed(asked.epoch, asked.device, reason)
             self._events.put_nowait(failed)
             return
@@ -228,17 +239,15 @@ class Change:
         if failpoints.armed:
             await self._reach("prepare.send.between")
         try:
-            reply = await call_while_bytes_arrive(
-                self._mesh,
-                device,
-                Message(PREPARE, dict(fields), parts),
-                receivers=(device,),
-                patience_seconds=PREPARE_TIMEOUT_SECONDS,
-            )
+            asked = Message(PREPARE, dict(fields), parts)
+            reply = await call_while_it_works(self._mesh, device, asked)
             self._moved_bytes += integer(reply.fields, "moved_bytes", 0, 2**63)
             if not reply.fields.get("ready"):
                 return self._trouble(device, epoch, reply, self._made.get(epoch))
-        except (LinkClosed, TimeoutError) as error:
+        except (LinkClosed, TimeoutError, Hangs) as error:
+            if isinstance(error, Hangs):
+                self._heard.silent[device] = str(error)
+                self._is_hanging(error)
             return PrepareFailed(epoch, str(error) or "it took too long")
         except Error as error:
             if epoch == self._core.epoch:

@@ -119,6 +119,12 @@ class Due:
         self._holder = holder
         self._news_seconds = news_seconds
         self._asked = asked or AskedTime(MEASURED_SECONDS, STRETCH_SECONDS)
+        self._measuring = 0
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether this device measures something for another one now."""
+        return self._measuring > 0
 
     def check_job_of(self, holder: str) -> None:
         """Raises PeerError: this device's person does not lend it to that one's jobs."""
@@ -157,7 +163,9 @@ class Due:
                 f"and does so again in {wait_seconds:.0f} s"
             )
         begin = monotonic()
+        self._measuring += 1
         try:
             yield
         finally:
+            self._measuring -= 1
             self._asked.spend(peer, begin, monotonic())

@@ -12,6 +12,7 @@ from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
 from p2ptrain.training.changing import Change
 from p2ptrain.training.job_reports import JobReports
+from p2ptrain.training.patience import Hangs
 from p2ptrain.training.planner import Planner
 from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.surveying import Surveyor
@@ -26,6 +27,7 @@ class EpochRequests:
         unit_names: of the model's units, for people.
         post: tells the rules what has come.
         in_force: the number of the epoch that the rules hold to be in force, 0 before the first.
+        hangs: told of a device that does not do what it is asked for.
 
     Attributes:
         answer: the one that is in force, or that the rules are about to accept; None before.
@@ -40,6 +42,7 @@ class EpochRequests:
         in_force: Callable[[], int],
         surveyor: Surveyor,
         planner: Planner,
+        hangs: Callable[[Hangs], None],
     ) -> None:
         self.answer: ChangeAnswer | None = None
         self._mesh = mesh
@@ -49,6 +52,7 @@ class EpochRequests:
         self._in_force = in_force
         self._surveyor = surveyor
         self._planner = planner
+        self._hangs = hangs
         self._refusal: Refusal | None = None
         self._told = ""  # why people were told that nothing begins
 
@@ -56,7 +60,7 @@ class EpochRequests:
         """Have an epoch made ready, and tell the rules."""
         number = request.ask.number
         with timed(log, "epoch_made_ready"):
-            change = Change(self._mesh, request, self._surveyor, self._planner)
+            change = Change(self._mesh, request, self._surveyor, self._planner, self._hangs)
             reply = await change.answer()
         if isinstance(reply, Refusal):
             self._tell(reply)

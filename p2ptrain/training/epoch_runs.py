@@ -19,6 +19,7 @@ from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory, SentWrong
 from p2ptrain.training.household_plan import less_memory
 from p2ptrain.training.job_reports import JobReports
 from p2ptrain.training.owned_tasks import OwnedTasks
+from p2ptrain.training.patience import Hangs
 from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.standstill import silence, standstill
@@ -53,6 +54,7 @@ class EpochRuns:
     Args:
         tasks: whose the work is.
         post: tells the rules what has happened.
+        hangs: told of a device that does not do what it is asked for.
 
     Attributes:
         epoch: the one in force or, stopped, the last; None before the first.
@@ -65,6 +67,7 @@ class EpochRuns:
         reports: JobReports,
         tasks: OwnedTasks,
         post: Callable[[rules.HolderEvent], None],
+        hangs: Callable[[Hangs], None],
     ) -> None:
         self.epoch: HolderEpoch | None = None
         self._mesh = mesh
@@ -72,6 +75,7 @@ class EpochRuns:
         self._reports = reports
         self._tasks = tasks
         self._post = post
+        self._hangs = hangs
         self._answer: ChangeAnswer | None = None
         self._alive: frozenset[str] = frozenset()  # when the epoch began
         self._running: asyncio.Task[None] | None = None  # the rounds, or the way home
@@ -178,7 +182,7 @@ class EpochRuns:
         self._post(rules.Stuck(devices))
 
     async def _watch_silence(self, epoch: HolderEpoch) -> None:
-        found = await silence(epoch, self._reports.warn)
+        found = await silence(self._mesh, epoch, self._reports.warn)
         epoch.tracker.fail(found)
 
     def _disturbed(self, epoch: HolderEpoch, error: Exception) -> None:
@@ -189,6 +193,8 @@ class EpochRuns:
             self._note_short(epoch, error)
         elif isinstance(error, SentWrong):
             self._go_on_without(epoch, error)
+        elif isinstance(error, Hangs):
+            self._hangs(error)
         elif isinstance(error, (PeerError, TimeoutError)):
             self._lose_touch(epoch, error)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -32,6 +31,7 @@ from p2ptrain.training.finding import Finding, read_units
 from p2ptrain.training.inlet import Contents, Inlet, Value
 from p2ptrain.training.mailbox import Mailbox
 from p2ptrain.training.parts import limited
+from p2ptrain.training.patience import call_while_it_works, while_it_works
 from p2ptrain.training.protocol import (
     ARRIVED,
     BEGIN,
@@ -56,6 +56,7 @@ from p2ptrain.training.protocol import (
     wording,
 )
 from p2ptrain.training.recovery.round_watch import Counters
+from p2ptrain.training.recovery.signs import TALKS
 from p2ptrain.training.recovery.unsent import Standing
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Mode, Round
@@ -205,7 +206,9 @@ class HolderEpoch:
         message = Message(SETTLED, self.assignment.key.fields())
         async with task_scope() as group:
             for device in self.assignment.devices:
-                asked = self._mesh.call(device, message, timeout_seconds=SETTLE_TIMEOUT_SECONDS)
+                asked = call_while_it_works(
+                    self._mesh, device, message, timeout_seconds=SETTLE_TIMEOUT_SECONDS
+                )
                 group.create_task(asked)
 
     async def output(self, key: PieceKey) -> list[Value]:
@@ -229,7 +232,7 @@ class HolderEpoch:
                 parts[index] = await self._states.local(job, source, place.first, place.end)
                 return
             request = StateRequest(keeper, job, source, place.first, place.end)
-            parts[index] = await read_state(self._mesh, request, self._check)
+            parts[index] = await self._read(request)
             if failpoints.armed:
                 await self.reach("checkpoint.gather.between")
 
@@ -250,9 +253,13 @@ class HolderEpoch:
                 load(dict(await self._states.here(job, WEIGHTS, *units)))
             else:
                 request = StateRequest(keeper, job, WEIGHTS, *units)
-                load(await read_state(self._mesh, request, self._check))
+                load(await self._read(request))
             if failpoints.armed:
                 await self.reach("home.between")
+
+    async def _read(self, request: StateRequest) -> dict[str, Tensor]:
+        reading = read_state(self._mesh, request, self._check)
+        return await while_it_works(self._mesh, request.peer, reading, TALKS)
 
     async def arrived(self, round_index: int) -> list[Arrival]:
         """What the devices have noted of what came in a round; nothing of those that are silent."""
@@ -278,24 +285,25 @@ class HolderEpoch:
             return ()
         return [one for one in noted if one.stage in self.assignment.stages_of(device)]
 
-    async def standings(self) -> dict[str, tuple[Counters, Standing]] | None:
-        """What each device does and waits for; None where one does not answer."""
-        try:
-            async with asyncio.timeout(STANDING_TIMEOUT_SECONDS), task_scope() as scope:
-                asked = {d: scope.create_task(self._standing(d)) for d in self.assignment.devices}
-        except (Error, TimeoutError) as error:
-            log.info("no_standing", why=str(error))
-            return None
-        return {device: task.result() for device, task in asked.items()}
+    async def standings(self) -> dict[str, tuple[Counters, Standing]]:
+        """What each device does and waits for; without those that do not answer."""
+        async with task_scope() as scope:
+            asked = {d: scope.create_task(self._standing(d)) for d in self.assignment.devices}
+        found = {device: task.result() for device, task in asked.items()}
+        return {device: standing for device, standing in found.items() if standing is not None}
 
-    async def _standing(self, device: str) -> tuple[Counters, Standing]:
-        reply = await self._mesh.call(
-            device,
-            Message(STANDING, self.assignment.key.fields()),
-            timeout_seconds=STANDING_TIMEOUT_SECONDS,
-            reply_parts=limited(Standing.LIMIT.most_bytes),
-        )
-        return Counters.read(reply.fields), await Standing.from_part(reply)
+    async def _standing(self, device: str) -> tuple[Counters, Standing] | None:
+        try:
+            reply = await self._mesh.call(
+                device,
+                Message(STANDING, self.assignment.key.fields()),
+                timeout_seconds=STANDING_TIMEOUT_SECONDS,
+                reply_parts=limited(Standing.LIMIT.most_bytes),
+            )
+            return Counters.read(reply.fields), await Standing.from_part(reply)
+        except (Error, TimeoutError) as error:
+            log.info("no_standing", device=device[:12], why=str(error))
+            return None
 
     async def diagnose(self, held_as: int) -> Finding | None:
         """The first units whose values for that piece are not finite, if a stage can still tell."""

@@ -35,6 +35,7 @@ from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.passed_over import PassedOver, say_passed_over
+from p2ptrain.training.patience import Hangs
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.planner import Planner
 from p2ptrain.training.recovery import holder_events as rules
@@ -128,8 +129,11 @@ class JobEpochs:
             *(mesh, unit_names, self.reports, self._post, self._in_force),
             surveyor=surveyor,
             planner=self._planner,
+            hangs=self._is_hanging,
         )
-        self._runs = EpochRuns(mesh, work, self.reports, self._tasks, self._post)
+        self._runs = EpochRuns(mesh, work, self.reports, self._tasks, self._post, self._is_hanging)
+        self._surveyor = surveyor
+        surveyor.hangs = self._is_hanging
 
     async def run(self) -> None:
         """Train to the end, whatever happens to the devices.
@@ -148,6 +152,8 @@ class JobEpochs:
             self.reports.trouble(since)
         try:
             self._do(self._core.handle(rules.CopiesAre(self._copies()), since))
+            for error in self._surveyor.hanging:
+                self._is_hanging(error)
             self._do(self._core.start(since))
             await self._over
         finally:
@@ -311,13 +317,28 @@ class JobEpochs:
         )
         await self._requests.ask(request)
 
+    def _is_hanging(self, error: Hangs) -> None:
+        """It is as if the device had died, until it comes anew."""
+        device, name = error.device, self.reports.name(error.device)
+        if device not in self._core.alive:
+            return
+        self.reports.faulty[name] = str(error)
+        self.reports.warn(f"{error}: this job goes on without {name} until it starts again", name)
+        if device == self._planner.coordinator:
+            self._distrust(device)
+        self._on_sign(rules.Died(device, certain=False))
+
     def _pass_over(self, device: str, why: str) -> None:
         """A coordinator is not asked for a while, and whoever works for this job hears so."""
-        minutes = PASSED_OVER_SECONDS / 60
+        minutes, name = PASSED_OVER_SECONDS / 60, self.reports.name(device)
         self.reports.warn(
-            f"{self.reports.name(device)}, which coordinates, {why}: it is passed over for "
-            f"{minutes:.0f} minutes, and the job goes on without it"
+            f"{name}, which coordinates, {why}: it is passed over for "
+            f"{minutes:.0f} minutes, and the job goes on without it",
+            name,
         )
+        self._distrust(device)
+
+    def _distrust(self, device: str) -> None:
         self._mesh.distrust(device, PASSED_OVER_SECONDS)
         said = PassedOver(self._planning.job, device, PASSED_OVER_SECONDS)
         for other in sorted(self._core.alive - {self._mesh.self_id, device}):

@@ -28,6 +28,11 @@ class OwnedTasks:
         task.add_done_callback(self._ended)
         return task
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether none runs."""
+        return not self._tasks
+
     async def cancel(self) -> None:
         """End all that run now, and wait until they have ended."""
         tasks = list(self._tasks)

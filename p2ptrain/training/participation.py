@@ -349,6 +349,11 @@ class Participation:
                 self._feed(rules.GradientsReady(epoch, first, live.ready.step - 1))
 
     @property
+    def works(self) -> bool:
+        """Whether something is being done that the holder may wait for."""
+        return not self._tasks.is_idle
+
+    @property
     def fetched_bytes(self) -> int:
         """What came for the epoch that is made ready here, as it comes."""
         return self._preparing.fetched_bytes

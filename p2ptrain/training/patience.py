@@ -1,4 +1,4 @@
-"""A call that may take as long as bytes take: given up where none arrive any more, not before.
+"""Calls that may take as long as the device that was asked shows that it works: see `signs`.
 
 At 1 Mbit/s 75 MB take ten minutes, and whoever gave up then would never get more than that.
 """
@@ -6,75 +6,105 @@ At 1 Mbit/s 75 MB take ten minutes, and whoever gave up then would never get mor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Coroutine
 from time import monotonic
+from typing import Any, TypeVar
 
-from p2ptrain.errors import Error
+from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message, PartsAllocator
-from p2ptrain.training.protocol import ALIVE, integer
+from p2ptrain.training.protocol import ALIVE
+from p2ptrain.training.recovery.signs import USUAL, SignLimits, Signs, WorkSign
 
 log = get_logger(__name__)
 
-LOOK_SECONDS = 30.0
-"""Between two questions how far they are; each is a small message."""
-ASK_TIMEOUT_SECONDS = 20.0
-"""On a link that is full the answer waits for the frames before it."""
+T = TypeVar("T")
+
 LONGEST_SECONDS = 7 * 86400.0
 
 
-async def call_while_bytes_arrive(
+class Hangs(PeerError):
+    """A device is there and does not do what it was asked for.
+
+    Attributes:
+        device: its id.
+        name: as people call it.
+        why: in words that follow its name.
+    """
+
+    def __init__(self, device: str, name: str, why: str) -> None:
+        super().__init__(f"{name} {why}")
+        self.device, self.name = device, name
+        self.why = why
+
+
+async def call_while_it_works(
     mesh: Mesh,
     device: str,
     message: Message,
     *,
-    receivers: Collection[str],
-    patience_seconds: float,
+    timeout_seconds: float = LONGEST_SECONDS,
     reply_parts: PartsAllocator | None = None,
+    limits: SignLimits | None = None,
 ) -> Message:
-    """As `Mesh.call`.
+    """As `Mesh.call`. Raises Hangs: the device shows nothing of it any more."""
+    call = mesh.call(device, message, timeout_seconds=timeout_seconds, reply_parts=reply_parts)
+    return await while_it_works(mesh, device, call, limits)
 
-    Args:
-        receivers: devices that fetch what the answer waits for.
-        patience_seconds: for the answer, or for more bytes at any of them.
 
-    Raises:
-        TimeoutError: neither came.
-        PeerError: as `Mesh.call`.
-    """
-    calling = asyncio.create_task(
-        mesh.call(device, message, timeout_seconds=LONGEST_SECONDS, reply_parts=reply_parts)
-    )
-    arrived, since = dict[str, int](), monotonic()
+async def while_it_works(
+    mesh: Mesh, device: str, work: Coroutine[Any, Any, T], limits: SignLimits | None = None
+) -> T:
+    """What `work` returns, which waits for `device`. Raises Hangs as well."""
+    if device == mesh.self_id:
+        return await work
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(until_it_hangs(mesh, device, limits))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise watching.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def until_it_hangs(mesh: Mesh, device: str, limits: SignLimits | None = None) -> Hangs:
+    """Ask the device again and again how far it is, until its signs say that it hangs."""
+    limits = limits or USUAL
+    signs = Signs(monotonic(), limits)
+    asking: asyncio.Task[WorkSign | None] | None = None
     try:
         while True:
-            await asyncio.wait([calling], timeout=min(LOOK_SECONDS, patience_seconds))
-            if calling.done():
-                return calling.result()
-            now = arrived | await _arrived(mesh, receivers)
-            if now != arrived:
-                arrived, since = now, monotonic()
-            elif monotonic() - since >= patience_seconds:
-                raise TimeoutError(f"nothing has arrived for {patience_seconds:g} s")
+            await asyncio.sleep(limits.look_seconds)
+            now = monotonic()
+            if asking is not None and asking.done():
+                sign, asking = asking.result(), None
+                if sign is not None:
+                    signs.heard(sign, now)
+            link = mesh.link_statistics(device)
+            if link is not None:
+                signs.link_has(link.sent_bytes + link.received_bytes, now)
+            why = signs.why_not(now)
+            if why is not None:
+                log.warning("hangs", device=called(mesh, device), why=why)
+                return Hangs(device, called(mesh, device), why)
+            if asking is None:
+                asking = asyncio.create_task(_sign(mesh, device, limits.flowing_seconds))
     finally:
-        calling.cancel()
-        await asyncio.gather(calling, return_exceptions=True)
+        if asking is not None:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
 
-async def _arrived(mesh: Mesh, receivers: Collection[str]) -> dict[str, int]:
-    """Bytes by device; nothing of one that does not answer."""
-    devices = sorted(receivers)
-    answers = await asyncio.gather(*(_arrived_at(mesh, device) for device in devices))
-    return {d: count for d, count in zip(devices, answers, strict=True) if count is not None}
-
-
-async def _arrived_at(mesh: Mesh, device: str) -> int | None:
+async def _sign(mesh: Mesh, device: str, timeout_seconds: float) -> WorkSign | None:
     try:
-        reply = await mesh.call(device, Message(ALIVE), timeout_seconds=ASK_TIMEOUT_SECONDS)
-        if "fetched_bytes" not in reply.fields:
-            return None
-        return integer(reply.fields, "fetched_bytes", 0, 2**63)
+        reply = await mesh.call(device, Message(ALIVE), timeout_seconds=timeout_seconds)
+        return WorkSign.read(reply.fields)
     except (Error, TimeoutError) as error:
-        log.info("not_said_what_arrived", device=device[:12], why=str(error))
+        log.info("no_sign", device=device[:12], why=str(error))
         return None

@@ -21,7 +21,7 @@
       |<- train.failed -- train.diagnose ------------>|
       |-- train.arrived ----------------------------->|   what has come in a round that failed?
       |-- train.standing ---------------------------->|   nothing moves: what do you wait for?
-      |-- job.alive --------------------------------->|   where nothing has come for long
+      |-- job.alive --------------------------------->|   how far are you? (each second of a call)
       |-- job.find ---------------------------------->|   to all members: what do you keep for me?
       |        replica.offer: a stage's device -> the one that keeps its copies (reads: state.read)
       |<- replica.kept -------------------------------|   whole there, or why it is not

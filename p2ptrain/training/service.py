@@ -87,6 +87,7 @@ from p2ptrain.training.protocol import (
 )
 from p2ptrain.training.recovery.device_events import HolderState
 from p2ptrain.training.recovery.holdings import version_fields
+from p2ptrain.training.recovery.signs import WorkSign
 from p2ptrain.training.recovery.unsent import Standing
 from p2ptrain.training.routes import Route
 from p2ptrain.training.sending_again import send_logged
@@ -414,9 +415,14 @@ class TrainingService:
 
     async def _alive(self, peer: str, message: Message) -> Message:
         """What this device has done so far: whoever asks twice sees whether it moves."""
-        done = count(self.mesh, self.compute.finished).fields()
-        fetched_bytes = 0 if self._part is None else self._part.fetched_bytes
-        return Message(ALIVE, {**done, "fetched_bytes": fetched_bytes})
+        done, part = count(self.mesh, self.compute.finished), self._part
+        works = self.compute.is_busy or self.due.is_measuring
+        sign = WorkSign(
+            done.tasks,
+            0 if part is None else part.fetched_bytes,
+            works or (part is not None and part.works),
+        )
+        return Message(ALIVE, {**done.fields(), **sign.fields()})
 
     async def _end(self, peer: str, message: Message) -> None:
         part, job = self._part, text(message.fields, "job", 64)

@@ -11,9 +11,11 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.training.holder_epoch import HolderEpoch, SentWrong
+from p2ptrain.training.patience import Hangs
 from p2ptrain.training.protocol import ALIVE
 from p2ptrain.training.recovery.round_watch import Counters, RoundWatch
-from p2ptrain.training.recovery.unsent import Unsent, unsent
+from p2ptrain.training.recovery.signs import TALKS, Signs, WorkSign
+from p2ptrain.training.recovery.unsent import Standing, Unsent, unsent
 
 log = get_logger(__name__)
 
@@ -42,8 +44,10 @@ async def standstill(mesh: Mesh, epoch: HolderEpoch) -> frozenset[str]:
             return tracker.waits_for
 
 
-async def silence(epoch: HolderEpoch, say: Callable[[str], None]) -> SentWrong:
+async def silence(mesh: Mesh, epoch: HolderEpoch, say: Callable[[str], None]) -> SentWrong | Hangs:
     """Wait until a device has kept back what others wait for, while nothing moves at all.
+
+    Or until one answers nothing, while no stage reports anything.
 
     Args:
         say: hears where nothing moves and nobody can be blamed.
@@ -51,15 +55,20 @@ async def silence(epoch: HolderEpoch, say: Callable[[str], None]) -> SentWrong:
     tracker, warmups = epoch.tracker, [place.warmup for place in epoch.assignment.stages]
     before: Mapping[str, Counters] = {}
     heard, asked_at = tracker.heard, monotonic()
+    signs: dict[str, Signs] = {}  # of all but this device, since a stage has reported
     still_since, due = asked_at, SAY_SECONDS
     while True:
         await asyncio.sleep(SILENCE_LOOK_SECONDS)
         if tracker.heard != heard or not tracker.waits_for or epoch.feeder.waits_for_data:
             heard, before, still_since, due = tracker.heard, {}, monotonic(), SAY_SECONDS
+            signs = {}
             continue
         standings = await epoch.standings()
         now = monotonic()
-        if standings is None:
+        silent = _silent(mesh, epoch, signs, standings, now)
+        if silent is not None and tracker.heard == heard:
+            return silent
+        if len(standings) < len(epoch.assignment.devices):
             before = {}
             continue
         counters = {device: counter for device, (counter, _) in standings.items()}
@@ -87,6 +96,28 @@ def _told(epoch: HolderEpoch, found: Unsent) -> SentWrong:
         f"waited for {wait.seconds:.0f} s",
         found.receiver,
     )
+
+
+def _silent(
+    mesh: Mesh,
+    epoch: HolderEpoch,
+    signs: dict[str, Signs],
+    standings: Mapping[str, tuple[Counters, Standing]],
+    now: float,
+) -> Hangs | None:
+    for device in epoch.assignment.devices:
+        if device == mesh.self_id:
+            continue
+        here = signs.setdefault(device, Signs(now - SILENCE_LOOK_SECONDS, TALKS))
+        if device in standings:
+            here.heard(WorkSign(standings[device][0].tasks, 0), now)
+        link = mesh.link_statistics(device)
+        if link is not None:
+            here.link_has(link.sent_bytes + link.received_bytes, now)
+        why = here.why_not(now)
+        if why is not None:
+            return Hangs(device, epoch.name(device), why)
+    return None
 
 
 async def _ask_all(mesh: Mesh, epoch: HolderEpoch) -> Mapping[str, Counters | None]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import LinkSpeed, Mesh
-from p2ptrain.net.message import Message
+from p2ptrain.net.message import Message, PartsAllocator
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.plan import LeftOut
 from p2ptrain.training.household_plan import Candidate
 from p2ptrain.training.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
 from p2ptrain.training.parts import LARGE, limited
+from p2ptrain.training.patience import Hangs, call_while_it_works
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.profiling import batch_sizes_to_measure
 from p2ptrain.training.protocol import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
@@ -25,13 +26,21 @@ log = get_logger(__name__)
 
 PROFILE_TIMEOUT_SECONDS = 60.0
 LINK_TIMEOUT_SECONDS = 20.0
+HANGS_SECONDS = 60.0
+"""So long a device that hung is not asked again."""
 
 
 class Surveyor:
-    """Asks the devices, and remembers the links."""
+    """Asks the devices, and remembers the links.
+
+    Attributes:
+        hangs: told of a device that does not do what it is asked for.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
+        self.hangs: Callable[[Hangs], None] = lambda _error: None
         self._mesh = mesh
+        self._hung: dict[str, tuple[Hangs, float]] = {}  # by device: until when
         self._links = LinkTable()
         self._surveying = asyncio.Lock()
 
@@ -66,6 +75,33 @@ class Surveyor:
                 group.create_task(self._measure_link(one, other, again=again))
                 group.create_task(self._measure_link(other, one, again=again))
 
+    @property
+    def hanging(self) -> list[Hangs]:
+        """Of devices that hung a moment ago."""
+        now = monotonic()
+        return [error for error, until in self._hung.values() if now < until]
+
+    async def _asked(
+        self,
+        device: str,
+        message: Message,
+        seconds: float,
+        reply_parts: PartsAllocator | None = None,
+    ) -> Message:
+        """Its answer. Raises as `call_while_it_works`, for one that hung a moment ago at once."""
+        for error in self.hanging:
+            if error.device == device:
+                raise Hangs(device, error.name, error.why)
+        try:
+            return await call_while_it_works(
+                self._mesh, device, message, timeout_seconds=seconds, reply_parts=reply_parts
+            )
+        except Hangs as error:
+            if device not in self._hung:
+                self.hangs(error)
+            self._hung[device] = error, monotonic() + HANGS_SECONDS
+            raise
+
     async def measure_new_links(self, new: Sequence[str], others: Sequence[str]) -> None:
         """Between `new` devices and all, one link at a time, as far as never measured.
 
@@ -80,10 +116,10 @@ class Surveyor:
 
     async def _measure_link(self, sender: str, receiver: str, *, again: bool = False) -> None:
         try:
-            reply = await self._mesh.call(
+            reply = await self._asked(
                 sender,
                 Message(MEASURE_LINKS, LinksAsked((receiver,), again).fields()),
-                timeout_seconds=LINK_TIMEOUT_SECONDS,
+                LINK_TIMEOUT_SECONDS,
             )
             record = self._links.record_again if again else self._links.record
             for target, bytes_per_s, latency_s in LinksAnswer.read(reply.fields).speeds:
@@ -139,12 +175,9 @@ class Surveyor:
 
     async def _profile(self, device: str, name: str, asked: ProfileAsked) -> Candidate | LeftOut:
         try:
-            reply = await self._mesh.call(
-                device,
-                Message(MEASURE_PROFILE, asked.fields()),
-                timeout_seconds=PROFILE_TIMEOUT_SECONDS,
-                reply_parts=limited(LARGE.most_bytes),
-            )
+            measure = Message(MEASURE_PROFILE, asked.fields())
+            parts = limited(LARGE.most_bytes)
+            reply = await self._asked(device, measure, PROFILE_TIMEOUT_SECONDS, parts)
             answer = await ProfileAnswer.from_part(reply)
             return Candidate(device, name, answer.measured, answer.memory_bytes, answer.taken_bytes)
         except TimeoutError:

@@ -1,104 +1,118 @@
-"""A device that fetches slowly is waited for as long as bytes arrive there."""
+"""A device that was asked for something is waited for as long as it shows that it works on it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from p2ptrain.errors import LinkClosed
+from p2ptrain.errors import LinkClosed, PeerError
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
-from p2ptrain.training import patience
-from p2ptrain.training.patience import call_while_bytes_arrive
+from p2ptrain.training.patience import Hangs, call_while_it_works
 from p2ptrain.training.protocol import ALIVE, PREPARE
+from p2ptrain.training.recovery.signs import SignLimits, WorkSign
 
-FAR = 50
-"""Looks after which a test goes on."""
+QUICK = SignLimits(
+    look_seconds=0.001,
+    silent_seconds=0.05,
+    flowing_seconds=0.1,
+    still_seconds=0.07,
+    fruitless_seconds=0.1,
+)
 
 
-class Fetching:
-    """A device whose bytes come one by one, one for each look; with the last one it is ready."""
+class Asked:
+    """Device b, which does not answer before `end`, and says how far it is as `sign` has it."""
 
-    def __init__(self, household: MemoryHousehold, name: str, last: int) -> None:
-        self.arrived, self._last = 0, last
-        self.asked, self.is_far, self._ready = (asyncio.Event() for _ in range(3))
-        household[name].route(PREPARE, self._prepare)
-        household[name].route(ALIVE, self._alive)
+    def __init__(
+        self, household: MemoryHousehold, sign: Callable[[int], Awaitable[WorkSign]]
+    ) -> None:
+        self.looks = 0
+        self.was_asked, self._ready = asyncio.Event(), asyncio.Event()
+        self._sign = sign
+        self._mesh = household["a"]
+        self._device = household["b"].self_id
+        household["b"].route(PREPARE, self._prepare)
+        household["b"].route(ALIVE, self._alive)
+
+    async def call(self) -> Message:
+        """Device a asks it."""
+        return await call_while_it_works(self._mesh, self._device, Message(PREPARE), limits=QUICK)
 
     async def _prepare(self, peer: str, message: Message) -> Message:
-        self.asked.set()
+        self.was_asked.set()
         await self._ready.wait()
         return Message(PREPARE, {"ready": True})
 
     async def _alive(self, peer: str, message: Message) -> Message:
-        self.arrived = min(self.arrived + 1, self._last)
-        if self.arrived == FAR:
-            self.is_far.set()
-        return Message(ALIVE, {"fetched_bytes": self.arrived})
-
-    def end(self) -> None:
-        """All is here."""
-        self._ready.set()
+        self.looks += 1
+        if self.looks == 100:
+            self._ready.set()
+        return Message(ALIVE, (await self._sign(self.looks)).fields())
 
 
-async def _ask(household: MemoryHousehold, *receivers: str, patience_seconds: float) -> Message:
-    return await call_while_bytes_arrive(
-        household["a"],
-        household["b"].self_id,
-        Message(PREPARE),
-        receivers=[household[name].self_id for name in receivers],
-        patience_seconds=patience_seconds,
-    )
+async def _fetches(looks: int) -> WorkSign:
+    return WorkSign(1, looks)
 
 
-async def test_it_may_take_as_long_as_bytes_arrive() -> None:
-    """With no patience at all: each look finds one more."""
+async def _is_idle(looks: int) -> WorkSign:
+    return WorkSign(1, 0)
+
+
+async def _never(looks: int) -> WorkSign:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def _knows_nothing(looks: int) -> WorkSign:
+    raise PeerError("b does not handle that")
+
+
+async def _says_so(looks: int) -> WorkSign:
+    return WorkSign(1, 0, works=True)
+
+
+async def test_it_may_take_as_long_as_something_comes() -> None:
     async with MemoryHousehold(["a", "b"]) as household:
-        fetching = Fetching(household, "b", last=1_000_000)
-        asking = asyncio.create_task(_ask(household, "b", patience_seconds=0.0))
-        await fetching.is_far.wait()
-        assert not asking.done()
-        fetching.end()
-        assert (await asking).fields == {"ready": True}
+        asked = Asked(household, _fetches)
+        assert (await asked.call()).fields == {"ready": True}
+        assert asked.looks >= 100
 
 
-async def test_where_no_more_comes_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "LOOK_SECONDS", 0.0)
+@pytest.mark.parametrize(
+    ("sign", "why"),
+    [
+        (_never, "b has given no sign of life"),
+        (_knows_nothing, "b has given no sign of life"),
+        (_is_idle, "b has done nothing of what it was asked for"),
+    ],
+)
+async def test_one_that_hangs_is_named(
+    sign: Callable[[int], Awaitable[WorkSign]], why: str
+) -> None:
     async with MemoryHousehold(["a", "b"]) as household:
-        fetching = Fetching(household, "b", last=20)
-        with pytest.raises(TimeoutError, match=r"nothing has arrived for 0\.001 s"):
-            await _ask(household, "b", patience_seconds=0.001)
-        assert fetching.arrived == 20
+        asked = Asked(household, sign)
+        asked.looks = 1000  # it never ends
+        with pytest.raises(Hangs, match=why) as caught:
+            await asked.call()
+        assert caught.value.device == household["b"].self_id
 
 
-async def test_what_arrives_elsewhere_counts_where_the_answer_waits_for_it() -> None:
-    async with MemoryHousehold(["a", "b", "c"]) as household:
-        waiting, fetching = Fetching(household, "b", 0), Fetching(household, "c", 1_000_000)
-        asking = asyncio.create_task(_ask(household, "b", "c", patience_seconds=0.0))
-        await fetching.is_far.wait()
-        waiting.end()
-        assert (await asking).fields == {"ready": True}
+async def test_one_that_only_says_that_it_works_is_waited_for_until_a_limit() -> None:
+    async with MemoryHousehold(["a", "b"]) as household:
+        asked = Asked(household, _says_so)
+        asked.looks = 1000
+        with pytest.raises(Hangs, match="says that it works, but nothing has come of it"):
+            await asked.call()
 
 
 async def test_a_device_that_dies_is_not_waited_for() -> None:
     async with MemoryHousehold(["a", "b"]) as household:
-        fetching = Fetching(household, "b", last=1_000_000)
-        asking = asyncio.create_task(_ask(household, "b", patience_seconds=60.0))
-        await fetching.asked.wait()
+        asked = Asked(household, _fetches)
+        calling = asyncio.create_task(asked.call())
+        await asked.was_asked.wait()
         await household.kill("b")
         with pytest.raises(LinkClosed):
-            await asking
-
-
-async def test_a_device_that_does_not_say_what_arrives_gets_the_patience_alone() -> None:
-    async with MemoryHousehold(["a", "b"]) as household:
-        fetching = Fetching(household, "b", last=1_000_000)
-
-        async def silent(peer: str, message: Message) -> Message:
-            return Message(ALIVE, {"tasks": 1})
-
-        household["b"].route(ALIVE, silent)
-        with pytest.raises(TimeoutError):
-            await _ask(household, "b", patience_seconds=0.0)
-        assert fetching.asked.is_set()
+            await calling
