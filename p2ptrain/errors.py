@@ -10,6 +10,7 @@
     │   └── TooLarge             a model needs more memory, or more work, than a device offers
     ├── PeerError            another device or the network between us
     │   ├── ProtocolError        a peer sent what the protocol forbids: its link is closed
+    │   │   └── NotItsPart           it spoke for another device
     │   ├── LinkClosed           the link to a peer ended while it was needed
     │   ├── NotPaired            the other side does not know us, or we do not know it
     │   ├── PairingError         a pairing attempt failed (wrong code, window closed)
@@ -63,6 +64,10 @@ class PeerError(Error):
 
 class ProtocolError(PeerError):
     """A peer sent what the protocol forbids. Whoever catches it closes the link."""
+
+
+class NotItsPart(ProtocolError):
+    """A peer sent what only another device may send, as far as the plan in force says."""
 
 
 class LinkClosed(PeerError):

@@ -30,6 +30,7 @@ class Offence(StrEnum):
     INTRODUCTIONS = "introduces more devices than one device may"
     COPIES = "says that another process has this one's identity, and none is where it says"
     UNKNOWN_KINDS = "sends messages of kinds that nobody here handles"
+    NOT_ITS_PART = "sends what only other devices of a job may send"
     REFUSED = "sends messages that this device refuses"
     FLOOD = "sends more messages than any member has to send"
 
@@ -63,6 +64,8 @@ _ALLOWANCES: Mapping[Offence, Allowance] = MappingProxyType(
         Offence.COPIES: Allowance(2, 0.05),
         # What was under way when a job ended comes for nobody.
         Offence.UNKNOWN_KINDS: Allowance(1000, 20.0),
+        # All devices of an epoch have one plan: no accident is known.
+        Offence.NOT_ITS_PART: Allowance(2, 0.02),
         Offence.REFUSED: Allowance(256, 10.0),
         # Membership and election: some ten a second and member; a cable that was full, or this
         # process after a freeze, brings those of several seconds at once.

@@ -16,7 +16,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from p2ptrain.errors import Error, InternalError, LinkClosed, PeerError, ProtocolError
+from p2ptrain.errors import (
+    Error,
+    InternalError,
+    LinkClosed,
+    NotItsPart,
+    PeerError,
+    ProtocolError,
+)
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh import remote_errors
 from p2ptrain.mesh.calls import Calls
@@ -152,7 +159,7 @@ class Router:
         try:
             take(peer_id, _unmarked(message))
         except Error as error:
-            self._note(peer_id, Offence.REFUSED, "", f"{message.kind}: {error}")
+            self._note_refused(peer_id, message.kind, error)
             self._log_refusal(peer_id, message, error)
         except Exception:
             log.exception("handler_failed", kind=message.kind, peer=peer_id[:16])
@@ -222,13 +229,18 @@ class Router:
 
     async def _answer_error(self, peer_id: str, request: Message, error: Error) -> None:
         if request.kind in self._routes:
-            self._note(peer_id, Offence.REFUSED, "", f"{request.kind}: {error}")
+            self._note_refused(peer_id, request.kind, error)
         to = _reply_to(request.fields)
         if to is None:
             self._log_refusal(peer_id, request, error)
             return
         fields: dict[str, Any] = {**remote_errors.to_fields(error), _REPLY: to.number}
         await self._send_answer(peer_id, Message(ERROR_KIND, fields), to.priority)
+
+    def _note_refused(self, peer_id: str, kind: str, error: Error) -> None:
+        forged = isinstance(error, NotItsPart)
+        offence = Offence.NOT_ITS_PART if forged else Offence.REFUSED
+        self._note(peer_id, offence, "", f"{kind}: {error}")
 
     def _log_refusal(self, peer_id: str, message: Message, error: Error) -> None:
         # What comes late for an ended job is nothing that people must know.

@@ -24,12 +24,13 @@ from p2ptrain.training.assigning import (
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.change_planning import ChangePlanning, Heard, Made
 from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
+from p2ptrain.training.link_wait import until_linked
 from p2ptrain.training.memory_needs import taken_beside_bytes
 from p2ptrain.training.options import Recovery
 from p2ptrain.training.parts import limited
 from p2ptrain.training.patience import Hangs, call_while_it_works
 from p2ptrain.training.planner import Planner
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, PREPARE, integer, shown
+from p2ptrain.training.protocol import INVENTORY, PREPARE, integer, shown
 from p2ptrain.training.recovery import change_events as rules
 from p2ptrain.training.recovery.change_core import ChangeCore
 from p2ptrain.training.recovery.choose import Choice
@@ -176,7 +177,7 @@ class Change:
                 asked.device,
                 Message(INVENTORY, fields),
                 timeout_seconds=ANEW_SECONDS,
-                reply_parts=limited(BLOB_LIMIT_BYTES),
+                reply_parts=limited(Inventory.LIMIT.most_bytes),
             )
             inventory = await Inventory.from_part(reply)
         except (Error, TimeoutError) as error:
@@ -244,11 +245,13 @@ class Change:
             self._moved_bytes += integer(reply.fields, "moved_bytes", 0, 2**63)
             if not reply.fields.get("ready"):
                 return self._trouble(device, epoch, reply, self._made.get(epoch))
-        except (LinkClosed, TimeoutError, Hangs) as error:
-            if isinstance(error, Hangs):
-                self._heard.silent[device] = str(error)
-                self._is_hanging(error)
-            return PrepareFailed(epoch, str(error) or "it took too long")
+        except LinkClosed as error:  # it may be a moment until there is another
+            await until_linked(self._mesh, (device,))
+            return PrepareFailed(epoch, str(error), is_link=True)
+        except Hangs as error:
+            self._heard.silent[device] = str(error)
+            self._is_hanging(error)
+            return PrepareFailed(epoch, str(error))
         except Error as error:
             if epoch == self._core.epoch:
                 self._heard.unable[device] = str(error)

@@ -11,8 +11,9 @@ from p2ptrain.net.forms import By, Flat, Length, Range, Text
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 from p2ptrain.training.change_request import InForce
+from p2ptrain.training.parts import LARGE, decoded
 from p2ptrain.training.plan_question import RequestBytes
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, REASON_LIMIT
+from p2ptrain.training.protocol import REASON_LIMIT
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.corrections import LEAST, MOST, Corrections
 
@@ -52,8 +53,7 @@ class ConsiderRequest:
     @staticmethod
     def from_bytes(data: bytes | memoryview) -> ConsiderRequest:
         """Check and read. Raises ProtocolError."""
-        fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
-        return read_form(ConsiderRequest, fields, "a question about the plan")
+        return read_form(ConsiderRequest, decoded(data, LARGE), "a question about the plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +79,4 @@ class Considered:
     @staticmethod
     def from_bytes(data: bytes | memoryview) -> Considered:
         """Check and read. Raises ProtocolError."""
-        return read_form(Considered, cbor.loads(bytes(data), BLOB_LIMIT_BYTES), "what was found")
+        return read_form(Considered, decoded(data, LARGE), "what was found")

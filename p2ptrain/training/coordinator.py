@@ -10,14 +10,14 @@ from collections.abc import Mapping
 
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net import cbor
-from p2ptrain.net.message import Message
+from p2ptrain.net.message import Fields, Message
 from p2ptrain.training.consider_request import ConsiderRequest
 from p2ptrain.training.considering import Consideration
-from p2ptrain.training.parts import limited, part_of
+from p2ptrain.training.due import Due
+from p2ptrain.training.parts import HOUSEHOLD, LARGE, limited, part_of, read_beside
 from p2ptrain.training.plan_question import PlanQuestion
 from p2ptrain.training.plan_search import PlanSearch
 from p2ptrain.training.protocol import (
-    BLOB_LIMIT_BYTES,
     CONSIDER,
     CONSIDER_END,
     PLAN,
@@ -32,10 +32,11 @@ from p2ptrain.training.wanted_work import WantedWork
 class CoordinatorService:
     """Answers holders' questions."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, due: Due) -> None:
         self._mesh = mesh
+        self._due = due
         self._surveyor = Surveyor(mesh)
-        self._search = PlanSearch(mesh)
+        self._search = PlanSearch(mesh, due)
         self._plans = WantedWork(mesh, "plan")  # by holder
         self._looks = WantedWork(mesh, "look")  # by holder
         mesh.route_now(CONSIDER_END, self._end_look)  # before the next look of the same holder
@@ -46,14 +47,15 @@ class CoordinatorService:
         """What this device answers, by kind."""
         return {
             **self._search.routes,
-            PLAN: Route(self._plan, limited(BLOB_LIMIT_BYTES)),
+            PLAN: Route(self._plan, limited(HOUSEHOLD.most_bytes, due=self._coordinates)),
             WORKS: Route(self._works),
-            CONSIDER: Route(self._consider, limited(BLOB_LIMIT_BYTES)),
+            CONSIDER: Route(self._consider, limited(LARGE.most_bytes, due=self._coordinates)),
         }
 
     async def _plan(self, peer: str, message: Message) -> Message:
         """Plan for a holder that waits: what it looked for while it trained is not wanted then."""
-        question = PlanQuestion.from_bytes(part_of(message))
+        self._due.check_coordinates()
+        question = await read_beside(PlanQuestion.from_bytes, part_of(message))
         self._looks.give_up(peer)
         plan = await self._plans.do(peer, peer, self._search.plan(question))
         return Message(PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
@@ -64,10 +66,14 @@ class CoordinatorService:
         A plan that it asks for meanwhile ends that, its own word does, and its end: its next look
         is not kept waiting by one that it has given up.
         """
-        request = ConsiderRequest.from_bytes(part_of(message))
+        self._due.check_coordinates()
+        request = await read_beside(ConsiderRequest.from_bytes, part_of(message))
         look = Consideration(self._mesh, request, self._surveyor, self._search.plan)
         considered = await self._looks.do(peer, peer, look.answer())
         return Message(CONSIDER, {}, (memoryview(considered.to_bytes()),))
+
+    def _coordinates(self, _peer: str, _fields: Fields) -> None:
+        self._due.check_coordinates()
 
     async def _works(self, peer: str, message: Message) -> Message:
         """Whether anything that the peer has asked for is under way."""

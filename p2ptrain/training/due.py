@@ -148,6 +148,12 @@ class Due:
                 f"{called(self._mesh, peer)} neither coordinates nor holds the data of a job here"
             )
 
+    def check_coordinates(self) -> None:
+        """Raises NotCoordinator: it is not this device that holders ask for plans."""
+        office = self._mesh.coordinator
+        if office is None or office.id != self._mesh.self_id:
+            raise NotCoordinator(f"{self._mesh.name} does not coordinate")
+
     async def until_in_charge(self, peer: str) -> None:
         """The same, once the news of an election has had its time."""
         await within(self._mesh, lambda: self.is_in_charge(peer), self._news_seconds)

@@ -11,6 +11,7 @@ from p2ptrain import failpoints
 from p2ptrain.errors import (
     Error,
     InternalError,
+    NotItsPart,
     PeerError,
     ProtocolError,
     TrainingError,
@@ -360,7 +361,7 @@ class HolderEpoch:
         if stage is None or self._norms is None:
             return
         if peer != self.assignment.stages[stage].leader:
-            raise ProtocolError(f"norms of stage {stage} from a device that does not lead it")
+            raise NotItsPart(f"norms of stage {stage} from a device that does not lead it")
         norms = message.fields.get("norms")
         if not isinstance(norms, list):
             raise ProtocolError("field 'norms' is not a list")
@@ -409,7 +410,7 @@ class HolderEpoch:
             return None
         stage = integer(message.fields, "stage", 0, len(self.assignment.stages) - 1)
         if peer not in self.assignment.stages[stage].devices:
-            raise ProtocolError(f"{message.kind} for stage {stage} from another device")
+            raise NotItsPart(f"{message.kind} for stage {stage} from another device")
         return stage
 
     def is_short(self, device: str) -> bool:

@@ -55,7 +55,7 @@ class TrainingMember:
         self.service = TrainingService(
             mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box
         )
-        self._coordinator = CoordinatorService(mesh)
+        self._coordinator = CoordinatorService(mesh, self.service.due)
         self._parked = ParkedJobs(mesh, self.service, jobs)
 
     @property

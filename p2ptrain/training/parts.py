@@ -38,6 +38,8 @@ class BlobLimit:
 SMALL = BlobLimit(256 << 10, 16_384)
 LARGE = BlobLimit(4 << 20, 200_000)
 """Of plans, profiles and manifests: of 1,000 units on 16 devices."""
+HOUSEHOLD = BlobLimit(16 << 20, 1_000_000)
+"""Of the profiles of all devices together."""
 
 
 def limited(limit_bytes: int, count: int = 1, due: Due | None = None) -> PartsAllocator:

@@ -23,8 +23,9 @@ from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import Mode
 from p2ptrain.training.household_plan import Candidate, MeasuredHousehold
 from p2ptrain.training.options import Recovery
+from p2ptrain.training.parts import HOUSEHOLD, LARGE, decoded
 from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, DEVICES_LIMIT, REASON_LIMIT, shown
+from p2ptrain.training.protocol import DEVICES_LIMIT, REASON_LIMIT, shown
 
 LINKS_LIMIT = 1 << 17
 """Both directions of every pair in a household of 256 devices, twice over."""
@@ -81,8 +82,7 @@ class PlanQuestion:
     @staticmethod
     def from_bytes(data: bytes | memoryview) -> PlanQuestion:
         """Check and read; profiles are, where they are planned with. Raises ProtocolError."""
-        fields = cbor.loads(bytes(data), BLOB_LIMIT_BYTES)
-        form = read_form(_Question, fields, "a question for a plan")
+        form = read_form(_Question, decoded(data, HOUSEHOLD), "a question for a plan")
         links = {(x.sender, x.receiver): Link(x.bytes_per_s, x.latency_s) for x in form.links}
         household = MeasuredHousehold(form.candidates, links, form.holder, form.leaving)
         return PlanQuestion(form.request, household, _near(form))
@@ -94,6 +94,10 @@ class PlanQuestion:
         if here - plan.device_names != {out.name for out in plan.left_out}:
             raise ProtocolError("a plan that leaves devices out and does not say so")
         return plan
+
+    def answered(self, data: bytes) -> Plan:
+        """The same as it travels."""
+        return self.checked(decoded(data, LARGE))
 
     def proposed(self, value: object) -> Plan:
         """The same for one that was made before it was asked for, perhaps with fewer devices."""

@@ -19,11 +19,12 @@ from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net import cbor
-from p2ptrain.net.message import Message
+from p2ptrain.net.message import Fields, Message
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS
 from p2ptrain.training.apart import Haste, apart
 from p2ptrain.training.background import in_background
+from p2ptrain.training.due import Due
 from p2ptrain.training.household_plan import (
     Candidate,
     MeasuredHousehold,
@@ -31,9 +32,9 @@ from p2ptrain.training.household_plan import (
     plan_change,
     plan_household,
 )
-from p2ptrain.training.parts import limited, part_of
+from p2ptrain.training.parts import HOUSEHOLD, LARGE, limited, part_of, read_beside
 from p2ptrain.training.plan_question import PlanQuestion
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, SEARCH_END, SEARCH_PLAN, integer
+from p2ptrain.training.protocol import SEARCH_END, SEARCH_PLAN, integer
 from p2ptrain.training.routes import Route
 from p2ptrain.training.wanted_work import WantedWork, say_unwanted
 
@@ -62,8 +63,11 @@ async def search(question: PlanQuestion, haste: Haste) -> Plan:
 class PlanSearch:
     """Searches here, or asks a faster device to."""
 
-    def __init__(self, mesh: Mesh, head_start_seconds: float = HEAD_START_SECONDS) -> None:
+    def __init__(
+        self, mesh: Mesh, due: Due, head_start_seconds: float = HEAD_START_SECONDS
+    ) -> None:
         self._mesh = mesh
+        self._due = due
         self._head_start_seconds = head_start_seconds
         self._numbers = count(1)
         self._searches = WantedWork(mesh, "search")  # by asker and its number
@@ -72,7 +76,8 @@ class PlanSearch:
     @property
     def routes(self) -> Mapping[str, Route]:
         """What this device answers, by kind."""
-        return {SEARCH_PLAN: Route(self._answer, limited(BLOB_LIMIT_BYTES))}
+        parts = limited(HOUSEHOLD.most_bytes, due=self._in_charge)
+        return {SEARCH_PLAN: Route(self._answer, parts)}
 
     async def plan(self, question: PlanQuestion, haste: Haste = Haste.ALONE) -> Plan:
         """As `search`, which says what it raises."""
@@ -94,9 +99,9 @@ class PlanSearch:
                 searcher,
                 Message(SEARCH_PLAN, fields, (memoryview(question.to_bytes()),)),
                 timeout_seconds=IDLE_TIMEOUT_SECONDS if haste is Haste.IDLE else TIMEOUT_SECONDS,
-                reply_parts=limited(BLOB_LIMIT_BYTES),
+                reply_parts=limited(LARGE.most_bytes),
             )
-            return question.checked(cbor.loads(bytes(part_of(reply)), BLOB_LIMIT_BYTES))
+            return await read_beside(question.answered, part_of(reply))
         except (Error, TimeoutError) as error:  # that no plan fits is found here too
             log.info("plan_not_searched", by=searcher[:12], why=str(error) or "timed out")
             if isinstance(error, TimeoutError):
@@ -111,11 +116,15 @@ class PlanSearch:
         await say_unwanted(self._mesh, searcher, message)
 
     async def _answer(self, peer: str, message: Message) -> Message:
-        question = PlanQuestion.from_bytes(part_of(message))
+        self._due.check_in_charge(peer)
+        question = await read_beside(PlanQuestion.from_bytes, part_of(message))
         haste = Haste(integer(message.fields, "haste", min(Haste), max(Haste)))
         key = peer, integer(message.fields, "search")
         plan = await self._searches.do(key, peer, search(question, haste))
         return Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
+
+    def _in_charge(self, peer: str, _fields: Fields) -> None:
+        self._due.check_in_charge(peer)
 
     def _end(self, peer: str, message: Message) -> None:
         self._searches.give_up((peer, integer(message.fields, "search")))

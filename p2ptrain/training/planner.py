@@ -12,20 +12,25 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Generic, TypeVar
 
-from p2ptrain.errors import Error, LinkClosed, PeerError, PlanError, ProtocolError
+from p2ptrain.errors import (
+    Error,
+    LinkClosed,
+    NotCoordinator,
+    PeerError,
+    PlanError,
+    ProtocolError,
+)
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training.apart import Haste
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.considering import Consideration
-from p2ptrain.training.parts import limited, part_of
+from p2ptrain.training.parts import LARGE, limited, part_of, read_beside
 from p2ptrain.training.plan_question import PlanQuestion
 from p2ptrain.training.plan_search import search
 from p2ptrain.training.protocol import (
-    BLOB_LIMIT_BYTES,
     CONSIDER,
     CONSIDER_END,
     PLAN,
@@ -94,10 +99,10 @@ class Planner:
         device = self.coordinator
         asked = _Question(
             Message(PLAN, {}, (memoryview(question.to_bytes()),)),
-            lambda data: question.checked(cbor.loads(data, BLOB_LIMIT_BYTES)),
+            question.answered,
             lambda: search(question, Haste.ALONE),
             PLAN_SECONDS,
-            lambda error: isinstance(error, LinkClosed),
+            lambda error: isinstance(error, (LinkClosed, NotCoordinator)),
         )
         core = self._core.asked(monotonic(), device)
         with timed(log, "plan_answered"):
@@ -216,9 +221,10 @@ class _Asking(Generic[T]):
                 device,
                 question.message,
                 timeout_seconds=question.seconds,
-                reply_parts=limited(BLOB_LIMIT_BYTES),
+                reply_parts=limited(LARGE.most_bytes),
             )
-            self._say(rules.Answered(), question.read(bytes(part_of(reply))))
+            answer = await read_beside(question.read, part_of(reply))
+            self._say(rules.Answered(), answer)
         except PlanError as error:  # nobody is to blame where none is found here either
             self._without_plan = device, str(error)
             self._say(rules.NoAnswer())

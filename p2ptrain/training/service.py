@@ -15,7 +15,7 @@ from itertools import islice
 from time import monotonic
 
 from p2ptrain import failpoints
-from p2ptrain.errors import Error, PeerError, ProtocolError
+from p2ptrain.errors import Error, NotItsPart, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import (
@@ -326,22 +326,25 @@ class TrainingService:
 
     async def _begin(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)
-        if self._part is not None and self._part.job == key.job:
-            self._part.begin(peer, key.epoch)
+        part = self._part_in(key.job, peer, message)
+        if part is not None:
+            part.begin(peer, key.epoch)
 
     async def _round(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)
-        if self._part is not None and self._part.job == key.job:
+        part = self._part_in(key.job, peer, message)
+        if part is not None:
             last = NoMoreRounds.among(message.fields)
             if last is None:
-                await self._part.order(peer, key, RoundOrder.read(message.fields))
+                await part.order(peer, key, RoundOrder.read(message.fields))
             elif (engagement := self._engaged(peer, message)) is not None:
                 engagement.no_more(last.rounds)
 
     def _commit(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)
-        if self._part is not None and self._part.job == key.job:
-            self._part.commit(peer, key, Commit.read(message.fields))
+        part = self._part_in(key.job, peer, message)
+        if part is not None:
+            part.commit(peer, key, Commit.read(message.fields))
 
     def _offered(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)
@@ -350,13 +353,15 @@ class TrainingService:
 
     def _keeper(self, peer: str, message: Message) -> None:
         key = EpochKey.read(message.fields)
-        if self._part is not None and self._part.job == key.job:
-            self._part.replication.keeper_is(peer, key.epoch, ReplicaKeeper.read(message.fields))
+        part = self._part_in(key.job, peer, message)
+        if part is not None:
+            part.replication.keeper_is(peer, key.epoch, ReplicaKeeper.read(message.fields))
 
     def _keep(self, peer: str, message: Message) -> None:
         keep = VersionsKeep.read(message.fields)
-        if self._part is not None and self._part.job == keep.job:
-            self._part.keep(peer, keep.versions)
+        part = self._part_in(keep.job, peer, message)
+        if part is not None:
+            part.keep(peer, keep.versions)
 
     async def _settled(self, peer: str, message: Message) -> Message:
         """Answered once the last update that this device was told of is made."""
@@ -425,11 +430,10 @@ class TrainingService:
         return Message(ALIVE, {**done.fields(), **sign.fields()})
 
     async def _end(self, peer: str, message: Message) -> None:
-        part, job = self._part, text(message.fields, "job", 64)
-        if part is None or part.job != job:
+        job = text(message.fields, "job", 64)
+        part = self._part_in(job, peer, message)
+        if part is None:
             return
-        if peer != part.holder:
-            raise ProtocolError("job.end from a device that is not the holder")
         log.info("job_ended", job=job, reason=text(message.fields, "reason", 1024))
         part.holder_is(HolderState.ENDED)
 
@@ -440,6 +444,15 @@ class TrainingService:
         if part is not None and part.job == said.job and peer == part.holder and part.is_busy:
             self.mesh.distrust(said.device, said.seconds)
 
+    def _part_in(self, job: str, peer: str, message: Message) -> Participation | None:
+        """This device's part in that job, if it has one. Raises NotItsPart."""
+        part = self._part
+        if part is None or part.job != job:
+            return None
+        if peer != part.holder:
+            raise NotItsPart(f"{message.kind} from a device that is not the holder")
+        return part
+
     def _engaged(self, peer: str, message: Message) -> Engagement | None:
         """The engagement a holder's message is for, or None if it is over. Refuses strangers."""
         key = EpochKey.read(message.fields)
@@ -447,7 +460,7 @@ class TrainingService:
         if engagement is None or engagement.assignment.key != key:
             return None
         if peer != engagement.assignment.holder:
-            raise ProtocolError(f"{message.kind} from a device that is not the holder")
+            raise NotItsPart(f"{message.kind} from a device that is not the holder")
         return engagement
 
     # -- helpers ---------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ Two kinds of frame run between the devices of an epoch: `train.values` (activati
 gradients, sums, outputs: see `inlet`) and `train.started` (credit: one more piece may be sent).
 Both name job, epoch, stage and flow; each such line may be used only by the devices that the plan
 says. Frames of an epoch that is not (or no longer) connected here are read, dropped and counted:
-after a change of plan some are always still under way. A frame for which there is no memory, or
+after a change of plan some are always still under way. What a device sends on a line that is not
+its own is dropped too, and held against it. A frame for which there is no memory, or
 that is not what its line carries, ends the line, not the link: whoever waits for it learns why. A
 link that closes would explain itself to the holder, which then plans again, and gets such a frame
 again, for ever.
@@ -17,7 +18,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol, TypeAlias
 
-from p2ptrain.errors import ProtocolError
+from p2ptrain.errors import NotItsPart, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.called import called
 from p2ptrain.mesh.interface import Mesh
@@ -221,11 +222,14 @@ class Switchboard:
         line = Line.read(fields)
         if line.key not in self._epochs:
             return None
-        raise ProtocolError(f"values for {line.flow} of stage {line.stage} from a stranger")
+        raise NotItsPart(f"values for {line.flow} of stage {line.stage} are not its to send")
 
     def _open(self, peer: str, fields: Fields, sizes: Sequence[int]) -> Sequence[memoryview] | None:
         """None: nobody wants it (any more), or there is no memory for it; it is thrown away."""
-        receiver = self._receiver(peer, fields)
+        try:
+            receiver = self._receiver(peer, fields)
+        except NotItsPart:
+            return None  # `_values` says so
         if receiver is None:
             return None
         try:
@@ -274,7 +278,7 @@ class Switchboard:
             return
         credits = epoch.credits.get((line.stage, line.flow, peer))
         if credits is None:
-            raise ProtocolError(f"credit for {line.flow} of stage {line.stage} from a stranger")
+            raise NotItsPart(f"credit for {line.flow} of stage {line.stage} is not its to give")
         credits.release()
 
     def _count_stale(self, peer: str, message: Message) -> None:

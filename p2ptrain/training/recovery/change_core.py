@@ -163,10 +163,15 @@ class ChangeCore:
             self._take_stock()
 
     def _give_up(self, spent: int) -> None:
-        """Memory or a source may be there soon; what else a device says of itself stays."""
+        """Memory, a source, a link may be there soon; what else a device says of itself stays."""
         trouble = self._last_trouble
         why = "" if trouble is None else f": {trouble.reason}"
-        passes = trouble is None or trouble.memory_bytes is not None or trouble.source is not None
+        passes = (
+            trouble is None
+            or trouble.is_link
+            or trouble.memory_bytes is not None
+            or trouble.source is not None
+        )
         reason = f"{spent} attempts to begin again failed{why}"
         self._refuse(reason, again=passes, spoiled=spent if passes else 0)
 

@@ -112,12 +112,14 @@ class PrepareFailed:
     Attributes:
         source: the peer that could not deliver.
         memory_bytes: what this device has, where it was too little.
+        is_link: only the link to it ended.
     """
 
     epoch: int
     reason: str
     source: str | None = None
     memory_bytes: int | None = None
+    is_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)

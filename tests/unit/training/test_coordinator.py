@@ -15,8 +15,9 @@ from p2ptrain.training import coordinator
 from p2ptrain.training.change_request import InForce
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.coordinator import CoordinatorService
-from p2ptrain.training.parts import limited
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, CONSIDER_END
+from p2ptrain.training.due import Due
+from p2ptrain.training.parts import LARGE, limited
+from p2ptrain.training.protocol import CONSIDER, CONSIDER_END
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.corrections import Corrections
 from tests.unit.training.test_assignment import assignment, shared
@@ -58,7 +59,7 @@ async def _household(
 ) -> AsyncIterator[MemoryHousehold]:
     monkeypatch.setattr(coordinator, "Consideration", looks.make)
     async with MemoryHousehold(["a", "b", "c"]) as mesh:
-        service = CoordinatorService(mesh["a"])
+        service = CoordinatorService(mesh["a"], Due(mesh["a"]))
         for kind, route in service.routes.items():
             mesh["a"].route(kind, route.handler, route.parts)
         assert mesh["a"].coordinator is not None
@@ -84,7 +85,7 @@ async def _consider(mesh: MemoryHousehold, name: str, reason: Reason) -> Conside
         mesh["a"].self_id,
         Message(CONSIDER, {}, (memoryview(asked.to_bytes()),)),
         timeout_seconds=20.0,
-        reply_parts=limited(BLOB_LIMIT_BYTES),
+        reply_parts=limited(LARGE.most_bytes),
     )
     return Considered.from_bytes(reply.parts[0])
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from p2ptrain.errors import PeerError, PlanError, ProtocolError
+from p2ptrain.errors import NotCoordinator, PeerError, PlanError, ProtocolError
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net import cbor
@@ -18,6 +18,7 @@ from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training import plan_search
 from p2ptrain.training.apart import Apart, Haste
+from p2ptrain.training.due import Due
 from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
 from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_question import PlanQuestion
@@ -56,12 +57,13 @@ def measured_household(ids: dict[str, str], **slowdowns: float) -> MeasuredHouse
 @pytest.fixture
 async def mesh() -> AsyncIterator[MemoryHousehold]:
     async with MemoryHousehold(NAMES) as household:
+        household.elect("c")  # only a coordinator has others search
         yield household
 
 
 def routed(mesh: Mesh, act: Callable[[], object] = lambda: None) -> PlanSearch:
     """A search whose device calls `act` before it answers another's question."""
-    search = PlanSearch(mesh)
+    search = PlanSearch(mesh, Due(mesh))
     route = search.routes[SEARCH_PLAN]
 
     async def handle(peer: str, message: Message) -> Message | None:
@@ -85,6 +87,42 @@ def test_a_question_and_its_plan_travel_unchanged() -> None:
     plan = plan_household(asked.request, asked.household)
     content = cbor.loads(cbor.dumps(plan.to_json()), 1 << 20)
     assert Plan.from_json(content, batch_size=REQUEST.batch_size) == plan
+
+
+def test_a_question_about_a_large_household_can_be_read() -> None:
+    """24 devices that have measured 200 units each."""
+    ids = {f"d{number}": str(number) for number in range(24)}
+    (candidate, *_) = measured_household({"a": "1", "b": "2", "c": "3"}).candidates
+    measured = candidate.measured
+    unit, times = measured["units"][0], measured["times"]
+    many = {
+        **measured,
+        "units": [{**unit, "name": f"unit {number}"} for number in range(200)],
+        "times": {
+            size: {kind: list(seconds[:1]) * 200 for kind, seconds in kinds.items()}
+            for size, kinds in times.items()
+        },
+    }
+    candidates = [
+        dataclasses.replace(candidate, id=number, name=name, measured=many)
+        for name, number in ids.items()
+    ]
+    household = MeasuredHousehold(candidates, {}, "d0")
+    asked = PlanQuestion.from_bytes(PlanQuestion(REQUEST, household).to_bytes())
+    assert len(asked.household.candidates) == len(ids)
+
+
+async def test_who_does_not_coordinate_is_not_searched_for(mesh: MemoryHousehold) -> None:
+    """No memory is taken for its question."""
+    asked = ids_of(mesh)
+    routed(mesh["b"])
+    router = mesh["b"].router
+    assert router.open_parts(asked["a"], SEARCH_PLAN, {}, [1 << 20]) is None
+    assert router.open_parts(asked["c"], SEARCH_PLAN, {}, [1 << 20]) is not None
+    with pytest.raises(NotCoordinator):
+        await mesh["a"].call(
+            asked["b"], Message(SEARCH_PLAN, {}, (memoryview(b"?"),)), timeout_seconds=20.0
+        )
 
 
 def test_the_fastest_is_asked_where_it_is_clearly_faster() -> None:

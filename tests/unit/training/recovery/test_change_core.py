@@ -163,18 +163,21 @@ def test_without_the_holder_there_is_no_answer() -> None:
     assert refusal.again
 
 
-def test_an_error_that_stays_ends_the_attempts() -> None:
+@pytest.mark.parametrize("is_link", [False, True])
+def test_an_error_that_stays_ends_the_attempts(is_link: bool) -> None:
+    """And the job, unless it was only that links ended again and again."""
     core = _core()
     core.start()
     out: list[c.ChangeInstruction] = []
     for epoch in range(10, 10 + ATTEMPTS_LIMIT + 1):
         stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
         out = _feed(core, *stock, _in("b", epoch=epoch), c.Planned(epoch, _STAGES))
-        out = _feed(core, c.ReadyIn(epoch, "a", PrepareFailed(epoch, "no such operator")))
+        failed = PrepareFailed(epoch, "no such operator", is_link=is_link)
+        out = _feed(core, c.ReadyIn(epoch, "a", failed))
     [refusal] = out
     assert isinstance(refusal, c.NoEpoch)
     assert "no such operator" in refusal.reason
-    assert not refusal.again
+    assert refusal.again == is_link
 
 
 def _copies(first: int, end: int, version: Version) -> tuple[Holding, ...]:
