@@ -372,6 +372,9 @@ class _Run:
         finally:
             for task in (running, dying):
                 task.cancel()
+            await asyncio.sleep(0)
+            if self._holder_died.is_set():
+                running.cancel()  # who is dead writes no weights of the last step
             await asyncio.gather(running, dying, return_exceptions=True)
 
 

@@ -240,7 +240,8 @@ class StageRunner(PieceRunner):
                 return await self._trailing_forward(order, piece, forward)
             return await self._compute_forward(order, piece, partial(self._saving, forward))
         except NotFinite:
-            await self.update.counted()  # an update before this one is told of before
+            if self._trailing is None:  # else it is of the update before
+                await self.update.counted()  # which is reported first
             raise
 
     def _saving(self, run: Forward, inputs: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
