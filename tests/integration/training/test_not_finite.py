@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import OptionError, TrainingError
-from p2ptrain.observe.events import Done, Step, Warned
+from p2ptrain.observe.events import Done, PlanEvent, Step, Warned
 from p2ptrain.training import checkpoint
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
