@@ -190,7 +190,8 @@ async def test_weights_that_an_update_would_leave_infinite(
         with pytest.raises(TrainingError, match=told):
             await household.holder_run(what, TrainOptions(wait_for=count)).run()
     assert steps(household) == [1, 2, 3]
-    assert sum(isinstance(event, PlanEvent) for event in household.events) == 1
+    plans = sum(isinstance(event, PlanEvent) for event in household.events)
+    assert plans == 2, "the device that says so is not believed the first time"
     if plan == "a pipeline":
         assert household.losses == wanted.losses
         assert_same_weights(what, wanted)
