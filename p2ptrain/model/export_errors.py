@@ -92,6 +92,22 @@ class LossRefuses(CaptureError):
     """The loss fails on what the model gives in evaluation mode; the message says where and how."""
 
 
+class FailsItself(CaptureError):
+    """Module or loss fails without any trace too, with every number of samples that was tried.
+
+    Attributes:
+        own: what it raises.
+    """
+
+    def __init__(self, own: Exception) -> None:
+        told = " ".join(filter(None, (_at(user_place(own)), _in_layer(own))))
+        super().__init__(
+            "the model or its loss fails on the first samples of the data, in plain torch too: "
+            f"{told + ': ' if told else ''}{_telling_line(own)}"
+        )
+        self.own = own
+
+
 class BatchLength(TypeError):
     """The number of samples was asked for as a plain number."""
 
@@ -119,17 +135,9 @@ def explain(error: Exception, trials: TrialRuns) -> CaptureError:
     if cause is _NOT_TRACEABLE:
         own = trials.in_plain_torch()
         if own is not None and not isinstance(own, CaptureError):
-            return CaptureError(_fails_by_itself(own))
+            return FailsItself(own)
     told = f"{where}: " if where else ""
     return CaptureError(f"the model cannot be captured: {told}{cause}. ({_telling_line(error)})")
-
-
-def _fails_by_itself(error: Exception) -> str:
-    told = " ".join(filter(None, (_at(user_place(error)), _in_layer(error))))
-    return (
-        "the model or its loss fails on the first samples of the data, in plain torch too: "
-        f"{told + ': ' if told else ''}{_telling_line(error)}"
-    )
 
 
 def _in_layer(error: BaseException) -> str:

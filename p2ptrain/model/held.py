@@ -35,7 +35,7 @@ _MOST_PLACES = 200_000
 
 _REGISTERS = ("_parameters", "_buffers", "_modules")
 _USUALLY_EMPTY = frozenset(vars(nn.Module())) - frozenset(_REGISTERS)
-"""Of a module: nobody registers a hook in forward()."""
+"""Of a module: hooks, which few models register in forward()."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,12 @@ class Held:
 
     def put_back(self) -> None:
         """Make everything what it was. Tensors keep their values."""
+        known = {id(place.holder) for place in self.places}
         for place in self.places:
             if place.changed():
                 place.put_back()
+            if isinstance(place.owner, nn.Module) and place.holder is place.owner.__dict__:
+                _take_off_hooks(place.holder, known)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """(path, module) of every module, those in containers and closures too."""
@@ -119,6 +122,14 @@ class Held:
         for place in self.places:
             for key, value in place.items():
                 yield joined(place.path, key), place.holder, key, value
+
+
+def _take_off_hooks(attributes: dict[str, Any], known: set[int]) -> None:
+    """Those of a module that had none: what says that they are on is put back too."""
+    for name in _USUALLY_EMPTY:
+        hooks = attributes.get(name)
+        if isinstance(hooks, dict) and hooks and id(hooks) not in known:
+            hooks.clear()
 
 
 def joined(path: str, key: object) -> str:

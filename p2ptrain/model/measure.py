@@ -18,7 +18,7 @@ from p2ptrain.errors import ProtocolError, TooLarge
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.one_by_one import ONEDNN_FROM, units_faster_with_onednn
 from p2ptrain.model.packed import full_lengths
-from p2ptrain.model.sizes import refuse_too_large
+from p2ptrain.model.sizes import refuse_too_large, shortest_packed
 from p2ptrain.model.timing import Clock, Limits, time_units
 from p2ptrain.model.unit_chain import UnitChain, unmarked
 from p2ptrain.model.unit_times import UnitTimes
@@ -131,8 +131,10 @@ def measure_units(
         TooLarge: a unit does not fit, by its shapes; nothing of the model has run.
         ProtocolError: nobody can know what it takes.
     """
+    most = shortest_packed(description)
     if memory_bytes is not None:
-        refuse_too_large(description, min(batch_sizes), memory_bytes)
+        with full_lengths(most):
+            refuse_too_large(description, min(batch_sizes), memory_bytes)
 
     faster = units_faster_with_onednn(description, torch.get_num_threads())
 
@@ -144,7 +146,7 @@ def measure_units(
             apart=room.must_run_apart,
         )
 
-    with full_lengths():
+    with full_lengths(most):
         try:
             room = _Room(description, memory_bytes, mark=mark)
             timing = time_units(room.chain, batch_sizes, limits(room), clock)
@@ -175,11 +177,12 @@ def work_on(
     Steps may be taken in any thread. They raise what a unit raises.
     """
     chain = _Room(description, memory_bytes).chain
+    most = shortest_packed(description)
     while True:
-        with full_lengths():
+        with full_lengths(most):
             chain.begin(samples, apart=True)
         for unit in range(chain.unit_count):
-            with full_lengths():
+            with full_lengths(most):
                 chain.prepare(unit)
                 chain.forward(unit)
                 chain.backward(unit)

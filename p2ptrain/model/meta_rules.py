@@ -15,6 +15,7 @@ from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.grouped import GROUPED_MM, traced_shape
+from p2ptrain.model.packed import full_length
 from p2ptrain.model.trusting import MOST_BINS, refuse_no_heads
 
 _META = torch.device("meta")
@@ -45,7 +46,8 @@ def _number(*_: Any, **__: Any) -> Unknown:
 
 
 def _pack(work: Charge, x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    steps = x.shape[1 if batch_first else 0]
+    steps = full_length(x.shape[1 if batch_first else 0])
+    x = x.narrow(1 if batch_first else 0, 0, steps)
     return x.flatten(0, 1).clone(), bound(steps, like=lengths)
 
 

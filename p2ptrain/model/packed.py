@@ -156,13 +156,36 @@ _made_up = threading.local()
 
 
 @contextlib.contextmanager
-def full_lengths() -> Iterator[None]:
-    """In this thread every sequence is as long as it can be: samples are made up."""
-    _made_up.full = True
+def full_lengths(most: int | None = None) -> Iterator[None]:
+    """In this thread every sequence is as long as it can be: samples are made up.
+
+    Args:
+        most: longest that any of them is, so that what a loss packs has as many rows as what the
+            model has packed; None = as long as each can be.
+    """
+    _made_up.full, _made_up.most = True, most
     try:
         yield
     finally:
-        _made_up.full = False
+        _made_up.full, _made_up.most = False, None
+
+
+@contextlib.contextmanager
+def noted_steps() -> Iterator[set[int]]:
+    """Of all sequences that this thread packs within, how long they can be."""
+    _made_up.noted = noted = set[int]()
+    try:
+        yield noted
+    finally:
+        _made_up.noted = None
+
+
+def full_length(steps: int) -> int:
+    """How long a sequence of `steps` at most is made up to be."""
+    noted, most = getattr(_made_up, "noted", None), getattr(_made_up, "most", None)
+    if noted is not None:
+        noted.add(steps)
+    return steps if most is None else min(steps, most)
 
 
 def are_made_up() -> bool:
@@ -182,7 +205,7 @@ def pack_padded_sequence(
     """
     steps = input.shape[1 if batch_first else 0]
     if are_made_up():
-        lengths = torch.full_like(lengths, steps)
+        lengths = torch.full_like(lengths, full_length(steps))
     if lengths.dim() != 1 or not lengths.numel() or not 1 <= int(lengths.min()) <= steps:
         raise IndexError("a packed sequence has no length")
     if int(lengths.max()) > steps:

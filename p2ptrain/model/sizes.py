@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from p2ptrain.errors import ProtocolError, TooLarge
+from p2ptrain.errors import Error, ProtocolError, TooLarge
 from p2ptrain.model.description import Mode, ModelDescription, TensorDescription
 from p2ptrain.model.graph import InputRef, Node, NodeRef
 from p2ptrain.model.instructions import BoundBackward, allocate, bind
@@ -28,6 +28,7 @@ from p2ptrain.model.meta_common import COMMON, Unfit
 from p2ptrain.model.meta_rules import INDEXED, NODES, PARTS, UNKNOWN, Unknown, without_masks
 from p2ptrain.model.operators import resolve
 from p2ptrain.model.own_backward import OWN_BACKWARD, own_backward
+from p2ptrain.model.packed import CHECKED, noted_steps
 from p2ptrain.model.program import Program
 from p2ptrain.model.values import ValueDescription
 
@@ -95,6 +96,19 @@ def needs_of(
         needs = ledger.needs.setdefault(unit, Needs())
         needs.state_bytes = sum(description.tensors_by_name[name].nbytes for name in own)
     return [ledger.needs[unit] for unit in range(first, end)]
+
+
+def shortest_packed(description: ModelDescription) -> int | None:
+    """The fewest steps of what the training graph packs, where those differ; None where not.
+
+    A captioning model packs an image and words, its loss the words alone, by the same lengths: made
+    up as long as each can be, the two would have different numbers of rows.
+    """
+    if all(node.operator not in CHECKED for node in description.train.nodes):
+        return None
+    with noted_steps() as steps, suppress(Error, RuntimeError, IndexError, ValueError):
+        needs_of(description, 0, len(description.units), "train", 2)
+    return min(steps) if len(steps) > 1 else None
 
 
 def node_needs(node: Node, inputs: Sequence[Tensor]) -> Needs:

@@ -33,6 +33,8 @@ from p2ptrain.training.user_code import RAISED, told
 Collated: TypeAlias = Any
 """A tensor (samples, ...), or tuples, lists and dicts of such tensors."""
 
+_TARGETS = frozenset(("labels", "label", "target", "targets", "y"))
+"""What the parts of a sample that a model is to give are called."""
 _READY_PIECE = 256
 _LOCK_SLICE_SECONDS = 0.005
 """Longest the lock is held, one sample aside: stages that draw dropout masks wait for it."""
@@ -178,6 +180,7 @@ class Samples:
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
             raise ScriptError(
                 f"{self._name}[{index}] must be a pair (input, target), not {_shown(sample)}"
+                f"{_how_to_pair(sample)}"
             )
         return sample[0], sample[1]
 
@@ -252,6 +255,18 @@ def _other_parts(
 
 def _looks(leaf: Leaf) -> str:
     return f"{leaf.dtype} {list(leaf.shape)}"
+
+
+def _how_to_pair(sample: object) -> str:
+    if not isinstance(sample, Mapping) or not sample:
+        return ""
+    keys = [key for key in sample if isinstance(key, str)]
+    target = next((key for key in reversed(keys) if key in _TARGETS), keys[-1] if keys else "y")
+    rest = ", ".join(f"{key!r}: s[{key!r}]" for key in keys if key != target)
+    return (
+        f": let the dataset give ({{{rest}}}, s[{target!r}]) of such a sample s. An input that is "
+        "a dict is passed as model(**input)"
+    )
 
 
 def _shown(value: object) -> str:

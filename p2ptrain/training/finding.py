@@ -84,10 +84,15 @@ def told(
     sample = "" if finding.sample is None else f", sample {finding.sample} of the data"
     if not finding.units:
         place = f"{finding.devices[0]} gives it to unit {units[finding.first]}"
+        if finding.stage == 0 and finding.sample is not None:
+            return (
+                f"; data[{finding.sample}] is not finite, in the input data of micro-batch "
+                f"{micro_batch}, already where {place}; look at the samples"
+            )
         if finding.stage == 0:
             return (
                 f"; the input data of its micro-batch {micro_batch} is not finite already where "
-                f"{place}{sample}; look at the samples"
+                f"{place}; look at the samples"
             )
         return f"; what the stage in front has made is not finite already where {place}; {advice}"
     first, last = units[finding.units[0]], units[finding.units[-1]]

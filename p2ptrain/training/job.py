@@ -6,12 +6,14 @@ device is asked for anything.
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
+import numpy
 import torch
 from torch import nn
 
@@ -68,6 +70,13 @@ class Job:
         OptionError: a number or the optimizer is unusable; the message names the field.
         ScriptError: the model, the loss, the data or a function is unusable.
     """
+
+    def __new__(cls, *args: object, **given: object) -> Job:
+        """Refuses what a Job does not have, in words that say where it belongs."""
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                raise OptionError(_no_such_field(name, tuple(cls.__dataclass_fields__)))
+        return super().__new__(cls)
 
     model: torch.nn.Module
     data: MapDataset
@@ -176,6 +185,54 @@ class Job:
         object.__setattr__(self, name, whole)
 
 
+_LOOP = "iterate over the events of the run: `async for event in run`"
+_ELSEWHERE = {
+    "shuffle": "samples are shuffled in every epoch, by `seed`",
+    "lr": "it belongs to the optimizer: p2ptrain.SGD(lr=...)",
+    "learning_rate": "it belongs to the optimizer: p2ptrain.SGD(lr=...)",
+    "weight_decay": "it belongs to the optimizer: p2ptrain.AdamW(lr=..., weight_decay=...)",
+    "momentum": "it belongs to the optimizer: p2ptrain.SGD(lr=..., momentum=...)",
+    "gradient_accumulation_steps": "`batch_size` is the samples of one update, and `micro_batch` "
+    "how many of them are computed at once",
+    "accumulate_grad_batches": "`batch_size` is the samples of one update, and `micro_batch` how "
+    "many of them are computed at once",
+    "scheduler": "`schedule` takes a function of the update that gives a factor on the learning "
+    "rate: schedule=lambda update: 0.9 ** (update // 100)",
+    "callbacks": _LOOP,
+    "on_event": _LOOP,
+    "callback": _LOOP,
+    "steps": "give it where the job is trained: `--steps S`, or TrainOptions(steps=...)",
+    "max_steps": "give it where the job is trained: `--steps S`, or TrainOptions(steps=...)",
+    "device": "every device computes where it can; the model stays on the CPU here",
+    "num_workers": "the dataset is read in the background beside the training",
+    "collate_fn": "samples are stacked; let the dataset give samples of one shape (pad them there)",
+    "dataset": "the samples are `data`",
+    "train_dataset": "the samples are `data`",
+    "dataloader": "the samples are `data`, a dataset",
+    "num_epochs": "the passes over the data are `epochs`",
+    "num_train_epochs": "the passes over the data are `epochs`",
+    "criterion": "the loss is `loss`",
+    "loss_fn": "the loss is `loss`",
+    "eval_dataset": "the samples to evaluate on are `eval_data`",
+    "val_data": "the samples to evaluate on are `eval_data`",
+    "validation_data": "the samples to evaluate on are `eval_data`",
+    "max_grad_norm": "the largest norm of the gradients is `clip_grad_norm`",
+    "gradient_clip_val": "the largest norm of the gradients is `clip_grad_norm`",
+}
+"""What others call what a Job has, or does by itself."""
+
+
+def _no_such_field(name: str, fields: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, fields, 1)
+    if name in _ELSEWHERE:
+        advice = _ELSEWHERE[name]
+    elif near:
+        advice = f"did you mean {near[0]}?"
+    else:
+        advice = f"it has {', '.join(fields)}"
+    return f"Job has no {name}: {advice}"
+
+
 def accumulates(metric: object) -> bool:
     """Whether it is given piece after piece, and computed in the end."""
     if isinstance(metric, type):
@@ -223,8 +280,19 @@ def _check_dataset(name: str, data: object) -> None:
             f"Job: {name} must be a map-style dataset (__len__ and __getitem__), "
             f"not {type(data).__name__}"
         )
-    if _length(name, data) == 0:
+    length = _length(name, data)
+    if length == 0:
         raise ScriptError(f"Job: {name} is empty")
+    if isinstance(data, (tuple, list)) and length == 2 and all(map(_is_column, data)):
+        raise ScriptError(
+            f"Job: {name} is a pair of tensors, not samples: write "
+            "torch.utils.data.TensorDataset(x, y)"
+        )
+
+
+def _is_column(value: object) -> bool:
+    """Whether it is all inputs, or all targets, rather than a sample."""
+    return isinstance(value, (torch.Tensor, numpy.ndarray)) and value.ndim > 0 and len(value) > 2
 
 
 def _length(name: str, data: Any) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -11,7 +12,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import CaptureError, OptionError, ScriptError, UserError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
@@ -31,6 +32,7 @@ from p2ptrain.training.checkpoint import Checkpoint, Progress
 from p2ptrain.training.data import Samples
 from p2ptrain.training.default_type import check_default_type
 from p2ptrain.training.evaluation import check_evaluation, tried_metrics
+from p2ptrain.training.first_batch import explained
 from p2ptrain.training.job import Job, check_fits
 from p2ptrain.training.least_piece import check_evaluation_sizes, least_piece, why_only_rounds
 from p2ptrain.training.micro_batch import settled
@@ -132,7 +134,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         evaluation.check_like(samples)
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
-    with timed(log, "exported"):
+    with timed(log, "exported"), _explained(job, samples, order):
         captured = capture(job.model, job.loss, example, evaluation=evaluates)
     if evaluates:
         check_evaluation(job.metrics, captured)
@@ -150,7 +152,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
             only_rounds = str(error)
     check_evaluation_sizes(captured, evaluation)
     _check_space(job, captured, options)
-    with timed(log, "division_tried"):
+    with timed(log, "division_tried"), _explained(job, samples, order):
         across = _across(captured, samples)
     micro_batch, changed = settled(job.micro_batch, job.batch_size, across)
     job = replace(job, micro_batch=micro_batch)
@@ -183,6 +185,25 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         over_all=over_all,
     )
     return prepared if options.resume is None else _resumed(prepared, options)
+
+
+@contextmanager
+def _explained(job: Job, samples: Samples, order: SampleOrder) -> Iterator[None]:
+    """What fails here is said in plain torch's words where the module itself fails too."""
+    try:
+        yield
+    except (CaptureError, ScriptError) as error:
+        first = order.batch(0)[: job.fixed_micro_batch or None]
+        seen = _seen(samples)
+        try:
+            batches = [samples.collate(first, _seed(order, 0)), samples.collate(seen, "example")]
+        except (UserError, MemoryError):
+            raise error from error.__cause__
+        raise explained(job.model, job.loss, batches, error) from error
+
+
+def _seen(samples: Samples) -> list[int]:
+    return [k * len(samples) // SEEN for k in range(SEEN)]
 
 
 def _check_space(job: Job, captured: Captured, options: TrainOptions) -> None:
@@ -276,7 +297,7 @@ def _seed(order: SampleOrder, step: int) -> str:
 
 def _across(captured: Captured, samples: Samples) -> Across:
     description = captured.description
-    inputs, targets = samples.collate([k * len(samples) // SEEN for k in range(SEEN)], "example")
+    inputs, targets = samples.collate(_seen(samples), "example")
     batch = captured.entering(inputs, "train"), captured.flatten_target(targets)
     default = DefaultIgnored(description)
     ignored = default.found_in(*batch)

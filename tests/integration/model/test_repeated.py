@@ -44,6 +44,18 @@ def _starts_from_the_first_batch(m: Any, x: Tensor) -> Tensor:
     return x + m.weight
 
 
+def _hooks_in_the_first_call(m: Any, x: Tensor) -> Tensor:
+    """As transformers' models do that ask themselves for hidden states."""
+    if not m.ready:
+        m.layer.register_forward_hook(lambda part, given, made: m.list.append(made))
+        m.ready = True
+    m.list.clear()
+    y: Tensor = m.layer(x)
+    assert len(m.list) == 1
+    m.list.clear()
+    return y * m.weight
+
+
 def _hidden_state(m: Any, x: Tensor) -> Tensor:
     y = x if m.kept is None else x + m.kept
     m.kept = x.detach().mean(0)
@@ -219,3 +231,13 @@ def test_what_every_batch_computes_alike_is_taken_and_left_as_it_was(
     model = _Model(f)
     assert capture(model, mse_loss, _EXAMPLE).description.units
     assert _kept(model) == _kept(_Model(f))
+
+
+def test_what_the_first_call_installs_and_nothing_computes_with_is_no_state() -> None:
+    model = _Model(_hooks_in_the_first_call)
+    model.inner.layer = nn.Tanh()
+    captured = capture(model, mse_loss, _EXAMPLE)
+    assert captured.description.units
+    assert not model.inner.ready
+    assert not model.inner.layer._forward_hooks
+    assert model(_EXAMPLE[0]).shape == (4, 8)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -135,3 +136,22 @@ def test_a_schedule_that_makes_a_learning_rate_beyond_float32_is_a_script_error(
     assert job.lr_factor(1) == 1e29
     with pytest.raises(ScriptError, match=r"schedule\(2\) gave 1e\+58: with lr=10.0"):
         job.lr_factor(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("shuffle", "Job has no shuffle: samples are shuffled in every epoch"),
+        ("gradient_accumulation_steps", "`batch_size` is the samples of one update"),
+        ("microbatch", "Job has no microbatch: did you mean micro_batch?"),
+        ("wandb", "Job has no wandb: it has model, data, loss"),
+    ],
+)
+def test_what_a_job_does_not_have_is_said_with_where_it_belongs(name: str, words: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(words)):
+        make(**{name: True})
+
+
+def test_a_pair_of_tensors_is_no_dataset() -> None:
+    with pytest.raises(ScriptError, match=r"write torch\.utils\.data\.TensorDataset\(x, y\)"):
+        make(data=(torch.ones(9, 4), torch.ones(9)))
