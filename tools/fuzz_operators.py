@@ -42,11 +42,13 @@ from p2ptrain.model.sizes import node_needs
 
 CHUNK = 2_000
 ALARM_SECONDS = 5
+_WITH_OTHER_VALUES = 3
+"""Times that a call which could be computed is made again: shapes take most of the time."""
 MEMORY_BYTES = 64 << 20
 WORK = 1e9
 _MOST_GROWTH = 5
 """Times what a call was said to take: what is kept, the backward, and the C library's holes."""
-_TOOK_MEMORY = 99
+_TOOK_MEMORY, _FOREIGN = 99, 98
 _TOGETHER = 24
 """Operators of one chunk, so that what could be computed is found again."""
 _PAGE = 4096
@@ -182,7 +184,9 @@ class Maker:
         self._random = random.Random(seed)
         torch.manual_seed(self._random.randrange(2**31))
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._maps: list[mmap.mmap] = []
+        self._maps: dict[int, list[mmap.mmap]] = {}  # by bytes between the guards
+        self._taken: list[tuple[int, mmap.mmap]] = []
+        self._places: list[int] = []  # of the tensors, in memory; 0 for those without elements
         self._dim, self._type = 2, torch.float32
         self._specs: list[Spec] = []
         self.tensors: list[Tensor] = []
@@ -198,14 +202,22 @@ class Maker:
 
     def call(self, operator: operators.Operator) -> Node:
         """A node that applies it; `tensors` are its inputs."""
-        self._maps, self.tensors, self._specs = [], [], []
+        self._specs = []
         known = self._known.setdefault(operator.name, self._fitting(operator))
         if known and self.chance(0.75):
             node = self._changed(operator, *self.choice(known))
         else:
             node = self._invented(operator)
-        self.tensors = [self._tensor(spec) for spec in self._specs]
+        for body, pages in self._taken:
+            self._maps.setdefault(body, []).append(pages)
+        self._taken = []
+        self._places = [self._guarded(spec) for spec in self._specs]
+        self.refill()
         return node
+
+    def refill(self) -> None:
+        """Make the tensors new, in the same places, with other values."""
+        self.tensors = list(map(self._tensor, self._specs, self._places))
 
     def accepted(self, node: Node) -> None:
         """It was computed: others are made of it."""
@@ -324,8 +336,13 @@ class Maker:
         turned = self.choice(range(1, dim)) if dim >= 2 and self.chance(0.15) else 0
         return Spec(shape, dtype, turned, self.chance(0.25))
 
-    def _tensor(self, spec: Spec) -> Tensor:
-        made = self._guarded(list(spec.shape), spec.dtype)
+    def _tensor(self, spec: Spec, place: int) -> Tensor:
+        count = torch.Size(spec.shape).numel()
+        if count:
+            memory = (ctypes.c_char * (count * spec.dtype.itemsize)).from_address(place)
+            made = torch.frombuffer(memory, dtype=spec.dtype, count=count).view(spec.shape)
+        else:
+            made = torch.zeros(spec.shape, dtype=spec.dtype)
         self._fill(made)
         if 0 < spec.turned < made.dim():
             made = made.transpose(0, spec.turned)
@@ -333,20 +350,24 @@ class Maker:
             made = made.detach().requires_grad_(True)
         return made
 
-    def _guarded(self, shape: list[int], dtype: torch.dtype) -> Tensor:
-        count = torch.Size(shape).numel()
-        if not count:
-            return torch.zeros(shape, dtype=dtype)
-        size = count * dtype.itemsize
+    def _guarded(self, spec: Spec) -> int:
+        """Where such a tensor lies: beside a page that nobody may touch."""
+        size = torch.Size(spec.shape).numel() * spec.dtype.itemsize
+        if not size:
+            return 0
         body = -(-size // _PAGE) * _PAGE
+        free = self._maps.get(body)
+        pages = free.pop() if free else self._between_guards(body)
+        self._taken.append((body, pages))
+        start = ctypes.addressof(ctypes.c_char.from_buffer(pages)) + _PAGE
+        return start + (body - size if self.chance(0.8) else 0)
+
+    def _between_guards(self, body: int) -> mmap.mmap:
         pages = mmap.mmap(-1, body + 2 * _PAGE)
-        self._maps.append(pages)
         base = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         for guard in (base, base + _PAGE + body):
             self._libc.mprotect(ctypes.c_void_p(guard), _PAGE, 0)
-        start = base + _PAGE + (body - size if self.chance(0.8) else 0)
-        memory = (ctypes.c_char * size).from_address(start)
-        return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+        return pages
 
     def _fill(self, made: Tensor) -> None:
         kind, shape = self._random.random(), made.shape
@@ -383,28 +404,42 @@ def overloads(only: str = "") -> list[str]:
     return sorted(found)
 
 
-def attempt(maker: Maker, name: str, say: Callable[[str], None]) -> str:
-    """One call; how it ended."""
+def attempts(maker: Maker, name: str, say: Callable[[str], None]) -> Iterator[str]:
+    """A call, and the same with other values where it could be computed; how each ended."""
     operator = operators.resolve(name)
     node = maker.call(operator)
     try:
         check_arguments(node, operator)
     except ProtocolError:
-        return "refused by the reader"
+        yield "refused by the reader"
+        return
     say(f"{name} {_described(node.args, maker)} {_described(node.kwargs, maker)}")
     try:
         needs = node_needs(node, maker.tensors)
     except (ProtocolError, TooLarge):
-        return "refused by size"
+        yield "refused by size"
+        return
     except (ValueError, RuntimeError, IndexError):
-        return "refused by shape"
+        yield "refused by shape"
+        return
     if needs.peak_bytes > MEMORY_BYTES or needs.work > WORK:
-        return "refused by size"
+        yield "refused by size"
+        return
+    yield (found := _outcome(node, maker))
+    if found != "computed":
+        return
+    maker.accepted(node)
+    for _ in range(_WITH_OTHER_VALUES if maker.tensors else 0):
+        maker.refill()
+        say(f"{name} {_described(node.args, maker)} {_described(node.kwargs, maker)}")
+        yield _outcome(node, maker)
+
+
+def _outcome(node: Node, maker: Maker) -> str:
     try:
         _run(node, maker)
     except (RuntimeError, IndexError, ValueError, TypeError, MemoryError, ArithmeticError):
         return "refused by torch"
-    maker.accepted(node)
     return "computed"
 
 
@@ -464,36 +499,60 @@ class Note:
         return bytes(self._shared[2 : 2 + size]).decode(errors="replace")
 
 
+def chosen(names: Sequence[str], seed: int, number: int) -> list[str]:
+    """The operators of a chunk; every so many chunks all of them have had their turn."""
+    turn, place = divmod(number, -(-len(names) // _TOGETHER))
+    order = random.Random(f"{seed}:{turn}").sample(names, len(names))
+    return order[place * _TOGETHER : (place + 1) * _TOGETHER]
+
+
 def run_chunk(
     names: Sequence[str], seed: int, number: int, calls: int, note: Note
 ) -> tuple[dict[str, int], int]:
-    """In a child: (how calls ended, the signal that ended it or 0)."""
+    """In a child: (how calls ended, its exit status, below 0 for the signal that ended it).
+
+    Args:
+        names: operators to call.
+        seed, number: of the chunk, from which its arguments follow.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (_SPACE_BYTES, _SPACE_BYTES))
-        ended: collections.Counter[str] = collections.Counter()
-        maker = Maker(f"{seed}:{number}")
-        chosen = [maker.choice(names) for _ in range(_TOGETHER)]
-        taken = _peak_bytes()
-        for _ in range(calls):
-            signal.setitimer(signal.ITIMER_PROF, ALARM_SECONDS)  # of processor time
-            ended[attempt(maker, maker.choice(chosen), note.write)] += 1
-            before, taken = taken, _peak_bytes()
-            if taken - before > _MOST_GROWTH * MEMORY_BYTES:
-                os._exit(_TOOK_MEMORY)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        os.write(writing, json.dumps(ended).encode())
-        os._exit(0)
+        status = _FOREIGN
+        try:
+            found = _called(names, Maker(f"{seed}:{number}"), calls, note)
+            os.write(writing, json.dumps(found).encode())
+            status = 0
+        except MemoryError:
+            status = _TOOK_MEMORY
+        finally:
+            os._exit(status)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        found = pipe.read()
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    return (json.loads(found) if found else {}), -code if code < 0 else code
+        content = pipe.read()
+    _, ended = os.waitpid(child, 0)
+    return (json.loads(content) if content else {}), os.waitstatus_to_exitcode(ended)
+
+
+def _called(names: Sequence[str], maker: Maker, calls: int, note: Note) -> dict[str, int]:
+    """Raises MemoryError: a call took more than it was said to."""
+    for noisy in (1, 2):  # torch warns, and MKL prints its errors
+        os.dup2(os.open(os.devnull, os.O_WRONLY), noisy)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (_SPACE_BYTES, _SPACE_BYTES))
+    ended: collections.Counter[str] = collections.Counter()
+    taken = _peak_bytes()
+    while ended.total() < calls:
+        signal.setitimer(signal.ITIMER_PROF, ALARM_SECONDS)  # of processor time
+        for outcome in attempts(maker, maker.choice(names), note.write):
+            ended[outcome] += 1
+            signal.setitimer(signal.ITIMER_PROF, ALARM_SECONDS)
+        before, taken = taken, _peak_bytes()
+        if taken - before > _MOST_GROWTH * MEMORY_BYTES:
+            raise MemoryError
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return ended
 
 
 def _peak_bytes() -> int:
@@ -511,20 +570,20 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     importlib.import_module("torch._dynamo")  # which shapes in Python load when first asked for
-    names, note = overloads(asked.only), Note()
+    names, note = overloads(asked.only) or sys.exit("no such operator"), Note()
     print(f"{len(names)} overloads", flush=True)
     total: collections.Counter[str] = collections.Counter()
     faults: collections.Counter[str] = collections.Counter()
     began, chunk = time.monotonic(), asked.first
-    while sum(total.values()) < asked.calls:
-        live = [name for name in names if faults[name] < 2] or sys.exit("all of them fail")
+    while sum(total.values()) < asked.calls and len(faults) < len(names):
+        live = [name for name in chosen(names, asked.seed, chunk) if faults[name] < 2]
         count = min(CHUNK, asked.calls - sum(total.values()))
-        ended, by = run_chunk(live, asked.seed, chunk, count, note)
+        ended, by = run_chunk(live, asked.seed, chunk, count, note) if live else ({}, 0)
         total.update(ended)
         if by:
             faults[note.read().split(" ")[0]] += 1
-            kinds = {signal.SIGPROF: "alarm", _TOOK_MEMORY: "memory"}
-            kind = kinds.get(by, f"signal {by}")
+            kinds = {-signal.SIGPROF: "alarm", _TOOK_MEMORY: "memory", _FOREIGN: "foreign"}
+            kind = kinds.get(by, f"signal {-by}")
             print(f"chunk {chunk}: {kind}: {note.read()}", flush=True)
             total["ended by " + kind] += 1
         chunk += 1

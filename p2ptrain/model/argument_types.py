@@ -16,6 +16,8 @@ import torch
 from p2ptrain.model.graph import Argument, InputRef, NodeRef, StateRef, TargetRef
 from p2ptrain.model.values import Polynomial
 
+_MOST_TIMES = 1 << 10
+
 Check: TypeAlias = Callable[[Argument], bool]
 
 _NUMBERS_MAY_BE_INFINITE = frozenset({"p", "ord", "nan", "posinf", "neginf", "value"})
@@ -56,6 +58,11 @@ def _is_exact(argument: Argument) -> bool:
     return argument is None or (type(argument) is int and abs(argument) <= 1 << 20)
 
 
+def _is_few(argument: Argument) -> bool:
+    """As often something is done for each element, where shapes do not show it."""
+    return type(argument) is int and 0 <= argument <= _MOST_TIMES
+
+
 def _is_text(argument: Argument) -> bool:
     return isinstance(argument, str) and argument.isascii() and argument.isprintable()
 
@@ -81,6 +88,14 @@ _CHECKS: Mapping[str, Check] = {
 """The schema's real types that a model's arguments may have. Whoever has others is not allowed."""
 
 
+_OF_ONE: Mapping[str, Mapping[str, Check]] = {
+    "aten::random": {"from": _is_exact, "to": _is_exact},  # it counts on in floats
+    "aten::mvlgamma": {"p": _is_few},
+    "aten::special_multigammaln": {"p": _is_few},
+}
+"""By operator."""
+
+
 def can_be_checked(schema: torch.FunctionSchema) -> bool:
     """Whether an operator takes only what a model may give, and computes with tensors."""
     types = [_plain_type(str(argument.real_type)) for argument in schema.arguments]
@@ -95,8 +110,7 @@ class ArgumentTypes:
     def __init__(self, schema: torch.FunctionSchema) -> None:
         arguments = schema.arguments
         self._checks = {a.name: _check(a.name, str(a.real_type)) for a in arguments}
-        if schema.name in ("aten::random", "aten::random_"):
-            self._checks |= dict.fromkeys(("from", "to"), _is_exact)  # it counts on in floats
+        self._checks |= _OF_ONE.get(schema.name.removesuffix("_"), {})
         self._positional = [a.name for a in arguments if not a.kwarg_only]
         self._whole = frozenset(
             a.name for a in arguments if _plain_type(str(a.real_type)) in ("int", "SymInt")

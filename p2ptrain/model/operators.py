@@ -335,6 +335,27 @@ def _is_plain(overload: OpOverload) -> bool:
     return can_be_checked(schema) and not any(argument.is_out for argument in schema.arguments)
 
 
+def _of_tensors(function: Callable[..., Any], overload: OpOverload) -> Callable[..., Any]:
+    """`function`, which gets no numbers in the place of tensors, as ATen's own may."""
+    arguments = overload._schema.arguments
+    meant = frozenset(a.name for a in arguments if "Tensor" in str(a.real_type))
+    names = [argument.name for argument in arguments]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name, given in (*zip(names, args, strict=False), *kwargs.items()):
+            if name in meant and not _are_tensors(given):
+                raise IndexError(f"{overload} gets something else than a tensor as {name!r}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _are_tensors(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return all(map(_are_tensors, given))
+    return given is None or isinstance(given, torch.Tensor)
+
+
 def _describe(name: str, overload: OpOverload) -> Operator:
     arguments = overload._schema.arguments
     function = name.split(".")[1]
@@ -346,7 +367,7 @@ def _describe(name: str, overload: OpOverload) -> Operator:
     returned = frozenset(i for i, a in enumerate(arguments) if a.alias_info is not None)
     return Operator(
         name=name,
-        call=_CHECKED.get(name, overload),
+        call=_of_tensors(_CHECKED[name], overload) if name in _CHECKED else overload,
         overload=overload,
         types=ArgumentTypes(overload._schema),
         schema_arguments=tuple(argument.name for argument in arguments),

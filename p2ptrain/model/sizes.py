@@ -38,10 +38,10 @@ MEASURED_WORK = 1e14
 """Of a whole forward that is run to measure it: hours of a small computer's."""
 _ELEMENT_WORK = 16.0
 """Of reading or writing one element, in multiplications: memory is slower."""
-_MOST_PARTS = 1 << 18
-"""Operators that one graph is made of."""
+_MOST_PARTS = 1 << 16
+"""Results of all operators that one graph is made of: each takes some 50 microseconds here."""
 _MOST_RESULTS = 1 << 13
-"""Views that one operator gives."""
+"""The same of one node, which may give as many views."""
 _MOST_BYTES = 1 << 50
 _LEAST_BYTES = 64 << 20
 """What is run however little a device offers, so that planners can say what it lacks."""
@@ -163,13 +163,32 @@ def refuse_too_large(description: ModelDescription, batch: int, offered_bytes: i
         _fit(where, 2 * need.state_bytes + values, memory_bytes)
 
 
-def stage_bytes(
+@dataclass(frozen=True, slots=True)
+class StageNeeds:
+    """What a stage takes for one micro-batch: as `Needs`, of all its units together.
+
+    Attributes:
+        trainable_bytes: of `state_bytes`, what an optimizer changes.
+    """
+
+    state_bytes: int
+    trainable_bytes: int
+    kept_bytes: int
+    peak_bytes: int
+
+
+def stage_needs(
     description: ModelDescription, first: int, end: int, mode: Mode, batch: int
-) -> tuple[int, int]:
-    """Bytes of (weights, values) of units [first, end), for a micro-batch. Raises as `needs_of`."""
+) -> StageNeeds:
+    """Of units [first, end). Raises as `needs_of`."""
     needs = needs_of(description, first, end, mode, batch)
-    values = max(need.peak_bytes for need in needs)
-    return sum(_sizes_of_state(description, first, end)), values
+    held = [description.tensors_by_name[name] for name in description.state_names(first, end)]
+    return StageNeeds(
+        state_bytes=sum(tensor.nbytes for tensor in held),
+        trainable_bytes=sum(tensor.nbytes for tensor in held if tensor.trainable),
+        kept_bytes=sum(need.kept_bytes for need in needs),
+        peak_bytes=max(need.peak_bytes for need in needs),
+    )
 
 
 def _sizes_of_state(description: ModelDescription, first: int, end: int) -> list[int]:
@@ -224,6 +243,7 @@ class _Ledger:
     _alive_bytes: int = 0
     _new_bytes: int = 0
     _parts: int = 0
+    _parts_before: int = 0
 
     def __post_init__(self) -> None:
         self._own = set(self.state)
@@ -236,13 +256,17 @@ class _Ledger:
         """Nodes of that unit come."""
         self._unit = self.needs[unit] = Needs(peak_bytes=self._alive_bytes)
 
+    def node(self) -> None:
+        """One is about to be computed."""
+        self._parts_before = self._parts
+
     def part(self, func: Any, given: Any, result: Any) -> None:
         """An operator that a node is made of has been computed."""
-        self._parts += 1
-        if self._parts > _MOST_PARTS:
-            raise TooLarge("it is made of too many operators")
         read = sum(t.numel() for t in _tensors(given))
         made = list(_tensors(result))
+        self._parts += max(len(made), 1)
+        if self._parts > min(_MOST_PARTS, self._parts_before + _MOST_RESULTS):
+            raise TooLarge("it is made of too many operators")
         elements = sum(t.numel() for t in made)
         self._new_bytes += sum(t.untyped_storage().nbytes() for t in made)
         _limit(self._new_bytes, "a value")
@@ -355,6 +379,7 @@ def _computed(node: Node, ledger: _Ledger) -> Callable[..., Any]:
     compute = _shapes(node, ledger)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        ledger.node()
         try:
             return compute(*args, **kwargs)
         except (ProtocolError, TooLarge) as error:

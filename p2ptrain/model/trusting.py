@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from p2ptrain.model.packed import are_made_up
 
 MOST_BINS = 1 << 16
 """Classes that are counted without a number of them."""
+_ROUNDED = 1e-3
+"""Of a size."""
 _FAR = 1e6
 """From a picture, whose sides lie at -1 and 1: farther places are computed wrongly in float32."""
 
@@ -208,6 +211,22 @@ def _of_finite(name: str) -> Callable[..., Any]:
     return checked
 
 
+def lu_unpack(
+    LU_data: Tensor,  # noqa: N803  (ATen's name, as models give it)
+    LU_pivots: Tensor,  # noqa: N803
+    unpack_data: bool = True,
+    unpack_pivots: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """ATen's, for a pivot a row; IndexError: others."""
+    wanted = (*LU_data.shape[:-2], min(LU_data.shape[-2:], default=0))
+    if LU_data.dim() < 2 or tuple(LU_pivots.shape) != wanted:
+        raise IndexError("a factorised matrix has other pivots than it has rows")
+    result: tuple[Tensor, Tensor, Tensor] = _aten("lu_unpack")(
+        LU_data, LU_pivots, unpack_data, unpack_pivots
+    )
+    return result
+
+
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """ATen's, for one length a slice of `v` along its first or last dimension; IndexError: others.
 
@@ -348,6 +367,27 @@ def _grid_sampler(name: str) -> Callable[..., Tensor]:
     return checked
 
 
+def _upsample(overload: OpOverload) -> Callable[..., Tensor]:
+    """ATen's, for scales by which a picture has the size that is asked for; IndexError: others.
+
+    The kernels look at the places of a picture that the scales lead to, inside it or not.
+    """
+    names = [argument.name for argument in overload._schema.arguments]
+
+    def checked(picture: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        given = dict(zip(names[1:], args, strict=False)) | kwargs
+        scales = [given.get(name) for name in names if name.startswith("scales")]
+        for side, size, scale in zip(
+            picture.shape[2:], given["output_size"] or (), scales, strict=False
+        ):
+            if scale is not None and size > side * scale + _ROUNDED:
+                raise IndexError("a picture gets another size than its scale makes it")
+        result: Tensor = overload(picture, *args, **kwargs)
+        return result
+
+    return checked
+
+
 def refuse_no_heads(query: Tensor, key: Tensor) -> None:
     """Raises IndexError: there are no heads, of which attention makes groups, or no samples."""
     if key.dim() < 2 or query.dim() < 2 or 0 in (*key.shape[:-2], *query.shape[:-2]):
@@ -394,6 +434,13 @@ def _aten(name: str) -> Any:
     return getattr(torch.ops.aten, name).default
 
 
+_SCALED = (
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d"),
+    *("upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"),
+    *(f"_upsample_nearest_exact{dimensions}d" for dimensions in (1, 2, 3)),
+    *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
+)
+
 CHECKED: Mapping[str, Callable[..., Any]] = {
     **{
         f"aten.{name}.{kind}": _recurrent_weights(name, gates, states, kind == "data")
@@ -405,12 +452,16 @@ CHECKED: Mapping[str, Callable[..., Any]] = {
         )
         for kind in ("input", "data")
     },
+    **{
+        f"aten.{name}.default": _upsample(getattr(torch.ops.aten, name).default) for name in _SCALED
+    },
     "aten.ctc_loss.Tensor": _ctc_loss("Tensor"),
     "aten.ctc_loss.IntList": _ctc_loss("IntList"),
     "aten.grid_sampler.default": _grid_sampler("grid_sampler"),
     "aten.grid_sampler_2d.default": _grid_sampler("grid_sampler_2d"),
     "aten.grid_sampler_3d.default": _grid_sampler("grid_sampler_3d"),
     "aten._weight_norm.default": weight_norm,
+    "aten.lu_unpack.default": lu_unpack,
     "aten.bincount.default": bincount,
     "aten.scaled_dot_product_attention.default": attention,
     "aten.embedding_bag.default": embedding_bag,

@@ -10,6 +10,7 @@ from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.optimizer import optimizer_state_ratio
 from p2ptrain.model.optimizer_spec import OptimizerSpec, optimizer_from_fields
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.budget import is_out_of_memory
@@ -24,6 +25,7 @@ from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Kind
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.scope import task_scope
+from p2ptrain.training.stage_sizes import StageTooLarge, refuse_large_stages
 from p2ptrain.training.state_check import state_check
 from p2ptrain.training.state_transfer import StateServer
 from p2ptrain.training.versions import Named
@@ -64,11 +66,14 @@ class MakingReady:
         budget_bytes: Callable[[], int],
         damaged: Callable[[Version], None],
         planned_bytes: int,
+        short_of: Callable[[int], int | None] | None,
     ) -> None:
         """Nothing is done yet.
 
         Args:
             planned_bytes: what the plan takes here.
+            short_of: bytes -> the memory there is for stages, where that is too little; None: none
+                is built of what is fetched.
             store: where what is fetched goes.
             budget_bytes: what a job may take now.
             damaged: told that a copy here does not fit its digest.
@@ -82,6 +87,7 @@ class MakingReady:
         self.moved_bytes = self.fetched_bytes = 0
         self._damaged = damaged
         self._planned_bytes = planned_bytes
+        self._short_of = short_of
         self._built: Engagement | None = None
 
     @property
@@ -96,24 +102,41 @@ class MakingReady:
         self,
         fetches: tuple[Fetch, ...],
         arrived: Callable[[PartFetched], None],
-        short_bytes: int | None,
     ) -> None:
         """Read what other devices have; `arrived` hears of each part, which can be read from here.
-
-        Args:
-            short_bytes: the memory there is, where that is known to be too little.
 
         Raises:
             NotReady: something is in the way.
         """
-        epoch = self.assignment.key.epoch
-        if short_bytes is not None:
-            raise NotReady(PrepareFailed(epoch, "out of memory", memory_bytes=short_bytes))
         try:
+            if self._short_of is not None:
+                await self._find_room(self._short_of)
             with timed(log, "weights_fetched"):
                 await self._fetch(fetches, arrived)
         except Exception as error:  # told to the holder, which plans around it
             raise self._not_ready(error) from error
+
+    async def _find_room(self, short_of: Callable[[int], int | None]) -> None:
+        """Raises TooLarge: the plan's sizes, or the model's own, are more than there is."""
+        offered_bytes = short_of(self._planned_bytes)
+        if offered_bytes is not None:
+            raise StageTooLarge("out of memory", offered_bytes)
+        if self.assignment.holder == self._mesh.self_id:
+            return  # its own model, which it has measured
+        description, spec = await self._description(), await self._spec()
+
+        def look() -> None:
+            refuse_large_stages(
+                self.assignment,
+                description,
+                self._mesh.self_id,
+                optimizer_state_ratio(spec),
+                self._planned_bytes,
+                short_of,
+            )
+
+        with timed(log, "sizes_known"):
+            await self._compute.run((0,), look)
 
     async def _fetch(
         self, fetches: tuple[Fetch, ...], arrived: Callable[[PartFetched], None]
@@ -191,7 +214,10 @@ class MakingReady:
 
     def _not_ready(self, error: Exception) -> NotReady:
         memory_bytes, source = None, None
-        if is_out_of_memory(error):
+        if isinstance(error, StageTooLarge):
+            memory_bytes = error.memory_bytes
+            log.warning("stage_too_large", why=str(error))
+        elif is_out_of_memory(error):
             memory_bytes = self._budget_bytes()
         elif isinstance(error, SourceFailed):
             source = error.peer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from p2ptrain.training.allocator import trim_heap
 from p2ptrain.training.assignment import Assignment
@@ -77,6 +78,9 @@ class Preparing:
         assert self._next is not None
         assignment, needed_bytes, self._gathers = self._next
         around = self._around
+        # What an old epoch takes is free once the new one begins.
+        engaged = self._store.engagement is not None
+        short_of = partial(around.short_of, engaged=engaged)
         self._ready = MakingReady(
             assignment,
             around.shell,
@@ -86,13 +90,11 @@ class Preparing:
             around.budget_bytes,
             self._look,
             needed_bytes,
+            None if self._gathers else short_of,
         )
-        # What an old epoch takes is free once the new one begins.
-        engaged = self._store.engagement is not None
-        short_bytes = around.short_of(needed_bytes, engaged=engaged)
-        if short_bytes is None and not self._gathers:
+        if not self._gathers and short_of(needed_bytes) is None:
             around.expect(needed_bytes, engaged=engaged)
-        work = self._fetch(self._ready, fetches, short_bytes)
+        work = self._fetch(self._ready, fetches)
         self._task = self._tasks.spawn(work, f"fetch {assignment.key.epoch}")
 
     def build(self, epoch: int) -> None:
@@ -126,11 +128,9 @@ class Preparing:
             self.given_up = self._ready.assignment
             self._ready = self._built = None
 
-    async def _fetch(
-        self, ready: MakingReady, fetches: tuple[Fetch, ...], short_bytes: int | None
-    ) -> None:
+    async def _fetch(self, ready: MakingReady, fetches: tuple[Fetch, ...]) -> None:
         try:
-            await ready.fetch(fetches, self._feed, short_bytes)
+            await ready.fetch(fetches, self._feed)
         except NotReady as error:
             self._feed(error.event)
         else:

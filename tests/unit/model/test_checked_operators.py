@@ -213,3 +213,37 @@ def test_derivatives_of_losses_over_no_classes_are_refused(
     fitting = torch.tensor([0, -100]), torch.ones(classes), 1, -100, total
     made = derivative(torch.ones(()), scores, *fitting)
     assert torch.equal(made, torch.tensor([[-1.0, 0, 0, 0, 0], [0.0] * 5]))
+
+
+@pytest.mark.parametrize("pivots", [[], [1, 2], [[1, 2, 3]]])
+def test_as_many_pivots_as_rows(pivots: list[Any]) -> None:
+    unpack = resolve("aten.lu_unpack.default").call
+    with pytest.raises(IndexError):
+        unpack(torch.eye(3), torch.tensor(pivots, dtype=torch.int32))
+    _, lower, _ = unpack(torch.eye(3), torch.tensor([1, 2, 3], dtype=torch.int32))
+    assert torch.equal(lower, torch.eye(3))
+
+
+@pytest.mark.parametrize("name", ["_upsample_bilinear2d_aa", "upsample_bicubic2d"])
+def test_a_picture_has_the_size_that_its_scale_makes_it(name: str) -> None:
+    grow, picture = resolve(f"aten.{name}.default").call, torch.rand(1, 3, 6, 6)
+    with pytest.raises(IndexError):
+        grow(picture, [4, 9], False, 1e-5, None)
+    with pytest.raises(IndexError):
+        grow(picture, [4, 9], False, scales_w=1.0)
+    assert grow(picture, [4, 9], False, 0.7, 1.5).shape == (1, 3, 4, 9)
+    assert grow(picture, [4, 9], False).shape == (1, 3, 4, 9)
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"),
+    [
+        ("aten.rnn_tanh.data", (4, torch.zeros(1, 2, 5), [], True, 1, 0.0, True, False)),
+        ("aten.embedding_bag.default", (torch.tensor([1]), 0)),
+        ("aten.lu_unpack.default", (1,)),
+        ("aten._grouped_mm.default", (torch.ones(2, 3, 4), 7)),
+    ],
+)
+def test_a_number_is_no_tensor_to_them(operator: str, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(IndexError, match="tensor"):
+        resolve(operator).call(torch.ones(3, 3), *arguments)

@@ -17,7 +17,7 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.graph import InputRef, Node
 from p2ptrain.model.measure import measure_units
 from p2ptrain.model.operators import resolve
-from p2ptrain.model.sizes import needs_of, node_needs, stage_bytes
+from p2ptrain.model.sizes import needs_of, node_needs, stage_needs
 from p2ptrain.net import cbor
 from tests.unit.model.conftest import prepare
 
@@ -76,6 +76,7 @@ NEVER_READ = {
     "no number as a scale": [
         _node("e", "aten._upsample_bilinear2d_aa.default", _X, [2, 2], False, float("nan"), 1e18)
     ],
+    "as often as a number says": [_node("e", "aten.mvlgamma.default", _X, 1 << 31)],
     "one argument twice": [_node("e", "aten.relu.default", _X, self=_X)],
     "a keyword in its place": [_node("e", "aten.clone.default", _X, {"m": "preserve_format"})],
     "nothing": [_node("e", "aten.relu.default")],
@@ -110,6 +111,11 @@ TOO_LARGE = {
         _node("e", "aten.ones.default", [1]),
         _node("f", "aten.expand.default", _n(0), [_BIG]),
         _node("g", "aten.unbind.int", _n(1)),
+    ],
+    "many parts": [_node("e", "aten.tensor_split.sections", _X, 1 << 40)],
+    "many views, many times": [
+        _node("e", "aten.ones.default", [1 << 13]),
+        *(_node(f"u{k % 10}", "aten.unbind.int", _n(0)) for k in range(9)),
     ],
     "frequencies": [_node("e", "aten.fft_rfftfreq.default", (1 << 31) - 1)],
     "padding": [_node("e", "aten.constant_pad_nd.default", _X, [1 << 32, 0])],
@@ -233,9 +239,9 @@ def test_many_nodes_take_little_time_to_know(plain: dict[str, Any]) -> None:
     nodes = [_node("e0", "aten.relu.default", _X)]
     nodes += [_node(f"e{k}", "aten.mul.Tensor", _n(k - 1), _X) for k in range(1, 600)]
     description = _with(plain, *nodes)
-    stage_bytes(description, 0, len(description.units), "train", 4)
+    stage_needs(description, 0, len(description.units), "train", 4)
     began = time.thread_time()
-    stage_bytes(description, 0, len(description.units), "train", 4)
+    stage_needs(description, 0, len(description.units), "train", 4)
     assert time.thread_time() - began < 0.5, "under 0.1 s where nothing else runs"
 
 
