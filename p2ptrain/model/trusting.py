@@ -212,8 +212,8 @@ def _of_finite(name: str) -> Callable[..., Any]:
 
 
 def lu_unpack(
-    LU_data: Tensor,  # noqa: N803  (ATen's name, as models give it)
-    LU_pivots: Tensor,  # noqa: N803
+    LU_data: Tensor,
+    LU_pivots: Tensor,
     unpack_data: bool = True,
     unpack_pivots: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:

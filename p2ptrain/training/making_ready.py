@@ -102,27 +102,29 @@ class MakingReady:
         self,
         fetches: tuple[Fetch, ...],
         arrived: Callable[[PartFetched], None],
+        short_bytes: int | None,
     ) -> None:
         """Read what other devices have; `arrived` hears of each part, which can be read from here.
+
+        Args:
+            short_bytes: the memory there is, where that is too little for the plan.
 
         Raises:
             NotReady: something is in the way.
         """
+        epoch = self.assignment.key.epoch
+        if short_bytes is not None:
+            raise NotReady(PrepareFailed(epoch, "out of memory", memory_bytes=short_bytes))
         try:
-            if self._short_of is not None:
-                await self._find_room(self._short_of)
+            if self._short_of is not None and self.assignment.holder != self._mesh.self_id:
+                await self._know_sizes(self._short_of)
             with timed(log, "weights_fetched"):
                 await self._fetch(fetches, arrived)
         except Exception as error:  # told to the holder, which plans around it
             raise self._not_ready(error) from error
 
-    async def _find_room(self, short_of: Callable[[int], int | None]) -> None:
-        """Raises TooLarge: the plan's sizes, or the model's own, are more than there is."""
-        offered_bytes = short_of(self._planned_bytes)
-        if offered_bytes is not None:
-            raise StageTooLarge("out of memory", offered_bytes)
-        if self.assignment.holder == self._mesh.self_id:
-            return  # its own model, which it has measured
+    async def _know_sizes(self, short_of: Callable[[int], int | None]) -> None:
+        """Of a model of another device's, whatever the plan says."""
         description, spec = await self._description(), await self._spec()
 
         def look() -> None:

@@ -92,9 +92,10 @@ class Preparing:
             needed_bytes,
             None if self._gathers else short_of,
         )
-        if not self._gathers and short_of(needed_bytes) is None:
+        short_bytes = short_of(needed_bytes)
+        if short_bytes is None and not self._gathers:
             around.expect(needed_bytes, engaged=engaged)
-        work = self._fetch(self._ready, fetches)
+        work = self._fetch(self._ready, fetches, short_bytes)
         self._task = self._tasks.spawn(work, f"fetch {assignment.key.epoch}")
 
     def build(self, epoch: int) -> None:
@@ -128,9 +129,11 @@ class Preparing:
             self.given_up = self._ready.assignment
             self._ready = self._built = None
 
-    async def _fetch(self, ready: MakingReady, fetches: tuple[Fetch, ...]) -> None:
+    async def _fetch(
+        self, ready: MakingReady, fetches: tuple[Fetch, ...], short_bytes: int | None
+    ) -> None:
         try:
-            await ready.fetch(fetches, self._feed)
+            await ready.fetch(fetches, self._feed, short_bytes)
         except NotReady as error:
             self._feed(error.event)
         else:

@@ -1,6 +1,6 @@
 """What a stage of another device's job takes here at least, before anything of it is fetched.
 
-The plan says what it should take, and came from others; the model says it itself. Its graphs are
+The plan says what it should take, and comes from others; the model shows it itself. Its graphs are
 run on tensors without memory (`model.sizes`), some 50 ms a stage, and nothing of them runs where
 the two do not fit what this device offers.
 """
@@ -57,7 +57,10 @@ def refuse_large_stages(
     known_bytes = sum(
         stage_bytes(assignment, description, place, device, state_ratio) for place in places
     )
-    offered_bytes = short_of(math.ceil(known_bytes / KNOWN_WITHIN))
+    needed_bytes = math.ceil(known_bytes / KNOWN_WITHIN)
+    if needed_bytes <= planned_bytes:
+        return  # there is room for that
+    offered_bytes = short_of(needed_bytes)
     if offered_bytes is None:
         return
     units = " and ".join(f"{place.first} to {place.end - 1}" for place in places)

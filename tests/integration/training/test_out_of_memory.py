@@ -12,14 +12,24 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import DeviceLost, PeerError, PlanError
+from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.stage import Stage
 from p2ptrain.observe.events import Failure, PlanEvent, Step, Warned
-from p2ptrain.training import device_measures, epoch_links, household_plan, job_memory
+from p2ptrain.training import (
+    device_measures,
+    epoch_links,
+    household_plan,
+    job_memory,
+    making_ready,
+)
+from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.data import Samples
 from p2ptrain.training.device_measures import DeviceMeasures
+from p2ptrain.training.fetching import fetch as fetch_state
 from p2ptrain.training.group_reduction import GroupReduction
 from p2ptrain.training.inlet import Inlet
 from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.preparing import Preparing
 from p2ptrain.training.recovery import settling
 from p2ptrain.training.summed import Summed
 from p2ptrain.training.tiling.exchange import TileExchange
@@ -117,6 +127,34 @@ async def test_memory_that_is_gone_when_a_part_is_handed_out_is_planned_around(
         assert len(await _losses(household)) == 3
         assert household.plan.reason == "start"
         assert household.plan.epoch == 2, "the first plan was not carried out"
+
+
+async def test_a_stage_that_is_larger_than_its_plan_says_is_neither_fetched_nor_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device is planned around, as one without memory; this planner leaves nobody out."""
+    ask, fetched = Preparing.ask, set[str]()
+
+    def lied_to(
+        self: Preparing, assignment: Assignment, needed_bytes: int, *, gathers: bool
+    ) -> None:
+        ask(self, assignment, 1, gathers=gathers)
+
+    def short_of(self: DeviceMeasures, needed_bytes: int, *, engaged: bool) -> int | None:
+        return 1000 if needed_bytes > 1000 and self is tight.measures else None
+
+    async def fetch(mesh: Mesh, *args: Any) -> Any:
+        fetched.add(mesh.name)
+        return await fetch_state(mesh, *args)
+
+    monkeypatch.setattr(Preparing, "ask", lied_to)
+    monkeypatch.setattr(DeviceMeasures, "short_of", short_of)
+    monkeypatch.setattr(making_ready, "fetch", fetch)
+    async with devices(3) as household:
+        tight = household.members["c"].service
+        with pytest.raises(PlanError, match='device "c" has 0 bytes'):
+            await _losses(household)
+    assert "c" not in fetched
 
 
 async def test_memory_that_others_have_taken_meanwhile_is_not_handed_out_again(
