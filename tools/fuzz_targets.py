@@ -10,7 +10,7 @@ import json
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,26 @@ from p2ptrain.net.decoder import DecoderSink, FrameDecoder
 from p2ptrain.net.frame import FrameFlag, decode_prefix, pack_prefix
 from p2ptrain.net.header import Header, decode_header, encode_header
 from p2ptrain.net.message import Message, Priority
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.plan import Plan
+from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.training import checkpoint, journal
 from p2ptrain.training.assigning import Fetches
 from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.boxed import Found, FoundTimes, FoundUnit
+from p2ptrain.training.change_request import InForce
+from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.digests import read_digest
+from p2ptrain.training.household_plan import Candidate, MeasuredHousehold
 from p2ptrain.training.inlet import Piece
 from p2ptrain.training.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
+from p2ptrain.training.options import Recovery
+from p2ptrain.training.passed_over import PassedOver
+from p2ptrain.training.plan_question import Near, PlanQuestion
 from p2ptrain.training.plan_request import PlanningRequest
+from p2ptrain.training.progress import JobLine
 from p2ptrain.training.protocol import (
     Commit,
     EpochKey,
@@ -66,6 +77,8 @@ from p2ptrain.training.protocol import (
     RoundOrder,
     VersionsKeep,
 )
+from p2ptrain.training.recovery.change import Reason
+from p2ptrain.training.recovery.corrections import Corrections
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
 from p2ptrain.training.recovery.lineage import Era, Lineage
@@ -350,7 +363,12 @@ def _training() -> list[Target]:
         *(RoundOrder(shape, keep=True, stay=(AT,)), VersionsKeep("j", (AT,))),
         *(ReplicaOffer(AT, 0, 4, 100), ReplicaKept(AT, 0, 4, "no"), ReplicaKeeper(AT, 0, 4, ME)),
         *(line, Piece(PieceKey(3, 1), Mode.TRAIN, 8, 0, 4), LogSend(line, 2, 7)),
-        *(FeedSend(line, shape), Counters(3, 1 << 40, 2.5), LinksAsked((ME,), again=True)),
+        *(
+            FeedSend(line, shape),
+            JobLine("m", 3, 4, 0.5, 9.0, ("pi",)),
+            Counters(3, 1 << 40, 2.5),
+            LinksAsked((ME,), again=True),
+        ),
         *(LinksAnswer(((ME, 1e7, 0.001),)), ProfileAsked("j", "m", ME, (1, 4), company=True)),
     ]
     return [
@@ -376,6 +394,54 @@ def _training() -> list[Target]:
         Target("digest", of_value(lambda value: read_digest(value, 100)), [cbor.dumps([5])]),
         Target("tensor_meta", of_value(_tensor_meta), [cbor.dumps(pack(torch.zeros(3, 4)).meta)]),
         Target("model", ModelDescription.from_bytes, [_model()]),
+        Target("box_answer", Found.from_bytes, [cbor.dumps(write_form(_found()))]),
+        Target(
+            "passed_over",
+            of_fields(lambda fields: read_form(PassedOver, fields, "passed over")),
+            [cbor.dumps(write_form(PassedOver("j", ME, 600.0)))],
+        ),
+        *_about_plans(),
+    ]
+
+
+def _found() -> Found:
+    unit, times = FoundUnit("u", 4, 4, 4, 1), FoundTimes(4, (0.01,), (0.02,), (0.0,))
+    return Found(input_bytes=7, target_bytes=1, units=(unit,), times=(times,))
+
+
+def _about_plans() -> list[Target]:
+    """What a holder asks of a plan, and what it is answered."""
+    measured: list[Any] = [
+        Candidate(name * 64, name, {**_MEASURED, "units": _MEASURED["units"] * 5}, 1 << 30, 1 << 20)
+        for name in ("a", "b")
+    ]
+    links = {("a", "b"): Link(1e7, 0.1), ("b", "a"): Link(1e7, 0.1)}
+    household = MeasuredHousehold(measured, links, "a", frozenset({"b"}))
+    near = Near(
+        Plan.from_json(_PLAN, "the plan"), Replicas((("a",),) * 2 + (("b",),)), Recovery.LIGHT
+    )
+    questions = [
+        PlanQuestion(replace(planning_request(), batch_size=8), household, near),
+        PlanQuestion(planning_request(), household),
+    ]
+    request = ConsiderRequest(
+        planning=planning_request(),
+        in_force=InForce(assignment(), _PLAN),
+        reason=Reason.DRIFT,
+        holder=ME,
+        alive=frozenset({ME, "b"}),
+        without=frozenset({"b"}),
+        corrections=Corrections(),
+        work=1.5,
+        lowered={"b": 1 << 20},
+        remaining_rounds=9,
+        moved_seconds_ago=(5.0,),
+    )
+    found = Considered(_PLAN, 0.1, "it is faster", frozenset({ME}))
+    return [
+        Target("plan_question", PlanQuestion.from_bytes, [q.to_bytes() for q in questions]),
+        Target("consider_request", ConsiderRequest.from_bytes, [request.to_bytes()]),
+        Target("considered", Considered.from_bytes, [found.to_bytes()]),
     ]
 
 
@@ -450,6 +516,21 @@ _MEASURED: dict[str, Any] = {
     "times": {"1": {"forward": [0.01], "backward": [0.02]}},
 }
 
+_PLAN: dict[str, Any] = {
+    "format": "p2ptrain.plan/1",
+    "planner": "pp",
+    "micro_batch": 4,
+    "micro_batches": 2,
+    "stages": [
+        {"units": [0, 2], "devices": [{"name": "a", "share": 4}], "warmup": 2},
+        {"units": [2, 3], "devices": [{"name": "b", "share": 4}], "warmup": 1},
+    ],
+    "predicted": {"round_seconds": 1.0, "samples_per_s": 8.0, "peak_bytes": {"a": 5, "b": 6}},
+    "left_out": [{"name": "c", "reason": "slow"}],
+    "mode": "sync",
+    "mode_reason": "it is faster",
+}
+
 
 def _plans() -> list[Target]:
     cluster = Cluster(
@@ -457,22 +538,8 @@ def _plans() -> list[Target]:
         links={("a", "b"): Link(1e7, 0.1)},
         default_link=Link(1e7, 0.1),
     )
-    plan = {
-        "format": "p2ptrain.plan/1",
-        "planner": "pp",
-        "micro_batch": 4,
-        "micro_batches": 2,
-        "stages": [
-            {"units": [0, 2], "devices": [{"name": "a", "share": 4}], "warmup": 2},
-            {"units": [2, 3], "devices": [{"name": "b", "share": 4}], "warmup": 1},
-        ],
-        "predicted": {"round_seconds": 1.0, "samples_per_s": 8.0, "peak_bytes": {"a": 5, "b": 6}},
-        "left_out": [{"name": "c", "reason": "slow"}],
-        "mode": "sync",
-        "mode_reason": "it is faster",
-    }
     return [
-        Target("plan", of_json(Plan.from_json), [_json(plan)]),
+        Target("plan", of_json(Plan.from_json), [_json(_PLAN)]),
         Target("cluster", of_json(Cluster.from_json), [_json(cluster.to_json())]),
     ]
 

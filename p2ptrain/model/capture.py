@@ -5,12 +5,17 @@ export (twice) -> translate -> possible cuts -> units -> description
 
 from __future__ import annotations
 
+import linecache
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph_module import _loader
 
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.aliases import traced_aliases
@@ -52,7 +57,7 @@ def capture(
         CaptureError: torch.export cannot take it; names the user's line and what to change.
         ScriptError: the example is unusable.
     """
-    with one_at_a_time:
+    with one_at_a_time, _given_back():
         return _capture(module, loss, example, evaluation=evaluation)
 
 
@@ -75,6 +80,37 @@ def _capture(
     table.refuse_shared_memory()
     description = _describe(type(module).__name__, taken, table, train, evaluate)
     return Captured(description, taken, exported.output, table, trains, evaluates, unscored)
+
+
+@contextmanager
+def _given_back() -> Iterator[None]:
+    """What torch keeps of every export for as long as the process runs.
+
+    Its caches are the process's own. And a shape environment and its fake tensors hold each other
+    through C++, where no collector looks.
+    """
+    made: list[ShapeEnv] = []
+    begin, here, known = ShapeEnv.__init__, threading.get_ident(), set(_loader.eval_cache)
+
+    def noted(environment: ShapeEnv, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == here:
+            made.append(environment)
+        begin(environment, *args, **kwargs)
+
+    ShapeEnv.__init__ = noted  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ShapeEnv.__init__ = begin  # type: ignore[method-assign]
+        for environment in made:
+            environment.tracked_fakes = []
+        for cached in vars(ShapeEnv).values():
+            if hasattr(cached, "cache_clear"):
+                cached.cache_clear()
+        FakeTensorMode.cache_clear()
+        for source in set(_loader.eval_cache) - known:
+            del _loader.eval_cache[source]
+            linecache.cache.pop(source, None)
 
 
 def _limits(exported: Exported, graph: Translated) -> Limits:

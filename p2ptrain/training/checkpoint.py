@@ -402,6 +402,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
         raise OptionError(f"cannot read {path}: {_reason(error)}") from error
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise OptionError(f"{path} is not of the format {FORMAT}")
+    if not isinstance(index.get("folder"), str):
+        raise OptionError(f"{path} names no folder")
     return index
 
 

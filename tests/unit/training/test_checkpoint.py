@@ -133,6 +133,16 @@ def test_an_index_with_a_number_that_is_none_is_refused(
         whole(tmp_path)
 
 
+@pytest.mark.parametrize("value", [["step-00000008"], {}, None, 8])
+def test_an_index_that_names_no_folder_is_refused(tmp_path: Path, value: object) -> None:
+    save(tmp_path, of(8))
+    for place in (tmp_path, *tmp_path.glob("step-*")):
+        index = open_json((place / INDEX).read_bytes())
+        (place / INDEX).write_bytes(seal_json({**index, "folder": value}))
+    with pytest.raises(OptionError, match="names no folder"):
+        whole(tmp_path)
+
+
 @pytest.mark.parametrize("name", [INDEX, MODEL, OPTIMIZER])
 def test_the_newest_whole_one_is_taken_and_the_damaged_one_named(tmp_path: Path, name: str) -> None:
     """R21: any bit, and any cut, of any of its files."""
