@@ -138,7 +138,7 @@ _ATEN_FAMILIES = {
     "types_and_creation": """
         arange bartlett_window blackman_window empty empty_like empty_permuted eye full full_like
         hamming_window hann_window kaiser_window linspace logspace new_empty new_full new_ones
-        new_zeros ones ones_like range scalar_tensor to tril_indices triu_indices type_as zeros
+        new_zeros ones ones_like scalar_tensor to tril_indices triu_indices type_as zeros
         zeros_like _to_copy item _local_scalar_dense sym_size sym_numel sym_stride
         sym_storage_offset is_nonzero""",
     "random": """

@@ -52,6 +52,6 @@ class HouseholdSigns:
             case MemberState.ALIVE:
                 self._tell(rules.Appeared(device))
             case MemberState.DEAD | MemberState.LEFT:
-                self._tell(rules.Died(device, certain))
+                self._tell(rules.Died(device, certain, left=state is MemberState.LEFT))
             case MemberState.SUSPECT:
                 pass  # it may refute

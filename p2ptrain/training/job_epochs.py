@@ -290,6 +290,8 @@ class JobEpochs:
                 self._elastic.let_go(device)
             case to_do.StayOn(device, reason):
                 self._elastic.keep(device, reason)
+            case to_do.PartEnds(first, end, devices):
+                self._fail(self._part_ends(first, end, devices))
             case to_do.StopJob(reason, _):
                 self._stop(reason)
             case _:
@@ -394,6 +396,16 @@ class JobEpochs:
             why = f"{error}. Without {names}, which sent what they should not, nobody can go on"
             error = TrainingError(why)
         self._fail(error)
+
+    def _part_ends(self, first: int, end: int, devices: tuple[str, ...]) -> TrainingError:
+        names = ", ".join(self.reports.name(device) for device in devices)
+        units = f"unit {first}" if end == first + 1 else f"units {first} to {end - 1}"
+        return TrainingError(
+            f"the part with {units} has ended {len(devices)} devices right after beginning "
+            f"({names}): the job ends before it ends others. Something in these units ends the "
+            "process that computes them, or takes more memory than there is: `dmesg` there may "
+            "tell; start those devices again, and try --local"
+        )
 
     def _fail(self, error: BaseException) -> None:
         if not self._over.done():

@@ -21,6 +21,7 @@ from p2ptrain.training.recovery import holder_events as told
 from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import Choice
+from p2ptrain.training.recovery.early_deaths import EarlyDeaths
 from p2ptrain.training.recovery.history import History
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.presence import Presence
@@ -84,6 +85,7 @@ class HolderCore:
         self._there = Presence(holder, took_part, self.history.parts)
         self._settling = Settling(holder)
         self._refusals = Refusals()
+        self._early = EarlyDeaths()
         self._leaving: set[str] = set()
         self._faulty: set[str] = set()
         self._reason = Reason.START if self.history.placed is None else Reason.FAILURE
@@ -172,6 +174,7 @@ class HolderCore:
                 if step > self.history.reported:
                     self.history.reported = step
                     self._settling.progress()
+                    self._early.progress()
                     self._refusals.progress()
             case told.Stable(version, besides):
                 self.history.stable = version
@@ -206,8 +209,17 @@ class HolderCore:
                 self._out.append(to_do.Failure(device))
             self._reason = Reason.FAILURE
             self._trouble()
+            if event.certain and not event.left:
+                self._early.ended(device)
+                self._stop_where_a_part_ends_devices()
         if self.phase is Phase.WAITING:
             self._ask_soon()  # hope may have ended
+
+    def _stop_where_a_part_ends_devices(self) -> None:
+        part = self._early.part
+        if part is not None:
+            self.phase = Phase.OVER
+            self._out.append(to_do.PartEnds(*part, tuple(self._early.devices)))
 
     def _on_link_trouble(self, one: str, other: str) -> None:
         self._there.link_broke(one, other)
@@ -316,6 +328,7 @@ class HolderCore:
         self.history.accept(placed)
         oldest_epoch = self.history.lineage.eras[0].epoch
         self._there.begun(placed.epoch, placed.devices, placed.places(), oldest_epoch)
+        self._early.begun(placed)
         self.phase = Phase.TRAINING
         self._due = _NEVER
         self._waits_for = None

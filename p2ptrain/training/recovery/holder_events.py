@@ -25,10 +25,12 @@ class Died:
 
     Attributes:
         certain: its process ended, so what it had is gone; else it may only be out of reach.
+        left: it said so before.
     """
 
     device: str
     certain: bool
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,15 @@ class BringHome:
 
 
 @dataclass(frozen=True, slots=True)
+class PartEnds:
+    """Tell people that units [first, end) have ended these devices; and end the job."""
+
+    first: int
+    end: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StopJob:
     """End it. `reason` None = it is done; else for people."""
 
@@ -121,5 +130,6 @@ HolderInstruction: TypeAlias = (
     | LetGo
     | StayOn
     | BringHome
+    | PartEnds
     | StopJob
 )

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from p2ptrain.errors import TrainingError
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import Recovery
-from tests.integration.training.household import Devices, devices
+from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import (
     STEPS,
     assert_undisturbed,
@@ -130,3 +131,24 @@ async def test_a_broken_link_costs_the_round_under_way_and_nothing_else() -> Non
         assert second.epoch > first.epoch
         (recovered,) = (e for e in events if isinstance(e, Recovered))
         assert recovered.replayed_steps <= 1  # the step of the report may not have been made yet
+
+
+async def test_a_part_that_ends_every_device_that_computes_it_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not the household, one after the other."""
+    hold_rounds(monkeypatch, 0, lambda: False)
+    killing: list[asyncio.Task[None]] = []
+    async with devices(5) as household:
+
+        def listen(event: Event) -> None:
+            if isinstance(event, PlanEvent):
+                (victim,) = event.stages[-1].devices
+                killing.append(asyncio.create_task(household.mesh.kill(victim.name)))
+
+        with pytest.raises(TrainingError, match=r"units? .* has ended 2 devices .* \(\w, \w\):"):
+            await household.holder_run(momentum_job(), one_stage_each(5), listen).run()
+        await asyncio.gather(*killing)
+        assert len(killing) == 2
+        for survivor in "abc":
+            await household.until_idle(survivor)

@@ -164,6 +164,8 @@ class Holder(Node):
                 world.send(self.id, device, "stay")
             case to_do.BringHome(placed):
                 self._bring_home(placed)
+            case to_do.PartEnds():
+                self._is_over("a part ends devices")  # by chance, here
             case to_do.StopJob(reason, lost):
                 self._end(reason, lost)
 
@@ -289,10 +291,13 @@ class Holder(Node):
             read(stage)
 
     def _end(self, reason: str | None, lost: Lost | None) -> None:
-        self.over = True
-        self.world.ended = reason or "done"
         if reason is not None and (lost is None or not self._is_really_lost(lost)):
             raise InvariantViolated(f"the job ended, but nothing was lost: {reason} {lost}")
+        self._is_over(reason or "done")
+
+    def _is_over(self, why: str) -> None:
+        self.over = True
+        self.world.ended = why
         alive = [self.id, *(peer for peer, alive in self.alive.items() if alive)]
         self._tell_all(alive, "end")
 

@@ -8,6 +8,7 @@ from p2ptrain.training.recovery import holder_events as h
 from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, Reason
 from p2ptrain.training.recovery.choose import Choice, Lost
+from p2ptrain.training.recovery.early_deaths import EARLY_STEPS
 from p2ptrain.training.recovery.holder_core import HolderCore, Phase
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
@@ -385,3 +386,66 @@ def test_a_leaver_without_whom_no_plan_fits_hears_so_and_all_goes_on_with_it() -
     assert core.phase is Phase.TRAINING
     # it goes all the same: a failure like any other
     assert to_do.Failure("b") in _feed(core, h.Died("b", certain=True))
+
+
+def _begins(core: HolderCore, first: int, *devices: str, step: int = 0) -> None:
+    """Another epoch, whose last stage has units [first, 4)."""
+    stages = (PlacedStage(0, first, ("h",)), PlacedStage(first, 4, devices))
+    version = Version(step, 0)
+    placed = Placed(core.number, "h", version, Lineage(), stages)
+    choice = Choice(version, (("h",),) * 4, 0, "")
+    begun = _feed(core, h.AnswerIn(core.number, placed, choice))
+    assert any(isinstance(one, to_do.Begin) for one in begun)
+
+
+def _dies(core: HolderCore, device: str, *, left: bool = False) -> list[to_do.HolderInstruction]:
+    return _feed(core, h.Died(device, certain=True, left=left))
+
+
+def test_a_part_that_ends_two_devices_right_after_beginning_ends_the_job() -> None:
+    core = _training("a")
+    assert _ask_of(_dies(core, "a"))
+    _begins(core, 1, "b")
+    out = _dies(core, "b")
+    assert out[-1] == to_do.PartEnds(2, 4, ("a", "b")), "the units that both had"
+    assert core.phase is Phase.OVER
+
+
+def test_a_group_may_end_at_once_of_a_part() -> None:
+    core = _training("a", "b")
+    out = _feed(core, *(h.Died(device, certain=True) for device in "aab"))
+    assert out[-1] == to_do.PartEnds(2, 4, ("a", "b"))
+
+
+def test_a_device_that_ends_of_its_part_twice_ends_the_job_too() -> None:
+    core = _training("a")
+    _dies(core, "a")
+    _feed(core, h.Appeared("a"))
+    _begins(core, 3, "a")
+    assert _dies(core, "a")[-1] == to_do.PartEnds(3, 4, ("a", "a"))
+
+
+def test_deaths_that_say_nothing_of_a_part_end_no_job() -> None:
+    core = _training("a")
+    _dies(core, "a", left=True)
+    _begins(core, 2, "b")
+    assert _ask_of(_feed(core, h.Died("b", certain=False))), "out of reach"
+    _feed(core, h.Appeared("a"), h.Appeared("b"))
+    _begins(core, 2, "a")
+    assert _ask_of(_dies(core, "a"))
+    _begins(core, 2, "b")
+    for step in range(1, EARLY_STEPS + 1):
+        _feed(core, h.Committed(step))
+    assert _ask_of(_dies(core, "b")), "not right after beginning"
+    _feed(core, h.Appeared("a"), h.Appeared("b"))
+    _begins(core, 2, "a", step=EARLY_STEPS)
+    assert _ask_of(_dies(core, "a")), "the one before is forgotten"
+
+
+def test_parts_that_have_no_unit_in_common_are_not_to_blame() -> None:
+    core = _training("a")
+    _dies(core, "a")
+    stages = (PlacedStage(0, 2, ("b",)), PlacedStage(2, 4, ("h",)))
+    placed = Placed(core.number, "h", _FIRST, Lineage(), stages)
+    _feed(core, h.AnswerIn(core.number, placed, _CHOICE))
+    assert _ask_of(_dies(core, "b"))
