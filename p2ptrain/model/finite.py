@@ -64,6 +64,9 @@ class FiniteUpdates:
             for name, tensor in buffers.items()
             if _counts(tensor) and _is_finite(tensor)
         }
+        self._flat_buffers = [tensor.view(-1) for tensor in self._buffers.values() if _lies(tensor)]
+        if len(self._flat_buffers) < len(self._buffers):
+            self._flat_buffers = []  # each is looked at as it lies
         dtypes = {p.dtype for p in optimizer.parameters.values() if _counts(p)}
         largest = min((torch.finfo(dtype).max for dtype in dtypes), default=math.inf)
         self._limit = largest / _ROOM
@@ -71,7 +74,11 @@ class FiniteUpdates:
 
     def gradient_norm(self, gradients: Mapping[str, Tensor | None]) -> float | Broken:
         """An upper bound of all their values; or the first that is not finite, from the last."""
-        named = {name: _values(g) for name, g in gradients.items() if g is not None and _counts(g)}
+        named = {
+            name: g if g.layout is torch.strided else g.coalesce().values()
+            for name, g in gradients.items()
+            if g is not None and (g.is_floating_point() or g.is_complex())
+        }
         if not named:
             return 0.0
         norm = _norm(list(named.values()))
@@ -91,7 +98,10 @@ class FiniteUpdates:
         looked_at = self._buffers
         if instead:
             looked_at = {name: instead.get(name, tensor) for name, tensor in looked_at.items()}
-        if math.isfinite(_norm(list(looked_at.values()))):
+            norm = _norm(list(looked_at.values()))
+        else:
+            norm = _norm(self._flat_buffers or list(looked_at.values()))
+        if math.isfinite(norm):
             return None
         broken = (name for name, tensor in looked_at.items() if not _is_finite(tensor))
         return next((Broken("buffer", name) for name in broken), None)
@@ -190,9 +200,8 @@ def _counts(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _values(gradient: Tensor) -> Tensor:
-    """All that is not zero by its layout."""
-    return gradient if gradient.layout == torch.strided else gradient.coalesce().values()
+def _lies(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.is_contiguous()
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
@@ -204,11 +213,18 @@ def _norm(tensors: Sequence[Tensor]) -> float:
     parts: list[Tensor] = []
     for tensor in tensors:
         if tensor.numel() < _SMALL_ELEMENTS:
-            small.setdefault(tensor.dtype, []).append(tensor.reshape(-1))
+            small.setdefault(tensor.dtype, []).append(tensor)
         else:
             parts.append(tensor)
-    parts += [torch.cat(several) for several in small.values()]
+    parts += [_in_one(several) for several in small.values()]
     return math.hypot(*(_one_norm(part) for part in parts))
+
+
+def _in_one(tensors: Sequence[Tensor]) -> Tensor:
+    if all(tensor.dim() == 1 for tensor in tensors):
+        return torch.cat(list(tensors))
+    flat: Tensor = torch._utils._flatten_dense_tensors(tensors)
+    return flat
 
 
 def _one_norm(tensor: Tensor) -> float:
