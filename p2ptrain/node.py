@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain import event_loop, own_thread, torch_version
 from p2ptrain._version import __version__
+from p2ptrain.callbacks import call_watch, check_on_event
 from p2ptrain.control.own_place import own_place
 from p2ptrain.errors import Error, OptionError
 from p2ptrain.mesh.config import MeshConfig
@@ -105,6 +106,7 @@ class Node:
         port = whole("port", port)
         if port is not None and not 0 <= port < 65536:
             raise OptionError(f"port must be one from 0 to 65535, not {port}")
+        check_on_event(on_event)
         self._events = EventStream()
         self._on_event = on_event
         self._memory_bytes = memory_bytes
@@ -324,7 +326,7 @@ class Node:
     def _emit(self, event: Event) -> None:
         self._events.publish(event)
         if self._on_event is not None:
-            self._on_event(event)
+            call_watch.call(self._on_event, event)
 
     def _tell(self, event: Event) -> None:
         """As `_emit`, of what does not happen in a run, where nobody waits for a result.
@@ -385,6 +387,7 @@ def train(
         TypeError: an option that no `Node` takes.
         KeyboardInterrupt: Ctrl-C or a notebook's stop button; this device has left.
     """
+    check_on_event(on_event)
     inspect.signature(Node).bind(**node_options)  # alone, some of them would go unheard
     check_asked(job, options)
     main = _train_alone if options is not None and options.local else _train_together
@@ -431,7 +434,12 @@ async def _train_alone(
         )
         for kind, route in member.routes.items():
             mesh.route(kind, route.handler, route.parts)
-        run = start_run(mesh, member, job, options, on_event or _ignore)
+
+        def emit(event: Event) -> None:
+            if on_event is not None:
+                call_watch.call(on_event, event)
+
+        run = start_run(mesh, member, job, options, emit)
         try:
             return await run.result()
         finally:
@@ -456,10 +464,6 @@ def _check_limits(threads: int | None, memory_bytes: int | None) -> None:
 def _listed(texts: Sequence[str]) -> tuple[str, ...]:
     """One text is a sequence too, of characters that nobody means."""
     return (texts,) if isinstance(texts, str) else tuple(texts)
-
-
-def _ignore(_event: Event) -> None:
-    """Nobody listens."""
 
 
 def import_training() -> None:

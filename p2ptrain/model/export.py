@@ -396,11 +396,15 @@ def undisturbed(scored: Scored, training: bool) -> Iterator[None]:
     """The module in the mode asked for; on leaving, everything that it keeps as it was.
 
     Parts that its author has put in evaluation mode stay in it, as in a loop of plain torch. Where
-    the whole model is in it, as libraries give them, that means nothing.
+    the whole model is in it, as libraries give them, that means nothing. Parts with a `train` of
+    their own, which keep normalisations in evaluation mode for one, rely on it being called.
     """
     with _put_back(scored):
-        stays = training and scored.module.training
-        if not stays:
+        if training and scored.module.training:
+            for part in scored.module.modules():
+                if type(part).train is not nn.Module.train:
+                    part.train()
+        else:
             scored.module.train(training)
         yield
 

@@ -223,7 +223,7 @@ def _norm(tensors: Sequence[Tensor]) -> float:
 def _in_one(tensors: Sequence[Tensor]) -> Tensor:
     if all(tensor.dim() == 1 for tensor in tensors):
         return torch.cat(list(tensors))
-    flat: Tensor = torch._utils._flatten_dense_tensors(tensors)
+    flat: Tensor = torch._utils._flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
     return flat
 
 

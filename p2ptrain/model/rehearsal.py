@@ -207,8 +207,9 @@ class _Pair:
         torch.default_generator.manual_seed(number)
         try:
             with torch.enable_grad(), _DefaultGenerator():
-                inputs = self._captured.flatten_input(batch[0])
-                targets = self._captured.flatten_target(batch[1])
+                # of its own: a forward() may write to what it is given
+                inputs = [leaf.clone() for leaf in self._captured.flatten_input(batch[0])]
+                targets = [leaf.clone() for leaf in self._captured.flatten_target(batch[1])]
                 loss = self._scored.plain_loss(inputs, targets)
                 loss.backward()  # type: ignore[no-untyped-call]
         except Exception as error:  # whatever the user's code may raise

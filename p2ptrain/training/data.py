@@ -164,7 +164,7 @@ class Samples:
                 f"{self._name}[{index}]: {leaf.path} is {found}, "
                 f"but {self._name}[0] has {_looks(leaf)}; all samples must match"
             )
-        return tensor
+        return tensor.clone()  # a dataset may give the same memory for every sample
 
     def _stack(self, rows: list[list[torch.Tensor]]) -> tuple[Collated, Collated]:
         columns = iter([torch.stack(column) for column in zip(*rows, strict=True)])

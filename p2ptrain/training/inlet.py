@@ -320,7 +320,7 @@ class Inlet:
     def _check(self, peer: str, piece: Piece) -> None:
         if piece.size > self._largest:
             raise ProtocolError(f"{self._name}: a micro-batch of {piece.size} samples")
-        self._check_round(piece.key)
+        self._check_round(piece)
         for part in self._sources(piece.key.micro_batch, piece.size):
             if (part.device, part.first, part.end) == (peer, piece.first, piece.end):
                 return
@@ -329,11 +329,15 @@ class Inlet:
             f"{peer[:12]}"
         )
 
-    def _check_round(self, key: PieceKey) -> None:
-        """A schedule takes rounds in order, and nobody is further ahead than pieces may wait."""
+    def _check_round(self, piece: Piece) -> None:
+        """A schedule takes rounds in order, and nobody is further ahead than pieces may wait.
+
+        Outputs come in evaluations alone: any number of other rounds lies between two of those.
+        """
+        key, every = piece.key, piece.mode is Mode.TRAIN
         if key in self._taken or key.round < self._round:
             raise ProtocolError(f"{self._name} {key} arrived again, or too late")
-        if self._round >= 0 and key.round > self._round + self._box.capacity:
+        if every and self._round >= 0 and key.round > self._round + self._box.capacity:
             raise ProtocolError(f"{self._name} {key} arrived long before its round")
 
     def _assembly(self, peer: str, key: PieceKey, count: int) -> _Assembly:

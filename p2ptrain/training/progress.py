@@ -5,7 +5,9 @@ The holder sends a line a second at most; a member forgets it when the holder is
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -97,9 +99,11 @@ class ProgressReporter:
         if now - self._told_at < INTERVAL_SECONDS and not self._line.over:
             return
         self._told_at = now
-        for member in list(self._mesh.members.values()):
-            if member.state is MemberState.ALIVE:
-                try:
-                    await self._mesh.send(member.id, Message(PROGRESS, self._line.fields()))
-                except PeerError:
-                    continue  # out of reach: the membership will say so
+        alive = [m.id for m in self._mesh.members.values() if m.state is MemberState.ALIVE]
+        await asyncio.gather(*map(self._send, alive))
+
+    async def _send(self, member: str) -> None:
+        """One that does not take it in time is out of reach: the membership will say so."""
+        with suppress(PeerError, TimeoutError):
+            async with asyncio.timeout(INTERVAL_SECONDS):
+                await self._mesh.send(member, Message(PROGRESS, self._line.fields()))

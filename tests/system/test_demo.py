@@ -70,6 +70,7 @@ async def test_three_devices_train_one_dies_and_the_last_line_is_the_accuracy(
     dead = lines[killed].split()[1]
     after = lines[killed:]
     assert [line for line in after if dead in line and "lost" in line]
+    assert len([line for line in lines if line.startswith("plan ")]) == 2
     (plan,) = [number for number, line in enumerate(after) if line.startswith("plan ")]
     stages = [line for line in after[plan:] if line.startswith("  stage ")]
     assert stages

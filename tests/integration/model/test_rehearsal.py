@@ -144,3 +144,45 @@ def test_standard_error_stays_everybodys_while_a_model_is_captured() -> None:
     stderr = sys.stderr
     _rehearsed(Looks(6, 3))
     assert all(stream is stderr for stream in seen)
+
+
+class Normed(nn.Module):
+    """Keeps its normalisation in evaluation mode, by a `train` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.norm.running_mean.fill_(0.5)  # type: ignore[union-attr]
+
+    def train(self, mode: bool = True) -> Normed:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.norm(x))
+        return out
+
+
+def test_a_train_of_the_user_s_own_is_called_as_a_loop_does() -> None:
+    model = Normed()
+    captured = capture(model, cross_entropy, _batches(1)[0], evaluation=False)
+    described = captured.description.train.nodes
+    assert not [node for node in described if node.operator == "aten.add_.Tensor"]
+    assert model.norm.training, "as it was"
+    assert rehearse(model, cross_entropy, captured, iter(_batches()), Effort()).batches
+    assert torch.equal(model.norm.running_mean, torch.full((6,), 0.5))  # type: ignore[arg-type]
+
+
+class Halving(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(x.mul_(0.5))
+        return out
+
+
+def test_a_model_that_writes_to_its_input_is_compared_with_the_same_input() -> None:
+    assert _rehearsed(Halving()) == Rehearsal(8)

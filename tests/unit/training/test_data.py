@@ -230,3 +230,18 @@ def test_each_piece_lies_in_aligned_memory_of_its_own() -> None:
     assert [tuple(x.shape) for x, _ in pieces] == [(4, 3), (4, 3), (2, 3)]
     assert [y.tolist() for _, y in pieces] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert all(x.data_ptr() % 64 == 0 for x, _ in pieces)
+
+
+def test_samples_in_memory_that_the_next_one_overwrites_stay_what_they_were() -> None:
+    class Reused:
+        def __init__(self) -> None:
+            self.memory = torch.empty(3)
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return self.memory.fill_(index), index
+
+    inputs, targets = Samples(Reused()).collate([2, 0, 3], "seed")
+    assert inputs[:, 0].tolist() == targets.tolist() == [2, 0, 3]

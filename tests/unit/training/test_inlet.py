@@ -107,6 +107,21 @@ def test_pieces_that_nobody_completes_are_bounded() -> None:
         half(2)
 
 
+@pytest.mark.parametrize("mode", Mode)
+async def test_only_what_comes_in_every_round_can_come_long_before_it(mode: Mode) -> None:
+    """Outputs come in evaluations, with any number of rounds between them."""
+    contents = Contents("outputs", lambda _mode, size: [(torch.float32, (size,))], lambda _: [0])
+    target = Inlet(contents, lambda _number, size: [Slice("a", 0, size)], capacity=2, largest=4)
+    for index in (0, 23, 46):
+        what = Piece(PieceKey(index, 0), mode, 4, 0, 4)
+        if index and mode is Mode.TRAIN:
+            with pytest.raises(ProtocolError, match="arrived long before its round"):
+                receive(target, "a", message(what, torch.ones(4)))
+            continue
+        receive(target, "a", message(what, torch.ones(4)))
+        assert (await target.take(what.key, 4)).join()
+
+
 async def test_a_reader_waits_until_the_last_part_is_here() -> None:
     target = inlet()
     receive(target, "b", message(piece(3, 4), torch.zeros(1, 2), torch.zeros(2)))

@@ -1,0 +1,97 @@
+"""An app's `on_event`: looked at before anything runs, and watched while it does.
+
+It is called on the event loop, so while it does not return nothing of this device's network lives:
+no event can say so. A thread warns of it, as Python warns: on stderr.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+from collections.abc import Callable
+from time import monotonic
+
+from p2ptrain.errors import OptionError
+from p2ptrain.observe.events import Event
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, RuntimeWarning, stacklevel=1)
+
+
+def check_on_event(on_event: object) -> None:
+    """OptionError where it cannot be called with one event, or has to be awaited."""
+    if on_event is None:
+        return
+    if not callable(on_event):
+        raise OptionError(f"on_event must be a function, not {type(on_event).__name__}")
+    if inspect.iscoroutinefunction(on_event):
+        raise OptionError(
+            "on_event is an async function, but it is called and not awaited: give a plain one, or "
+            "iterate over the events, `async for event in run`"
+        )
+    try:
+        signature = inspect.signature(on_event)
+    except (TypeError, ValueError):  # such as a function in C: nothing is known of it
+        return
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise OptionError(f"on_event is called with one event, on_event(event): {error}") from error
+
+
+class CallWatch:
+    """Warns of calls that do not return.
+
+    Args:
+        look_seconds: between looks of its thread, which begins with the first call.
+        long_seconds: a call is said after that: members silent for longer are taken for dead.
+    """
+
+    def __init__(
+        self,
+        look_seconds: float = 1.0,
+        long_seconds: float = 5.0,
+        warn: Callable[[str], None] = _warn,
+    ) -> None:
+        self._look_seconds = look_seconds
+        self._long_seconds = long_seconds
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._calls: dict[int, tuple[str, float]] = {}
+        self._thread: threading.Thread | None = None
+
+    def call(self, on_event: Callable[[Event], object], event: Event) -> None:
+        """Call it with an event."""
+        caller = threading.get_ident()
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # as in a forked process
+                self._thread = threading.Thread(target=self._look, name="on_event", daemon=True)
+                self._thread.start()
+            self._calls[caller] = event.event, monotonic()
+        try:
+            on_event(event)
+        finally:
+            with self._lock:
+                self._calls.pop(caller, None)
+
+    def _look(self) -> None:
+        pause, said = threading.Event(), set[float]()
+        while True:
+            pause.wait(self._look_seconds)
+            with self._lock:
+                calls = list(self._calls.values())
+            said &= {since for _, since in calls}
+            for event, since in calls:
+                seconds = monotonic() - since
+                if seconds >= self._long_seconds and since not in said:
+                    said.add(since)
+                    self._warn(
+                        f"on_event, at the event {event!r}, has not returned for {seconds:.0f} s: "
+                        "nothing of this device goes on meanwhile. Do what takes long in a thread"
+                    )
+
+
+call_watch = CallWatch()
+"""Of this process."""
