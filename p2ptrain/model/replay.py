@@ -96,6 +96,14 @@ class Replay:
         row = self._row(number, batch, found)
         return Origin(found.unit, found.backward, number, row, found.parameter)
 
+    def largest(self) -> float:
+        """Magnitude of any weight, and of any gradient of the micro-batches done so far."""
+        tensors = [value.detach() for value in self._state.values() if value.is_floating_point()]
+        for unit in self._units:
+            parameters = unit.parameters().values()
+            tensors += [p.grad for p in parameters if p.grad is not None]
+        return max((float(value.abs().max()) for value in tensors if value.numel()), default=0.0)
+
     def _forward(self, number: int, batch: Batch) -> Origin | None:
         description = self._description
         row = _broken_row([*batch.inputs, *batch.targets], len(batch.inputs[0]))

@@ -205,7 +205,9 @@ class EpochRuns:
 
         Of two that differ the witness is believed, unless it has blamed another one before.
         """
-        device, cleared = error.device, frozenset[str]()
+        device, cleared = error.device, error.cleared
+        for one in cleared:
+            self._reports.faulty.pop(self._reports.name(one), None)
         if device is not None and error.witness != self._mesh.self_id:
             blamed = self._blamed.setdefault(error.witness, set())
             blamed.add(device)

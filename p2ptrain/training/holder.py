@@ -512,6 +512,8 @@ class HolderRun:
                 f"{spoiled.error.step}",
                 self._mesh.self_id,
             )
+        if verdict.is_of_others:
+            self._try_without(spoiled)
         await self._load(prepared, epoch, overwriting, arrived)
         out = self._options.out
         if out is not None:
@@ -520,6 +522,26 @@ class HolderRun:
         raise TrainingError(
             f"{verdict.message}. {place} has the weights of step {spoiled.good_steps}, the last "
             "good one"
+        )
+
+    def _try_without(self, spoiled: Spoiled) -> None:
+        """Raises SentWrong: there is one of those that it may be who has not been left out yet."""
+        suspects = spoiled.suspects(self._mesh.self_id)
+        trial = self._spoiled.suspect(suspects)
+        if trial is None:
+            return
+        device, cleared = trial
+        self._spoiled.over()
+        names = [spoiled.names[one] for one in suspects]
+        name, step = spoiled.names[device], spoiled.error.step
+        why = (
+            f"step {step} is not finite, and is where this device makes it alone: "
+            f"{' or '.join(names)} spoils it"
+        )
+        if len(names) > 1:
+            why += f"; tried without {name}"
+        raise SentWrong(
+            device, why, self._mesh.self_id, frozenset(() if cleared is None else (cleared,))
         )
 
     async def _arrived_whole(

@@ -488,12 +488,20 @@ class SentWrong(PeerError):
     Attributes:
         device: its id; None = nobody is to blame, and the plan is made once more.
         witness: id of the device that says so.
+        cleared: ids of devices that get work again: they were left out for it, and it was not they.
     """
 
-    def __init__(self, device: str | None, message: str, witness: str) -> None:
+    def __init__(
+        self,
+        device: str | None,
+        message: str,
+        witness: str,
+        cleared: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__(message)
         self.device = device
         self.witness = witness
+        self.cleared = cleared
 
 
 def _target_stages(assignment: Assignment, description: ModelDescription) -> list[int]:

@@ -28,6 +28,8 @@ from p2ptrain.training.rounds import Mode, Round
 
 log = get_logger(__name__)
 
+MODEST = 1e15
+"""Of weights and gradients no larger no optimizer makes an update that is not finite."""
 MOST_TIMES = 5
 """Updates that were not finite and whose step was then made without some device, in one job."""
 
@@ -54,6 +56,13 @@ class Spoiled:
     def good_steps(self) -> int:
         """Updates before it."""
         return self.error.step - 1
+
+    def suspects(self, holder: str) -> tuple[str, ...]:
+        """Who may have spoiled it unseen: those of a group, else all others."""
+        places = self.assignment.stages
+        grouped = [place for place in places if len(place.devices) > 1] or places
+        devices = dict.fromkeys(device for place in grouped for device in place.devices)
+        return tuple(device for device in devices if device != holder)
 
     def ending(self, units: Sequence[str], origin: Origin | None, order: Sequence[int]) -> str:
         """What people hear.
@@ -116,10 +125,12 @@ class Verdict:
     Attributes:
         message: what the job ends with.
         liar: id of a device that has sent what the model does not make; the job goes on.
+        is_of_others: it is finite where this device does it alone: some other one has spoiled it.
     """
 
     message: str
     liar: str | None = None
+    is_of_others: bool = False
 
 
 async def noted(
@@ -162,7 +173,9 @@ def judged(prepared: Prepared, spoiled: Spoiled, state: Mapping[str, Tensor] | N
         if origin is not None:
             return Verdict(spoiled.ending(units, origin, order))
     log.info("finite_here", step=spoiled.error.step, wrong=comparison.wrong)
-    return Verdict(spoiled.ending(units, None, order), comparison.wrong)
+    ending = spoiled.ending(units, None, order)
+    is_of_others = not spoiled.error.is_update or replay.largest() < MODEST
+    return Verdict(ending, comparison.wrong, is_of_others=is_of_others)
 
 
 def is_round_of(shape: Round, step: int) -> bool:
@@ -176,6 +189,7 @@ class SpoiledUpdates:
     def __init__(self) -> None:
         self.now: Spoiled | None = None
         self._times = 0
+        self._tried: list[str] = []  # suspects that were left out, in their order
 
     def steps(self, wanted: int) -> int:
         """Updates to be made in all."""
@@ -189,6 +203,18 @@ class SpoiledUpdates:
         if self.now is not None and self.now.good_steps <= spoiled.good_steps:
             spoiled = replace(self.now)
         self.now = spoiled
+
+    def suspect(self, suspects: Sequence[str]) -> tuple[str, str | None] | None:
+        """Whom to leave out on trial, and who has proved innocent; None: all have been.
+
+        Nobody can say which of them it was. Whoever was left out, and it happens again, was not.
+        """
+        cleared = self._tried[-1] if self._tried else None
+        left = [device for device in suspects if device not in self._tried]
+        if not left:
+            return None
+        self._tried.append(left[0])
+        return left[0], cleared
 
     def over(self) -> None:
         """The step is made again, without the device that has spoiled it."""

@@ -11,10 +11,12 @@ import torch
 
 from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import PlanEvent, Warned
-from p2ptrain.training import standstill
+from p2ptrain.training import household_plan, standstill
 from p2ptrain.training.inlet import Piece, Value
 from p2ptrain.training.recovery import round_watch
 from p2ptrain.training.switchboard import Line, Switchboard
+from tests.integration.training import group_plans
+from tests.integration.training.group_plans import divided
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -74,6 +76,58 @@ def spoil(monkeypatch: pytest.MonkeyPatch, kind: str, after: int = 30) -> None:
     monkeypatch.setattr(standstill, "SILENCE_LOOK_SECONDS", 0.1)
     monkeypatch.setattr(standstill, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(round_watch, "QUIET_CPU_SECONDS", 1e9)  # all share one process here
+
+
+def spoil_sums(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 30) -> None:
+    """One device of a group spoils what it sends of the group's sums, from some frame on."""
+    send, sent = Switchboard.send_frame, 0
+
+    async def wrong(
+        board: Switchboard,
+        device: str,
+        line: Line,
+        fields: Any,
+        parts: Sequence[memoryview],
+        **more: Any,
+    ) -> None:
+        nonlocal sent
+        if board._mesh.self_id == memory_id(name):
+            sent += 1
+            if sent > after:
+                spoiled = [torch.full((part.nbytes // 4,), torch.nan) for part in parts]
+                parts = [memoryview(value.numpy()).cast("B") for value in spoiled]
+        await send(board, device, line, fields, parts, **more)
+
+    monkeypatch.setattr(Switchboard, "send_frame", wrong)
+
+
+@pytest.mark.parametrize(("liar", "group"), [("b", (2, 2)), ("b", (2, 1, 1)), ("c", (2, 1, 1))])
+async def test_of_a_group_whose_sums_are_spoiled_one_after_the_other_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, liar: str, group: tuple[int, ...]
+) -> None:
+    """Nobody can say who it was; in the end the liar is out, and the honest ones have work."""
+    plans = {size: group[:size] for size in range(1, 4)}
+    names = "abc"[: len(group)]
+
+    def planned(profile: Any, cluster: Any, request: Any) -> Any:
+        here = [device.name for device in cluster.devices]
+        shares = (*plans[len(here)][:-1], 4 - sum(plans[len(here)][:-1]))
+        return group_plans.plan([divided(*shares)], profile, cluster, request, names=here)
+
+    monkeypatch.setattr(household_plan, "make_plan", planned)
+    wanted, job = undisturbed(momentum_job()), momentum_job()
+    async with devices(len(names)) as household:
+        spoil_sums(monkeypatch, liar)
+        options = replace(one_stage_each(len(names)), planner="auto")
+        await household.holder_run(job, options).run()
+    assert household.losses == pytest.approx(wanted.losses, rel=1e-4)
+    warned = [event.name for event in household.events if isinstance(event, Warned)]
+    assert warned[-1] == liar, "the others are tried before"
+    assert len(warned) < len(names)
+    used = {device.name for stage in household.plan.stages for device in stage.devices}
+    assert liar not in used
+    blamed = {out.name for out in household.plan.left_out if "spoils it" in out.reason}
+    assert blamed == {liar}
 
 
 @pytest.mark.parametrize(
