@@ -14,6 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from p2ptrain import failpoints
+from p2ptrain.model.division import LEAVES_OUT
 from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.model.share import Span
@@ -92,7 +93,9 @@ class TrainingLoop:
         self._targets: asyncio.Queue[tuple[PieceKey, object]] = asyncio.Queue(epoch.evaluated_ahead)
         self._ignored: DefaultIgnored | None = None
         last = epoch.assignment.stages[-1]
-        if last.shared and last.allocation is Allocation.SAMPLES and not prepared.sharing.effects:
+        self._divides = last.shared and last.allocation is Allocation.SAMPLES
+        said = (*prepared.sharing.effects, *prepared.changes)
+        if not any(LEAVES_OUT in words for words in said):
             self._ignored = DefaultIgnored(prepared.captured.description)
 
     @property
@@ -183,12 +186,16 @@ class TrainingLoop:
         """Once, of targets left out that were not among the samples seen before the plan."""
         if self._ignored is None or feed.piece.mode is not Mode.TRAIN:
             return
+        batch_size = self._prepared.job.batch_size
+        if not self._divides and feed.piece.size >= batch_size:
+            return
         if self._ignored.found_in(feed.inputs, feed.targets):
             self._ignored = None
             self._reports.warn(
                 f"targets of {DEFAULT_IGNORED}, which the loss leaves out, came up after the "
-                "plan was made: it divides micro-batches, and each part leaves out its own, "
-                "so losses differ a little from one device's (--planner pp divides none)"
+                "plan was made: mini-batches are computed in parts, and each part leaves out its "
+                f"own, which trains something else than the whole. Set micro_batch={batch_size}"
+                f"{' and use --planner pp, which divides none' if self._divides else ''}"
             )
 
     # -- in --------------------------------------------------------------------------------------

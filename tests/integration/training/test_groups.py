@@ -231,12 +231,17 @@ async def test_targets_left_out_that_come_up_later_are_told_of(
     """One sample that was not looked at before the plan."""
     data = [(torch.ones(4), 0 if number != 7 else -100) for number in range(64)]
     options = TrainOptions(wait_for=2, steps=16)
-    for plan, warnings in (([divided(2, 2)], 1), ([dealt(1, 1)], 0)):
-        force(monkeypatch, plan)
-        model = torch.nn.Linear(4, 3)
-        job = Job(model, data, torch.nn.functional.cross_entropy, SGD(lr=0.1), 8, 4, epochs=2)
-        async with devices(2) as household:
-            await household.holder_run(job, options).run()
+    alone = TrainOptions(local=True, steps=16)
+    cases = ([divided(2, 2)], 4, options, 1), ([dealt(1, 1)], 4, options, 1), (None, 8, alone, 0)
+    for plan, micro_batch, how, warnings in cases:
+        if plan is None:
+            monkeypatch.undo()
+        else:
+            force(monkeypatch, plan)
+        model, loss = torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy
+        job = Job(model, data, loss, SGD(lr=0.1), 8, micro_batch, epochs=2)
+        async with devices(1 if plan is None else 2) as household:
+            await household.holder_run(job, how).run()
             told = [event for event in household.events if isinstance(event, Warned)]
         assert ["which the loss leaves out" in event.message for event in told] == [True] * warnings
 
