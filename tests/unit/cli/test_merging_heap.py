@@ -36,8 +36,8 @@ library.mallinfo2.restype = Info
 blocks = [ctypes.c_void_p() for _ in range(100)]
 library.malloc_trim(0)
 before = library.mallinfo2()
-for block in blocks:
-    library.posix_memalign(ctypes.byref(block), 64, 100_000)
+for number, block in enumerate(blocks):
+    library.posix_memalign(ctypes.byref(block), 64, 100_000 + 16 * number)
 taken = library.mallinfo2()
 for block in blocks:
     library.free(block)

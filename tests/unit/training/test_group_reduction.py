@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.errors import ProtocolError
+from p2ptrain.errors import NotItsPart, ProtocolError
 from p2ptrain.mesh.memory import MemoryHousehold, MemoryMesh
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
@@ -512,5 +512,5 @@ async def test_only_the_neighbour_before_is_heard(prepared: Prepared) -> None:
         board = Switchboard(household["a"])
         GroupReduction(Summed(stage), LINE, ids, ids[0], board)
         message = Message("train.values", {**LINE.fields(), **_fields()})
-        with pytest.raises(ProtocolError, match="stranger"):
+        with pytest.raises(NotItsPart, match="not its to send"):
             board._values(ids[1], message)
