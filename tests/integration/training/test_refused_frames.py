@@ -10,6 +10,7 @@ import pytest
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import PlanEvent, Warned
 from p2ptrain.training import switchboard
+from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.recovery import settling
 from p2ptrain.training.switchboard import ACTIVATIONS
 from tests.integration.training.household import devices
@@ -32,12 +33,14 @@ def send_one_too_many(monkeypatch: pytest.MonkeyPatch, times: float) -> Callable
     return lambda: sent
 
 
+@pytest.mark.parametrize("planner", ["pp", "dp"])
 async def test_who_refuses_what_the_holder_sends_gets_no_more_work(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, planner: str
 ) -> None:
     send_one_too_many(monkeypatch, float("inf"))
     async with devices(2) as household:
-        await household.holder_run(make_job()).run()
+        options = TrainOptions(wait_for=2, planner=planner)
+        await household.holder_run(make_job(), options).run()
         told = [event for event in household.events if isinstance(event, Warned)]
         assert [event.name for event in told] == ["b"]
         assert "b refuses what this device sends (what a sent is refused" in told[0].message
