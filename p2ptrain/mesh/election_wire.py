@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated
 
-from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.events import Payload
+from p2ptrain.net.forms import Range, Text
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 
 TERM_LIMIT = 1 << 53
 SUPPORT_LIMIT = 1 << 20
-_ID_LIMIT = 64
 
 
 class ElectionKind(StrEnum):
@@ -38,7 +39,7 @@ class ElectionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ElectionMessage:
-    """One message; fields that a kind does not use keep their defaults.
+    """One message; fields that a kind does not use are not sent, and nobody looks at them.
 
     Attributes:
         term: what the message is about.
@@ -50,12 +51,16 @@ class ElectionMessage:
     """
 
     kind: ElectionKind
-    term: int = 0
+    term: Annotated[int, Range(0, TERM_LIMIT)] = 0
     yes: bool = False
     poll: bool = False
-    seen: int = 0
-    support: int = 0
-    leader: str = ""
+    seen: Annotated[int, Range(0, TERM_LIMIT)] = 0
+    support: Annotated[int, Range(0, SUPPORT_LIMIT)] = 0
+    leader: Annotated[str, Text(64)] = ""
+
+    def __post_init__(self) -> None:
+        if not self.leader.isascii():
+            raise ValueError("its leader is not a device id")
 
 
 _FIELDS: dict[ElectionKind, tuple[str, ...]] = {
@@ -71,10 +76,8 @@ _FIELDS: dict[ElectionKind, tuple[str, ...]] = {
 
 def encode(message: ElectionMessage) -> Payload:
     """The message as a dictionary that `decode` takes."""
-    payload: Payload = {"kind": message.kind.value}
-    for name in _FIELDS[message.kind]:
-        payload[name] = getattr(message, name)
-    return payload
+    said = write_form(message)
+    return {name: said[name] for name in ("kind", *_FIELDS[message.kind])}
 
 
 def decode(payload: object) -> ElectionMessage:
@@ -83,42 +86,4 @@ def decode(payload: object) -> ElectionMessage:
     Raises:
         ProtocolError: anything at all is wrong with it.
     """
-    if not isinstance(payload, dict) or not isinstance(payload.get("kind"), str):
-        raise ProtocolError("election message without a kind")
-    try:
-        kind = ElectionKind(payload["kind"])
-    except ValueError:
-        raise ProtocolError("election message of an unknown kind") from None
-    names = _FIELDS[kind]
-    if payload.keys() != {"kind", *names}:
-        raise ProtocolError(f"election message {kind.value!r} with fields missing or added")
-    values = {name: _READERS[name](payload[name]) for name in names}
-    return ElectionMessage(kind, **values)
-
-
-def _whole(value: object, limit: int) -> int:
-    if type(value) is not int or not 0 <= value <= limit:
-        raise ProtocolError("election message with a number out of bounds")
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ProtocolError("election message whose flag is not true or false")
-    return value
-
-
-def _leader(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _ID_LIMIT or not value.isascii():
-        raise ProtocolError("election message whose leader is not a device id")
-    return value
-
-
-_READERS: dict[str, Any] = {
-    "term": lambda value: _whole(value, TERM_LIMIT),
-    "seen": lambda value: _whole(value, TERM_LIMIT),
-    "support": lambda value: _whole(value, SUPPORT_LIMIT),
-    "yes": _flag,
-    "poll": _flag,
-    "leader": _leader,
-}
+    return read_form(ElectionMessage, payload, "an election message")

@@ -60,6 +60,7 @@ async def test_freezes_under_full_load_are_no_deaths(tmp_path: Path) -> None:
 
 
 async def test_commands_of_a_frozen_and_thawed_coordinator_are_refused(tmp_path: Path) -> None:
+    """R10; the commands of training: `test_recovery_stale.py`."""
     zombies = Zombies()
     async with Members(tmp_path, 3, LOOPBACK, _settings(commands=True)) as members:
         await measure_zombies(members, 1, _later(120), zombies)

@@ -48,6 +48,7 @@ async def _command(household: Devices, number: int) -> None:
 
 
 async def test_a_thawed_coordinator_is_refused_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10: of 50 commands none is obeyed."""
     options = TrainOptions(wait_for=4, planner="pp")
     job = make_job(epochs=25)
     wanted = undisturbed(make_job(epochs=25), 75)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import struct
 
 import psutil
 import pytest
+from zeroconf import DNSIncoming
 
 from p2ptrain.errors import OptionError, UserError
 from p2ptrain.mesh.discovered import CANDIDATES_LIMIT, Candidate, CandidateTable, parse
@@ -54,7 +56,18 @@ def _candidate(number: int) -> Candidate:
     return Candidate(f"{number:064x}", (("10.0.0.2", 1),), 1)
 
 
-def test_a_flood_leaves_the_trusted_and_the_newest() -> None:
+def test_s19_a_chain_of_pointers_in_a_packet_ends_at_once() -> None:
+    """Each of 1,500 names points to the one before; the packet is nothing, and little work."""
+    begin, count = 18, 1500  # after the header and the question
+    chain = [0xC000 | (begin + 2 * (number - 1) if number else 0) for number in range(count)]
+    last = 0xC000 | (begin + 2 * (count - 1))
+    packet = struct.pack(f">6H3H{count}H", 0, 0x8400, 1, 0, 0, 0, last, 12, 1, *chain)
+    heard = DNSIncoming(packet)
+    assert not heard.valid
+    assert heard.questions == heard.answers() == []
+
+
+def test_s19_a_flood_leaves_the_trusted_and_the_newest() -> None:
     trusted = {_candidate(3).id, _candidate(20_000).id}
     table = CandidateTable(trusted.__contains__)
     for number in [*range(10_000), 20_000]:

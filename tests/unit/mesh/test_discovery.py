@@ -1,4 +1,4 @@
-"""What strangers announce is looked up a few at a time, whatever it is called."""
+"""S19: what strangers announce is looked up a few at a time, whatever it is called."""
 
 from __future__ import annotations
 
