@@ -15,13 +15,14 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.training.budget import is_out_of_memory
 from p2ptrain.training.change_request import ChangeAnswer
-from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory, SentWrong
+from p2ptrain.training.holder_epoch import HolderEpoch, OutOfMemory, PartFailed, SentWrong
 from p2ptrain.training.household_plan import less_memory
 from p2ptrain.training.job_reports import JobReports
 from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.patience import Hangs
 from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.recovery.change import Reason
+from p2ptrain.training.recovery.complaints import Complaints
 from p2ptrain.training.standstill import silence, standstill
 
 log = get_logger(__name__)
@@ -80,6 +81,7 @@ class EpochRuns:
         self._alive: frozenset[str] = frozenset()  # when the epoch began
         self._running: asyncio.Task[None] | None = None  # the rounds, or the way home
         self._blamed: dict[str, set[str]] = {}  # by the device that says so
+        self._complaints = Complaints(mesh.self_id)
 
     def begin(self, answer: ChangeAnswer, alive: frozenset[str]) -> None:
         """It is in force; nobody has been told yet.
@@ -195,6 +197,8 @@ class EpochRuns:
             self._go_on_without(epoch, error)
         elif isinstance(error, Hangs):
             self._hangs(error)
+        elif isinstance(error, PartFailed):
+            self._one_failed(epoch, error)
         elif isinstance(error, (PeerError, TimeoutError)):
             self._lose_touch(epoch, error)
         else:
@@ -220,9 +224,36 @@ class EpochRuns:
                 why = str(error)
             elif error.device == self._mesh.self_id:
                 why = f"{name} refuses what this device sends ({error})"
-            self._reports.faulty[name] = why
-            self._reports.warn(f"{why}: {name} gets no more work in this job", name)
+            self._name(device, why)
         self._post(rules.Faulty(device, cleared))
+
+    def _name(self, device: str, why: str) -> None:
+        name = self._reports.name(device)
+        self._reports.faulty[name] = why
+        self._reports.warn(f"{why}: {name} gets no more work in this job", name)
+
+    def _one_failed(self, epoch: HolderEpoch, failed: PartFailed) -> None:
+        """Raises what it says, where others have had it too."""
+        step = self._reports.reported.step
+        if isinstance(failed.error, PeerError):
+            if not self._complaints.is_too_often(failed.device, step):
+                self._lose_touch(epoch, failed)
+                return
+        elif self._complaints.ends_job(failed.device):
+            raise failed.error
+        self._name(failed.device, f"{failed}; tried without {failed.name}")
+        self._post(rules.Faulty(failed.device))
+
+    def link_ended(self, one: str, other: str) -> bool:
+        """The first of them says so; whether that is believed."""
+        if not self._complaints.is_link_false(one, other, self._reports.reported.step):
+            return True
+        name, whose = self._reports.name(one), self._reports.name(other)
+        if name in self._reports.faulty:
+            return False
+        self._name(one, f"{name} says again and again that its link to {whose} has ended")
+        self._post(rules.Faulty(one))
+        return False
 
     def _note_short(self, epoch: HolderEpoch, error: OutOfMemory) -> None:
         """It gets less than the plan asked of it, whatever it believes to have."""

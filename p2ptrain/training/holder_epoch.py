@@ -395,14 +395,17 @@ class HolderEpoch:
                 has = integer(message.fields, "memory_bytes")
                 self.tracker.fail(OutOfMemory(peer, name, has))
             case "user":
-                self.tracker.fail(TrainingError(f"{name}, stage {stage}: {told}"))
+                error = TrainingError(f"{name}, stage {stage}: {told}")
+                self.tracker.fail(PartFailed(peer, name, error))
             case "link":
                 back = bool(message.fields.get("back"))
                 self._on_link(peer, text(message.fields, "peer", 64), back)
             case "peer":
-                self.tracker.fail(PeerError(f"{name}, stage {stage}: {told}"))
+                broken = PeerError(f"{name}, stage {stage}: {told}")
+                self.tracker.fail(PartFailed(peer, name, broken))
             case _:
-                self.tracker.fail(InternalError(f"{name}, stage {stage} failed: {told}"))
+                bug = InternalError(f"{name}, stage {stage} failed: {told}")
+                self.tracker.fail(PartFailed(peer, name, bug))
 
     def _stage(self, peer: str, message: Message) -> int | None:
         """The stage a message speaks for; None if it is of another epoch."""
@@ -480,6 +483,21 @@ class UpdateNotFinite(TrainingError):
         self.micro_batch = micro_batch
         self.held_as = held_as
         self.is_update = is_update
+
+
+class PartFailed(PeerError):
+    """A device says that its part of the plan cannot go on.
+
+    Attributes:
+        device: its id.
+        name: as people call it.
+        error: what it says.
+    """
+
+    def __init__(self, device: str, name: str, error: Error) -> None:
+        super().__init__(str(error))
+        self.device, self.name = device, name
+        self.error = error
 
 
 class SentWrong(PeerError):

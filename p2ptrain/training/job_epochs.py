@@ -195,7 +195,8 @@ class JobEpochs:
 
     def note_link(self, one: str, other: str, back: bool) -> None:
         """The link between two devices broke, or is back."""
-        self._on_sign(rules.LinkBack(one, other) if back else rules.LinkTrouble(one, other))
+        if back or self._runs.link_ended(one, other):
+            self._on_sign(rules.LinkBack(one, other) if back else rules.LinkTrouble(one, other))
 
     def _on_sign(self, sign: rules.HolderEvent) -> None:
         match sign:
@@ -393,7 +394,8 @@ class JobEpochs:
         error = self._requests.error(reason)
         if self._core.faulty:
             names = ", ".join(sorted(self.reports.name(device) for device in self._core.faulty))
-            why = f"{error}. Without {names}, which sent what they should not, nobody can go on"
+            reasons = "; ".join(self.reports.faulty.values())
+            why = f"{error}. Without {names} nobody can go on ({reasons})"
             error = TrainingError(why)
         self._fail(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 
 from p2ptrain.mesh.memory import memory_id
+from p2ptrain.net.message import Message
 from p2ptrain.observe.events import PlanEvent, Warned
 from p2ptrain.training import household_plan, standstill
 from p2ptrain.training.inlet import Piece, Value
-from p2ptrain.training.recovery import round_watch
+from p2ptrain.training.protocol import FAILED
+from p2ptrain.training.recovery import round_watch, settling
 from p2ptrain.training.switchboard import Line, Switchboard
 from tests.integration.training import group_plans
 from tests.integration.training.group_plans import divided
@@ -152,3 +155,31 @@ async def test_it_is_named_and_planned_around(monkeypatch: pytest.MonkeyPatch, k
     assert names[-1] == {"a", "c"}
     assert [out.name for out in plans[-1].left_out] == ["b"]
     assert plans[-1].left_out[0].reason in told[0].message
+
+
+@pytest.mark.parametrize("cause", ["user", "bug", "peer", "link", "made up"])
+async def test_one_that_says_without_end_that_its_part_fails_ends_no_job(
+    monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    monkeypatch.setattr(settling, "VERDICT_SECONDS", 0.1)
+    wanted, job = undisturbed(momentum_job()), momentum_job()
+    async with devices(3) as household:
+
+        async def complain() -> None:
+            mesh, service = household.mesh["b"], household.members["b"].service
+            while True:
+                await asyncio.sleep(0.02)
+                if service.engagement is not None and len(household.losses) >= 3:
+                    assignment = service.engagement.assignment
+                    (stage, *_) = assignment.stages_of(mesh.self_id)
+                    fields = {"stage": stage, "cause": cause, "message": "oh no"}
+                    fields |= {**assignment.key.fields(), "peer": memory_id("c")}
+                    await mesh.send(memory_id("a"), Message(FAILED, fields))
+
+        complaining = asyncio.create_task(complain())
+        await household.holder_run(job, one_stage_each(3)).run()
+        complaining.cancel()
+        assert_undisturbed(household, job, wanted)
+    assert [event.name for event in household.events if isinstance(event, Warned)] == ["b"]
+    used = {device.name for stage in household.plan.stages for device in stage.devices}
+    assert used == {"a", "c"}
