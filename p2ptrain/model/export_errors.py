@@ -255,14 +255,20 @@ def _at(place: str | None) -> str:
 
 
 def user_place(error: BaseException) -> str | None:
-    """The user's innermost "file:line (`code`)" in the traceback; a library's if there is none."""
+    """The user's innermost "file:line (`code`)" in the traceback, and a library's that it calls."""
     return _place(_raised_in(error))
 
 
 def _place(stack: Iterable[traceback.FrameSummary]) -> str | None:
-    frame = _user_frame(stack)
+    frames = list(stack)
+    frame = _user_frame(frames)
     if frame is None:
         return None
+    behind = [one for one in frames[frames.index(frame) + 1 :] if _is_library(one.filename)]
+    return _line(frame) + (f", in {_line(behind[-1])}" if behind else "")
+
+
+def _line(frame: traceback.FrameSummary) -> str:
     code = linecache.getline(frame.filename, frame.lineno or 0).strip()
     return f"{frame.filename}:{frame.lineno} (`{code}`)"
 
@@ -276,6 +282,10 @@ def _user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSumma
     own = [frame for frame in frames if is_own(frame.filename)]
     libraries = [frame for frame in frames if frame.filename.startswith(_INSTALLED)]
     return (own or libraries)[-1] if own or libraries else None
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith(_INSTALLED) and not filename.startswith((_TORCH, _OURS))
 
 
 def is_own(filename: str) -> bool:

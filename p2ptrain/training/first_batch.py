@@ -65,15 +65,20 @@ def explained(
 def _one_size(run: _Run, batch: tuple[Collated, Collated], error: FailsItself) -> CaptureError:
     samples = len(_leaves(batch)[0])
     fewer = run.failure(_cut(batch, samples - 1)) if samples > 1 else None
-    said = first_line(error.own if fewer is None else fewer)
-    place = user_place(error.own if fewer is None else fewer)
+    own = error.own if fewer is None else fewer
+    place = user_place(own)
+    at = "" if place is None else f" at {place}"
+    if fewer is None:
+        return CaptureError(
+            f"the model cannot be captured, though plain torch computes its first batch: it fails"
+            f"{at}: {type(own).__name__}: {first_line(own)}"
+        )
     return CaptureError(
         f"the model computes the job's mini-batch of {samples} samples in plain torch, and fails "
-        f"with {'another number' if fewer is None else samples - 1}"
-        f"{'' if place is None else f' at {place}'}: {said}. p2ptrain captures a model for any "
-        "number of samples. Where samples belong together (the nodes of a graph), let one sample "
-        "of the data hold all of them, and the model take a batch of such samples: x of shape "
-        f"[1, {samples}, ...], batch_size=1"
+        f"with {samples - 1}{at}: {first_line(own)}. p2ptrain captures a model for any number of "
+        "samples. Where samples belong together (the nodes of a graph), let one sample of the data "
+        f"hold all of them, and the model take a batch of such samples: x of shape [1, {samples}, "
+        "...], batch_size=1"
     )
 
 

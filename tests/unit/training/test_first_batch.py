@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from p2ptrain.errors import CaptureError, ScriptError
-from p2ptrain.model.export_errors import FailsItself
+from p2ptrain.model.export_errors import FailsItself, user_place
 from p2ptrain.training.first_batch import explained
 
 X, Y = torch.randn(6, 8), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -75,6 +76,19 @@ def test_a_model_for_one_batch_size_is_not_said_to_fail_in_plain_torch() -> None
     assert "computes the job's mini-batch of 6 samples in plain torch, and fails with 5" in str(
         found
     )
+
+
+def test_what_only_a_trace_cannot_compute_is_not_said_to_fail_in_plain_torch() -> None:
+    found = explained(_net(), cross_entropy, [(X, Y)], FailsItself(RuntimeError("stand-in")))
+    assert "though plain torch computes its first batch: it fails: RuntimeErr" in str(found)
+
+
+def test_a_library_s_line_is_named_beside_the_user_s_own() -> None:
+    with pytest.raises(numpy.linalg.LinAlgError) as caught:
+        numpy.linalg.inv(numpy.ones((2, 3)))
+    own, _, library = str(user_place(caught.value)).partition(", in ")
+    assert own.startswith(f"{__file__}:")
+    assert "numpy" in library
 
 
 def test_the_module_stays_as_it_was() -> None:
