@@ -65,7 +65,8 @@ def run(program: str, tunables: str | None, *words: str) -> list[str]:
 @on_glibc
 def test_freed_blocks_on_borders_merge_with_the_pieces_beside_them() -> None:
     assert run(HEAP, SETTING) == ["0", "0"]
-    assert run(HEAP, "")[1] != "0"
+    if tuple(map(int, platform.libc_ver()[1].split("."))) < (2, 42):
+        assert run(HEAP, "")[1] != "0"  # later ones merge by themselves
 
 
 @on_glibc
