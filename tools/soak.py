@@ -32,6 +32,7 @@ from pathlib import Path
 import psutil
 
 from p2ptrain.observe.events import Event, Recovered, Step
+from p2ptrain.training.recovery.early_deaths import EARLY_STEPS
 
 LARGEST_GROWTH = 0.05
 TIMES = {"connects": 10_000, "elections": 1_000, "recoveries": 500, "jobs": 200}
@@ -154,18 +155,23 @@ async def recoveries() -> AsyncIterator[None]:
 
 
 class _Deaths:
-    """Lets one device after the other end, each as soon as its job goes on without the last."""
+    """Lets one device after the other end, each a few steps after the job goes on without the last.
+
+    At once, it would look as if a part of the model ended them.
+    """
 
     def __init__(self, kill: Callable[[str], Coroutine[None, None, None]]) -> None:
         self.tasks: list[asyncio.Task[None]] = []
-        self.recovered = 0
+        self.recovered = self._steps = 0
         self._kill = kill
 
     def hear(self, event: Event) -> None:
         """What the job's holder says."""
-        self.recovered += isinstance(event, Recovered)
+        if isinstance(event, Recovered):
+            self.recovered, self._steps = self.recovered + 1, 0
+        self._steps += isinstance(event, Step)
         ended = len(self.tasks)
-        if isinstance(event, Step) and self.recovered == ended < len(_ENDING):
+        if self._steps > EARLY_STEPS and self.recovered == ended < len(_ENDING):
             self.tasks.append(asyncio.create_task(self._kill(_ENDING[ended])))
 
 

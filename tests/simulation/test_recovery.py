@@ -18,16 +18,18 @@ def test_training_survives_faults_and_is_never_silently_wrong(first: int) -> Non
 
 FOUND = {
     "AppliesInAnyEpoch": 16,
-    "AnswersWithoutStopping": 507,
-    "TrustsTheFirst": 644,
+    "AnswersWithoutStopping": 46,
+    "TrustsTheFirst": 3014,
     "DropsTooEarly": 276,
     "CommitsFirst": 24,
     "ForgetsWhenParked": 185,
 }
 """Seeds that showed them; where the simulator has changed since, others are looked for."""
 
+FAULT_SECONDS = {"AnswersWithoutStopping": 60.0}
+"""Of those that need more misfortunes than twenty seconds hold."""
 
-SOUGHT = {"AnswersWithoutStopping", "MixesHistories", "TrustsTheFirst"}
+SOUGHT = {"MixesHistories"}
 """No seed that shows them is known since holders make epochs ready: 600 to 1000 were tried."""
 
 
@@ -35,7 +37,7 @@ SOUGHT = {"AnswersWithoutStopping", "MixesHistories", "TrustsTheFirst"}
 def test_planted_bugs_are_found(mutant: str) -> None:
     for seed in (FOUND.get(mutant, 0), *range(1000)):
         try:
-            run_seed(seed, MUTANTS[mutant], fault_seconds=20.0)
+            run_seed(seed, MUTANTS[mutant], fault_seconds=FAULT_SECONDS.get(mutant, 20.0))
         except InvariantViolated:
             return
     pytest.fail(f"{mutant} survived 1000 seeds")
