@@ -31,6 +31,7 @@ from p2ptrain.model.left_out import telling_values
 from p2ptrain.model.program import Program
 from p2ptrain.model.stage import NO_SEED
 from p2ptrain.model.values import ValueDescription
+from p2ptrain.model.written import written_names
 
 SAMPLES = 4
 """Taken together, and in halves."""
@@ -195,10 +196,17 @@ def _with_first(
 def with_own_buffers(
     description: ModelDescription, state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """`state` with copies of its buffers, which running a model may write to."""
-    kinds = {tensor.name: tensor.kind for tensor in description.tensors}
+    """`state` with copies of its buffers, and of all that running the model writes to.
+
+    Embeddings with a `max_norm` write to their weights, for one.
+    """
+    apart = written_names(description, 0, len(description.units)) | {
+        tensor.name for tensor in description.tensors if tensor.kind is TensorKind.BUFFER
+    }
     return {
-        name: tensor.clone() if kinds.get(name) is TensorKind.BUFFER else tensor
+        name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        if name in apart
+        else tensor
         for name, tensor in state.items()
     }
 

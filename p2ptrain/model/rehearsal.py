@@ -232,6 +232,9 @@ class _Pair:
 
     def _gradients(self, number: int) -> Iterator[_Difference]:
         stage = self._stage.state()
+        for tensor in (*stage.values(), *(self._own[name] for name in self._trainable)):
+            if tensor.grad is not None and tensor.grad.layout is not torch.strided:
+                tensor.grad = tensor.grad.to_dense()  # an embedding's, with sparse=True
         own = {name: self._own[name].grad for name in self._trainable}
         norms = [float(g.abs().max()) for g in own.values() if g is not None and g.numel()]
         floor = _SMALL * max(norms, default=0.0)

@@ -186,3 +186,10 @@ class Halving(nn.Module):
 
 def test_a_model_that_writes_to_its_input_is_compared_with_the_same_input() -> None:
     assert _rehearsed(Halving()) == Rehearsal(8)
+
+
+def test_sparse_gradients_are_compared() -> None:
+    words = nn.Sequential(nn.EmbeddingBag(9, 3, sparse=True))
+    batches = [(torch.tensor([[k, 2], [1, k]]), torch.tensor([0, 2])) for k in range(3)]
+    captured = capture(words, cross_entropy, batches[0], evaluation=False)
+    assert rehearse(words, cross_entropy, captured, iter(batches), Effort()).batches == 3
