@@ -134,7 +134,7 @@ def test_what_is_frozen_since_has_no_optimizer_state(tmp_path: Path) -> None:
 
 def test_weights_that_a_forward_writes_to_are_as_they_were_afterwards() -> None:
     """An embedding with a largest norm scales the rows that are looked up."""
-    model = nn.Sequential(nn.EmbeddingBag(9, 3, max_norm=0.1))
+    model = nn.Sequential(nn.Embedding(9, 3, max_norm=0.1), nn.Flatten(), nn.Linear(6, 3))
     before = model[0].weight.detach().clone()  # type: ignore[union-attr]
     data = [(torch.tensor([n, 2]), n % 3) for n in range(8)]
     job = Job(model, data, nn.functional.cross_entropy, SGD(lr=0.1), batch_size=4)
