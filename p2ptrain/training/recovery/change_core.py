@@ -38,13 +38,14 @@ from p2ptrain.training.recovery.change_events import (
 from p2ptrain.training.recovery.choose import Anew, Choice, Forward, Lost, Past, choose
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import fetches
-from p2ptrain.training.recovery.holdings import Inventory
+from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
 from p2ptrain.training.recovery.mixture import Mix, mixture
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.protect import is_covered
 from p2ptrain.training.recovery.reach import clique
 from p2ptrain.training.recovery.version import Version
 
+_OF_A_PART = (Kind.LIVE, Kind.KEPT, Kind.REPLICA)
 ATTEMPTS_LIMIT = 8
 """Most attempts in a row in which nobody was lost."""
 COPY_TRIES = 2
@@ -116,7 +117,7 @@ class ChangeCore:
     ) -> None:
         match event:
             case InventoryIn(_, inventory):
-                self._stock[inventory.device] = inventory
+                self._stock[inventory.device] = self._believed(inventory)
                 self._came(inventory.device)
             case InventoryFailed(_, device):
                 self._stock.pop(device, None)
@@ -129,6 +130,22 @@ class ChangeCore:
                 self._on_ready(device, trouble)
             case _:
                 raise InternalError(f"a change has no rule for {type(event).__name__}")
+
+    def _believed(self, inventory: Inventory) -> Inventory:
+        """Without what that device cannot have: others' updates, or more than were made."""
+        ask, past = self._ask, self._ask.past
+        placed = () if ask.present is None else ask.present.places()
+        had_part = inventory.device in {ask.holder, *past.took_part, *placed}
+        most = past.most_step
+
+        def can_be(holding: Holding) -> bool:
+            if most is not None and holding.version.step > most:
+                return False
+            return had_part or holding.kind not in _OF_A_PART
+
+        return dataclasses.replace(
+            inventory, holdings=tuple(one for one in inventory.holdings if can_be(one))
+        )
 
     def _on_gone(self, device: str) -> None:
         if self.over or device not in self._alive:

@@ -56,6 +56,7 @@ class Past:
         silent: devices that may come back as they were: unplugged, frozen, out of reach.
         took_part: devices that had a part in any epoch of the lineage, and have not ended since.
         clips: whether updates need a clipping coefficient.
+        most_step: no device can have made more updates; None = that is not known.
         asynchronous: stages update by themselves, so that all may have a version that people were
             not told of: training goes on from what was told, so that no step is left out.
     """
@@ -68,6 +69,7 @@ class Past:
     took_part: frozenset[str] = frozenset()
     clips: bool = False
     asynchronous: bool = False
+    most_step: int | None = None
 
     def counts(self, version: Version) -> bool:
         """Whether training may go on from it."""

@@ -37,6 +37,7 @@ class History:
         self.stable: Version | None = journal.stable if journal else None
         self.reported = reported
         self.copies: tuple[GlobalCopy, ...] = ()
+        self._has_begun = False  # in this process, which so knows what it has said to count
 
     @property
     def parts(self) -> dict[str, tuple[tuple[int, int], ...]]:
@@ -64,6 +65,7 @@ class History:
             frozenset(there.took_part),
             clips,
             asynchronous,
+            self.reported + 1 if self._has_begun and not asynchronous else None,
         )
 
     def reserve(self) -> int:
@@ -86,6 +88,7 @@ class History:
         self.reported = max(self.reported, placed.version.step)
         self.next_epoch = placed.epoch + 1
         self.placed = placed
+        self._has_begun = True
 
     def written_down(self, took_part: tuple[tuple[str, int], ...]) -> Journal:
         """For the disk."""

@@ -28,10 +28,14 @@ _PRESENT = Placed(1, "h", Version(0, 0), Lineage(), _STAGES)
 
 
 def _core(
-    alive: frozenset[str] = _ALL, stable: Version | None = None, *, gathers: bool = False
+    alive: frozenset[str] = _ALL,
+    stable: Version | None = None,
+    *,
+    gathers: bool = False,
+    took_part: frozenset[str] = _ALL,
 ) -> ChangeCore:
     first = GlobalCopy(Version(0, 0), "h", Kind.INITIAL)
-    past = Past(_LINEAGE, 5, (first,), _PRESENT.places())
+    past = Past(_LINEAGE, 5, (first,), _PRESENT.places(), took_part=took_part)
     ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT, stable)
     return ChangeCore(ask, alive, gathers=gathers)
 
@@ -69,6 +73,31 @@ def test_the_way_to_an_answer() -> None:
     [answer] = _feed(core, c.ReadyIn(10, "a"))
     assert isinstance(answer, c.EpochReady)
     assert core.over
+
+
+@pytest.mark.parametrize("step", [5, 6, 10**6])
+def test_who_had_no_part_has_nothing_to_go_on_from(step: int) -> None:
+    """Whatever it says that it has: nobody would know whose weights these are."""
+    core = _core(took_part=frozenset("ha"))
+    core.start()
+    said = tuple(Holding(0, 4, Version(step, 1), kind) for kind in (Kind.LIVE, Kind.REPLICA))
+    parts = (_in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)))
+    [plan] = _feed(core, *parts, _in("b", *said))
+    assert isinstance(plan, c.MakePlan)
+    assert plan.choice.version == Version(5, 1)
+    assert plan.choice.places == (("h",), ("h",), ("a",), ("a",))
+
+
+def test_updates_that_were_never_ordered_are_not_believed() -> None:
+    first = GlobalCopy(Version(0, 0), "h", Kind.INITIAL)
+    past = Past(_LINEAGE, 5, (first,), _PRESENT.places(), most_step=6)
+    core = ChangeCore(ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT), _ALL)
+    core.start()
+    said = Holding(0, 4, Version(7, 1), Kind.LIVE)
+    parts = (_in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5), said))
+    [plan] = _feed(core, *parts, _in("b"))
+    assert isinstance(plan, c.MakePlan)
+    assert plan.choice.version == Version(5, 1)
 
 
 def test_who_is_behind_applies_and_is_asked_again() -> None:
