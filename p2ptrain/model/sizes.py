@@ -8,6 +8,7 @@ autograd: what is alive, what is kept for the backward, and how much arithmetic 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -262,12 +263,12 @@ class _Ledger:
 
     def part(self, func: Any, given: Any, result: Any) -> None:
         """An operator that a node is made of has been computed."""
-        read = sum(t.numel() for t in _tensors(given))
+        read = sum(map(_extent, _tensors(given)))
         made = list(_tensors(result))
         self._parts += max(len(made), 1)
         if self._parts > min(_MOST_PARTS, self._parts_before + _MOST_RESULTS):
             raise TooLarge("it is made of too many operators")
-        elements = sum(t.numel() for t in made)
+        elements = sum(map(_extent, made))
         self._new_bytes += sum(t.untyped_storage().nbytes() for t in made)
         _limit(self._new_bytes, "a value")
         self.charge(_ELEMENT_WORK * (elements + read) + _multiplications(func, given, elements))
@@ -454,6 +455,11 @@ def _named(node: Node) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _extent(tensor: Tensor) -> int:
+    """Its elements; where it has none as one side is 0, kernels go along the others all the same."""
+    return tensor.numel() or math.prod(max(size, 1) for size in tensor.shape)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

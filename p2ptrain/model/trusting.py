@@ -264,6 +264,7 @@ def embedding_bag(
     fits = weight.dim() == 2 and words.dim() == ends.dim() == 1 and mode in (0, 1, 2)
     fits = fits and words.dtype == ends.dtype and words.dtype in (torch.int32, torch.int64)
     fits = fits and weight.is_floating_point() and weight.numel() > 0 and ends.numel() > 0
+    fits = fits and ends.numel() > include_last_offset  # else there is no bag
     if per_sample_weights is not None:
         fits = fits and per_sample_weights.shape == words.shape
         fits = fits and per_sample_weights.dtype == weight.dtype and mode == 0

@@ -247,3 +247,12 @@ def test_a_picture_has_the_size_that_its_scale_makes_it(name: str) -> None:
 def test_a_number_is_no_tensor_to_them(operator: str, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(IndexError, match="tensor"):
         resolve(operator).call(torch.ones(3, 3), *arguments)
+
+
+def test_bags_of_which_there_is_none_are_refused() -> None:
+    bags, table, words = resolve("aten.embedding_bag.default").call, torch.rand(6, 4), [0, 1]
+    ends = torch.tensor([0, 2])
+    made, *_ = bags(table, torch.tensor(words), ends, False, 0, False, None, True)
+    assert torch.equal(made, table[:2].sum(0, keepdim=True))
+    with pytest.raises(IndexError):
+        bags(table, torch.tensor(words), ends[:1], False, 0, False, None, True)

@@ -112,6 +112,10 @@ TOO_LARGE = {
         _node("f", "aten.expand.default", _n(0), [_BIG]),
         _node("g", "aten.unbind.int", _n(1)),
     ],
+    "nothing, along a long side": [
+        _node("e", "aten.ones.default", [3, 4, 4, 2]),
+        _node("f", "aten.adaptive_max_pool3d.default", _n(0), [1 << 62, 1, 0]),
+    ],
     "many parts": [_node("e", "aten.tensor_split.sections", _X, 1 << 40)],
     "many views, many times": [
         _node("e", "aten.ones.default", [1 << 13]),
