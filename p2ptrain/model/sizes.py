@@ -458,7 +458,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Its elements; where it has none as one side is 0, kernels go along the others all the same."""
+    """Its elements; where one side is 0, kernels go along the others all the same."""
     return tensor.numel() or math.prod(max(size, 1) for size in tensor.shape)
 
 

@@ -13,7 +13,7 @@ from p2ptrain.observe import events as ev
 from p2ptrain.observe.events import Event
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
