@@ -182,6 +182,8 @@ class Change:
             inventory = await Inventory.from_part(reply)
         except (Error, TimeoutError) as error:
             reason = str(error) or "it did not answer in time"
+            if isinstance(error, LinkClosed):
+                reason = f"no link to {self._name(self._mesh.self_id)}"
             log.info("no_inventory", device=self._name(asked.device), why=reason)
             self._heard.silent[asked.device] = reason
             if isinstance(error, Hangs):

@@ -13,6 +13,7 @@ from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Step, Waiting
 from p2ptrain.training import job_memory
 from p2ptrain.training.holder_epoch import HolderEpoch
+from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import RoundOrder
 from p2ptrain.training.recovery import settling
 from tests.integration.training.household import Devices, devices
@@ -220,3 +221,22 @@ async def test_devices_that_cannot_reach_each_other_do_not_share_a_plan(
         assert used in ({"a", "b"}, {"a", "d"})
         left_out = {out.name: out.reason for out in household.plan.left_out}
         assert all("no link to" in reason for reason in left_out.values())
+
+
+@pytest.mark.parametrize(("ends", "used", "left_out"), [("bc", "ac", "b"), ("ac", "ab", "c")])
+async def test_two_that_never_reach_each_other_are_planned_around_and_named(
+    monkeypatch: pytest.MonkeyPatch, ends: str, used: str, left_out: str
+) -> None:
+    """From the start: alive for all, by what the third says."""
+    monkeypatch.setattr(settling, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(settling, "RELINK_SECONDS", 0.1)
+    wanted = undisturbed(momentum_job())
+    job = momentum_job()
+    async with devices(3) as household:
+        household.mesh.cut_link(*ends)
+        await household.holder_run(job, TrainOptions(wait_for=2, planner="pp")).run()
+        assert_undisturbed(household, job, wanted)
+        plan = household.plan
+    assert {d.name for stage in plan.stages for d in stage.devices} == set(used)
+    (other,) = set(ends) - {left_out}
+    assert [(out.name, out.reason) for out in plan.left_out] == [(left_out, f"no link to {other}")]
