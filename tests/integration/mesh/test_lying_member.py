@@ -6,6 +6,7 @@ Anna and bert are honest; eve is a member like any other until she says what is 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,9 +28,27 @@ from p2ptrain.mesh.trust_exchange import TRUST_KIND
 from p2ptrain.mesh.trust_store import TrustStore
 from p2ptrain.net.message import Fields, Message
 from p2ptrain.observe.events import MemberEvent, Warned
+from p2ptrain.training.protocol import STARTED, VALUES, EpochKey
+from p2ptrain.training.switchboard import Line, Receiver, Switchboard
 from tests.integration.mesh.test_network_mesh import home as home
 from tests.integration.mesh.test_network_mesh import together
 from tests.unit.mesh.household import Device, Household
+
+
+class Nothing(Receiver):
+    """Takes no frame."""
+
+    def open(self, peer: str, fields: Fields, part_bytes: Sequence[int]) -> Sequence[memoryview]:
+        """None is meant to come."""
+        raise AssertionError
+
+    def deliver(self, peer: str, fields: Fields) -> None:
+        """As `open`."""
+        raise AssertionError
+
+    def fail(self, error: Exception) -> None:
+        """As `open`."""
+        raise AssertionError
 
 
 @pytest.fixture
@@ -222,6 +241,27 @@ async def test_malformed_messages_name_their_sender_and_cut_it_off(
             reconnected = eve.mesh.connected
     await cut_off(anna, eve)
     assert "is not a sane whole number" in of_eve(anna)[0]
+    await still_alive(anna, bert)
+
+
+@pytest.mark.parametrize("what", ["values", "values with parts", "credit"])
+async def test_who_sends_values_in_the_place_of_another_device_is_named_and_cut_off(
+    three: tuple[Device, Device, Device], what: str
+) -> None:
+    """The link stands until then: what others send over theirs is taken meanwhile."""
+    anna, bert, eve = three
+    key = EpochKey("job", 1)
+    board = Switchboard(anna.mesh)
+    board.connect_receiver(Line(key, 1, "activations"), Nothing(), [bert.mesh.self_id])
+    kind = STARTED if what == "credit" else VALUES
+    for number in range(20):
+        fields = Line(key, number % 2, "activations").fields()
+        parts = (memoryview(bytes(1 << 16)),) if "parts" in what else ()
+        link = eve.mesh._connections.link(anna.mesh.self_id)
+        if link is not None:
+            await link.link.send(Message(kind, fields, parts))
+    await cut_off(anna, eve)
+    assert "sends what only other devices of a job may send" in of_eve(anna)[0]
     await still_alive(anna, bert)
 
 
