@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -23,6 +23,7 @@ from p2ptrain.model.timing import Clock, Limits, time_units
 from p2ptrain.model.unit_chain import UnitChain, unmarked
 from p2ptrain.model.unit_times import UnitTimes
 from p2ptrain.model.values import ValueDescription
+from p2ptrain.net.forms import Range, Text
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 DEFAULT_BUDGET_SECONDS = 2.5
@@ -31,9 +32,14 @@ _REFERENCE_BATCH = 16
 """Batch at which bytes a sample are taken, for values that do not grow with the batch."""
 
 
+_Count = Annotated[int, Range(0, 2**53)]
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredUnit:
     """What one unit costs besides time; bytes and flops per sample, but `parameter_bytes`.
+
+    A form: a process that need not be believed says it too.
 
     Attributes:
         parameter_bytes: parameters only, of all units that use them.
@@ -42,11 +48,11 @@ class MeasuredUnit:
         flops: of the forward.
     """
 
-    name: str
-    parameter_bytes: int
-    output_bytes: int
-    activation_bytes: int
-    flops: int
+    name: Annotated[str, Text(256)]
+    parameter_bytes: _Count
+    output_bytes: _Count
+    activation_bytes: _Count
+    flops: _Count
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,17 +67,6 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundUnit:
-    """`MeasuredUnit`, from a process that need not be believed."""
-
-    name: Annotated[str, Text(256)]
-    parameter_bytes: _Count
-    output_bytes: _Count
-    activation_bytes: _Count
-    flops: _Count
-
-
-@dataclass(frozen=True, slots=True)
 class FoundTimes:
     """`UnitTimes` of so many samples."""
 
@@ -98,7 +87,7 @@ class Found:
     fails: Annotated[str, Text(1024, clean=True)] = ""
     input_bytes: _Count = 0
     target_bytes: _Count = 0
-    units: Annotated[tuple[FoundUnit, ...], Length(MOST_UNITS)] = ()
+    units: Annotated[tuple[MeasuredUnit, ...], Length(MOST_UNITS)] = ()
     times: Annotated[tuple[FoundTimes, ...], Length(64)] = ()
     wall_by_cpu: Annotated[float, Range(0.0, 1e6, above=True)] = 1.0
     cold: Annotated[tuple[int, ...], Length(64)] = ()
@@ -120,16 +109,7 @@ class Found:
         return cls(
             input_bytes=measured.input_bytes,
             target_bytes=measured.target_bytes,
-            units=tuple(
-                FoundUnit(
-                    unit.name,
-                    unit.parameter_bytes,
-                    unit.output_bytes,
-                    unit.activation_bytes,
-                    unit.flops,
-                )
-                for unit in measured.units
-            ),
+            units=measured.units,
             times=tuple(
                 FoundTimes(samples, times.forward, times.backward, times.weight)
                 for samples, times in sorted(measured.times.items())
@@ -153,16 +133,7 @@ class Found:
         return UnitMeasurements(
             input_bytes=self.input_bytes,
             target_bytes=self.target_bytes,
-            units=tuple(
-                MeasuredUnit(
-                    unit.name,
-                    unit.parameter_bytes,
-                    unit.output_bytes,
-                    unit.activation_bytes,
-                    unit.flops,
-                )
-                for unit in self.units
-            ),
+            units=self.units,
             times=times,
             wall_by_cpu=self.wall_by_cpu,
             cold=self.cold,
