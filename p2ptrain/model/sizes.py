@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -89,8 +89,8 @@ def needs_of(
     targets = [_arriving(value, batch, False) for value in description.targets] if used else []
     ledger.enter([*inputs, *targets])
     recording = torch.set_grad_enabled(mode == "train")
-    hooks = torch.autograd.graph.saved_tensors_hooks(ledger.keep, lambda kept: kept)
-    with recording, hooks, _Parts(ledger):
+    hooks = torch.autograd.graph.saved_tensors_hooks(ledger.keep, ledger.kept)
+    with recording, hooks, _Parts(ledger), closing(ledger):
         program.run(inputs, targets, (0, 0, 0), before=ledger.begin)
     for unit in range(first, end):
         own = description.state_names(unit, unit + 1)
@@ -124,10 +124,10 @@ def node_needs(node: Node, inputs: Sequence[Tensor]) -> Needs:
         if isinstance(reference, InputRef):
             values[register] = made[reference.index]
     instruction = bind(node, 0, registers, None, (), call=_computed(node, ledger))
-    hooks = torch.autograd.graph.saved_tensors_hooks(ledger.keep, lambda kept: kept)
-    with hooks, _Parts(ledger):
+    hooks = torch.autograd.graph.saved_tensors_hooks(ledger.keep, ledger.kept)
+    with hooks, _Parts(ledger), closing(ledger):
         instruction.run(values)
-    ledger.made(0, values[instruction.result])
+        ledger.made(0, values[instruction.result])
     return ledger.needs[0]
 
 
@@ -241,6 +241,7 @@ class _Ledger:
     _users: dict[int, int] = field(default_factory=dict)
     _values: dict[int, list[Tensor]] = field(default_factory=dict)
     _kept: dict[int, Tensor] = field(default_factory=dict)
+    _saved: list[Tensor] = field(default_factory=list)
     _alive_bytes: int = 0
     _new_bytes: int = 0
     _parts: int = 0
@@ -248,6 +249,12 @@ class _Ledger:
 
     def __post_init__(self) -> None:
         self._own = set(self.state)
+
+    def close(self) -> None:
+        """Hold no tensor: autograd's hooks hold this, which no collector sees."""
+        self._values.clear()
+        self._kept.clear()
+        self._saved.clear()
 
     def enter(self, tensors: Iterable[Tensor]) -> None:
         """What arrives stays until the end."""
@@ -279,14 +286,19 @@ class _Ledger:
         if self._unit.work > MOST_WORK:
             raise TooLarge("it would compute for weeks")
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """Autograd keeps it for the backward."""
+    def keep(self, tensor: Tensor) -> int:
+        """Autograd keeps it for the backward, by this number: a result would hold itself."""
         key = _storage(tensor)
         if key not in self._own and key not in self._kept:
             self._kept[key] = tensor
             self._unit.kept_bytes += tensor.untyped_storage().nbytes()
             self._use(tensor)
-        return tensor
+        self._saved.append(tensor)
+        return len(self._saved) - 1
+
+    def kept(self, number: int) -> Tensor:
+        """What `keep` was given."""
+        return self._saved[number]
 
     def made(self, register: int, result: Any) -> None:
         """A node has given that."""

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import Error
 from p2ptrain.model.capture import capture
+from p2ptrain.model.sizes import needs_of
 
 EXAMPLE = (torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64))
 
@@ -30,20 +31,26 @@ def _captured() -> None:
     capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), cross_entropy, EXAMPLE)
 
 
+def _sized() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    needs_of(capture(model, cross_entropy, EXAMPLE).description, 0, 1, "train", 4)
+
+
 def _refused() -> None:
     with pytest.raises(Error):
         capture(_Branching(4, 4), cross_entropy, EXAMPLE)
 
 
-def _kept() -> tuple[int, int, int]:
+def _kept() -> tuple[int, ...]:
     for _ in range(3):  # a round frees tensors, and what their sizes held goes with the next
         gc.collect()
     environments = sum(type(thing) is ShapeEnv for thing in gc.get_objects())
     sources = sum(name.startswith("<eval_with_key>") for name in linecache.cache)
-    return environments, len(FakeTensorMode.cache), sources
+    tensors = sum(isinstance(thing, Tensor) for thing in gc.get_objects())
+    return environments, len(FakeTensorMode.cache), sources, tensors
 
 
-@pytest.mark.parametrize("once", [_captured, _refused])
+@pytest.mark.parametrize("once", [_captured, _sized, _refused])
 def test_torch_keeps_nothing_of_a_model_that_was_traced(once: Callable[[], None]) -> None:
     once()
     before = _kept()
