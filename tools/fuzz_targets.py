@@ -38,6 +38,7 @@ from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.trust_store import TrustStore
 from p2ptrain.mesh.window import Window
 from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.measure import MeasuredUnit
 from p2ptrain.model.wire import Unpacking, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.blocks import decode_block
@@ -53,7 +54,7 @@ from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.training import checkpoint, journal
 from p2ptrain.training.assigning import Fetches
 from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.boxed import Found, FoundTimes, FoundUnit
+from p2ptrain.training.boxed import Found, FoundTimes
 from p2ptrain.training.change_request import InForce
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.digests import read_digest
@@ -405,7 +406,7 @@ def _training() -> list[Target]:
 
 
 def _found() -> Found:
-    unit, times = FoundUnit("u", 4, 4, 4, 1), FoundTimes(4, (0.01,), (0.02,), (0.0,))
+    unit, times = MeasuredUnit("u", 4, 4, 4, 1), FoundTimes(4, (0.01,), (0.02,), (0.0,))
     return Found(input_bytes=7, target_bytes=1, units=(unit,), times=(times,))
 
 
