@@ -29,7 +29,7 @@ from p2ptrain.training.rounds import Mode, Round
 log = get_logger(__name__)
 
 MODEST = 1e15
-"""Of weights and gradients no larger no optimizer makes an update that is not finite."""
+"""Weights, gradients and their product with the learning rate no larger make finite updates."""
 MOST_TIMES = 5
 """Updates that were not finite and whose step was then made without some device, in one job."""
 
@@ -174,7 +174,9 @@ def judged(prepared: Prepared, spoiled: Spoiled, state: Mapping[str, Tensor] | N
             return Verdict(spoiled.ending(units, origin, order))
     log.info("finite_here", step=spoiled.error.step, wrong=comparison.wrong)
     ending = spoiled.ending(units, None, order)
-    is_of_others = not spoiled.error.is_update or replay.largest() < MODEST
+    rate = prepared.job.optimizer.lr * abs(prepared.job.lr_factor(shape.step))
+    modest = replay.largest() * max(rate, 1.0) < MODEST  # not where the rate is NaN
+    is_of_others = not spoiled.error.is_update or modest
     return Verdict(ending, comparison.wrong, is_of_others=is_of_others)
 
 
