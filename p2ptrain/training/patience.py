@@ -86,19 +86,27 @@ async def until_it_hangs(mesh: Mesh, device: str, limits: SignLimits | None = No
                 sign, asking = asking.result(), None
                 if sign is not None:
                     signs.heard(sign, now)
-            link = mesh.link_statistics(device)
-            if link is not None:
-                signs.link_has(link.sent_bytes + link.received_bytes, now)
-            why = signs.why_not(now)
-            if why is not None:
-                log.warning("hangs", device=called(mesh, device), why=why)
-                return Hangs(device, called(mesh, device), why)
+            found = hanging(mesh, device, signs, now)
+            if found is not None:
+                return found
             if asking is None:
                 asking = asyncio.create_task(_sign(mesh, device, limits.flowing_seconds))
     finally:
         if asking is not None:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+
+
+def hanging(mesh: Mesh, device: str, signs: Signs, now: float) -> Hangs | None:
+    """The device hangs, by its signs and by what moves on the link to it; None: it does not."""
+    link = mesh.link_statistics(device)
+    if link is not None:
+        signs.link_has(link.sent_bytes + link.received_bytes, now)
+    why = signs.why_not(now)
+    if why is None:
+        return None
+    log.warning("hangs", device=called(mesh, device), why=why)
+    return Hangs(device, called(mesh, device), why)
 
 
 async def _sign(mesh: Mesh, device: str, timeout_seconds: float) -> WorkSign | None:

@@ -91,8 +91,6 @@ END = "job.end"
 
 MODEL_LIMIT_BYTES = 64 << 20
 """Most bytes a model's description may take; a 12-layer GPT-2 takes about 100 kB."""
-BLOB_LIMIT_BYTES = 16 << 20
-"""Most bytes of a plan, a profile or a manifest."""
 VERSIONS_LIMIT = 8
 """Most versions named at once: those to go back to, and those that a checkpoint is written of."""
 DEVICES_LIMIT = 4096

@@ -11,7 +11,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.training.holder_epoch import HolderEpoch, SentWrong
-from p2ptrain.training.patience import Hangs
+from p2ptrain.training.patience import Hangs, hanging
 from p2ptrain.training.protocol import ALIVE
 from p2ptrain.training.recovery.round_watch import Counters, RoundWatch
 from p2ptrain.training.recovery.signs import TALKS, Signs, WorkSign
@@ -111,12 +111,9 @@ def _silent(
         here = signs.setdefault(device, Signs(now - SILENCE_LOOK_SECONDS, TALKS))
         if device in standings:
             here.heard(WorkSign(standings[device][0].tasks, 0), now)
-        link = mesh.link_statistics(device)
-        if link is not None:
-            here.link_has(link.sent_bytes + link.received_bytes, now)
-        why = here.why_not(now)
-        if why is not None:
-            return Hangs(device, epoch.name(device), why)
+        found = hanging(mesh, device, here, now)
+        if found is not None:
+            return found
     return None
 
 

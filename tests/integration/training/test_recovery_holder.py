@@ -26,8 +26,8 @@ from p2ptrain.training.holder import HolderRun
 from p2ptrain.training.job import Job
 from p2ptrain.training.journal import JOB_FILE, Journal
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.parts import limited
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, INVENTORY, OVER, EpochKey
+from p2ptrain.training.parts import LARGE, limited
+from p2ptrain.training.protocol import INVENTORY, OVER, EpochKey
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     STEPS,
@@ -429,7 +429,7 @@ async def test_a_word_of_another_device_ends_no_wait_for_a_holder(tmp_path: Path
                 memory_id("b"),
                 Message(INVENTORY, fields),
                 timeout_seconds=10.0,
-                reply_parts=limited(BLOB_LIMIT_BYTES),
+                reply_parts=limited(LARGE.most_bytes),
             )
         assert service.parked == parked
 

@@ -14,9 +14,9 @@ from p2ptrain.training import elastic
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
 from p2ptrain.training.elastic import Elasticity, Household
-from p2ptrain.training.parts import limited
+from p2ptrain.training.parts import LARGE, limited
 from p2ptrain.training.planner import Planner
-from p2ptrain.training.protocol import BLOB_LIMIT_BYTES, CONSIDER, CONSIDER_END, LEAVING
+from p2ptrain.training.protocol import CONSIDER, CONSIDER_END, LEAVING
 from p2ptrain.training.recovery import holder_events as holder
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.choose import Choice
@@ -87,7 +87,7 @@ async def test_a_look_that_fails_in_whatever_way_keeps_nobody(plan: dict[str, in
             found = Considered(plan, 0.5, "it is faster", frozenset()).to_bytes()
             return Message(CONSIDER, {}, (memoryview(found),))
 
-        mesh["b"].route(CONSIDER, consider, limited(BLOB_LIMIT_BYTES))
+        mesh["b"].route(CONSIDER, consider, limited(LARGE.most_bytes))
         wanted: asyncio.Queue[holder.Wanted] = asyncio.Queue()
         device = mesh["b"].self_id
         elasticity = await _training_with_b(mesh, wanted)
@@ -106,7 +106,7 @@ def _endless_looks(mesh: MemoryHousehold) -> asyncio.Queue[str]:
         await asyncio.Event().wait()
         raise AssertionError
 
-    mesh["b"].route(CONSIDER, consider, limited(BLOB_LIMIT_BYTES))
+    mesh["b"].route(CONSIDER, consider, limited(LARGE.most_bytes))
     mesh["b"].route_now(CONSIDER_END, lambda _peer, _message: looks.put_nowait("end"))
     return looks
 
