@@ -77,7 +77,7 @@ class FiniteUpdates:
         named = {
             name: g if g.layout is torch.strided else g.coalesce().values()
             for name, g in gradients.items()
-            if g is not None and (g.is_floating_point() or g.is_complex())
+            if g is not None and _counts(g)
         }
         if not named:
             return 0.0
@@ -95,13 +95,11 @@ class FiniteUpdates:
         Args:
             instead: of the buffers as they are now.
         """
-        looked_at = self._buffers
+        looked_at, flat = self._buffers, self._flat_buffers
         if instead:
             looked_at = {name: instead.get(name, tensor) for name, tensor in looked_at.items()}
-            norm = _norm(list(looked_at.values()))
-        else:
-            norm = _norm(self._flat_buffers or list(looked_at.values()))
-        if math.isfinite(norm):
+            flat = []
+        if math.isfinite(_norm(flat or list(looked_at.values()))):
             return None
         broken = (name for name, tensor in looked_at.items() if not _is_finite(tensor))
         return next((Broken("buffer", name) for name in broken), None)
