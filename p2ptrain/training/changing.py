@@ -45,7 +45,7 @@ from p2ptrain.training.surveying import Surveyor
 log = get_logger(__name__)
 
 ANEW_SECONDS = 600.0
-"""Whoever makes a stage anew has so long in all."""
+"""For a device to make a lost stage again."""
 EVENTS_LIMIT = 4096
 """Far more than the answers of a household's devices to all attempts."""
 
@@ -61,7 +61,7 @@ class Change:
         planner: Planner,
         hangs: Callable[[Hangs], None],
     ) -> None:
-        """`hangs`: told of a device that does not do what it is asked for."""
+        """`hangs`: is called for a device that does not do what it is asked for."""
         self._mesh = mesh
         self._request = request
         self._surveyor = surveyor

@@ -27,7 +27,7 @@ class EpochRequests:
         unit_names: of the model's units, for people.
         post: tells the rules what has come.
         in_force: the number of the epoch that the rules hold to be in force, 0 before the first.
-        hangs: told of a device that does not do what it is asked for.
+        hangs: is called for a device that does not do what it is asked for.
 
     Attributes:
         answer: the one that is in force, or that the rules are about to accept; None before.

@@ -55,7 +55,7 @@ class EpochRuns:
     Args:
         tasks: whose the work is.
         post: tells the rules what has happened.
-        hangs: told of a device that does not do what it is asked for.
+        hangs: is called for a device that does not do what it is asked for.
 
     Attributes:
         epoch: the one in force or, stopped, the last; None before the first.

@@ -101,7 +101,7 @@ class _Run:
                 self._output = call_model(self._module, batch[0])
                 self._is_computed = True
                 self._loss(self._output, batch[1])
-        except Exception as error:  # whatever the user's code may raise: it is told
+        except Exception as error:  # whatever the user's code may raise: it is shown
             return error
         return None
 

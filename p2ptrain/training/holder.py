@@ -535,7 +535,7 @@ class HolderRun:
         names = [spoiled.names[one] for one in suspects]
         name, step = spoiled.names[device], spoiled.error.step
         why = (
-            f"step {step} is not finite, and is where this device makes it alone: "
+            f"step {step} is not finite, but it is where this device computes it alone: "
             f"{' or '.join(names)} spoils it"
         )
         if len(names) > 1:

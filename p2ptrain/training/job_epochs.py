@@ -321,7 +321,7 @@ class JobEpochs:
         await self._requests.ask(request)
 
     def _is_hanging(self, error: Hangs) -> None:
-        """It is as if the device had died, until it comes anew."""
+        """It is as if the device had died, until it has started again."""
         device, name = error.device, self.reports.name(error.device)
         if device not in self._core.alive:
             return

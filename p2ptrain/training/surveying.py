@@ -34,7 +34,7 @@ class Surveyor:
     """Asks the devices, and remembers the links.
 
     Attributes:
-        hangs: told of a device that does not do what it is asked for.
+        hangs: is called for a device that does not do what it is asked for.
     """
 
     def __init__(self, mesh: Mesh) -> None:
