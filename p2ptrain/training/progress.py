@@ -43,34 +43,29 @@ class JobLine(FrameFields):
 
 
 class ProgressBoard:
-    """Keeps the newest line on this device."""
+    """Keeps the newest line of each holder on this device."""
 
     def __init__(self, mesh: Mesh) -> None:
-        self._holder: str | None = None
-        self._line: dict[str, Any] | None = None
+        self._lines: dict[str, dict[str, Any]] = {}  # by holder, the newest last
         self._mesh = mesh
         mesh.route(PROGRESS, self._receive)
         mesh.subscribe(self._on_mesh_event)
 
     @property
     def line(self) -> Mapping[str, Any] | None:
-        """The running job as its holder last told, or None."""
-        return self._line
+        """The running job of which a holder has said something last, or None."""
+        return next(reversed(self._lines.values()), None)
 
     async def _receive(self, peer: str, message: Message) -> None:
         said = JobLine.read(message.fields)
-        if said.over:
-            if peer == self._holder:  # another's may have ended before it began
-                self._holder = self._line = None
-            return
-        self._holder = peer
-        self._line = {"holder": called(self._mesh, peer), **replace(said, over=None).fields()}
+        self._lines.pop(peer, None)
+        if not said.over:
+            line = {"holder": called(self._mesh, peer), **replace(said, over=None).fields()}
+            self._lines[peer] = line
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
-        if not isinstance(event, MemberChanged) or event.member.id != self._holder:
-            return
-        if event.member.state in GONE:
-            self._holder = self._line = None
+        if isinstance(event, MemberChanged) and event.member.state in GONE:
+            self._lines.pop(event.member.id, None)
 
 
 class ProgressReporter:

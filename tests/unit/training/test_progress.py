@@ -1,0 +1,40 @@
+"""Which job a member shows where several run, and when it forgets one."""
+
+from __future__ import annotations
+
+from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.net.message import Message
+from p2ptrain.training.progress import PROGRESS, JobLine, ProgressBoard
+
+
+async def _say(mesh: MemoryHousehold, holder: str, line: JobLine) -> None:
+    """Returns once c has taken it."""
+    said = Message(PROGRESS, line.fields())
+    await mesh[holder].call(mesh["c"].self_id, said, timeout_seconds=10.0)
+
+
+def _shown(board: ProgressBoard) -> tuple[str, int] | None:
+    return None if board.line is None else (board.line["holder"], board.line["step"])
+
+
+async def test_a_job_that_goes_on_is_shown_after_anothers_end() -> None:
+    async with MemoryHousehold(["a", "b", "c"]) as mesh:
+        board = ProgressBoard(mesh["c"])
+        await _say(mesh, "a", JobLine("net", step=3))
+        await _say(mesh, "b", JobLine("other", step=1))
+        assert _shown(board) == ("b", 1)
+        await _say(mesh, "b", JobLine("other", over=True))
+        assert _shown(board) == ("a", 3)
+        await _say(mesh, "a", JobLine("net", over=True))
+        assert _shown(board) is None
+
+
+async def test_a_holder_that_is_gone_takes_its_line_alone() -> None:
+    async with MemoryHousehold(["a", "b", "c"]) as mesh:
+        board = ProgressBoard(mesh["c"])
+        await _say(mesh, "a", JobLine("net", step=3))
+        await _say(mesh, "b", JobLine("other", step=1))
+        await mesh.kill("b")
+        assert _shown(board) == ("a", 3)
+        await mesh.kill("a")
+        assert _shown(board) is None
