@@ -6,8 +6,7 @@
 The first command learns the digits 0 to 6 on one device. The second starts from those weights, and
 learns 7 to 9 from new images, mixed with the old ones so that what was learned is not forgotten
 (FTPipeHD, section IV-F; `-o remembered=0` shows what happens without). Most of the network is three
-wide layers, 46 million weights: small devices can train it together, and none of them alone
-(`python tools/continual_learning.py` shows both under a memory limit).
+wide layers, 46 million weights: small devices can train it together, and none of them alone.
 Needs mlxtend: pip install 'p2ptrain[examples]'
 """
 

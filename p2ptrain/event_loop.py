@@ -1,7 +1,7 @@
 """The event loop that commands run on: uvloop's where it is installed, else asyncio's own.
 
 A turn of uvloop's takes a fraction of the processor time, and a small message takes two turns: of
-a device with a fifth of a core that is a fifth of what its messages cost (`tools/round_cost.py`).
+a device with a fifth of a core that is a fifth of what its messages cost.
 It is not made for Windows. Its clock stands still within a turn, and timers count whole
 milliseconds.
 """

@@ -1,7 +1,4 @@
-"""One job trained twice: by p2ptrain on several devices in memory, and by plain torch.
-
-Used by the tests and by `tools/curves.py`.
-"""
+"""One job trained twice: by p2ptrain on several devices in memory, and by plain torch."""
 
 from __future__ import annotations
 

@@ -27,14 +27,20 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from p2ptrain.errors import PeerError  # noqa: E402
+from p2ptrain.mesh.identity import Identity, load_or_create  # noqa: E402
+from p2ptrain.mesh.state_folder import StateFolder  # noqa: E402
 from p2ptrain.model.wire import Unpacking, pack  # noqa: E402
 from p2ptrain.net.compression import ChooserSettings  # noqa: E402
 from p2ptrain.net.endpoint import Door, Listener, dial  # noqa: E402
 from p2ptrain.net.header import Header  # noqa: E402
 from p2ptrain.net.link import Link, LinkSettings  # noqa: E402
 from p2ptrain.net.message import Message, PartKind, Priority  # noqa: E402
-from p2ptrain.net.tls import certificate_id, client_context, server_context  # noqa: E402
-from tools.frame_cost import certificate, credentials  # noqa: E402
+from p2ptrain.net.tls import (  # noqa: E402
+    Credentials,
+    certificate_id,
+    client_context,
+    server_context,
+)
 
 READ_LIMIT_BYTES = 4 * 2**20
 """Buffer of the plain streams: large, or they stop and start reading all the time."""
@@ -158,6 +164,17 @@ class Meter:
         self.cpu_seconds = time.process_time() - cpu_seconds
 
 
+def keys(duty: Duty) -> tuple[Credentials, bytes]:
+    """Own keys, and the peer's certificate."""
+    own, peer = (identity(Path(duty.folder), name) for name in (duty.own, duty.peer))
+    return Credentials(own.pem_file, own.pem_file), peer.certificate_der
+
+
+def identity(folder: Path, name: str) -> Identity:
+    """A device's, made where there is none yet."""
+    return load_or_create(StateFolder(folder / name))
+
+
 def values(size_bytes: int, data: str) -> torch.Tensor:
     """Float32 values as training sends them."""
     generator = torch.Generator().manual_seed(1)
@@ -234,7 +251,7 @@ async def run_link(duty: Duty) -> dict[str, Any]:
         meters.append((meter, TensorReceiver(meter.window)))
         return Link(peer_id, meters[-1][1], settings, _executor(duty))
 
-    own, peer = credentials(Path(duty.folder), duty.own), certificate(Path(duty.folder), duty.peer)
+    own, peer = keys(duty)
     listener: Listener | None = None
     if duty.port:
         context = client_context(own, [peer])
@@ -280,8 +297,7 @@ def _executor(duty: Duty) -> Any:
 
 async def run_plain(duty: Duty) -> dict[str, Any]:
     """asyncio's streams, over TLS or plain TCP: the same blocks, read whole."""
-    folder = Path(duty.folder)
-    own, peer = credentials(folder, duty.own), certificate(folder, duty.peer)
+    own, peer = keys(duty)
     context: ssl.SSLContext | None = None
     if duty.kind == "tls":
         context = client_context(own, [peer]) if duty.port else server_context(own, [peer])

@@ -31,9 +31,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.frame_cost import make_credentials  # noqa: E402
 from tools.testbed.network import Network  # noqa: E402
-from tools.wire_device import TENSOR_BYTES, Duty, Stream  # noqa: E402
+from tools.wire_device import TENSOR_BYTES, Duty, Stream, identity  # noqa: E402
 
 PAYLOAD_OF_FRAME = 1448 / 1514
 TENSORS = Stream(lane=1, part_bytes=TENSOR_BYTES, in_flight=4)
@@ -207,7 +206,7 @@ def main() -> None:
     results: list[tuple[str, dict[str, Any]]] = []
     with tempfile.TemporaryDirectory() as name:
         for device in ("left", "right"):
-            make_credentials(Path(name), device)
+            identity(Path(name), device)
         for rate in arguments.rates:
             with Network(2, rate) as network:
                 bench = Bench(network, Path(name), rate, arguments.seconds)

@@ -15,8 +15,8 @@ from p2ptrain.net.frame import CHUNK_LIMIT_BYTES
 
 FRAME_SECONDS = 0.024
 """Longer: fewer frames, each of which costs a slow device a third of a millisecond at either end:
-with 10 ms the event loop took a third more processor time at 100 Mbit/s (`tools/round_cost.py`,
-`wide3`). Shorter: what is urgent waits less behind the frame under way."""
+with 10 ms the event loop took a third more processor time at 100 Mbit/s.
+Shorter: what is urgent waits less behind the frame under way."""
 LEAST_FRAME_BYTES = 4 * 1024
 MOST_FRAME_BYTES = CHUNK_LIMIT_BYTES
 UNSENT_SECONDS = 0.012

@@ -56,7 +56,7 @@ REFERENCE = Overheads(
     unpack_byte_seconds=7e-10,
 )
 """One core of a server: processor time of the event loop's thread in real rounds
-(`tools/round_cost.py`: 1.0 to 1.4 ns a byte; messages from 0.34 to 0.62 ms, the more the
+(1.0 to 1.4 ns a byte; messages from 0.34 to 0.62 ms, the more the
 colder caches are)."""
 
 

@@ -32,8 +32,7 @@ class Splitting:
         least_part: of its outputs on the tile, that need no halo.
         least_operations: for each element that it makes: convolutions over channels have hundreds,
             poolings and depthwise convolutions so few that there is nothing to gain.
-        strip_cost: what it costs beyond doing all at once, by the strips' part of the outputs
-            (`python -m tools.tile_interior`).
+        strip_cost: what it costs beyond doing all at once, by the strips' part of the outputs.
         groups: units with which groups begin where it pays; None = not decided, so wherever else
             it may be done.
     """

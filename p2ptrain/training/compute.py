@@ -7,11 +7,11 @@ ready a backward goes first, then the later stage's forward.
 
 After each operator it needs the interpreter again, and whoever computes in Python, such as a search
 for a plan, gives it away only after the switch interval. With Python's 5 ms a step of 36 ms took
-1.0 s beside such a thread, with ours 83 ms (`tools/switch_interval.py`).
+1.0 s beside such a thread, with ours 83 ms.
 
 In this thread numbers nearer to zero than the smallest normal one (1.2e-38 in float32) are zero.
 Processors take a hundred cycles or so for each of them, and vanishing gradients are such numbers:
-an EfficientNet's passes take 2.3 times as long with them (`tools/denormals.py`). Losses stay plain
+an EfficientNet's passes take 2.3 times as long with them. Losses stay plain
 torch's to the bit; weights differ by 1e-35 or so.
 """
 

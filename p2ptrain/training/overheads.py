@@ -4,7 +4,7 @@ The real cost of a message (event loop, tasks, kernel, a switch of threads) show
 So work of the same kind is timed here, and a constant says how much more the real thing is; the
 constants are the processor time of the event loop's thread by messages and bytes, over rounds of
 MobileNetV2 (pipeline, group), of sums of 80 MB and of activations of 1 MiB on devices of 0.3 core
-(not round times; fitted to what `tools/round_cost.py` says of them: 0.54 ms a message and 1.0 ns a
+(not round times; measured: 0.54 ms a message and 1.0 ns a
 byte on cables of 1 Gbit/s, 0.62 and 1.4 at 100 Mbit/s). They hold as far as devices that are slow
 at the one are as slow at the other. Ciphers are why this is measured and not derived from the
 units' times: a small board without instructions for AES is many times slower at them.

@@ -31,7 +31,7 @@ DIGESTS_AN_UPDATE_BYTE = 0.5
 """A byte's checksum, in the same measure."""
 COPIES_A_MESSAGE_BYTE = 0.4
 """A byte of megabytes that are read at a time, in the measure of one among training's messages:
-four fifths of the processor time (`tools/copy_cost.py`), of which a device with two cores waits for
+four fifths of the processor time, of which a device with two cores waits for
 half."""
 MESSAGES_A_COPY = 4
 """At the owner as at the keeper: the offer, the manifest's two, and what the holder hears of it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import full_load
+from tests.system import full_load
 from tools.testbed import EmulatedDevice, Household, Testbed, TestbedError
 from tools.testbed.control_groups import ROOT
 from tools.testbed.record import FOLDER, device_file
@@ -197,7 +197,7 @@ def test_two_testbeds_do_not_meet(home: Testbed) -> None:
         assert other.devices[0].rate_mbit is None
         with full_load.running(other.devices[0], "receive"):
             refused = home.devices[1].popen(
-                [sys.executable, full_load.__file__, "--inside", "send", "10.77.0.1"],
+                [sys.executable, full_load.__file__, "send", "10.77.0.1"],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

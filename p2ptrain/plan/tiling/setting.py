@@ -18,7 +18,7 @@ from p2ptrain.tiles.network import MapNetwork
 MESSAGE_OF_MEASURED = 0.26
 """A message between tiles costs so much of what a device's yardsticks say: those to and from
 several devices are made, sent and read in the same turns of the event loop. 0.25 ms of a core for
-1.0 with six devices (`tools/tile_speed`, processor time of the loop's thread)."""
+1.0 with six devices (processor time of the loop's thread)."""
 BYTE_OF_MEASURED = 1.7
 """The same of a byte: 4 ns for 2.3, as tiles' edges are copied out of maps and into them."""
 

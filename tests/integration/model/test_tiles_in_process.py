@@ -1,4 +1,4 @@
-"""Tiles against plain torch: a sample of what `tools.tile_exactness` tries in full."""
+"""Tiles against plain torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.problem import TileDevice, by_flops
 from p2ptrain.tiles.layout import Layout
-from tools.tile_exactness.training import (
+from tests.thorough import examples_of
+from tests.tiled_models import EXAMPLES
+from tests.tiled_training import (
     Prepared,
     Run,
     compare,
@@ -28,6 +30,9 @@ from tools.tile_exactness.training import (
     train_tiled,
 )
 
+NETWORKS = (
+    ["unet", "vgg16"] if examples_of(1) == 1 else [name for name in EXAMPLES if name != "six"]
+)
 EQUAL = {1: (1.0,), 2: (1.0, 1.0), 3: (1.0, 1.0, 1.0)}
 
 
@@ -89,6 +94,19 @@ def test_unequal_tiles_several_on_a_device(six: Prepared, plain: Run) -> None:
     assert apart.losses < 1e-12
     assert apart.gradients < 1e-10
     assert apart.buffers < 1e-12
+    assert apart.replicas
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_that_people_know_train_as_in_plain_torch(name: str) -> None:
+    """Sizes that the grid does not divide; pairs of units in a group, a single last one."""
+    torch.set_num_threads(1)
+    known = prepare(name, torch.float64, 1)
+    units = len(known.part.network.units)
+    run, same = train_tiled(known, layout(known, 1, 2, (*range(0, units, 2), units)), range(2))
+    apart = compare(train_plainly(known), run, same)
+    assert max(apart.losses, apart.buffers) < 1e-8
+    assert apart.gradients < 1e-6
     assert apart.replicas
 
 

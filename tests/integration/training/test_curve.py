@@ -1,8 +1,4 @@
-"""The heart of it all: a household's loss curve is plain torch's, bit for bit.
-
-`tools/curves.py` runs the same comparison over every model of the zoo, optimizer and number of
-devices and micro-batches; here stands a sample of each.
-"""
+"""The heart of it all: a household's loss curve is plain torch's, bit for bit."""
 
 from __future__ import annotations
 

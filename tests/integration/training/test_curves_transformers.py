@@ -1,7 +1,4 @@
-"""Transformers' own models, unmodified, on two and three devices: plain torch's curve to the bit.
-
-A sample; `tools/curves.py` compares every model with every number of devices.
-"""
+"""Transformers' own models, unmodified, on several devices: plain torch's curve to the bit."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ SPLITS = {
 
 @pytest.mark.parametrize("groups", SPLITS.values(), ids=SPLITS)
 async def test_the_side_with_the_data_goes_on_and_the_others_wait(groups: tuple[str, ...]) -> None:
-    """R11; one-way splits and rings of majorities need real networks: `tools/split_network.py`."""
+    """R11; one-way splits and rings of majorities are in `tests/system/split_network.py`."""
     wanted = undisturbed(momentum_job())
     job, away = momentum_job(), set("".join(groups))
     async with devices(4) as household:

@@ -23,7 +23,8 @@ from p2ptrain.training.digests import CHUNK_BYTES, DamagedState, damaged, digest
 from p2ptrain.training.protocol import STATE_MANIFEST, STATE_READ
 from p2ptrain.training.state_reading import State, StateReading, StateRequest
 from p2ptrain.training.state_transfer import OPENED_LIMIT, StateServer, in_memory
-from tools.bit_flips import FlippingServer, flip, run
+from tests.thorough import examples_of
+from tests.unit.training.bit_flips import FlippingServer, flip, run
 
 JOB, SOURCE = "job", "version:8:1"
 
@@ -298,9 +299,9 @@ def test_every_wrong_bit_shows() -> None:
 
 
 async def test_no_flipped_bit_goes_unseen() -> None:
-    """A short form of `tools/bit_flips.py`."""
-    counted = await run(flips=60, seed=4)
-    assert sum(counted.values()) == 60
+    flips = examples_of(60)
+    counted = await run(flips, seed=4)
+    assert sum(counted.values()) == flips
     assert counted["missed"] == 0
     assert min(counted["read again"], counted["refused"]) > 0
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from p2ptrain.model.capture import capture
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
 from p2ptrain.tiles.layout import Layout
-from tools.tile_exactness.training import Prepared, compare, train_plainly, train_tiled
+from tests.tiled_training import Prepared, compare, train_plainly, train_tiled
 
 
 class Branches(nn.Module):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,13 +25,38 @@ from tests.unit.model.tiles.descriptions import (
     convolution,
     describe,
 )
-from tools.tile_memory import Kept, addresses, counting, kept_bytes
 
 SAMPLES = 2
 COLUMN_BYTES = SAMPLES * CHANNELS * HEIGHT * 4
 RUNNING = StateRef("running_mean"), StateRef("running_var")
 NORMALISED = NodeRef(0), None, None, *RUNNING, True, 0.1, 1e-5, False
 HALVES = ([1.0], [1.0, 1.0])
+
+Kept = dict[int, int]
+"""Address -> bytes."""
+
+
+@contextmanager
+def counting(kept: Kept) -> Iterator[None]:
+    """Collect the storages that autograd keeps."""
+
+    def saved(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor):
+        yield
+
+
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
+    """Of their memory."""
+    return [tensor.untyped_storage().data_ptr() for tensor in tensors]
+
+
+def kept_bytes(kept: Kept, without: set[int]) -> int:
+    """Together; `without`: addresses that do not count."""
+    return sum(size for address, size in kept.items() if address not in without)
 
 
 def programs(second: str, *more: Argument) -> list[TileProgram]:

@@ -14,7 +14,7 @@ from p2ptrain.plan.tiling.search import Asked, best_tiling
 from p2ptrain.plan.tiling.simulate import simulate
 from p2ptrain.tiles.network import MapUnit
 from tests.unit.plan.tiling.examples import problem
-from tools.tile_crossover import LINKS, SPEEDS, gain, question, yolov2
+from tools.paper_tiles import LINKS, SPEEDS, gain, question, yolov2
 
 SLOW, FAST = SPEEDS["Pi 3 core (0.13 Gflop/s)"], SPEEDS["GPU (5000)"]
 NETWORK = yolov2(statistics=False)

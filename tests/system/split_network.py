@@ -1,36 +1,23 @@
 """A network that splits while a job trains, in every shape. Real processes in namespaces, as root.
 
-    python tools/split_network.py                    every shape of tools/testbed/splits.py
-    python tools/split_network.py --only ring        one of them
-    python tools/split_network.py --seconds 20       how long it stays split
-
 Five devices train. For each shape: only the side with the data goes on, or waits for the others;
 who has a part and cannot speak with the data says `waiting`; once the network is whole nobody has
 to do anything, and nobody waits any more; the losses are those of one device alone, each step
 told once, in order.
-
-Prints a line a shape: who was away, seconds until the first `waiting` and until the last, steps
-made while split, seconds from the end of the split until nobody waits. Exit code 1 where anything
-of that is not so.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.system.household import Device, Household
 from tools.testbed.network import Network
 from tools.testbed.splits import SHAPES, away
 
-SCRIPT = str(Path(__file__).resolve().parents[1] / "tests" / "system" / "jobs" / "deep.py")
+SCRIPT = str(Path(__file__).resolve().parent / "jobs" / "deep.py")
 CODE = "48151623"
 NAMES = "abcde"
 START_SECONDS = 90.0
@@ -58,38 +45,6 @@ class Split:
     steps_meanwhile: int
     whole_seconds: float
     losses: tuple[float, ...]
-
-    def __str__(self) -> str:
-        names = ", ".join(self.away) or "nobody"
-        waits = ", ".join(f"{seconds:.1f}" for seconds in self.noticed) or "-"
-        return (
-            f"{self.shape:9} away: {names:12} waiting after {waits} s; {self.steps_meanwhile:4} "
-            f"steps meanwhile; whole again {self.whole_seconds:.1f} s after"
-        )
-
-
-def main() -> int:
-    """Split in every way asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", choices=SHAPES, action="append", help="shapes; default: all")
-    parser.add_argument("--seconds", type=float, default=15.0, help="how long each lasts")
-    args = parser.parse_args()
-    wrong = 0
-    with tempfile.TemporaryDirectory(prefix="p2p-") as folder:
-        for shape in args.only or SHAPES:
-            try:
-                _say(str(asyncio.run(split(Path(folder) / shape, shape, args.seconds))))
-            except AssertionError as error:
-                wrong += 1
-                _say(f"{shape:9} {error}")
-    return 1 if wrong else 0
-
-
-def _say(words: str) -> None:
-    sys.stdout.write(f"{words}\n")
-    sys.stdout.flush()
 
 
 async def split(folder: Path, shape: str, seconds: float, names: str = NAMES) -> Split:
@@ -193,7 +148,3 @@ async def _as_alone(household: Household, name: str, holder: Device) -> tuple[fl
     wrong = [step for step, mine, its in zip(steps, losses, wanted, strict=True) if mine != its]
     assert not wrong, f"other losses from step {wrong[:1]} on"
     return tuple(losses)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

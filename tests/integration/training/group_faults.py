@@ -1,7 +1,5 @@
 """Jobs with groups in which devices die, come back, leave and lose links, held against plain torch.
 
-    python tools/group_faults.py [--seeds 50] [--first 0]
-
 A seed says the model, the optimizer, how stages divide or deal their work, and what happens when:
 kills (the device comes back or not), frozen devices, broken and pulled links, farewells, newcomers,
 elections, and the death of the device with the data, which is started again. Whenever a plan is
@@ -14,12 +12,9 @@ nobody else would have the weights.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -29,10 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import structlog
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2ptrain.errors import DeviceLost, PeerError, UserError
 from p2ptrain.mesh.memory import memory_id
@@ -458,38 +450,3 @@ def _check(household: Devices, job: Job, course: Course) -> None:
     )
     assert found.loss < TOLERANCE, f"losses differ by {found.loss:.1e}"
     assert found.state < TOLERANCE, f"weights differ by {found.state:.1e}"
-
-
-def run_seeds(seeds: Sequence[int]) -> list[int]:
-    """Those in which something shows."""
-    failed = []
-    for seed in seeds:
-        course, started = Course.of(seed), time.monotonic()
-        try:
-            told = asyncio.run(run(course))
-        except (Exception, asyncio.CancelledError) as error:
-            failed.append(seed)
-            told = f"FAILED {type(error).__name__}: {str(error)[:500]}"
-        print(f"{seed:5} {time.monotonic() - started:5.1f} s  {told}  {course}", flush=True)
-    return failed
-
-
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=20, help="how many")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--loud", action="store_true", help="with all that devices log")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    if not args.loud:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    failed = run_seeds(range(args.first, args.first + args.seeds))
-    print(f"{args.seeds} seeds, failed: {failed or 'none'}")
-    sys.exit(bool(failed))
-
-
-if __name__ == "__main__":
-    main()

@@ -199,18 +199,6 @@ class SixUnits(nn.Module):
         return out
 
 
-def without_kinks(module: nn.Module) -> nn.Module:
-    """The same network with SiLU for ReLU and mean for maximum: rounding makes no jumps in it."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.ReLU | nn.ReLU6):
-            setattr(module, name, nn.SiLU())
-        elif isinstance(child, nn.MaxPool2d):
-            setattr(module, name, nn.AvgPool2d(child.kernel_size, child.stride, child.padding))
-        else:
-            without_kinks(child)
-    return module
-
-
 @dataclass(frozen=True, slots=True)
 class Example:
     """A network and the size of the images that it is tried with: not divisible by most grids.
@@ -229,8 +217,6 @@ EXAMPLES = {
     "vgg16": Example(vgg, 130, 164),
     "resnet18": Example(resnet, 262, 294),
     "mobilenetv2": Example(mobilenet, 74, 90),
-    "resnet18-smooth": Example(lambda: without_kinks(resnet()), 262, 294),
-    "mobilenetv2-smooth": Example(lambda: without_kinks(mobilenet()), 74, 90),
     "unet": Example(UNet, 82, 90),
     "six": Example(SixUnits, 58, 66),
 }

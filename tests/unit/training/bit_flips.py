@@ -1,36 +1,25 @@
-"""Whether a flipped bit ever goes unseen: in a manifest, a part, a checksum, or a copy in memory.
+"""Bits that flip while a state travels, or while its copy lies at its owner: in one process.
 
-    python tools/bit_flips.py [--flips 10000] [--seed 0]
-
-Each flip is of one bit, at random, while a state travels between two devices in one process, or
-while its copy lies at its owner. Found means: read again and right, or refused. Ends with exit
-code 1 where one was missed.
+Found means: read again and right, or refused.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from p2ptrain.errors import PeerError  # noqa: E402
-from p2ptrain.mesh.interface import Mesh  # noqa: E402
-from p2ptrain.mesh.memory import MemoryHousehold, memory_id  # noqa: E402
-from p2ptrain.net.message import Message  # noqa: E402
-from p2ptrain.training.digests import digests_of  # noqa: E402
-from p2ptrain.training.state_reading import StateReading, StateRequest  # noqa: E402
-from p2ptrain.training.state_transfer import StateServer, in_memory  # noqa: E402
+from p2ptrain.errors import PeerError
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.mesh.memory import MemoryHousehold, memory_id
+from p2ptrain.net.message import Message
+from p2ptrain.training.digests import digests_of
+from p2ptrain.training.state_reading import StateReading, StateRequest
+from p2ptrain.training.state_transfer import StateServer, in_memory
 
 WAYS = ("part", "manifest", "digest", "memory")
 JOB, SOURCE = "job", "version:1:1"
@@ -149,17 +138,3 @@ async def run(flips: int, seed: int) -> Counter[str]:
             elif not server.flipped:
                 raise AssertionError(f"flip {number} of a {what} did not happen")
     return counted
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--flips", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    counted = asyncio.run(run(arguments.flips, arguments.seed))
-    print(", ".join(f"{counted[what]} {what}" for what in ("read again", "refused", "missed")))
-    return int(counted["missed"] > 0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -20,7 +20,7 @@ from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
 from p2ptrain.model.tiles.in_process import Tiles
 from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.tiles.layout import Layout
-from tools.tile_exactness.models import CLASSES, EXAMPLES
+from tests.tiled_models import CLASSES, EXAMPLES
 
 SAMPLES = 2
 LEARNING_RATE = 0.005

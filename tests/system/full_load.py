@@ -1,33 +1,23 @@
 """What every device of an emulated household gets when all of them compute. Needs root, Linux.
 
-    python tools/full_load.py B [--seconds 5] [--traffic]
-
-Every device hashes for the given time; with `--traffic` it also sends to the next one as fast as
-its cable carries. One line a device: its share of a core, the processor time that it was given as a
-part of that share (1.000 is exact), the hashes for each second of the hashing process's processor
-time beside those of a device alone (below 1: the processor was busy for others on its account), and
-what its cable carried in each direction.
+Every device hashes for the given time; with `traffic` it also sends to the next one as fast as its
+cable carries.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tools.testbed import EmulatedDevice, Household, Testbed  # noqa: E402
+from tools.testbed import EmulatedDevice, Testbed
 
 PORT = 5001
 _BYTES = bytes(20_000)
@@ -69,18 +59,6 @@ def measure(testbed: Testbed, seconds: float, traffic: bool) -> list[Row]:
         return [counter.row(pace) for counter, pace in zip(counters, paces, strict=True)]
 
 
-def report(rows: Sequence[Row], pace_alone: float) -> str:
-    """The table, with the household's sums in its last line."""
-    lines = [f"{'device':12} {'cores':>6} {'given':>7} {'pace':>6} {'sent':>12} {'received':>12}"]
-    lines += [
-        f"{row.name:12} {row.cores:6.3f} {row.given / row.cores:7.3f} {row.pace / pace_alone:6.3f} "
-        f"{row.sent_mbit:7.1f} Mbit {row.received_mbit:7.1f} Mbit"
-        for row in rows
-    ]
-    cores, given = sum(row.cores for row in rows), sum(row.given for row in rows)
-    return "\n".join([*lines, f"{'all':12} {cores:6.3f} {given / cores:7.3f}"])
-
-
 class _Counters:
     """A device's counters at some moment."""
 
@@ -111,7 +89,7 @@ class _Counters:
 def running(device: EmulatedDevice, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """One of the commands below on a device, once it is ready."""
     process: subprocess.Popen[Any] = device.popen(
-        [sys.executable, __file__, "--inside", *arguments],
+        [sys.executable, __file__, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -135,24 +113,29 @@ def _said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+def _say(words: object) -> None:
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
+
+
 def compute() -> None:
     """Hash until told for how long, then count."""
     told: list[float] = []
     threading.Thread(target=lambda: told.append(float(input())), daemon=True).start()
-    print("ready", flush=True)
+    _say("ready")
     while not told:
         hashlib.sha256(_BYTES).digest()
     began, used, hashes = time.monotonic(), time.thread_time(), 0
     while time.monotonic() - began < told[0]:
         hashlib.sha256(_BYTES).digest()
         hashes += 1
-    print(hashes / (time.thread_time() - used), flush=True)
+    _say(hashes / (time.thread_time() - used))
 
 
 def receive() -> None:
     """Take what one sender sends."""
     with socket.create_server(("", PORT)) as server:
-        print("ready", flush=True)
+        _say("ready")
         link, _ = server.accept()
         buffer = bytearray(len(_PIECE))
         while link.recv_into(buffer):
@@ -162,28 +145,12 @@ def receive() -> None:
 def send(address: str) -> None:
     """Send for ever."""
     link = socket.create_connection((address, PORT))
-    print("ready", flush=True)
+    _say("ready")
     while True:
         link.sendall(_PIECE)
-
-
-def main() -> None:
-    """Measure and print, or do a device's part."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("household", help="its name or file")
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--traffic", action="store_true")
-    arguments = parser.parse_args()
-    with Testbed.of_shares((0.5,)) as alone:
-        (row,) = measure(alone, 2.0, traffic=False)
-    with Testbed(Household.load(arguments.household)) as testbed:
-        print(report(measure(testbed, arguments.seconds, arguments.traffic), row.pace))
 
 
 INSIDE: dict[str, Callable[..., None]] = {"compute": compute, "receive": receive, "send": send}
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--inside"]:
-        INSIDE[sys.argv[2]](*sys.argv[3:])
-    else:
-        main()
+    INSIDE[sys.argv[1]](*sys.argv[2:])

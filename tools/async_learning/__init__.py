@@ -1,1 +1,0 @@
-"""What learning loses and gains without a barrier, on real MNIST; see `__main__`."""

@@ -1,1 +1,0 @@
-"""Tiled training beside plain torch, in one process."""
