@@ -25,16 +25,25 @@ class Globals:
 
 
 def kept_by(function: object) -> Iterator[tuple[str, object]]:
-    """(name, what holds values) of a function, bound method or partial; nothing of others."""
+    """(name, what holds values) of a function, method, property or partial; nothing of others."""
     if isinstance(function, functools.partial):
         yield from (("", held) for held in (function.func, function.args, function.keywords))
+    elif isinstance(function, property):
+        yield "", function.fget
+    elif isinstance(function, staticmethod | classmethod):
+        yield "", function.__func__
     elif isinstance(function, types.MethodType):
         yield from (("", function.__self__), ("", function.__func__))
     elif isinstance(function, types.FunctionType):
         yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
         yield "", function.__dict__
         yield from (("", held) for held in (function.__defaults__, function.__kwdefaults__))
-        yield "", Globals(function.__globals__, tuple(dict.fromkeys(_names(function.__code__))))
+        yield "", Globals(function.__globals__, named_in(function))
+
+
+def named_in(function: types.FunctionType) -> tuple[str, ...]:
+    """Globals and attributes that its code names."""
+    return tuple(dict.fromkeys(_names(function.__code__)))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -18,13 +18,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from p2ptrain.model.functions import Globals, kept_by
+from p2ptrain.model.functions import Globals, kept_by, named_in
 
 _PLAIN = (int, float, complex, bool, str, bytes)
 _LEAVES = (*_PLAIN, types.NoneType, Tensor)
 _PASSIVE = (types.SimpleNamespace, argparse.Namespace)
 _CONTAINERS = (dict, list, set, deque)
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
+
+_OWN = frozenset({"p2ptrain", "builtins"})
+_INSTALLED = ("site-packages", "dist-packages")
 
 _CELL = "<cell>"
 """The only key of a closure's cell."""
@@ -33,8 +36,8 @@ _MOST_ITEMS = 10_000
 """Containers of more are data, such as vocabularies and samples: nobody looks into them."""
 _MOST_PLACES = 200_000
 
-_REGISTERS = ("_parameters", "_buffers", "_modules")
-_USUALLY_EMPTY = frozenset(vars(nn.Module())) - frozenset(_REGISTERS)
+REGISTERS = ("_parameters", "_buffers", "_modules")
+_USUALLY_EMPTY = frozenset(vars(nn.Module())) - frozenset(REGISTERS)
 """Of a module: hooks, which few models register in forward()."""
 
 
@@ -60,7 +63,7 @@ class Place:
 
     def changed(self) -> list[str]:
         """Paths of what is not what it was."""
-        before, after = dict(self.items()), dict(_items(self.holder))
+        before, after = dict(self.items()), dict(_items(_copy(self.holder)))
         keys = (*before, *(key for key in after if key not in before))
         gone = object()
         return [
@@ -90,13 +93,14 @@ class Place:
 class Held:
     """What is kept in some roots, as it was."""
 
-    def __init__(self, roots: Mapping[str, object]) -> None:
+    def __init__(self, roots: Mapping[str, object], *, code: bool = False) -> None:
         """Note it.
 
         Args:
             roots: by the name that paths begin with.
+            code: note too what methods of the user's classes read, and the attributes of those.
         """
-        self.places = tuple(_places(roots))
+        self.places = tuple(_places(roots, code=code))
 
     def changed(self) -> list[str]:
         """Paths of everything that is not what it was."""
@@ -149,7 +153,7 @@ def current(holder: Any, key: Any) -> object:
         return None
 
 
-def _places(roots: Mapping[str, object]) -> Iterator[Place]:
+def _places(roots: Mapping[str, object], *, code: bool) -> Iterator[Place]:
     """Breadth first, everything once."""
     waiting = deque(roots.items())
     seen: dict[int, object] = {}
@@ -159,9 +163,18 @@ def _places(roots: Mapping[str, object]) -> Iterator[Place]:
             continue
         if _is_function(value):
             seen[id(value)] = value  # kept, so that its id stays its own
-            waiting.extend((joined(path, name), held) for name, held in kept_by(value))
+            for name, held in kept_by(value):
+                if not code or not isinstance(held, Globals):
+                    waiting.append((joined(path, name), held))
+            if code and isinstance(value, types.FunctionType) and not _is_installed(value):
+                waiting.extend(_globals_read(value))
             continue
+        if code and not isinstance(value, type):
+            waiting.append((type(value).__name__, type(value)))
         holder = _holder(value)
+        if holder is None and code and isinstance(value, type) and not _is_installed(value):
+            waiting.extend((base.__name__, base) for base in value.__bases__)
+            holder = vars(value)
         if holder is None:
             continue
         seen[id(value)] = value
@@ -174,8 +187,31 @@ def _places(roots: Mapping[str, object]) -> Iterator[Place]:
         )
 
 
+def _globals_read(function: types.FunctionType) -> Iterator[tuple[str, Globals]]:
+    """What its code names, of its own Python module and of the user's that it names."""
+    names = Globals(function.__globals__, named_in(function))
+    yield "", names
+    for name, value in names.read().items():
+        if isinstance(value, types.ModuleType) and not _is_installed_module(value.__name__):
+            yield name, Globals(vars(value), names.names)
+
+
+def _is_installed(value: object) -> bool:
+    """Whether a class or function is of a library; what else there is belongs to the user."""
+    made = getattr(value, "__module__", None)
+    return isinstance(made, str) and _is_installed_module(made)
+
+
+def _is_installed_module(name: str) -> bool:
+    file = str(getattr(sys.modules.get(name), "__file__", None))
+    first = name.partition(".")[0]
+    return first in _LIBRARIES or first in _OWN or any(part in file for part in _INSTALLED)
+
+
 def _is_function(value: object) -> bool:
-    if isinstance(value, functools.partial | types.MethodType):
+    if isinstance(value, functools.partial | types.MethodType | property):
+        return True
+    if isinstance(value, staticmethod | classmethod):
         return True
     return isinstance(value, types.FunctionType) and not _of_library(value)
 
@@ -198,12 +234,12 @@ def _of_library(made: type | types.FunctionType) -> bool:
 
 def _below(path: str, value: object, key: object) -> str:
     """A module's parts are called as torch calls them, without the dict that holds them."""
-    registers = isinstance(value, nn.Module) and key in _REGISTERS
+    registers = isinstance(value, nn.Module) and key in REGISTERS
     return path if registers else joined(path, key)
 
 
 def _copy(holder: Any) -> Any:
-    if isinstance(holder, Globals | types.CellType):
+    if isinstance(holder, Globals | types.CellType | types.MappingProxyType):
         return dict(_items(holder))
     for kind in _CONTAINERS:
         if isinstance(holder, kind):
@@ -213,7 +249,7 @@ def _copy(holder: Any) -> Any:
 
 def _items(holder: Any) -> Iterator[tuple[Any, Any]]:
     """Members of a set stand for themselves."""
-    if isinstance(holder, dict):
+    if isinstance(holder, dict | types.MappingProxyType):
         yield from holder.items()
     elif isinstance(holder, Globals):
         yield from holder.read().items()

@@ -19,6 +19,7 @@ from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.left_out import DefaultIgnored
 from p2ptrain.model.optimizer import optimizer_state_ratio, state_slots
+from p2ptrain.model.outdated import Outdated
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.model.rehearsal import Effort, rehearse
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
@@ -66,6 +67,7 @@ class Prepared:
         first_step: updates that the state has behind it.
         evaluated: the highest step whose evaluation was told by the run that made the state.
         steps: updates in all.
+        outdated: says what model and loss read in Python that has changed since.
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
         maps: of the first units, where they can be cut into tiles and may be.
         warnings: what people should know of what was read.
@@ -85,6 +87,7 @@ class Prepared:
     state: Mapping[str, Tensor]
     first_step: int
     steps: int
+    outdated: Outdated
     evaluated: int = 0
     only_rounds: str = ""
     maps: MapNetwork | None = None
@@ -136,6 +139,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     evaluates = evaluation is not None
     with timed(log, "exported"), _explained(job, samples, order):
         captured = capture(job.model, job.loss, example, evaluation=evaluates)
+    outdated = Outdated(job.model, job.loss)
     if evaluates:
         check_evaluation(job.metrics, captured)
     over_all = frozenset[str]()
@@ -183,6 +187,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
         maps=maps,
         changes=changes,
         over_all=over_all,
+        outdated=outdated,
     )
     return prepared if options.resume is None else _resumed(prepared, options)
 

@@ -211,6 +211,7 @@ class TrainingLoop:
                 break
             if shape.mode is Mode.TRAIN:
                 await self._finish_step(order)
+                await self._warn_of_outdated(shape.step + 1)
             else:
                 await self._finish_evaluation(order)
             self._ahead.release()
@@ -239,6 +240,19 @@ class TrainingLoop:
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
         self._reports.busy({seat: report.busy for seat, report in reports.items()})
         self._take_checkpoint(step)
+
+    async def _warn_of_outdated(self, step: int) -> None:
+        """After 1, 2, 4, 8 updates and so on, and after the last."""
+        if step & (step - 1) and step != self._course.steps:
+            return
+        if names := await in_background(self._prepared.outdated.news):
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            self._reports.warn(
+                f"{', '.join(map(repr, names[:3]))}{more} changed after the model was captured, "
+                "and the devices compute with what it was then. If forward() or the loss reads it, "
+                "this is not what plain torch trains: keep it in a buffer that forward() writes "
+                "in place, or let it come with each sample"
+            )
 
     def _take_checkpoint(self, step: int) -> None:
         if self._checkpointer is not None and self._checkpointer.is_due(step):

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import PlanError, ScriptError, TrainingError
+from p2ptrain.observe.events import Warned
 from p2ptrain.training.job import SGD, Job
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import one_stage_each
@@ -82,3 +83,44 @@ async def test_a_model_whose_backward_fails_is_told_in_torchs_words(count: int) 
     async with devices(count) as household:
         with pytest.raises(PlanError, match=said):
             await household.holder_run(made, one_stage_each(count, 8)).run()
+
+
+SCALE = 1.0
+
+
+class Scaled(nn.Module):
+    """Computes with a global."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(12, 12), nn.Linear(12, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x) * SCALE
+        return out
+
+
+class Rescales(list[tuple[torch.Tensor, int]]):
+    """Data that change it, long after the model was captured and compared."""
+
+    reads = 0
+
+    def __getitem__(self, index: object) -> tuple[torch.Tensor, int]:  # type: ignore[override]
+        global SCALE
+        self.reads += 1
+        SCALE = 1.0 if self.reads < 200 else 2.0
+        assert isinstance(index, int)
+        return super().__getitem__(index)
+
+
+async def test_a_global_that_the_data_change_under_the_model_is_warned_of_once() -> None:
+    torch.manual_seed(0)
+    data = Rescales((torch.randn(12), k % 2) for k in range(32))
+    sizes = {"batch_size": 8, "micro_batch": 4, "epochs": 16}
+    made = Job(Scaled(), data, cross_entropy, optimizer=SGD(lr=0.1), **sizes)  # type: ignore[arg-type]
+    async with devices(2) as household:
+        await household.holder_run(made).run()
+    told = [event.message for event in household.events if isinstance(event, Warned)]
+    assert [message.partition(" ")[0] for message in told if "was captured" in message] == [
+        "'SCALE'"
+    ]
