@@ -29,7 +29,6 @@ from p2ptrain.mesh.backoff import Backoff
 from p2ptrain.mesh.hello import (
     Hello,
     Refusal,
-    elsewhere_of,
     mismatch,
     new_token,
     refusal_of,
@@ -575,14 +574,14 @@ class Connections:
             self._refused(link, refusal)
 
     def _refused(self, link: PeerLink, message: Message) -> None:
-        reason, version, software = refusal_of(message)
-        if reason is Refusal.COPIED and link.peer_id == self._around.self_id:
+        said = refusal_of(message)
+        if said.reason is Refusal.COPIED and link.peer_id == self._around.self_id:
             self._around.on_fatal(copied_identity())  # it has our key: that is proved
-        elif reason is Refusal.COPIED:
-            self._around.on_copied(link.peer_id, elsewhere_of(message))
-        if reason is Refusal.VERSION:
-            raise VersionMismatch(mismatch(version, software))
-        raise LinkClosed(f"device {link.peer_id[:16]} refused the link: {reason.value}")
+        elif said.reason is Refusal.COPIED:
+            self._around.on_copied(link.peer_id, said.elsewhere)
+        if said.reason is Refusal.VERSION:
+            raise VersionMismatch(mismatch(said.version, said.software))
+        raise LinkClosed(f"device {link.peer_id[:16]} refused the link: {said.reason.value}")
 
 
 def copied_identity() -> UserError:

@@ -6,14 +6,42 @@ carries out the instructions that come back, in their order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.text import PeerName, printable
+from p2ptrain.net import cbor
+from p2ptrain.net.forms import By, DeviceId, Key, Range, Rare, Text
 
-Info: TypeAlias = Mapping[str, int | float | str]
+INCARNATION_LIMIT = 1 << 48
+INFO_LIMIT_BYTES = 1024
+_INFO_ITEMS_LIMIT = 32
+_INFO_TEXT_LIMIT_CHARACTERS = 256
+
+
+def _read_info(value: object) -> Mapping[str, int | float | str]:
+    """Numbers and texts that can be shown, at most so many."""
+    if not isinstance(value, Mapping) or len(value) > _INFO_ITEMS_LIMIT:
+        raise ValueError(f"expected an object of at most {_INFO_ITEMS_LIMIT} items")
+    if not all(_is_plain(item) for item in (*value.keys(), *value.values())):
+        raise ValueError("expected numbers and texts that can be shown, found something else")
+    if len(cbor.dumps(value)) > INFO_LIMIT_BYTES:
+        raise ValueError(f"expected at most {INFO_LIMIT_BYTES} bytes in all")
+    return value
+
+
+def _is_plain(item: object) -> bool:
+    if isinstance(item, str):
+        return printable(item, _INFO_TEXT_LIMIT_CHARACTERS) == item
+    return type(item) is int or (type(item) is float and math.isfinite(item))
+
+
+Info: TypeAlias = Annotated[Mapping[str, int | float | str], By(_read_info, dict)]
+"""What a device says of itself."""
 Payload: TypeAlias = dict[str, Any]
 """A plain dictionary that survives CBOR, at most `MembershipConfig.message_limit_bytes` of it."""
 
@@ -23,23 +51,22 @@ class MemberRecord:
     """One device as somebody knows it.
 
     Attributes:
-        id: the device's id; 1 to 64 printable ASCII characters.
-        name: shown to people; 1 to 64 printable characters.
+        name: shown to people.
         incarnation: raised by the device itself, to contradict what others say of it.
         state: as the holder of this record sees the device.
-        info: what the device says of itself; at most 1 KiB in CBOR.
+        info: what the device says of itself.
         instance: drawn anew by every process, so that a restart is never mistaken for the
             process before it. Empty in the record given to `Membership`: it draws one.
         certain: in state "dead" only: that process is known to have ended; else it was silent.
     """
 
-    id: str
-    name: str
-    incarnation: int = 1
+    id: DeviceId
+    name: PeerName
+    incarnation: Annotated[int, Range(0, INCARNATION_LIMIT), Key("inc")] = 1
     state: MemberState = MemberState.ALIVE
     info: Info = field(default_factory=dict)
-    instance: str = ""
-    certain: bool = False
+    instance: Annotated[str, Text(64), Key("run")] = ""
+    certain: Annotated[bool, Key("sure"), Rare()] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.connections import Connections
 from p2ptrain.mesh.discovered import Candidate
-from p2ptrain.mesh.hello import elsewhere_of
+from p2ptrain.mesh.hello import refusal_of
 from p2ptrain.mesh.interfaces import without_scope
 from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.net.message import Message
@@ -65,7 +65,7 @@ class OwnCopies:
 
     async def refused(self, peer_id: str, message: Message) -> None:
         """A member says over a link that is up that it found an older process of our identity."""
-        self.suspected(peer_id, elsewhere_of(message))
+        self.suspected(peer_id, refusal_of(message).elsewhere)
 
     def suspected(self, peer_id: str, addresses: Sequence[Address]) -> None:
         """A member says so, and where that process listens."""

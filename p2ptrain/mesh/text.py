@@ -12,8 +12,10 @@ same name is the same text, wherever it was typed and whoever tells of it.
 from __future__ import annotations
 
 import unicodedata
+from typing import Annotated, TypeAlias
 
 from p2ptrain.errors import OptionError
+from p2ptrain.net.forms import By
 
 NAME_LIMIT_CHARACTERS = 48
 """Longest device name; NAME-2 may take a few characters more."""
@@ -35,6 +37,16 @@ def peer_name(text: str) -> str:
     """A peer's name as it may be shown; never empty, never a path."""
     shown = "".join("_" if c in _FORBIDDEN_IN_NAMES else c for c in printable(text, _LOOKED_AT))
     return as_written(shown)[: NAME_LIMIT_CHARACTERS + 4].strip(" .") or "unnamed"
+
+
+def _read_name(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a name, found something else")
+    return peer_name(value)
+
+
+PeerName: TypeAlias = Annotated[str, By(_read_name, str)]
+"""Of a device, in a form: one that no device may have becomes one that it may."""
 
 
 def as_written(name: str) -> str:

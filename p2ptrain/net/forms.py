@@ -53,12 +53,14 @@ class Range:
 class Text:
     """Of a str: one line of at most `most` characters, and nothing that a terminal obeys.
 
-    With `clean`, a text for people: what could not be shown is replaced, and not refused.
+    With `clean`, a text for people: what could not be shown is replaced, and not refused. With
+    `like`, a regular expression that all of it fits.
     """
 
     most: int
     least: int = 0
     clean: bool = False
+    like: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,11 @@ class Key:
     """The field's key, where it is not its name."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rare:
+    """The field is left out where it is its default: False, None, "", (), or one of an enum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,7 @@ class By:
 
 Id: TypeAlias = Annotated[str, Text(64)]
 """Of a device, a job or a model."""
+DeviceId: TypeAlias = Annotated[str, Text(64, 1, like="[ -~]+")]
 Count: TypeAlias = Annotated[int, Range(0, 2**53)]
 Positive: TypeAlias = Annotated[int, Range(1, 2**53)]
 Bytes: TypeAlias = Annotated[int, Range(0, 2**63)]

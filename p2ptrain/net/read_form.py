@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -287,6 +288,7 @@ def _in_range(value: T, limit: Range) -> T:
 
 def _reader_of_text(marks: tuple[Any, ...]) -> Convert:
     limit = mark(marks, Text) or Text(TEXT_LIMIT_CHARACTERS)
+    fits = re.compile(limit.like, re.DOTALL).fullmatch if limit.like else None
 
     def read_text(value: Any) -> str:
         if not isinstance(value, str):
@@ -294,6 +296,8 @@ def _reader_of_text(marks: tuple[Any, ...]) -> Convert:
         if not limit.least <= len(value) <= limit.most:
             bounds = f"{limit.least} to {limit.most} characters"
             raise _Wrong(f"expected a text of {bounds}, found {shown(value)}")
+        if fits is not None and not fits(value):
+            raise _Wrong(f"expected a text like {limit.like}, found {shown(value)}")
         if value.isprintable():
             return str(value)
         if limit.clean:

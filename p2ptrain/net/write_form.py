@@ -9,12 +9,12 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from p2ptrain.net.forms import By, Convert, Flat, Row, Text, declared, key_of, mark
+from p2ptrain.net.forms import By, Convert, Flat, Rare, Row, Text, declared, key_of, mark
 from p2ptrain.net.read_form import one_line
 
 
 def write_form(form: object) -> dict[str, Any]:
-    """Plain data that `read` takes; fields that are None by default and None are left out."""
+    """Plain data that `read` takes; None is left out where it is the default, others if `Rare`."""
     kind: Any = type(form)
     fields: dict[str, Any] = _fields_writer(kind)(form)
     return fields
@@ -22,25 +22,24 @@ def write_form(form: object) -> dict[str, Any]:
 
 @cache
 def _fields_writer(form: type) -> Convert:
-    fields: list[tuple[str, str, Convert | None, bool]] = []
+    fields: list[tuple[str, str, Convert | None, Any]] = []
     flat: list[tuple[str, Convert]] = []
     for field, hint, marks in declared(form):
         if mark(marks, Flat):
             flat.append((field.name, _fields_writer(hint)))
         else:
-            key, writer = key_of(field, marks), _writer(hint, marks)
-            fields.append((field.name, key, writer, field.default is None))
+            may_lack = field.default is None or mark(marks, Rare) is not None
+            left_out = field.default if may_lack else dataclasses.MISSING
+            fields.append((field.name, key_of(field, marks), _writer(hint, marks), left_out))
 
     def write_fields(value: Any) -> dict[str, Any]:
         said: dict[str, Any] = {}
         for name, writer in flat:
             said |= writer(getattr(value, name))
-        for name, key, write_one, may_lack in fields:
+        for name, key, write_one, left_out in fields:
             item = getattr(value, name)
-            if item is not None:
-                said[key] = item if write_one is None else write_one(item)
-            elif not may_lack:
-                said[key] = None
+            if item is not left_out:
+                said[key] = item if write_one is None or item is None else write_one(item)
         return said
 
     return write_fields

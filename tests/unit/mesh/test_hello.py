@@ -50,21 +50,22 @@ def test_a_hello_survives_the_wire() -> None:
     ("key", "value"),
     [
         ("name", 5),
-        ("name", "x" * 300),
         ("instance", None),
         ("instance", "x" * 17),
         ("uptime_seconds", float("nan")),
         ("uptime_seconds", -1.0),
-        ("uptime_seconds", 1),
+        ("uptime_seconds", True),
         ("port", 0),
         ("port", 65536),
         ("port", True),
         ("addresses", "10.0.0.2"),
         ("addresses", ["x"] * 9),
         ("addresses", [5]),
+        ("addresses", ["\0"]),
         ("info", []),
         ("info", {"a": []}),
         ("info", {"a": "x" * 2000}),
+        ("info", {"a": "\x1b[31m"}),
         ("version", 0),
         ("version", "1"),
     ],
@@ -76,7 +77,7 @@ def test_a_malformed_hello_is_refused(key: str, value: Any) -> None:
 
 
 def test_of_the_addresses_in_a_hello_those_count_that_can_be_dialled() -> None:
-    told = ["a" * 64, "..", "\0", "nas.local", "10.0.0.2", "fe80::1%a\0b", "fe80::1%eth0.7", "::"]
+    told = ["a" * 64, "..", "nas.local", "10.0.0.2", "fe80::1%a..b", "fe80::1%eth0.7", "::"]
     fields = {**to_message(HELLO).fields, "addresses": told}
     theirs = from_message(Message("mesh.hello", fields))
     assert theirs.addresses == ("10.0.0.2", "fe80::1%eth0.7")
@@ -127,8 +128,9 @@ def test_bad_names_of_ones_own_are_said(name: str) -> None:
 
 
 def test_refusals_survive_the_wire() -> None:
-    reason, version, _software = refusal_of(refused(Refusal.COPIED))
-    assert (reason, version) == (Refusal.COPIED, PROTOCOL_VERSION)
+    said = refusal_of(refused(Refusal.COPIED, HELLO))
+    assert (said.reason, said.version) == (Refusal.COPIED, PROTOCOL_VERSION)
+    assert said.elsewhere == (("10.0.0.2", 47300),)
     with pytest.raises(ProtocolError):
         refusal_of(Message("mesh.refused", {"reason": "no", "version": 1, "software": ""}))
 

@@ -17,7 +17,6 @@ from p2ptrain.mesh.events import MemberRecord
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.local_health import LocalHealth
 from p2ptrain.mesh.membership_wire import (
-    SEQUENCE_LIMIT,
     Claim,
     Kind,
     MembershipMessage,
@@ -266,7 +265,7 @@ _messages = st.one_of(
     st.builds(
         MembershipMessage,
         st.just(Kind.REQUEST),
-        sequence=st.integers(0, SEQUENCE_LIMIT),
+        sequence=st.integers(0, 1 << 53),
         target=_ids,
     ),
     st.builds(
@@ -339,14 +338,13 @@ def test_bad_fields_are_refused(change: dict[str, object]) -> None:
         {"id": ""},
         {"id": "a\n"},
         {"id": "ä"},
-        {"name": "\x1b[31m"},
-        {"name": "x" * 65},
+        {"name": 5},
         {"inc": (1 << 64) - 1},
         {"inc": 1.0},
         {"state": "undead"},
         {"info": {"k": [1]}},
         {"info": {"k": float("nan")}},
-        {"info": {"k": 1 << 63}},
+        {"info": {"k": 1 << 64}},
         {"info": {"k": True}},
         {"info": {7: 1}},
         {"info": {"\x1b[31m": 1}},
@@ -368,7 +366,10 @@ def test_bad_claims_are_refused(change: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     ("told", "kept"),
-    [("../a", "_a"), (" anna. ", "anna"), ("...", "unnamed"), ("x" * 64, "x" * 52)],
+    [
+        *(("../a", "_a"), (" anna. ", "anna"), ("...", "unnamed"), ("x" * 65, "x" * 52)),
+        ("\x1b[31m", "_[31m"),
+    ],
 )
 def test_a_name_that_no_device_may_have_is_replaced(told: str, kept: str) -> None:
     """Others are told it in trust records, and end the link over one that none may have."""

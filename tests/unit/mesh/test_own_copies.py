@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.errors import LinkClosed
+from p2ptrain.errors import LinkClosed, ProtocolError
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.discovered import Candidate
 from p2ptrain.mesh.hello import Hello, Refusal, refused
@@ -113,16 +113,26 @@ async def test_a_members_word_of_a_copy_is_looked_into_and_ends_nothing() -> Non
         older = Hello("anna", "other", 9.0, 4000, ("10.0.0.9", "no address", "0.0.0.0"))
         await copies.refused("bert", refused(Refusal.COPIED, older))
         await network.begun()
-        assert network.dials == [[("10.0.0.9", 4000)]]
+        assert network.dials == [(("10.0.0.9", 4000),)]
         network.let_go()
         await network.begun()  # nobody with our certificate was there
         assert network.liars == ["bert"]
 
 
-@pytest.mark.parametrize("elsewhere", [None, [], 7, [[]], [["10.0.0.1", "x"]], [["x" * 99, 1]]])
+@pytest.mark.parametrize("elsewhere", [[], [["x" * 99, 1]], [["0.0.0.0", 4000]]])
 async def test_a_word_without_an_address_is_a_lie(elsewhere: object) -> None:
     network = _Network()
     async with TaskScope() as scope:
         message = Message("mesh.refused", {"reason": "copied", "elsewhere": elsewhere})
         await _copies(network, scope).refused("bert", message)
     assert (network.dials, network.liars) == ([], ["bert"])
+
+
+@pytest.mark.parametrize("elsewhere", [None, 7, [[]], [["10.0.0.1", "x"]]])
+async def test_a_malformed_word_is_refused(elsewhere: object) -> None:
+    network = _Network()
+    async with TaskScope() as scope:
+        message = Message("mesh.refused", {"reason": "copied", "elsewhere": elsewhere})
+        with pytest.raises(ProtocolError):
+            await _copies(network, scope).refused("bert", message)
+    assert network.dials == []

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.net import cbor
-from p2ptrain.net.forms import By, Flat, Key, Length, Range, Row, Text
+from p2ptrain.net.forms import By, Flat, Key, Length, Range, Rare, Row, Text
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 
@@ -69,6 +69,8 @@ class Everything:
     other: Annotated[complex, By(_complex, lambda v: v.real)]
     plain: Any = None
     late: int | None = None
+    digits: Annotated[str, Text(4, like="[0-9]+")] = "0"
+    rare: Annotated[bool, Rare()] = False
 
 
 short = st.text("abxé ü", max_size=4)
@@ -94,6 +96,8 @@ everything = st.builds(
     other=numbers.map(lambda x: complex(x, 1.0)),
     plain=st.none() | st.lists(st.integers(0, 9), max_size=2),
     late=st.none() | st.integers(0, 9),
+    digits=st.text("0123456789", min_size=1, max_size=4),
+    rare=st.booleans(),
 )
 junk = st.recursive(
     st.none()
@@ -109,7 +113,7 @@ junk = st.recursive(
 EXAMPLE = Everything(
     *(Place("job", 3), Colour.RED, Level.HIGH, Point(0.5), Point(0.25, 0.5), (1, 2)),
     *(("a", 0.5), frozenset({"b", "a"}), {"k": (Point(1.0),)}, b"xy", True, "or", "two"),
-    *(math.inf, "words", 2 + 1j, [1], 4),
+    *(math.inf, "words", 2 + 1j, [1], 4, "77", True),
 )
 PATHS = list(write_form(EXAMPLE))
 
@@ -166,6 +170,7 @@ def test_junk_in_the_place_of_a_field_is_one_error_or_fits(key: str, value: Any)
         ("is_sure", 1, "form.is_sure: expected true or false, found 1"),
         ("mode", "three", "form.mode: expected one of one, two"),
         ("other", "x", "form.other: no part of a"),
+        ("digits", "7x", "form.digits: expected a text like .*, found '7x'"),
     ],
 )
 def test_the_error_names_the_place_and_what_was_found(key: str, value: Any, said: str) -> None:
@@ -186,6 +191,7 @@ def test_a_part_is_read_beside_the_keys_of_others_only_where_that_is_said() -> N
         read_form(Place, fields, "form")
 
 
-def test_what_is_none_by_default_is_left_out() -> None:
-    assert "late" in write_form(EXAMPLE)
+def test_what_is_none_by_default_is_left_out_and_what_is_rare_where_it_is_its_default() -> None:
+    assert {"late", "rare"} <= write_form(EXAMPLE).keys()
+    assert not {"late", "rare"} & write_form(replace(EXAMPLE, late=None, rare=False)).keys()
     assert write_form(Point(0.5)) == {"x": 0.5, "y": 1.0}
