@@ -13,12 +13,13 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
-from p2ptrain.errors import UserError
+from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.mesh.sealed import Damaged, open_json, seal_json
+from p2ptrain.net.read_form import read_form
 from p2ptrain.replace_file import replace_file
 
 _PRIVATE_FOLDER = 0o700
@@ -26,6 +27,8 @@ _PRIVATE_FILE = 0o600
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _HAS_MODES = os.name == "posix"
 _TEMPORARY_SUFFIX = ".tmp"
+
+T = TypeVar("T")
 
 
 class StateFolder:
@@ -94,6 +97,19 @@ class StateFolder:
         try:
             return open_json(content)
         except Damaged as error:
+            raise BrokenFile(self.path / name, str(error)) from error
+
+    def read_form(self, name: str, form: type[T]) -> T | None:
+        """The file's value as a form; what later releases say beside it is not looked at.
+
+        Raises:
+            UserError: as `read`.
+            BrokenFile: the file is damaged.
+        """
+        value = self.read_json(name)
+        try:
+            return None if value is None else read_form(form, value, "the file", extra=True)
+        except ProtocolError as error:
             raise BrokenFile(self.path / name, str(error)) from error
 
     def write_json(self, name: str, value: Mapping[str, object]) -> None:

@@ -15,12 +15,10 @@ says what that means).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import astuple, dataclass, replace
+from typing import Annotated, NamedTuple, TypeAlias
 
-from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.identity import (
     CERTIFICATE_LIMIT_BYTES,
     Identity,
@@ -30,6 +28,8 @@ from p2ptrain.mesh.identity import (
 )
 from p2ptrain.mesh.text import peer_name
 from p2ptrain.net import cbor
+from p2ptrain.net.forms import By, Length, Range, Row, Text
+from p2ptrain.net.read_form import read_form
 
 DEVICES_LIMIT = 256
 """Most devices remembered, removed ones included: paired peers cannot fill disk or memory."""
@@ -41,7 +41,19 @@ the greatest counter would make a removal final for ever."""
 RECORD_LIMIT_BYTES = 2048
 
 _SIGNED_LABEL = "p2ptrain trust record 1"
-_ID = re.compile(r"[0-9a-f]{64}")
+
+
+def _read_name(value: object) -> str:
+    # It is signed, so it cannot be replaced by one that a device may have.
+    if not isinstance(value, str) or peer_name(value) != value:
+        raise ValueError("expected a name that a device may have")
+    return value
+
+
+Digest: TypeAlias = Annotated[str, Text(64, like="[0-9a-f]{64}")]
+"""The id of a device, where it may be no other text."""
+Counter: TypeAlias = Annotated[int, Range(1, 2**62)]
+Certificate: TypeAlias = Annotated[bytes, Length(CERTIFICATE_LIMIT_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +69,24 @@ class TrustedDevice:
         introduced_by: id of the device that vouched for it; our own id where we paired.
     """
 
-    id: str
-    certificate_der: bytes
-    name: str
-    counter: int
+    id: Digest
+    certificate_der: Certificate
+    name: Annotated[str, By(_read_name, str)]
+    counter: Counter
     revoked: bool
-    introduced_by: str
+    introduced_by: Digest
+
+    def __post_init__(self) -> None:
+        if device_id(self.certificate_der) != self.id:
+            raise ValueError("the certificate is not that of its device")
 
 
 @dataclass(frozen=True, slots=True)
 class TrustRecord:
     """A device's signed word about another one; `device.introduced_by` is the signer."""
 
-    device: TrustedDevice
-    signature: bytes
+    device: Annotated[TrustedDevice, Row()]
+    signature: Annotated[bytes, Length(128)]
 
 
 TrustBook = Mapping[str, TrustedDevice]
@@ -177,7 +193,7 @@ def after_removal(known: TrustedDevice, self_id: str) -> TrustedDevice:
 
 def encode_record(record: TrustRecord) -> bytes:
     """As CBOR, at most RECORD_LIMIT_BYTES."""
-    return cbor.dumps([*_said(record.device), record.signature])
+    return cbor.dumps([*astuple(record.device), record.signature])
 
 
 def decode_record(data: bytes) -> TrustRecord:
@@ -186,42 +202,16 @@ def decode_record(data: bytes) -> TrustRecord:
     Raises:
         ProtocolError: it is malformed, or its id is not its certificate's.
     """
-    match cbor.loads(data, RECORD_LIMIT_BYTES, 2):
-        case [
-            str(claimed),
-            bytes(certificate),
-            str(name),
-            int(counter),
-            bool(revoked),
-            str(signer),
-            bytes(signature),
-        ] if 0 < counter < 2**62 and _ID.fullmatch(signer) and peer_name(name) == name:
-            _check_certificate(claimed, certificate)
-            device = TrustedDevice(claimed, certificate, name, counter, revoked, signer)
-            return TrustRecord(device, signature)
-    raise ProtocolError("a trust record is malformed")
-
-
-def _check_certificate(claimed_id: str, certificate_der: bytes) -> None:
-    if len(certificate_der) > CERTIFICATE_LIMIT_BYTES or device_id(certificate_der) != claimed_id:
-        raise ProtocolError("a trust record's certificate is not that of its device")
+    items = cbor.loads(data, RECORD_LIMIT_BYTES, 2)
+    *device, signature = items if isinstance(items, list) and items else [None]
+    fields = {"device": device, "signature": signature}
+    return read_form(TrustRecord, fields, "a trust record")
 
 
 def _is_newer(device: TrustedDevice, known: TrustedDevice) -> bool:
     return (device.counter, device.revoked) > (known.counter, known.revoked)
 
 
-def _said(device: TrustedDevice) -> list[Any]:
-    return [
-        device.id,
-        device.certificate_der,
-        device.name,
-        device.counter,
-        device.revoked,
-        device.introduced_by,
-    ]
-
-
 def _signed_bytes(device: TrustedDevice) -> bytes:
     # A list of fixed order encodes to the same bytes everywhere (RFC 8949, section 4.2).
-    return cbor.dumps([_SIGNED_LABEL, *_said(device)])
+    return cbor.dumps([_SIGNED_LABEL, *astuple(device)])

@@ -9,19 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.conduct import Offence
-from p2ptrain.mesh.trust import TrustedDevice, TrustRecord, decode_record, encode_record
+from p2ptrain.mesh.trust import (
+    RECORD_LIMIT_BYTES,
+    TrustedDevice,
+    TrustRecord,
+    decode_record,
+    encode_record,
+)
 from p2ptrain.mesh.trust_store import TrustStore
+from p2ptrain.net.forms import Length
 from p2ptrain.net.message import Message
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 
 log = get_logger(__name__)
 
 TRUST_KIND = "trust.record"
 ADDRESSES_LIMIT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    record: Annotated[bytes, Length(RECORD_LIMIT_BYTES)]
+    addresses: Annotated[tuple[Address, ...], Length(ADDRESSES_LIMIT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +85,8 @@ class TrustExchange:
     async def take(self, peer_id: str, message: Message) -> None:
         """Handler of TRUST_KIND."""
         try:
-            record, addresses = _parse(message)
+            told = read_form(_Told, message.fields, "a trust record's message", extra=True)
+            record = decode_record(told.record)
         except ProtocolError as error:
             self._hooks.note(peer_id, Offence.MALFORMED, "", str(error))
             self._hooks.cut(peer_id, str(error))
@@ -78,7 +95,7 @@ class TrustExchange:
         log.debug("trust_record", about=record.device.id[:16], by=peer_id[:16], why=reason)
         if entry is not None:
             log.info("trust", name=entry.name, change=reason, by=peer_id[:16])
-            self._hooks.changed(entry, addresses)
+            self._hooks.changed(entry, told.addresses)
             self.spread(entry.id, except_for=peer_id)
 
     def _taken(self, record: TrustRecord, peer_id: str) -> tuple[TrustedDevice | None, str]:
@@ -102,21 +119,6 @@ class TrustExchange:
     def _tell(self, peer_id: str, record: TrustRecord) -> None:
         about = record.device.id
         if about != peer_id:
-            known = self._hooks.addresses(about)[:ADDRESSES_LIMIT]
-            addresses = [[host, port] for host, port in known]
-            fields = {"record": encode_record(record), "addresses": addresses}
-            self._hooks.post(peer_id, Message(TRUST_KIND, fields))
-
-
-def _parse(message: Message) -> tuple[TrustRecord, list[Address]]:
-    data, entries = message.fields.get("record"), message.fields.get("addresses")
-    if not isinstance(data, bytes) or not isinstance(entries, list):
-        raise ProtocolError("a trust record's message is malformed")
-    addresses: list[Address] = []
-    for entry in entries[:ADDRESSES_LIMIT]:
-        match entry:
-            case [str(host), int(port)]:
-                addresses.append((host, port))
-            case _:
-                raise ProtocolError("a trust record's addresses are malformed")
-    return decode_record(data), addresses
+            addresses = tuple(self._hooks.addresses(about)[:ADDRESSES_LIMIT])
+            told = _Told(encode_record(record), addresses)
+            self._hooks.post(peer_id, Message(TRUST_KIND, write_form(told)))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import Lock
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from p2ptrain.errors import PairingError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.identity import Identity, can_be_a_device, device_id
-from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
-from p2ptrain.mesh.text import peer_name
+from p2ptrain.mesh.identity import Identity, can_be_a_device
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.text import PeerName
 from p2ptrain.mesh.trust import (
+    Counter,
+    Digest,
     TrustBook,
     TrustedDevice,
     TrustRecord,
@@ -25,11 +26,13 @@ from p2ptrain.mesh.trust import (
     judge,
     sign_record,
 )
+from p2ptrain.net.forms import By
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 
 log = get_logger(__name__)
 
 TRUST_FILE = "trusted.json"
-_FORMAT = "p2ptrain.trusted/1"
 
 
 class TrustStore:
@@ -141,31 +144,49 @@ class TrustStore:
             self._book = changed
 
     def _write(self, book: TrustBook) -> None:
-        devices = [_to_json(device) for device in book.values()]
-        self._folder.write_json(TRUST_FILE, {"format": _FORMAT, "devices": devices})
+        self._folder.write_json(TRUST_FILE, write_form(_Book(devices=tuple(book.values()))))
 
 
-def _to_json(device: TrustedDevice) -> dict[str, Any]:
-    return {
-        "id": device.id,
-        "name": device.name,
-        "certificate": base64.b64encode(device.certificate_der).decode(),
-        "counter": device.counter,
-        "revoked": device.revoked,
-        "introduced_by": device.introduced_by,
-    }
+def _from_base64(value: object) -> bytes:
+    return base64.b64decode(value if isinstance(value, str) else "?", validate=True)
+
+
+def _to_base64(der: bytes) -> str:
+    return base64.b64encode(der).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A device in the file."""
+
+    id: Digest
+    name: PeerName  # others end the link over one that no device may have
+    certificate: Annotated[bytes, By(_from_base64, _to_base64)]
+    counter: Counter
+    revoked: bool
+    introduced_by: Digest
+
+
+def _read_kept(value: object) -> TrustedDevice:
+    kept = read_form(_Kept, value, "a device")
+    rest = (kept.name, kept.counter, kept.revoked, kept.introduced_by)
+    return TrustedDevice(kept.id, kept.certificate, *rest)
+
+
+def _write_kept(d: TrustedDevice) -> dict[str, Any]:
+    kept = _Kept(d.id, d.name, d.certificate_der, d.counter, d.revoked, d.introduced_by)
+    return write_form(kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Book:
+    format: Literal["p2ptrain.trusted/1"] = "p2ptrain.trusted/1"
+    devices: tuple[Annotated[TrustedDevice, By(_read_kept, _write_kept)], ...]
 
 
 def _load(folder: StateFolder) -> dict[str, TrustedDevice]:
-    value = folder.read_json(TRUST_FILE)
-    if value is None:
-        return {}
-    try:
-        if value["format"] != _FORMAT:
-            raise BrokenFile(folder.path / TRUST_FILE, f"its format is not {_FORMAT}")
-        devices = [_from_json(item) for item in value["devices"]]
-    except (KeyError, TypeError, ValueError, binascii.Error) as error:
-        raise BrokenFile(folder.path / TRUST_FILE, "an entry is malformed") from error
+    book = folder.read_form(TRUST_FILE, _Book)
+    devices = book.devices if book is not None else ()
     return {device.id: device for device in devices if _is_real(device)}
 
 
@@ -175,17 +196,3 @@ def _is_real(device: TrustedDevice) -> bool:
     if not is_real:
         log.warning("trusted_device_forgotten", id=device.id[:16], why="its certificate is none")
     return is_real
-
-
-def _from_json(item: dict[str, Any]) -> TrustedDevice:
-    certificate = base64.b64decode(item["certificate"], validate=True)
-    if device_id(certificate) != item["id"]:
-        raise ValueError("the certificate is not that of its device")
-    return TrustedDevice(
-        id=item["id"],
-        certificate_der=certificate,
-        name=peer_name(str(item["name"])),  # others end the link over one that no device may have
-        counter=int(item["counter"]),
-        revoked=bool(item["revoked"]),
-        introduced_by=str(item["introduced_by"]),
-    )

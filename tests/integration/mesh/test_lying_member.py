@@ -17,7 +17,7 @@ from p2ptrain.mesh.device_file import DEVICE_FILE
 from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage
 from p2ptrain.mesh.election_wire import encode as encode_election
 from p2ptrain.mesh.events import MemberRecord
-from p2ptrain.mesh.identity import load_or_create
+from p2ptrain.mesh.identity import device_id, load_or_create
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership_wire import Claim, Kind, MembershipMessage
 from p2ptrain.mesh.membership_wire import encode as encode_membership
@@ -203,11 +203,11 @@ async def test_introductions_by_the_hundred_leave_room_and_cut_off_who_makes_the
 ) -> None:
     anna, _bert, eve = three
     signer = load_or_create(StateFolder(tmp_path / "eve"))
-    ghost = load_or_create(StateFolder(tmp_path / "ghost"))
+    ghosts = [f"ghost {n}".encode() for n in range(125)]
     store = anna.mesh._trust
     made_up = [
-        TrustedDevice(f"{n:064x}", ghost.certificate_der, f"ghost{n}", 1, False, signer.id)
-        for n in range(125)
+        TrustedDevice(device_id(ghost), ghost, ghost.decode(), 1, False, signer.id)
+        for ghost in ghosts
     ]
     store._book = {**store.book, **{entry.id: entry for entry in made_up}}
     for number in range(700):

@@ -121,8 +121,9 @@ def test_hello_and_refusal() -> None:
 
 
 def test_trust_record() -> None:
-    device = TrustedDevice(ID, b"certificate", "pi", 3, True, "cd" * 32)
-    said = [ID, b"certificate", "pi", 3, True, "cd" * 32, b"signature"]
+    own_id = hashlib.sha256(b"certificate").hexdigest()
+    device = TrustedDevice(own_id, b"certificate", "pi", 3, True, "cd" * 32)
+    said = [own_id, b"certificate", "pi", 3, True, "cd" * 32, b"signature"]
     assert encode_record(TrustRecord(device, b"signature")) == cbor.dumps(said)
 
 

@@ -324,7 +324,13 @@ def test_a_full_store_says_so(
         TrustStore(StateFolder(tmp_path / "state"), me).add_paired(anna.certificate_der, "anna")
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"format": "other"}', '{"format": 1'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{}", "[]", '{"format": "other"}', '{"format": 1'),
+        '{"format": "p2ptrain.trusted/1", "devices": [{"counter": 1e999}]}',
+    ],
+)
 def test_a_broken_store_says_what_to_do(devices: Devices, tmp_path: Path, content: str) -> None:
     folder = StateFolder(tmp_path / "state")
     folder.write(TRUST_FILE, content.encode())
