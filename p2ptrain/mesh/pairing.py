@@ -21,23 +21,60 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.errors import NotPaired, PairingError, ProtocolError, VersionMismatch
-from p2ptrain.mesh.hello import mismatch
-from p2ptrain.mesh.identity import CERTIFICATE_LIMIT_BYTES, Identity, device_id, is_signed
+from p2ptrain.mesh.hello import Software, Spoken, Version, mismatch
+from p2ptrain.mesh.identity import Identity, device_id, is_signed
 from p2ptrain.mesh.pake import Pake, Side, Spake2
-from p2ptrain.mesh.text import peer_name
+from p2ptrain.mesh.text import PeerName
+from p2ptrain.mesh.trust import Certificate
 from p2ptrain.net import cbor
+from p2ptrain.net.forms import Length, Range, Rare, Text
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 
 MESSAGE_LIMIT_BYTES = 4096
 _LABEL = b"p2ptrain pairing 1"
 
+T = TypeVar("T")
 MakePake: TypeAlias = Callable[[Side, str, bytes, bytes], Pake]
+_Proof: TypeAlias = Annotated[bytes, Length(256)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hello:
+    kind: Literal["hello"] = "hello"
+    version: Version
+    software: Annotated[Software, Rare()] = "unknown"
+    certificate: Annotated[Certificate, Rare()] = b""
+    pake: _Proof
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Confirm:
+    kind: Literal["confirm"] = "confirm"
+    mac: _Proof
+    signature: _Proof
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    kind: Literal["done"] = "done"
+    name: PeerName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    kind: Literal["refused"] = "refused"
+    reason: Annotated[str, Text(32)]
+    version: Version = PROTOCOL_VERSION
+    software: Software = __version__
+    tries_left: Annotated[int, Range(0, 99)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +135,13 @@ class Client:
 
     def hello(self) -> bytes:
         """The first message."""
-        self._hello = _encode(
-            "hello",
+        hello = _Hello(
             version=PROTOCOL_VERSION,
             software=__version__,
             certificate=self._identity.certificate_der,
             pake=self._pake.start(),
         )
+        self._hello = _encode(hello)
         return self._hello
 
     def confirm(self, answer: bytes) -> bytes:
@@ -113,14 +150,10 @@ class Client:
         Raises:
             VersionMismatch, PairingError, ProtocolError: the server refuses or is malformed.
         """
-        fields = _decode(answer, "hello")
-        version = _field(fields, "version", int)
-        if version != PROTOCOL_VERSION:
-            raise _mismatch(version, "unknown")
-        key = self._pake.finish(_field(fields, "pake", bytes))
+        key = self._pake.finish(_decode(answer, _Hello).pake)
         self._keys = _Keys(key, self._hello, answer, self._server_certificate)
         signature = self._identity.sign(self._keys.to_sign(Side.CLIENT))
-        return _encode("confirm", mac=self._keys.mac(Side.CLIENT), signature=signature)
+        return _encode(_Confirm(mac=self._keys.mac(Side.CLIENT), signature=signature))
 
     def done(self, answer: bytes) -> bytes:
         """The third message, to the server's confirmation.
@@ -128,16 +161,15 @@ class Client:
         Raises:
             WrongCode: the codes differ, or somebody sits between the two devices.
         """
-        fields = _decode(answer, "confirm")
+        said = _decode(answer, _Confirm)
         assert self._keys is not None, "confirm comes first"
-        if not self._keys.is_confirmed(Side.SERVER, fields, self._server_certificate):
+        if not self._keys.is_confirmed(Side.SERVER, said, self._server_certificate):
             raise WrongCode("the other device does not know the code")
-        return _encode("done", name=self._name)
+        return _encode(_Done(name=self._name))
 
     def finished(self, answer: bytes) -> PairedDevice:
         """Whom to store, from the server's last message: it has stored us."""
-        name = peer_name(_field(_decode(answer, "done"), "name", str))
-        return PairedDevice(self._server_certificate, name)
+        return PairedDevice(self._server_certificate, _decode(answer, _Done).name)
 
 
 class Server:
@@ -162,17 +194,12 @@ class Server:
             VersionMismatch: the client speaks another version; tell it with `refusal`.
             ProtocolError: the message is malformed.
         """
-        fields = _decode(message, "hello")
-        version = _field(fields, "version", int)
-        if version != PROTOCOL_VERSION:
-            raise _mismatch(version, _field(fields, "software", str))
-        self._client_certificate = _field(fields, "certificate", bytes)
-        if len(self._client_certificate) > CERTIFICATE_LIMIT_BYTES:
-            raise ProtocolError("the certificate in a pairing hello is too long")
+        said = _decode(message, _Hello)
+        self._client_certificate = said.certificate
         ids = _pake_ids(self.client_id, self._identity.id)
         pake = self._make_pake(Side.SERVER, code, *ids)
-        answer = _encode("hello", version=PROTOCOL_VERSION, pake=pake.start())
-        key = pake.finish(_field(fields, "pake", bytes))
+        answer = _encode(_Hello(version=PROTOCOL_VERSION, pake=pake.start()))
+        key = pake.finish(said.pake)
         self._keys = _Keys(key, message, answer, self._identity.certificate_der)
         return answer
 
@@ -184,21 +211,21 @@ class Server:
             NotPaired: the client's signature is wrong; its guess was not looked at.
             ProtocolError: the message is malformed; its guess was not looked at.
         """
-        fields = _decode(message, "confirm")
+        said = _decode(message, _Confirm)
         keys, self._keys = self._keys, None  # one guess only
         if keys is None:
             raise ProtocolError("a pairing attempt allows one confirmation")
-        if not keys.is_signed(Side.CLIENT, fields, self._client_certificate):
+        if not keys.is_signed(Side.CLIENT, said, self._client_certificate):
             raise NotPaired("the other device did not prove its own key")
-        if not keys.is_confirmed(Side.CLIENT, fields, self._client_certificate):
+        if not keys.is_confirmed(Side.CLIENT, said, self._client_certificate):
             raise WrongCode("a device tried a wrong code")
         signature = self._identity.sign(keys.to_sign(Side.SERVER))
-        return _encode("confirm", mac=keys.mac(Side.SERVER), signature=signature)
+        return _encode(_Confirm(mac=keys.mac(Side.SERVER), signature=signature))
 
     def done(self, message: bytes) -> tuple[PairedDevice, bytes]:
         """Whom to store, and the last message, to be sent once that is on disk."""
-        name = peer_name(_field(_decode(message, "done"), "name", str))
-        return PairedDevice(self._client_certificate, name), _encode("done", name=self._name)
+        paired = PairedDevice(self._client_certificate, _decode(message, _Done).name)
+        return paired, _encode(_Done(name=self._name))
 
 
 _REASONS: dict[type[Exception], str] = {
@@ -211,13 +238,8 @@ _REASONS: dict[type[Exception], str] = {
 
 def refusal(error: Exception, tries_left: int | None = None) -> bytes:
     """What the server answers instead, where it refuses."""
-    return _encode(
-        "refused",
-        reason=_REASONS.get(type(error), "malformed"),
-        version=PROTOCOL_VERSION,
-        software=__version__,
-        tries_left=tries_left,
-    )
+    reason = _REASONS.get(type(error), "malformed")
+    return _encode(_Refused(reason=reason, tries_left=tries_left))
 
 
 class _Keys:
@@ -242,14 +264,14 @@ class _Keys:
         """What `side` signs with its device key."""
         return _LABEL + side.value.encode() + self._transcript
 
-    def is_signed(self, side: Side, fields: dict[str, Any], certificate_der: bytes) -> bool:
+    def is_signed(self, side: Side, said: _Confirm, certificate_der: bytes) -> bool:
         """Whether the signature of a confirmation is by that certificate's key."""
-        return is_signed(certificate_der, self.to_sign(side), _field(fields, "signature", bytes))
+        return is_signed(certificate_der, self.to_sign(side), said.signature)
 
-    def is_confirmed(self, side: Side, fields: dict[str, Any], certificate_der: bytes) -> bool:
+    def is_confirmed(self, side: Side, said: _Confirm, certificate_der: bytes) -> bool:
         """Whether a confirmation proves code and device key."""
-        mac_fits = hmac.compare_digest(self.mac(side), _field(fields, "mac", bytes))
-        return mac_fits and self.is_signed(side, fields, certificate_der)
+        mac_fits = hmac.compare_digest(self.mac(side), said.mac)
+        return mac_fits and self.is_signed(side, said, certificate_der)
 
 
 def _pake_ids(client_id: str, server_id: str) -> tuple[bytes, bytes]:
@@ -258,50 +280,37 @@ def _pake_ids(client_id: str, server_id: str) -> tuple[bytes, bytes]:
     return b"client " + both, b"server " + both
 
 
-def _mismatch(version: int, software: str) -> VersionMismatch:
-    return VersionMismatch(mismatch(version, software))
+def _encode(form: object) -> bytes:
+    return cbor.dumps(write_form(form))
 
 
-def _encode(kind: str, **fields: Any) -> bytes:
-    return cbor.dumps({"kind": kind, **fields})
-
-
-def _decode(message: bytes, kind: str) -> dict[str, Any]:
-    """The fields of a message that must be of `kind`.
+def _decode(message: bytes, form: type[T]) -> T:
+    """A message that must be of that form.
 
     Raises:
+        VersionMismatch: it is another version's hello, of which no more is read.
         VersionMismatch, WrongCode, WindowClosed, PairingError: the other side refuses.
         ProtocolError: it is something else.
     """
     fields = cbor.loads(message, MESSAGE_LIMIT_BYTES, 2)
-    if not isinstance(fields, dict):
-        raise ProtocolError("a pairing message is malformed")
-    if fields.get("kind") == "refused":
-        raise _refused(fields)
-    if fields.get("kind") != kind:
-        raise ProtocolError(f"a pairing message is not the expected {kind}")
-    return fields
+    if isinstance(fields, dict) and fields.get("kind") == "refused":
+        raise _refused(read_form(_Refused, fields, "a pairing message", extra=True))
+    if form is _Hello:
+        spoken = read_form(Spoken, fields, "a pairing hello", extra=True)
+        if spoken.version != PROTOCOL_VERSION:
+            raise VersionMismatch(mismatch(spoken.version, spoken.software))
+    return read_form(form, fields, "a pairing message", extra=True)
 
 
-def _refused(fields: dict[str, Any]) -> PairingError | VersionMismatch:
-    reason = _field(fields, "reason", str)
-    if reason == "version":
-        return _mismatch(_field(fields, "version", int), _field(fields, "software", str))
-    if reason == "closed":
-        return WindowClosed("the other device takes no codes now: run `p2ptrain invite` there")
-    if reason == "busy":
-        return Busy("the other device's own attempt to pair goes on")
-    if reason == "wrong code":
-        left = fields.get("tries_left")
-        return WrongCode(
-            "the code is wrong: type the one that the other device shows",
-            left if isinstance(left, int) and 0 <= left < 100 else None,
-        )
+def _refused(said: _Refused) -> PairingError | VersionMismatch:
+    match said.reason:
+        case "version":
+            return VersionMismatch(mismatch(said.version, said.software))
+        case "closed":
+            return WindowClosed("the other device takes no codes now: run `p2ptrain invite` there")
+        case "busy":
+            return Busy("the other device's own attempt to pair goes on")
+        case "wrong code":
+            why = "the code is wrong: type the one that the other device shows"
+            return WrongCode(why, said.tries_left)
     return PairingError("the other device broke the pairing off")
-
-
-def _field(fields: dict[str, Any], key: str, kind: type[Any]) -> Any:
-    value = fields.get(key)
-    if type(value) is not kind:
-        raise ProtocolError(f"a pairing message's {key} is malformed")
-    return value
