@@ -6,15 +6,35 @@ Two processes' clocks need not agree: a pairing window travels as the seconds th
 from __future__ import annotations
 
 import json
-import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from p2ptrain.control.place import Place
-from p2ptrain.errors import UserError
+from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.window import CODE_DIGITS, WINDOW_SECONDS, Window
+from p2ptrain.net.forms import Count, Range, Text
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 
 _log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    name: str
+    port: Annotated[int, Range(0, 65535)]
+    window: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """Of a window."""
+
+    code: Annotated[str, Text(CODE_DIGITS, CODE_DIGITS, like="[0-9]+")]
+    seconds_left: float
+    wrong_tries: Count
+    invited: bool
 
 
 def place_fields(place: Place, now: float) -> dict[str, Any]:
@@ -28,27 +48,22 @@ def read_place(fields: object, now: float) -> Place:
     Raises:
         UserError: it is something else.
     """
-    match fields:
-        case {"name": str(name), "port": int(port), **rest} if 0 <= port < 65536:
-            return Place(name, port, _window(rest.get("window"), now))
-    raise UserError(
-        "the member on this device answers in a way that this version does not know: stop "
-        "`p2ptrain join` and start it again"
-    )
+    try:
+        said = read_form(_Said, fields, "a place", extra=True)
+    except ProtocolError as error:
+        raise UserError(
+            "the member on this device answers in a way that this version does not know: stop "
+            "`p2ptrain join` and start it again"
+        ) from error
+    return Place(said.name, said.port, _window(said.window, now))
 
 
 def window_fields(window: Window | None, now: float) -> dict[str, Any]:
     """What the borrower says last."""
     if window is None:
         return {"window": None}
-    return {
-        "window": {
-            "code": window.code,
-            "seconds_left": window.closes_at - now,
-            "wrong_tries": window.wrong_tries,
-            "invited": window.invited,
-        }
-    }
+    left = _Left(window.code, window.closes_at - now, window.wrong_tries, window.invited)
+    return {"window": write_form(left)}
 
 
 def read_window(text: str | None, now: float) -> Window | None:
@@ -64,19 +79,12 @@ def read_window(text: str | None, now: float) -> Window | None:
 
 
 def _window(fields: Any, now: float) -> Window | None:
-    match fields:
-        case None:
-            return None
-        case {
-            "code": str(code),
-            "seconds_left": int(left) | float(left),
-            "wrong_tries": int(wrong_tries),
-            "invited": bool(invited),
-        } if _is_code(code) and math.isfinite(left) and wrong_tries >= 0:
-            return Window(code, now + min(left, WINDOW_SECONDS), wrong_tries, invited)
-    _log.warning("a pairing window that another process had is not readable: it is closed")
-    return None
-
-
-def _is_code(text: str) -> bool:
-    return len(text) == CODE_DIGITS and text.isascii() and text.isdigit()
+    if fields is None:
+        return None
+    try:
+        left = read_form(_Left, fields, "a pairing window that another process had")
+    except ProtocolError as error:
+        _log.warning("a pairing window is closed because it cannot be read", why=str(error))
+        return None
+    closes_at = now + min(left.seconds_left, WINDOW_SECONDS)
+    return Window(left.code, closes_at, left.wrong_tries, left.invited)

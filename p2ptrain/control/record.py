@@ -6,11 +6,14 @@ Whoever can read this file (0600, in a 0700 folder) may command the member; nobo
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
+from p2ptrain.net.forms import Count, Text
+from p2ptrain.net.write_form import write_form
 
 RECORD_NAME = "control.json"
 
@@ -29,14 +32,14 @@ class ControlRecord:
         pid: of the member's process, for people.
     """
 
-    address: str
+    address: Annotated[str, Text(4096)]
     token: str
-    pid: int
+    pid: Count
 
 
 def write_record(folder: Path, record: ControlRecord) -> None:
     """Put `record` into `folder` in one step, readable by its owner only. Raises UserError."""
-    StateFolder(folder).write_json(RECORD_NAME, asdict(record))
+    StateFolder(folder).write_json(RECORD_NAME, write_form(record))
 
 
 def read_record(folder: Path) -> ControlRecord:
@@ -47,12 +50,13 @@ def read_record(folder: Path) -> ControlRecord:
         UserError: others may read the folder or the file.
     """
     try:
-        body = StateFolder(folder).read_json(RECORD_NAME) if folder.is_dir() else None
-        if body is None:
-            raise not_running(folder)
-        return ControlRecord(str(body["address"]), str(body["token"]), int(body["pid"]))
-    except (BrokenFile, ValueError, KeyError, TypeError) as error:
+        is_there = folder.is_dir()
+        record = StateFolder(folder).read_form(RECORD_NAME, ControlRecord) if is_there else None
+    except BrokenFile as error:
         raise NotRunning(f"{folder / RECORD_NAME} is damaged: restart `p2ptrain join`") from error
+    if record is None:
+        raise not_running(folder)
+    return record
 
 
 def remove_record(folder: Path, record: ControlRecord) -> None:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
+from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address, is_usable
 from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
 from p2ptrain.mesh.text import checked_name
+from p2ptrain.net.forms import Range
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 
 log = get_logger(__name__)
 
 DEVICE_FILE = "device.json"
 ADDRESSES_FILE = "addresses.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    name: str = ""
+    asked_name: str = ""
+    term: Annotated[int, Range(0)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Hints:
+    devices: Mapping[str, tuple[Address, ...]]
 
 
 class DeviceFile:
@@ -38,12 +55,10 @@ class DeviceFile:
             UserError: a file is broken.
         """
         self._folder = folder
-        value = _mapping(folder, DEVICE_FILE)
-        self.term = _whole(value.get("term", 0))
-        known_asked, known = value.get("asked_name"), value.get("name")
-        self.asked_name = checked_name(asked_name or str(known_asked or fallback))
-        same = known is not None and known_asked == self.asked_name
-        self.name = str(known) if same else self.asked_name
+        known = folder.read_form(DEVICE_FILE, _Device) or _Device()
+        self.term = known.term
+        self.asked_name = checked_name(asked_name or known.asked_name or fallback)
+        self.name = known.name if known.asked_name == self.asked_name else self.asked_name
         self._is_saved = False
         self._save()
 
@@ -69,46 +84,20 @@ class DeviceFile:
 
     def addresses(self) -> dict[str, list[Address]]:
         """Last known addresses by device id; what is unusable is dropped: they are only hints."""
-        found: dict[str, list[Address]] = {}
-        for device_id, entries in _hints(self._folder).items():
-            pairs = [_address(entry) for entry in entries] if isinstance(entries, list) else []
-            found[device_id] = [pair for pair in pairs if pair is not None]
-        return found
+        try:
+            value = self._folder.read_json(ADDRESSES_FILE)
+            known = read_form(_Hints, {"devices": value or {}}, ADDRESSES_FILE).devices
+        except (BrokenFile, ProtocolError) as error:
+            log.warning("addresses_forgotten", why=str(error))
+            return {}
+        return {device_id: [*filter(is_usable, known[device_id])] for device_id in known}
 
     def save_addresses(self, addresses: Mapping[str, list[Address]]) -> None:
         """Replace the last known addresses."""
         self._folder.write_json(ADDRESSES_FILE, dict(addresses))
 
     def _save(self) -> None:
-        value = {"name": self.name, "asked_name": self.asked_name, "term": self.term}
         self._is_saved = False
-        self._folder.write_json(DEVICE_FILE, value)
+        device = _Device(self.name, self.asked_name, self.term)
+        self._folder.write_json(DEVICE_FILE, write_form(device))
         self._is_saved = True
-
-
-def _mapping(folder: StateFolder, name: str) -> dict[str, Any]:
-    value = folder.read_json(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise BrokenFile(folder.path / name, "it does not hold an object")
-    return value
-
-
-def _hints(folder: StateFolder) -> dict[str, Any]:
-    try:
-        return _mapping(folder, ADDRESSES_FILE)
-    except BrokenFile as error:
-        log.warning("addresses_forgotten", why=error.why)
-        return {}
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
-
-
-def _address(entry: object) -> Address | None:
-    match entry:
-        case [str(host), int(port)] if is_usable((host, port)):
-            return host, port
-    return None

@@ -9,13 +9,24 @@ reading aloud.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
 
-from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
+from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.net.forms import Length
+from p2ptrain.net.write_form import write_form
 
 CODES_FILE = "codes.json"
 MOST_CODES = 64
 """The newest of either kind."""
-_FORMAT = "p2ptrain.codes/1"
+Marks: TypeAlias = Annotated[tuple[str, ...], Length(MOST_CODES)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Codes:
+    format: Literal["p2ptrain.codes/1"]
+    taken: Marks
+    spent: Marks
 
 
 class KnownCodes:
@@ -32,7 +43,8 @@ class KnownCodes:
         """
         self._folder = folder
         self._device_id = device_id
-        self._taken, self._spent = _load(folder)
+        codes = folder.read_form(CODES_FILE, _Codes)
+        self._taken, self._spent = (codes.taken, codes.spent) if codes is not None else ((), ())
 
     def take(self, code: str) -> None:
         """A window opens with this code.
@@ -42,7 +54,7 @@ class KnownCodes:
         """
         mark = self._mark(code)
         if mark not in self._taken:
-            self._taken = [*self._taken, mark][-MOST_CODES:]
+            self._taken = (*self._taken, mark)[-MOST_CODES:]
             self._write()
 
     def spend(self) -> None:
@@ -52,8 +64,8 @@ class KnownCodes:
             UserError: it cannot be written.
         """
         if self._taken:
-            self._spent = [*dict.fromkeys([*self._spent, *self._taken])][-MOST_CODES:]
-            self._taken = []
+            self._spent = tuple(dict.fromkeys([*self._spent, *self._taken]))[-MOST_CODES:]
+            self._taken = ()
             self._write()
 
     def is_spent(self, code: str) -> bool:
@@ -64,15 +76,5 @@ class KnownCodes:
         return hashlib.sha256(f"p2ptrain code {self._device_id} {code}".encode()).hexdigest()
 
     def _write(self) -> None:
-        value = {"format": _FORMAT, "taken": self._taken, "spent": self._spent}
-        self._folder.write_json(CODES_FILE, value)
-
-
-def _load(folder: StateFolder) -> tuple[list[str], list[str]]:
-    value = folder.read_json(CODES_FILE)
-    match value:
-        case None:
-            return [], []
-        case {"format": str(kind), "taken": list(taken), "spent": list(spent)} if kind == _FORMAT:
-            return [str(mark) for mark in taken], [str(mark) for mark in spent]
-    raise BrokenFile(folder.path / CODES_FILE, f"it is not of the format {_FORMAT}")
+        codes = _Codes("p2ptrain.codes/1", self._taken, self._spent)
+        self._folder.write_json(CODES_FILE, write_form(codes))
