@@ -32,7 +32,9 @@ from p2ptrain.mesh import (
     remote_errors,
     trust,
 )
+from p2ptrain.mesh.device_file import DeviceFile
 from p2ptrain.mesh.discovered import parse, service_name
+from p2ptrain.mesh.known_codes import KnownCodes
 from p2ptrain.mesh.sealed import Damaged, open_json, seal_json
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.trust_store import TrustStore
@@ -556,6 +558,13 @@ def _files() -> list[Target]:
         ),
         Target("device_pem", _in_folder("device.pem", identity.load_or_create), [_pem()]),
         Target("trusted_json", _in_folder("trusted.json", _trust_store), [_trusted()]),
+        Target("device_json", _in_folder("device.json", _device_file), [_device()]),
+        Target("codes_json", _in_folder("codes.json", _codes), [_read_file(_taken, "codes.json")]),
+        Target(
+            "addresses_json",
+            _in_folder("addresses.json", lambda folder: _device_file(folder).addresses()),
+            [seal_json({ME: [["10.0.0.1", 4000]]})],
+        ),
         Target(
             "journal",
             _in_folder("job.json", lambda folder: journal.find(folder, lambda _: None)),
@@ -605,6 +614,24 @@ def _read_file(write: Callable[[StateFolder], object], name: str) -> bytes:
         folder = StateFolder(Path(place) / "state")
         write(folder)
         return (folder.path / name).read_bytes()
+
+
+def _device_file(folder: StateFolder) -> DeviceFile:
+    return DeviceFile(folder, None, "pi")
+
+
+def _device() -> bytes:
+    return _read_file(_device_file, "device.json")
+
+
+def _codes(folder: StateFolder) -> KnownCodes:
+    return KnownCodes(folder, ME)
+
+
+def _taken(folder: StateFolder) -> None:
+    codes = _codes(folder)
+    codes.take("12345678")
+    codes.spend()
 
 
 def _pem() -> bytes:
