@@ -17,10 +17,10 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.graph import InputRef
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
-from p2ptrain.model.tiles.in_process import Tiles
 from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.tiles.layout import Layout
 from tests.tiled_models import CLASSES, EXAMPLES
+from tests.tiles_in_process import Tiles
 
 SAMPLES = 2
 LEARNING_RATE = 0.005

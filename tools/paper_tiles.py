@@ -16,10 +16,10 @@ import argparse
 import sys
 
 from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.overheads import Overheads
+from p2ptrain.plan.overheads import REFERENCE, Overheads
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import best_grouping
-from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem, by_flops
+from p2ptrain.plan.tiling.problem import OF_TILES, TileDevice, TilingProblem
 from p2ptrain.plan.tiling.simulate import simulate
 from p2ptrain.tiles.grid import TileGrid
 from p2ptrain.tiles.network import FeatureMap, MapNetwork, MapUnit, Operation
@@ -97,6 +97,46 @@ def _add(
     maps.append(FeatureMap(f"{name}{number}", channels, height, width))
     operations.append(
         Operation(f"{name}{number}", (number - 1,), number, window, window, statistics, flops)
+    )
+
+
+def by_flops(
+    network: MapNetwork,
+    samples: int,
+    link: Link,
+    *,
+    flops_per_s: float,
+    backward_ratio: float = 2.0,
+    overheads: Overheads = OF_TILES,
+    sums: Overheads = REFERENCE,
+    optimizer_state_ratio: float = 0.0,
+) -> TilingProblem:
+    """A question without measurements: times from operations, memory from the maps' sizes.
+
+    Args:
+        network, samples, link, overheads, sums, optimizer_state_ratio: as in the question.
+        flops_per_s: of the reference device.
+        backward_ratio: backward by forward; a convolution's backward is two products of its size.
+    """
+    forward, kept = [], []
+    for unit in network.units:
+        operations = network.operations[unit.first : unit.end]
+        made = [network.maps[operation.output] for operation in operations]
+        areas = [feature_map.height * feature_map.width for feature_map in made]
+        flops = sum(o.flops * area for o, area in zip(operations, areas, strict=True))
+        forward.append(flops * samples / flops_per_s)
+        elements = sum(m.channels * area for m, area in zip(made, areas, strict=True))
+        kept.append(float(network.itemsize * elements))
+    return TilingProblem(
+        network=network,
+        forward=tuple(forward),
+        backward=tuple(seconds * backward_ratio for seconds in forward),
+        kept_bytes=tuple(kept),
+        samples=samples,
+        link=link,
+        optimizer_state_ratio=optimizer_state_ratio,
+        overheads=overheads,
+        sums=sums,
     )
 
 

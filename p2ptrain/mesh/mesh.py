@@ -390,11 +390,6 @@ class NetworkMesh:
         named = [a.interface for a in machine_addresses() if without_scope(a.ip) == own]
         return {"address": peer, "interface": named[0] if named else "unknown"}
 
-    def describe(self, info: Mapping[str, int | float | str]) -> None:
-        """Tell the others something else of this device (`Member.info`)."""
-        self._info = dict(info)
-        self._roster.describe(info=self._info)
-
     # What the parts tell
 
     def _on_found(self, candidate: Candidate) -> None:

@@ -16,7 +16,7 @@ TLS does that on the wire.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -34,8 +34,6 @@ _LENGTH = struct.Struct("!I")
 
 Filling: TypeAlias = Generator[memoryview, None, None]
 """Yields the next memory to fill completely, in wire order; ends when nothing is missing."""
-Decode: TypeAlias = Callable[[memoryview, memoryview, Codec], None]
-"""(packed, where to, how it was packed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +78,8 @@ def decode_block(packed: memoryview, raw: memoryview, codec: Codec = Codec.LZ4) 
         raw[:] = result
 
 
-def fill_blocks(buffer: memoryview, codec: Codec, decode: Decode) -> Filling:
-    """Fill `buffer` from blocks. `decode` is `decode_block`, perhaps with a stopwatch around it.
+def fill_blocks(buffer: memoryview, codec: Codec) -> Filling:
+    """Fill `buffer` from blocks.
 
     Raises:
         ProtocolError: a block's length cannot be right, or its content is broken.
@@ -98,7 +96,7 @@ def fill_blocks(buffer: memoryview, codec: Codec, decode: Decode) -> Filling:
         else:
             _require(0 < word < raw.nbytes)
             yield packed[:word]
-            decode(packed[:word], raw, codec)
+            decode_block(packed[:word], raw, codec)
 
 
 def _sorted(raw: memoryview, codec: Codec) -> bool:

@@ -97,7 +97,6 @@ class CompressionChooser:
 
     settings: ChooserSettings = field(default_factory=ChooserSettings)
     link_bytes_per_s: float | None = None
-    decompress_bytes_per_s: float | None = None
     _kinds: dict[PartKind, _Kind] = field(default_factory=dict)
 
     def choose(self, kind: PartKind, part_bytes: int, now: float) -> Choice:
@@ -127,10 +126,6 @@ class CompressionChooser:
         way.bytes_per_s = self._blend(way.bytes_per_s, speed)
         pays = self._gain(codec, way) >= self.settings.gain_to_start
         way.in_vain = 0 if pays or codec is state.in_use else way.in_vain + 1
-
-    def observe_decompression(self, bytes_per_s: float) -> None:
-        """The receiving device unpacks this many raw bytes a second."""
-        self.decompress_bytes_per_s = self._blend(self.decompress_bytes_per_s, bytes_per_s)
 
     def observe_link(self, bytes_per_s: float | None) -> None:
         """What the link takes on the wire; None while it has never been the limit."""
@@ -166,7 +161,7 @@ class CompressionChooser:
         if link is None or way.ratio is None or way.bytes_per_s is None:
             return 0.0
         advantage = self.settings.decompression_advantage if codec is Codec.LZ4 else 1.0
-        unpack = self.decompress_bytes_per_s or way.bytes_per_s * advantage
+        unpack = way.bytes_per_s * advantage
         return (1 / link) / (1 / way.bytes_per_s + way.ratio / link + 1 / unpack)
 
     def _blend(self, old: float | None, newest: float) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.net.blocks import BLOCK_BYTES, Decode, Filling, decode_block, fill_blocks
+from p2ptrain.net.blocks import BLOCK_BYTES, Filling, fill_blocks
 from p2ptrain.net.frame import NUMBER_MODULUS, PREFIX_BYTES, Codec, Prefix, decode_prefix
 from p2ptrain.net.header import Header, decode_header
 from p2ptrain.net.message import HEADER_LIMIT_BYTES, Message, PartKind, Priority
@@ -36,12 +36,10 @@ class DecoderSink:
             for each message with parts, before its body is read. None: they are read block by block
             and thrown away, and the message comes without them. Raises ProtocolError to refuse.
         deliver: (lane, message), in order within a lane.
-        decode: decompresses one block into its place (`blocks.decode_block`).
     """
 
     open_parts: Callable[[Priority, Header], Sequence[memoryview] | None]
     deliver: Callable[[Priority, Message], None]
-    decode: Decode = decode_block
 
 
 class _Incoming:
@@ -189,11 +187,11 @@ class FrameDecoder:
             return _Incoming(_message(header), None)
         opened = self._sink.open_parts(lane, header)
         if opened is None:
-            return _Incoming(_message(header), _discard(header.part_bytes, self._sink.decode))
+            return _Incoming(_message(header), _discard(header.part_bytes))
         buffers = tuple(opened)
         _check_buffers(header, buffers)
         message = _message(header, buffers, header.part_kinds)
-        return _Incoming(message, _fill(buffers, self._sink.decode))
+        return _Incoming(message, _fill(buffers))
 
     def _consume_payload(self, count: int) -> None:
         """`count` payload bytes have reached their target; finish the frame with its last one."""
@@ -239,28 +237,28 @@ def _check_buffers(header: Header, buffers: Sequence[memoryview]) -> None:
         )
 
 
-def _fill(buffers: Sequence[memoryview], decode: Decode) -> Filling:
+def _fill(buffers: Sequence[memoryview]) -> Filling:
     """The body of a message: the codecs of its parts, then each part."""
     codecs = memoryview(bytearray(len(buffers)))
     yield codecs
     for codec, buffer in zip(codecs, buffers, strict=True):
-        yield from _fill_part(buffer, codec, decode)
+        yield from _fill_part(buffer, codec)
 
 
-def _discard(sizes: Sequence[int], decode: Decode) -> Filling:
+def _discard(sizes: Sequence[int]) -> Filling:
     """As `_fill`, into memory for one block: whatever comes, it takes no more."""
     codecs = memoryview(bytearray(len(sizes)))
     yield codecs
     block = memoryview(bytearray(min(BLOCK_BYTES, max(sizes))))
     for codec, size in zip(codecs, sizes, strict=True):
         for start in range(0, size or 1, BLOCK_BYTES):  # an empty part has a codec too
-            yield from _fill_part(block[: size - start], codec, decode)
+            yield from _fill_part(block[: size - start], codec)
 
 
-def _fill_part(buffer: memoryview, codec: int, decode: Decode) -> Filling:
+def _fill_part(buffer: memoryview, codec: int) -> Filling:
     if codec == Codec.RAW:
         yield buffer
     elif codec in (Codec.LZ4, Codec.SHUFFLED):
-        yield from fill_blocks(buffer, Codec(codec), decode)
+        yield from fill_blocks(buffer, Codec(codec))
     else:
         raise ProtocolError(f"a part has the unknown codec {codec}")

@@ -44,10 +44,6 @@ class Header:
     part_kinds: tuple[PartKind, ...] = ()
     header_bytes: int = field(default=0, compare=False)
 
-    def part_kind(self, index: int) -> PartKind:
-        """What part `index` holds."""
-        return self.part_kinds[index] if self.part_kinds else PartKind.OPAQUE
-
 
 def encode_header(
     kind: str,

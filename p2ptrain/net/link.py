@@ -122,7 +122,6 @@ class LinkCounters:
         sent_messages, received_messages: of all lanes.
         queued_bytes: waiting to be framed now, all lanes, before compression.
         link_bytes_per_s: what the link takes while it is the limit; None while it never was.
-        decompress_bytes_per_s: what this device unpacks, for the peer's decisions; None so far.
     """
 
     sent_bytes: int
@@ -132,7 +131,6 @@ class LinkCounters:
     received_messages: int
     queued_bytes: int
     link_bytes_per_s: float | None
-    decompress_bytes_per_s: float | None
 
 
 class Link:
@@ -162,7 +160,7 @@ class Link:
         )
         self._outbox = Outbox(self._settings.budgets_bytes(), self._compression.choose)
         self._queue = SendQueue(self._outbox)
-        sink = DecoderSink(self._open_parts, self._deliver, self._compression.decode)
+        sink = DecoderSink(self._open_parts, self._deliver)
         self._decoder = FrameDecoder(sink)
         self._meter = LinkRateMeter()
         self._portions = UNKNOWN
@@ -269,14 +267,8 @@ class Link:
         """End the link now; what is queued is lost."""
         self._fail(LinkClosed(f"this device closed the link: {reason}"))
 
-    def peer_decompresses(self, bytes_per_s: float) -> None:
-        """The peer told how fast it unpacks LZ4: counted when compression is decided on."""
-        self._compression.chooser.observe_decompression(bytes_per_s)
-
     def statistics(self) -> LinkCounters:
         """Counters up to now."""
-        unpacking = self._compression
-        seconds = unpacking.decompress_seconds
         return LinkCounters(
             sent_bytes=self._sent_bytes,
             received_bytes=self._received_bytes,
@@ -285,7 +277,6 @@ class Link:
             received_messages=self._received_messages,
             queued_bytes=sum(self._outbox.queued_bytes(lane) for lane in Priority),
             link_bytes_per_s=self._meter.bytes_per_s,
-            decompress_bytes_per_s=unpacking.decompressed_bytes / seconds if seconds else None,
         )
 
     # For the stream below (StreamUser)

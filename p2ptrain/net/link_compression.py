@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from p2ptrain.net.blocks import BLOCK_BYTES, Block, decode_block, encode_block
+from p2ptrain.net.blocks import BLOCK_BYTES, Block, encode_block
 from p2ptrain.net.compression import Compressed, CompressionChooser
 from p2ptrain.net.frame import Codec
 from p2ptrain.net.message import PartKind
@@ -44,8 +44,6 @@ class LinkCompression:
         ready: Callable[[BaseException | None], None],
     ) -> None:
         self.chooser = chooser
-        self.decompressed_bytes = 0
-        self.decompress_seconds = 0.0
         self._executor = executor
         self._clock = clock
         self._ready = ready
@@ -67,13 +65,6 @@ class LinkCompression:
         """Compress what the messages in transit need next."""
         for message, job in outbox.compression_jobs():
             self._start(message, job)
-
-    def decode(self, packed: memoryview, raw: memoryview, codec: Codec) -> None:
-        """Decompress a received block in place, and keep the time it took."""
-        begin = time.perf_counter()
-        decode_block(packed, raw, codec)
-        self.decompress_seconds += time.perf_counter() - begin
-        self.decompressed_bytes += raw.nbytes
 
     def cancel(self) -> None:
         """Forget the jobs under way: the link is gone."""

@@ -36,11 +36,6 @@ def certificate_id(certificate_der: bytes) -> str:
     return hashlib.sha256(certificate_der).hexdigest()
 
 
-def pem_to_der(certificate_pem: str) -> bytes:
-    """The DER form of one PEM certificate."""
-    return ssl.PEM_cert_to_DER_cert(certificate_pem)
-
-
 def can_be_pinned(certificate_der: bytes) -> bool:
     """Whether OpenSSL takes it for a certificate."""
     return _is_taken(_context(ssl.PROTOCOL_TLS_CLIENT), certificate_der)

@@ -35,7 +35,7 @@ any case; no stage waits for stage 0, so that its backward stays whole. In one p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -58,14 +58,6 @@ class Action:
 
     def __str__(self) -> str:
         return f"{_LETTERS[self.kind]}{self.micro_batch}"
-
-
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """A stage that waits for ever, and the action it cannot start."""
-
-    stage: int
-    action: Action
 
 
 @lru_cache(maxsize=256)
@@ -128,41 +120,6 @@ class ZeroBubble:
         return action.kind == "forward" and oldest
 
 
-def forward_only(micro_batches: int) -> tuple[Action, ...]:
-    """A stage's order without training: evaluation."""
-    return tuple(Action("forward", m) for m in range(micro_batches))
-
-
 def usual_warmup(stages: int, micro_batches: int) -> tuple[int, ...]:
     """K_p = 2(P-p)-1 of every stage (Asteroid, section 3.2), at most `micro_batches`."""
     return tuple(min(2 * (stages - p) - 1, micro_batches) for p in range(stages))
-
-
-def find_deadlock(orders: Sequence[Sequence[Action]]) -> tuple[Stuck, ...]:
-    """Run the stages' orders without time; the stages that never finish, empty if all do.
-
-    A forward needs the same micro-batch's forward in the stage before; a backward needs its own
-    forward, and its backward in the stage after.
-    """
-    done: list[set[Action]] = [set() for _ in orders]
-    place = [0] * len(orders)
-    moved = True
-    while moved:
-        moved = False
-        for stage, order in enumerate(orders):
-            while place[stage] < len(order) and _ready(done, stage, order[place[stage]]):
-                done[stage].add(order[place[stage]])
-                place[stage] += 1
-                moved = True
-    return tuple(
-        Stuck(stage, order[place[stage]])
-        for stage, order in enumerate(orders)
-        if place[stage] < len(order)
-    )
-
-
-def _ready(done: list[set[Action]], stage: int, action: Action) -> bool:
-    if action.kind == "forward":
-        return stage == 0 or action in done[stage - 1]
-    own = Action("forward", action.micro_batch) in done[stage]
-    return own and (stage == len(done) - 1 or action in done[stage + 1])

@@ -18,12 +18,8 @@ from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.rounds import evaluated_together
 
 
-def placed_of(assignment: Assignment, tied: Sequence[tuple[int, int]] = ()) -> Placed:
-    """An assignment as the rules of recovery see it.
-
-    Args:
-        tied: pairs of stages that share weights, where that is known.
-    """
+def placed_of(assignment: Assignment) -> Placed:
+    """An assignment as the rules of recovery see it."""
     stages = tuple(
         PlacedStage(place.first, place.end, place.devices, place.copies_to)
         for place in assignment.stages
@@ -34,7 +30,6 @@ def placed_of(assignment: Assignment, tied: Sequence[tuple[int, int]] = ()) -> P
         version=assignment.version,
         lineage=assignment.lineage,
         stages=stages,
-        tied=tuple(tied),
         keeps=assignment.keeps,
         stable=assignment.stable,
     )

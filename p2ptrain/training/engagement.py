@@ -200,19 +200,8 @@ class Engagement:
                 outcome[place.first] = error
         return outcome
 
-    def named(self, first: int, end: int, version: Version) -> dict[str, Tensor] | None:
-        """The stages' own tensors of units [first, end); None unless all are here at `version`."""
-        found: dict[str, Tensor] = {}
-        while first < end:
-            part = self.named_from(first, end, version)
-            if part is None:
-                return None
-            first, tensors = part
-            found |= tensors
-        return found
-
     def named_from(self, first: int, end: int, version: Version) -> tuple[int, Named] | None:
-        """As `named`, of as many units from `first` on as one stage has: where they end, tensors.
+        """The tensors of as many units from `first` on as one stage has: where they end, tensors.
 
         None where no stage here has unit `first` at `version`.
         """

@@ -100,14 +100,6 @@ class KeptVersions:
         found = (reader() for reader in self.readers)
         return tuple(version for version in found if version is not None)
 
-    @property
-    def seconds_between(self) -> float:
-        """From one kept version to the next; infinite where none is kept."""
-        cadence = self._cadence
-        if cadence is None:
-            return float("inf")
-        return cadence.interval_rounds * cadence.round_seconds
-
     def begin(self, assignment: Assignment, cost: CopyCost | None, stable: Version | None) -> None:
         """An epoch begins.
 

@@ -60,14 +60,6 @@ class SampleOrder:
         """Epoch and step within it of step `step`, counted from 0 over the whole job."""
         return Position(*divmod(step, self.steps_per_epoch))
 
-    def step_at(self, position: Position) -> int:
-        """The inverse of `position`."""
-        return position.epoch * self.steps_per_epoch + position.step_in_epoch
-
-    def ends_epoch(self, step: int) -> bool:
-        """Whether `step` is the last of its epoch."""
-        return (step + 1) % self.steps_per_epoch == 0
-
     def batch(self, step: int) -> tuple[int, ...]:
         """Dataset indices of step `step`'s batch: `batch_size` of them, in order."""
         position = self.position(step)

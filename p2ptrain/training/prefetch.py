@@ -69,12 +69,6 @@ class Prefetcher(Generic[K, V]):
         self._fill()
         return value
 
-    def restart(self, keys: Iterable[K]) -> None:
-        """Forget what was loaded and go on with `keys`: after a failure or a new plan."""
-        self._drop()
-        self._keys = iter(keys)
-        self._fill()
-
     def _fill(self) -> None:
         while len(self._waiting) < self._ahead:
             try:

@@ -41,7 +41,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeAlias
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.net.forms import By, Count, Flat, Id, Key, Length, Range, Text
 from p2ptrain.net.read_form import one_line, read_form
 from p2ptrain.net.write_form import write_form
@@ -136,14 +135,6 @@ def ids(fields: Mapping[str, Any], key: str) -> frozenset[str]:
     if not isinstance(value, list) or len(value) > DEVICES_LIMIT:
         raise ProtocolError(f"field {key!r} is not a list of at most {DEVICES_LIMIT} ids")
     return frozenset(text({"id": device}, "id", 64) for device in value)
-
-
-def wire_format(fields: Mapping[str, Any]) -> WireFormat:
-    """The field "wire", or ProtocolError."""
-    value = fields.get("wire")
-    if value not in list(WireFormat):
-        raise ProtocolError(f"unknown wire format {value!r}: use the same p2ptrain version")
-    return WireFormat(value)
 
 
 def number(fields: Mapping[str, Any], key: str) -> float:

@@ -66,10 +66,6 @@ class Round:
         first = (number - self.first) * self.micro_batch
         return min(self.micro_batch, self.samples - first)
 
-    def weight(self, number: int) -> float:
-        """The micro-batch's weight in the loss: its share of the mini-batch's samples."""
-        return self.size(number) / self.samples
-
 
 def evaluated_together(micro_batch: int, samples: int, least: int) -> int:
     """Samples of a micro-batch of an evaluation.

@@ -61,13 +61,6 @@ class VersionStore:
         self._reserved: frozenset[Place] = frozenset()
         self._spare: dict[Place, Named] = {}  # of copies that nobody wants now
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of all tensors, that of spare slots included."""
-        named = [*(entry.tensors for entry in self._entries.values()), *self._spare.values()]
-        tensors = {id(tensor): tensor for tensors in named for tensor in tensors.values()}
-        return sum(tensor.nbytes for tensor in tensors.values())
-
     def put(
         self,
         kind: Kind,
@@ -101,14 +94,6 @@ class VersionStore:
         wanted = (f"model:{name}" for name in self._description.state_names(first, end))
         return [name for name in wanted if name not in tensors]
 
-    def named(self, first: int, end: int, version: Version) -> dict[str, Tensor] | None:
-        """The tensors of units [first, end) at `version` themselves; None unless all are here."""
-        entries = self._covering(first, end, version)
-        if entries is None:
-            return None
-        found = (of_units(self._description, e.tensors, first, end) for e in entries)
-        return {name: tensor for tensors in found for name, tensor in tensors.items()}
-
     def part_from(self, first: int, end: int, version: Version) -> Part | None:
         """Of units [first, end) as many from `first` on as lie together; None = it is not here."""
         here = [h for h in self._entries if h.version == version and h.has(first)]
@@ -135,19 +120,6 @@ class VersionStore:
         self._entries[holding] = _Entry(entry.tensors, dict(digests))
         return True
 
-    def digests(self, first: int, end: int, version: Version) -> dict[str, Digest]:
-        """Of what `named` gives, as far as they were taken."""
-        entries = self._covering(first, end, version) or []
-        return {name: digest for entry in entries for name, digest in entry.digests.items()}
-
-    def missing(self, first: int, end: int, version: Version) -> tuple[tuple[int, int], ...]:
-        """The ranges of units in [first, end) that are not here at `version`, ascending."""
-        here = [holding for holding in self._entries if holding.version == version]
-        absent = [u for u in range(first, end) if not any(holding.has(u) for holding in here)]
-        starts = [unit for unit in absent if unit - 1 not in absent]
-        ends = [unit + 1 for unit in absent if unit + 1 not in absent]
-        return tuple(zip(starts, ends, strict=True))
-
     def holdings(self) -> tuple[Holding, ...]:
         """Everything here."""
         return tuple(self._entries)
@@ -162,32 +134,15 @@ class VersionStore:
         return self._spare.pop((kind, first, end), None)
 
     def discard(self, holding: Holding) -> None:
-        """Forget this one, if it is here; as `drop`."""
+        """Forget this one, if it is here.
+
+        Nobody may read it any more: its memory may be written to again (`slot`).
+        """
         entry = self._entries.pop(holding, None)
         place = (holding.kind, holding.first, holding.end)
         if entry is not None and place in self._reserved:
             used = {id(t) for other in self._entries.values() for t in other.tensors.values()}
             self._spare[place] = {n: t for n, t in entry.tensors.items() if id(t) not in used}
-
-    def drop(self, kind: Kind | None = None, *, but: Collection[Version] = ()) -> None:
-        """Forget what is of this kind (None: of any), except these versions.
-
-        Nobody may read it any more: its memory may be written to again (`slot`).
-        """
-        for holding in list(self._entries):
-            if kind in (None, holding.kind) and holding.version not in but:
-                self.discard(holding)
-        if kind is None and not but:
-            self._spare.clear()
-
-    def _covering(self, first: int, end: int, version: Version) -> list[_Entry] | None:
-        if self.missing(first, end, version):
-            return None
-        return [
-            entry
-            for holding, entry in self._entries.items()
-            if holding.version == version and holding.first < end and first < holding.end
-        ]
 
 
 def of_units(

@@ -1,16 +1,14 @@
-"""The two re-plans that the light one is compared with: `--recovery heavy` and `respipe`.
+"""The re-plan that the light one is compared with: `--recovery respipe`.
 
-heavy     gather every unit at the data holder, plan from zero, redistribute (the straw man of
-          Asteroid, section 3.4): two migrations one after the other, all through one interface.
-respipe   hand a dead device's units to its successor and change nothing else (ResPipe, as FTPipeHD
-          describes it): almost nothing travels, since the successor has the copy, and the slowest
-          stage stays slow until the end.
+A dead device's units go to its successor and nothing else changes (ResPipe, as FTPipeHD describes
+it): almost nothing travels, since the successor has the copy, and the slowest stage stays slow
+until the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.check import check_memory, check_plan
@@ -18,69 +16,14 @@ from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel, cost_model
 from p2ptrain.plan.draft import Group, draft_groups
 from p2ptrain.plan.plan import Plan, PlannedStage
-from p2ptrain.plan.planners import make_plan, plan_of
+from p2ptrain.plan.planners import plan_of
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.replanning.migration import Migration, deliver, placed, plan_migration
-from p2ptrain.plan.replanning.replan import Replanned, fixed, living
+from p2ptrain.plan.replanning.migration import plan_migration
+from p2ptrain.plan.replanning.replan import Replanned, living
 from p2ptrain.plan.replanning.replicas import Replicas, place_replicas
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.search.part import Part, balanced
 from p2ptrain.plan.shared.question import Answer
-
-
-@dataclass(frozen=True, slots=True)
-class Heavy:
-    """Gather, plan from zero, redistribute.
-
-    Attributes:
-        gather: every unit to the holder. spread: every device's units from the holder.
-        planning_seconds: as given; planning has no clock.
-    """
-
-    plan: Plan
-    gather: Migration
-    spread: Migration
-    planning_seconds: float
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes over the network."""
-        return self.gather.size_bytes + self.spread.size_bytes
-
-    @property
-    def seconds(self) -> float:
-        """Until the new plan can run."""
-        return self.gather.seconds + self.planning_seconds + self.spread.seconds
-
-
-def heavy(
-    profile: Profile,
-    cluster: Cluster,
-    plan: Plan,
-    request: PlanRequest,
-    *,
-    dead: Iterable[str] = (),
-    replicas: Replicas | None = None,
-    planning_seconds: float = 0.0,
-) -> Heavy:
-    """The re-plan from zero, for the same arguments as `replan`.
-
-    Raises:
-        PlanError: nothing fits, the holder is dead, or a unit exists nowhere any more.
-    """
-    cluster = living(cluster, dead)
-    held = _alive(replicas or place_replicas(plan), cluster)
-    holder = cluster.holder.name
-    new = make_plan(profile, cluster, fixed(plan, request))
-    lacking = [(u, holder) for u in range(len(profile.units)) if holder not in held.holders_of(u)]
-    at_holder = Replicas(((holder,),) * len(profile.units))
-    sent = [(unit, name) for unit, name in placed(new) if name != holder]
-    return Heavy(
-        new,
-        Migration(tuple(deliver(profile, cluster, held, lacking))),
-        Migration(tuple(deliver(profile, cluster, at_holder, sent))),
-        planning_seconds,
-    )
 
 
 def respipe(

@@ -11,20 +11,13 @@ devices to several the doubt is taken off that such plans are met with (`plan/tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.cost import CostModel, cost_model
-from p2ptrain.plan.draft import peak_bytes
 from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.replanning.migration import NOTHING, Migration
-from p2ptrain.plan.replanning.replan import Replanned, living, replan
-from p2ptrain.plan.replanning.replicas import Replicas
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
+from p2ptrain.plan.replanning.replan import Replanned
 from p2ptrain.plan.trusted import is_shared_whole, trusted_seconds
 
 LEAST_GAIN = 0.05
@@ -61,43 +54,6 @@ class Decision:
     reason: str
 
 
-def decide(
-    profile: Profile,
-    cluster: Cluster,
-    plan: Plan,
-    request: PlanRequest,
-    *,
-    dead: Iterable[str] = (),
-    replicas: Replicas | None = None,
-    remaining_rounds: int | None = None,
-    moved_seconds_ago: Sequence[float] = (),
-) -> Decision:
-    """Stay with `plan` or move, for the cluster as it is now.
-
-    Arguments:
-        remaining_rounds: rounds until training ends, None = unknown.
-        moved_seconds_ago: ages of earlier changes of plan that were free to stay (drift, join).
-
-    Raises:
-        PlanError: as `replan`.
-    """
-    cluster = living(cluster, dead)
-    found = replan(profile, cluster, plan, request, replicas=replicas)
-    cost = cost_model(profile, cluster, request)
-    if not _can_stay(cost, plan):
-        return Decision(Action.MOVE, found.plan, found.migration, None, found.reason)
-    now = simulate_draft(cost, draft_of(plan, cost)).round_seconds
-    return weigh(plan, now, found, remaining_rounds, moved_seconds_ago)
-
-
-def _can_stay(cost: CostModel, plan: Plan) -> bool:
-    """Whether all devices of the plan are there with the memory it needs."""
-    if plan.device_names - {device.name for device in cost.devices}:
-        return False
-    peaks = peak_bytes(cost, draft_of(plan, cost))
-    return all(peak <= cost.devices[d].memory_bytes for d, peak in peaks.items())
-
-
 def weigh(
     plan: Plan,
     now: float,
@@ -109,7 +65,8 @@ def weigh(
 
     Arguments:
         now: seconds of a round of `plan`, as things are now.
-        remaining_rounds, moved_seconds_ago: as of `decide`.
+        remaining_rounds: rounds until training ends, None = unknown.
+        moved_seconds_ago: ages of earlier changes of plan that were free to stay (drift, join).
     """
     asked = LEAST_GAIN * 2 ** sum(age < MEMORY_SECONDS for age in moved_seconds_ago)
     whole = is_shared_whole(plan)

@@ -36,10 +36,6 @@ class Replicas:
         gone = frozenset(names)
         return Replicas(tuple(tuple(n for n in held if n not in gone) for held in self.holders))
 
-    def units_of(self, name: str) -> frozenset[int]:
-        """The units that a device has, as a copy or because it trains them."""
-        return frozenset(unit for unit, held in enumerate(self.holders) if name in held)
-
 
 def place_replicas(plan: Plan, *, chain: bool = True, global_at: str | None = None) -> Replicas:
     """Where the copies of a plan's units belong.

@@ -31,12 +31,10 @@ class Kind:
 
     Attributes:
         deals: whole micro-batches, not samples of each.
-        depth: micro-batches in flight that the shares of samples leave memory for.
     """
 
     devices: tuple[int, ...]
     deals: bool = False
-    depth: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,8 +195,7 @@ def _fill_dividing(tables: GroupTables, ranges: _Ranges, k: int) -> None:
     seconds = np.maximum(seconds, links[:, None] * steps)
     fitting = np.stack([ranges.fitting(device) for device in kind.devices])  # [g, C, C]
     each = ranges.split.first_samples / ranges.steps
-    in_flight = min(kind.depth, ranges.rounds)
-    caps = np.floor(fitting / (each * in_flight) + 1e-9)
+    caps = np.floor(fitting / each + 1e-9)
     caps = _within_caps(ranges, kind, caps, ranges.steps)
     counts = _balanced(seconds, caps, ranges.steps)  # [g, C, C]
     possible = (counts.min(axis=0) >= 1) & ~ranges.empty & (len(counts) <= ranges.steps)

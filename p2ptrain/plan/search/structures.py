@@ -7,7 +7,6 @@ from them (`group_tables.py`) and are improved later.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 
@@ -16,29 +15,12 @@ import numpy as np
 from p2ptrain.plan.search.group_tables import Kind, Wholes
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Structures:
-    """N structures of P stages.
-
-    Attributes:
-        kinds: [N, P] places among the kinds of a `GroupTables`.
-        cuts: [N, P+1] places among its cuts, from the first to the last.
-    """
-
-    kinds: Wholes
-    cuts: Wholes
-
-
-def every_kind(devices: Sequence[int], depths: Sequence[int] = (1,)) -> tuple[Kind, ...]:
-    """All groups of `devices`: alone, dividing samples, dealing micro-batches.
-
-    `depths` are the micro-batches in flight that groups dividing samples leave memory for.
-    """
+def every_kind(devices: Sequence[int]) -> tuple[Kind, ...]:
+    """All groups of `devices`: alone, dividing samples, dealing micro-batches."""
     kinds = [Kind((device,)) for device in devices]
     for count in range(2, len(devices) + 1):
         for members in combinations(devices, count):
-            kinds += [Kind(members, depth=depth) for depth in depths]
-            kinds.append(Kind(members, deals=True))
+            kinds += [Kind(members), Kind(members, deals=True)]
     return tuple(kinds)
 
 

@@ -27,7 +27,7 @@ from p2ptrain.plan.tiling.grouping import TilesTooLarge, best_grouping, early_bo
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.plan.tiling.refusals import NothingFits, NoTile
 from p2ptrain.plan.tiling.shares import Shares, balanced_shares
-from p2ptrain.plan.tiling.simulate import lower_bound, simulate
+from p2ptrain.plan.tiling.simulate import lower_bound
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
 from p2ptrain.tiles.shape import owners
 
@@ -59,9 +59,6 @@ class Asked:
     pieces: float = 1.0
     holder: TileDevice | None = None
     allocations: frozenset[Allocation] = EVERY_ALLOCATION
-
-
-NOTHING = Asked()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,48 +134,15 @@ class Rest(Protocol):
         """Seconds of a mini-batch, tiles included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Untiled:
-    """The question's own units alone: each micro-batch through the tiles and then the others."""
-
-    problem: TilingProblem
-    pieces: float = 1.0
-
-    def alone(self, device: TileDevice, units: int) -> float:
-        """See `Rest`."""
-        rest = sum(self.problem.forward[units:]) + sum(self.problem.backward[units:])
-        return self.pieces * rest * device.slowdown
-
-    def held_bytes(self, units: int) -> float:
-        """See `Rest`."""
-        problem = self.problem
-        parameters = sum(unit.parameter_bytes for unit in problem.network.units[units:])
-        held = parameters * (2.0 + problem.optimizer_state_ratio)
-        return held + sum(problem.kept_bytes[units:]) * problem.samples
-
-    def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> float:
-        """See `Rest`."""
-        once = costs.filter_seconds
-        tiles = self.pieces * (simulate(costs, borders).seconds - once) + once
-        return tiles + self.alone(device, borders[-1])
-
-
 def best_tiling(
-    problem: TilingProblem,
-    devices: Sequence[TileDevice],
-    asked: Asked = NOTHING,
-    rest: Rest | None = None,
+    problem: TilingProblem, devices: Sequence[TileDevice], asked: Asked, rest: Rest
 ) -> Tiling:
     """The fastest of all that fit, one device alone among them.
-
-    Args:
-        rest: None = only the problem's own units.
 
     Raises:
         PlanError: nothing fits, not even one device alone; nothing is below the seconds asked for.
     """
     ordered = sorted(devices, key=lambda device: (device.slowdown, device.name))
-    rest = Untiled(problem, asked.pieces) if rest is None else rest
     alone = None if asked.every or asked.grid else _alone(ordered, asked, rest)
     reasons: list[PlanError] = []
     best = best_of(_candidates(problem, ordered, asked, rest), asked, reasons, alone)

@@ -30,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.versions import Weights, updates_late, versions_kept
+from p2ptrain.plan.versions import Weights, updates_late
 
 USUAL_PIECES = 8
 """Micro-batches of a mini-batch where stages keep two versions and nobody fixed their size."""
@@ -112,10 +112,6 @@ class Delays:
         if every is None or depth < 2 or made % (every * depth):
             return range(0)
         return range(updates - depth + 1, updates + 1)
-
-    def most_versions(self, stage: int) -> int:
-        """Most versions that a stage keeps at a time, the newest included."""
-        return versions_kept(self.how.weights, self.depths[stage], self.depths[0])
 
     def _lag(self, stage: int) -> int:
         return updates_late(self.how.weights, self.depths[stage], self.depths[0])

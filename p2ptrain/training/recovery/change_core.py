@@ -271,19 +271,13 @@ class ChangeCore:
             return choice
         return dataclasses.replace(choice, places=((holder,),) * self._ask.units)
 
-    def _placed_as(
-        self,
-        stages: tuple[PlacedStage, ...],
-        choice: Choice,
-        tied: tuple[tuple[int, int], ...] = (),
-    ) -> Placed:
+    def _placed_as(self, stages: tuple[PlacedStage, ...], choice: Choice) -> Placed:
         return Placed(
             epoch=self.epoch,
             holder=self._ask.holder,
             version=choice.version,
             lineage=self._ask.past.lineage,
             stages=stages,
-            tied=tied,
             stable=self._ask.stable,
         )
 
@@ -315,11 +309,11 @@ class ChangeCore:
         choice = self._choice
         if choice is None or self._placed is not None:
             return
-        placed = self._placed_as(planned.stages, choice, planned.tied)
+        placed = self._placed_as(planned.stages, choice)
         placed = dataclasses.replace(placed, keeps=self._is_kept_at_once(placed))
         self._placed = placed
         self._waiting = set(placed.devices)
-        wanted = fetches(choice, placed.needs, planned.senders)
+        wanted = fetches(choice, placed.needs)
         self._out += [Prepare(device, placed, wanted[device]) for device in placed.devices]
 
     def _is_kept_at_once(self, placed: Placed) -> bool:

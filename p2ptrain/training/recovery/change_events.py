@@ -38,16 +38,10 @@ class InventoryFailed:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The planner's answer.
-
-    Attributes:
-        senders: by (unit, device), from whom it should come.
-    """
+    """The planner's answer."""
 
     epoch: int
     stages: tuple[PlacedStage, ...]
-    tied: tuple[tuple[int, int], ...] = ()
-    senders: Mapping[tuple[int, str], str] = dataclasses.field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

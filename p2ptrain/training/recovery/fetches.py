@@ -10,7 +10,7 @@ from its place to the first of them, and on along the stage, each from the one b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -38,18 +38,8 @@ class Fetch:
         check_units(self.first, self.end)
 
 
-def fetches(
-    choice: Choice,
-    stages: Sequence[StageNeed],
-    senders: Mapping[tuple[int, str], str] | None = None,
-) -> dict[str, tuple[Fetch, ...]]:
-    """By device, what it fetches, in the order of the units.
-
-    Arguments:
-        senders: by (unit, device), the sender that the planner chose; where it chose none, or one
-            that does not have the unit, the least used of the places.
-    """
-    chosen = senders or {}
+def fetches(choice: Choice, stages: Sequence[StageNeed]) -> dict[str, tuple[Fetch, ...]]:
+    """By device, what it fetches, in the order of the units: of a unit's places the least used."""
     load: Counter[str] = Counter()
     wanted: dict[str, list[tuple[int, str, bool]]] = {}
     for stage in stages:
@@ -64,27 +54,11 @@ def fetches(
                 elif relay is not None:
                     source, relayed, relay = relay, True, device
                 else:
-                    source, relayed, relay = (
-                        _sender(unit, device, places, chosen, load),
-                        False,
-                        device,
-                    )
+                    source = min(places, key=lambda place: (load[place], places.index(place)))
+                    relayed, relay = False, device
+                    load[source] += 1
                 wanted.setdefault(device, []).append((unit, source, relayed))
     return {device: _joined(entries) for device, entries in wanted.items()}
-
-
-def _sender(
-    unit: int,
-    device: str,
-    places: Sequence[str],
-    chosen: Mapping[tuple[int, str], str],
-    load: Counter[str],
-) -> str:
-    sender = chosen.get((unit, device), "")
-    if sender not in places:
-        sender = min(places, key=lambda place: (load[place], places.index(place)))
-    load[sender] += 1
-    return sender
 
 
 def _joined(entries: Sequence[tuple[int, str, bool]]) -> tuple[Fetch, ...]:

@@ -41,7 +41,6 @@ class Placed:
         version: what the epoch begins with.
         lineage: as it was before this epoch.
         stages: in pipeline order.
-        tied: pairs of stages that share weights, and so exchange gradients.
         keeps: whether the version that the epoch begins with is kept at once.
         stable: the newest version of which every copy was acknowledged; None = there is none.
     """
@@ -51,7 +50,6 @@ class Placed:
     version: Version
     lineage: Lineage
     stages: tuple[PlacedStage, ...]
-    tied: tuple[tuple[int, int], ...] = ()
     keeps: bool = False
     stable: Version | None = None
 
@@ -95,8 +93,7 @@ class Placed:
         partners = {self.holder}
         for p, stage in enumerate(self.stages):
             if device in stage.devices:
-                near = {q for pair in self.tied if p in pair for q in pair} | {p - 1, p, p + 1}
-                partners.update(d for q in near for d in self._devices_at(q))
+                partners.update(d for q in (p - 1, p, p + 1) for d in self._devices_at(q))
         if device == self.holder:
             partners.update(self.devices)
         return frozenset(partners - {device})

@@ -80,7 +80,7 @@ def rebuilds(
     for index, stage in enumerate(present.stages):
         if not missing.intersection(range(stage.first, stage.end)):
             continue
-        if len(stage.devices) > 1 or any(index in pair for pair in present.tied):
+        if len(stage.devices) > 1:
             return ()  # its gradients were summed with others', and those are gone
         since = _since(index, inventories, present, target)
         free = {one: stock for one, stock in inventories.items() if one not in found}

@@ -14,10 +14,10 @@ from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.stage import Stage
 from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
-from p2ptrain.model.tiles.in_process import Tiles
 from p2ptrain.model.tiles.reading import read_tiled_part
 from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.tiles.layout import Layout
+from tests.tiles_in_process import Tiles
 
 
 class Small(nn.Module):

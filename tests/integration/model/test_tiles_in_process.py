@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.model.tiles.in_process import Tiles
 from p2ptrain.model.tiles.messages import Halo, Message, Moments
 from p2ptrain.model.tiles.program import Replica, TileProgram
 from p2ptrain.model.tiles.tile_pass import TilePass
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.problem import TileDevice, by_flops
+from p2ptrain.plan.tiling.problem import TileDevice
 from p2ptrain.tiles.layout import Layout
 from tests.thorough import examples_of
 from tests.tiled_models import EXAMPLES
@@ -29,6 +28,8 @@ from tests.tiled_training import (
     train_plainly,
     train_tiled,
 )
+from tests.tiles_in_process import Tiles
+from tools.paper_tiles import by_flops
 
 NETWORKS = (
     ["unet", "vgg16"] if examples_of(1) == 1 else [name for name in EXAMPLES if name != "six"]

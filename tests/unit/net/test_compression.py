@@ -56,14 +56,6 @@ def test_a_fast_link_stays_raw() -> None:
     assert made.choose(ACTIVATION, MIB, 0.0).codec is Codec.RAW
 
 
-def test_both_sides_processors_count() -> None:
-    made = chooser()
-    observe(made, ACTIVATION, 0.8)
-    assert made.choose(ACTIVATION, MIB, 0.0).codec is Codec.LZ4
-    made.observe_decompression(20e6)  # a very slow receiver
-    assert made.choose(ACTIVATION, MIB, 0.0).codec is Codec.RAW
-
-
 @pytest.mark.parametrize("settings", [ChooserSettings(), ChooserSettings(enabled=False)])
 def test_never(settings: ChooserSettings) -> None:
     made = chooser(settings=settings)

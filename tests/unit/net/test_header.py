@@ -39,11 +39,6 @@ def test_round_trip(
     assert decoded.header_bytes == len(data)
 
 
-def test_part_kind_defaults_to_opaque() -> None:
-    assert Header("a", {}, (1,)).part_kind(0) is PartKind.OPAQUE
-    assert Header("a", {}, (1,), (PartKind.WEIGHT,)).part_kind(0) is PartKind.WEIGHT
-
-
 @pytest.mark.parametrize(
     "items",
     [

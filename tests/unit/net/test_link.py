@@ -320,7 +320,6 @@ async def test_compression_starts_on_a_slow_link_and_loses_nothing(
     counters = left.statistics()
     assert counters.sent_bytes < 0.8 * counters.sent_parts_bytes
     assert (counters.link_bytes_per_s or 0) < 80e6
-    assert (right.statistics().decompress_bytes_per_s or 0) > 1e6
 
 
 async def test_a_compressor_that_is_gone_ends_the_link_with_a_reason() -> None:

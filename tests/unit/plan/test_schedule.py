@@ -14,8 +14,6 @@ from p2ptrain.plan.schedule import (
     Action,
     Kind,
     ZeroBubble,
-    find_deadlock,
-    forward_only,
     one_f_one_b,
     usual_warmup,
 )
@@ -23,6 +21,7 @@ from p2ptrain.plan.simulation.simulate import Simulation, simulate
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable
 from tests.unit.plan import examples
+from tests.unit.plan.deadlock import find_deadlock
 
 PICTURE = """
     stage 0   F0 F1 F2 F3 .  B0 .  B1 .  B2 .  B3
@@ -108,7 +107,6 @@ def test_orders_of_the_picture() -> None:
     assert " ".join(map(str, one_f_one_b(4, 3))) == "F0 F1 F2 B0 F3 B1 B2 B3"
     assert " ".join(map(str, one_f_one_b(4, 4))) == "F0 F1 F2 F3 B0 B1 B2 B3"
     assert " ".join(map(str, one_f_one_b(4, 1))) == "F0 B0 F1 B1 F2 B2 F3 B3"
-    assert " ".join(map(str, forward_only(3))) == "F0 F1 F2"
 
 
 def test_usual_depths_are_odd_and_cut_to_the_round() -> None:

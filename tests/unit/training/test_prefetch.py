@@ -56,13 +56,6 @@ async def test_a_cancelled_wait_loses_nothing() -> None:
         assert [value async for value in loader] == [0, 1, 2]
 
 
-async def test_restart_goes_on_elsewhere() -> None:
-    async with Prefetcher(lambda key: key, range(10), ahead=3) as loader:
-        assert await anext(loader) == 0
-        loader.restart(range(7, 9))
-        assert [value async for value in loader] == [7, 8]
-
-
 async def test_what_load_raises_reaches_the_reader_at_its_turn() -> None:
     def load(key: int) -> int:
         if key == 1:

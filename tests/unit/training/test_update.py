@@ -19,6 +19,7 @@ from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.update import Update
 from p2ptrain.training.versions import VersionStore
+from tests.unit.training.stored import discard, stored
 from tests.unit.training.test_live_stage import (
     EPOCH,
     assert_equal,
@@ -95,7 +96,7 @@ async def test_a_copy_is_kept_where_the_order_says_so(captured: Captured) -> Non
     version = Version(2, EPOCH)
     assert kept.told == [(3, version, None)]
     assert kept.store.holdings() == (Holding(*kept.units, version, Kind.KEPT),)
-    copy = kept.store.named(*kept.units, version)
+    copy = stored(kept.store, *kept.units, version)
     assert copy is not None
     assert_equal(copy, kept.live.named())
     await kept.round(2)
@@ -109,14 +110,14 @@ async def test_the_third_copy_takes_the_memory_of_the_first(captured: Captured) 
     kept.store.reserve([(Kind.KEPT, *kept.units)])
 
     def places(version: Version) -> dict[str, int]:
-        found: dict[str, Tensor] = kept.store.named(*kept.units, version) or {}
+        found: dict[str, Tensor] = stored(kept.store, *kept.units, version) or {}
         return {name: tensor.data_ptr() for name, tensor in found.items()}
 
     for step in range(2):
         await kept.round(step, keep=True)
     first, second = places(Version(1, EPOCH)), places(Version(2, EPOCH))
     assert not set(first.values()) & set(second.values())
-    kept.store.drop(Kind.KEPT, but=[Version(2, EPOCH)])
+    discard(kept.store, Kind.KEPT, but=[Version(2, EPOCH)])
     await kept.round(2, keep=True)
     assert places(Version(3, EPOCH)) == first
     assert places(Version(2, EPOCH)) == second
@@ -200,7 +201,7 @@ async def test_ahead_an_update_is_made_at_once_and_counts_when_it_is_told_to(
         assert kept.told == [(3, version, None)]
         await early
         assert kept.live.ready == Version(2, EPOCH)
-        copy = kept.store.named(*kept.units, version)
+        copy = stored(kept.store, *kept.units, version)
         assert copy is not None
         assert_equal(copy, after)
         assert_equal(kept.live.named(), after)
@@ -276,7 +277,7 @@ async def test_begun_before_all_sums_are_there_an_update_is_ready_when_they_are(
             await kept.update.settled()
             assert_equal(kept.live.named(), plain.live.named())
     assert kept.told == plain.told == [(3, Version(2, EPOCH), None)]
-    copies = [one.store.named(*one.units, Version(2, EPOCH)) for one in (kept, plain)]
+    copies = [stored(one.store, *one.units, Version(2, EPOCH)) for one in (kept, plain)]
     assert copies[0] is not None
     assert copies[1] is not None
     assert_equal(copies[0], copies[1])

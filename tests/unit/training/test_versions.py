@@ -15,6 +15,7 @@ from p2ptrain.model.description import ModelDescription
 from p2ptrain.training.recovery.holdings import Holding, Kind
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.versions import VersionStore
+from tests.unit.training.stored import discard, stored
 
 OLD, NEW = Version(4, 1), Version(8, 1)
 
@@ -50,11 +51,11 @@ def test_any_part_of_a_range_is_here_and_nothing_else(description: ModelDescript
     store = VersionStore(description)
     whole = _tensors(description, 0, units, 1.0)
     store.put(Kind.KEPT, 0, units, OLD, whole, {})
-    assert _same(store.named(0, units, OLD), whole)
-    assert store.named(0, units, NEW) is None
+    assert _same(stored(store, 0, units, OLD), whole)
+    assert stored(store, 0, units, NEW) is None
     for first in range(units):
         for end in range(first + 1, units + 1):
-            here = store.named(first, end, OLD)
+            here = stored(store, first, end, OLD)
             assert here is not None
             names = set(description.state_names(first, end))
             assert {n for n in here if n.startswith("model:")} == {f"model:{n}" for n in names}
@@ -66,29 +67,17 @@ def test_a_range_is_put_together_of_several_kinds(description: ModelDescription)
     units = len(description.units)
     middle = units // 2
     store = VersionStore(description)
-    store.put(Kind.KEPT, 0, middle, OLD, _tensors(description, 0, middle, 1.0), {"model:a": (1,)})
-    assert store.named(0, units, OLD) is None
-    assert store.missing(0, units, OLD) == ((middle, units),)
-    assert store.missing(0, units, NEW) == ((0, units),)
-    assert store.missing(0, middle, OLD) == ()
+    store.put(Kind.KEPT, 0, middle, OLD, _tensors(description, 0, middle, 1.0), {})
+    assert stored(store, 0, units, OLD) is None
     rest = _tensors(description, middle, units, 1.0)
-    store.put(Kind.FETCHED, middle, units, OLD, rest, {"model:b": (2, 3)})
+    store.put(Kind.FETCHED, middle, units, OLD, rest, {})
     store.put(Kind.REPLICA, middle, units, NEW, _tensors(description, middle, units, 2.0), {})
-    found = store.named(0, units, OLD)
+    found = stored(store, 0, units, OLD)
     assert found is not None
     assert {name.partition(":")[2] for name in found if name.startswith("model:")} == set(
         description.state_names(0, units)
     )
     assert all(tensor.abs().max() == 1.0 for tensor in found.values())
-    assert store.digests(0, units, OLD) == {"model:a": (1,), "model:b": (2, 3)}
-    assert store.digests(0, units, NEW) == {}
-
-
-def test_holes_between_ranges_are_told(description: ModelDescription) -> None:
-    units = len(description.units)
-    store = VersionStore(description)
-    store.put(Kind.FETCHED, 1, 2, NEW, _tensors(description, 1, 2, 1.0), {})
-    assert store.missing(0, units, NEW) == ((0, 1), (2, units))
 
 
 def test_half_a_copy_is_refused(description: ModelDescription) -> None:
@@ -105,7 +94,7 @@ def test_the_optimizers_part_may_be_missing(description: ModelDescription) -> No
     store = VersionStore(description)
     tensors = {n: t for n, t in _tensors(description, 0, 2, 1.0).items() if n.startswith("model:")}
     store.put(Kind.KEPT, 0, 2, Version(0, 0), tensors, {})
-    assert _same(store.named(0, 2, Version(0, 0)), tensors)
+    assert _same(stored(store, 0, 2, Version(0, 0)), tensors)
 
 
 def test_two_slots_in_turn(description: ModelDescription) -> None:
@@ -118,31 +107,29 @@ def test_two_slots_in_turn(description: ModelDescription) -> None:
     assert store.slot(Kind.KEPT, 0, 2) is None, "the only copy is not overwritten"
     second = _tensors(description, 0, 2, 2.0)
     store.put(Kind.KEPT, 0, 2, NEW, second, {})
-    store.drop(Kind.KEPT, but=[NEW])
-    assert store.named(0, 2, OLD) is None
+    discard(store, Kind.KEPT, but=[NEW])
+    assert stored(store, 0, 2, OLD) is None
     slot = store.slot(Kind.KEPT, 0, 2)
     assert slot is not None
     assert _same(slot, first)
     assert store.slot(Kind.KEPT, 0, 2) is None, "given away"
-    assert _same(store.named(0, 2, NEW), second)
+    assert _same(stored(store, 0, 2, NEW), second)
 
 
 def test_dropping_gives_the_memory_back(description: ModelDescription) -> None:
     store = VersionStore(description)
     tensors = _tensors(description, 0, 2, 1.0)
     store.reserve([(Kind.KEPT, 0, 2)])
-    nbytes = sum(tensor.nbytes for tensor in tensors.values())
     store.put(Kind.KEPT, 0, 2, OLD, tensors, {})
     store.put(Kind.REPLICA, 2, 3, OLD, _tensors(description, 2, 3, 1.0), {})
     store.put(Kind.REPLICA, 2, 3, NEW, _tensors(description, 2, 3, 1.0), {})
-    store.drop(Kind.REPLICA, but=[NEW])
+    discard(store, Kind.REPLICA, but=[NEW])
     assert {h.version for h in store.holdings() if h.kind is Kind.REPLICA} == {NEW}
-    store.drop(Kind.REPLICA)
-    store.drop(Kind.KEPT)
+    discard(store, Kind.REPLICA)
+    discard(store, Kind.KEPT)
     assert store.holdings() == ()
-    assert store.nbytes == nbytes, "a slot stays for the next copy"
-    store.drop()
-    assert store.nbytes == 0
+    assert store.slot(Kind.KEPT, 0, 2) is not None, "a slot stays for the next copy"
+    assert store.slot(Kind.REPLICA, 2, 3) is None
 
 
 def test_what_a_newer_copy_took_over_is_no_slot(description: ModelDescription) -> None:
@@ -152,7 +139,7 @@ def test_what_a_newer_copy_took_over_is_no_slot(description: ModelDescription) -
     old = _tensors(description, 0, 2, 1.0)
     store.put(Kind.REPLICA, 0, 2, OLD, old, {})
     same = next(iter(old))
-    store.drop(Kind.REPLICA)
+    discard(store, Kind.REPLICA)
     new = {**_tensors(description, 0, 2, 2.0), same: old[same]}
     store.put(Kind.REPLICA, 0, 2, NEW, new, {})
     slot = store.slot(Kind.REPLICA, 0, 2)

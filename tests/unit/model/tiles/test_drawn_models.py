@@ -14,12 +14,12 @@ from torch import Tensor
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.graph import Argument, InputRef, Node, NodeRef, StateRef
 from p2ptrain.model.operators import resolve
-from p2ptrain.model.tiles.in_process import Tiles
 from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.model.tiles.reading import read_tiled_part
 from p2ptrain.tiles.interior import NEVER, Splitting
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.lines import GridError
+from tests.tiles_in_process import Tiles
 from tests.unit.model.tiles.descriptions import describe
 
 CHANNELS, SIZES = 3, (17, 14)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.graph import Argument, NodeRef, StateRef
-from p2ptrain.model.tiles.in_process import Tiles
 from p2ptrain.model.tiles.interior import InteriorFirst
 from p2ptrain.model.tiles.messages import Halo, Message
 from p2ptrain.model.tiles.pieces import cut
@@ -25,6 +24,7 @@ from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.lines import GridError
 from p2ptrain.tiles.span import Region
 from tests.thorough import examples_of
+from tests.tiles_in_process import Tiles
 from tests.unit.model.tiles.descriptions import IMAGE, convolution, describe
 from tests.unit.model.tiles.test_drawn_models import run_nodes
 

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem, by_flops
+from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.grid import TileGrid
 from p2ptrain.tiles.interior import NEVER, Splitting
 from p2ptrain.tiles.window import ELEMENTWISE, Window
 from tests.unit.tiles.networks import chain
+from tools.paper_tiles import by_flops
 
 CONVOLUTION = Window(3, 1, 1, 1, 1)
 LINK = Link(1e6, 1e-3)

@@ -9,7 +9,7 @@ from p2ptrain.plan.cluster import Link
 from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import early_borders
-from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem, by_flops
+from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
 from p2ptrain.tiles.grid import TileGrid
 from p2ptrain.tiles.network import MapUnit
@@ -23,6 +23,7 @@ from tests.unit.plan.tiling.examples import (
     problem,
 )
 from tests.unit.tiles.networks import chain
+from tools.paper_tiles import by_flops
 
 SIZE, CHANNELS = 48, 4
 COLUMN_BYTES = SIZE * CHANNELS * 4

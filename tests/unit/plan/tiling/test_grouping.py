@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import best_grouping
-from p2ptrain.plan.tiling.problem import by_flops
 from p2ptrain.plan.tiling.simulate import lower_bound, simulate
 from p2ptrain.tiles.window import Window
 from tests.thorough import examples_of
 from tests.unit.plan.tiling.examples import CONVOLUTION, GIGAFLOP, LINK, costs, drawn_costs, problem
 from tests.unit.tiles.networks import chain
+from tools.paper_tiles import by_flops
 
 
 def groupings(count: int) -> Iterator[tuple[int, ...]]:

@@ -2,23 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Link
+from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.grouping import best_grouping
-from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem, by_flops
-from p2ptrain.plan.tiling.search import Asked, best_tiling
+from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
+from p2ptrain.plan.tiling.search import Asked, Tiling, best_tiling
 from p2ptrain.plan.tiling.simulate import simulate
 from p2ptrain.tiles.network import MapUnit
 from tests.unit.plan.tiling.examples import problem
-from tools.paper_tiles import LINKS, SPEEDS, gain, question, yolov2
+from tools.paper_tiles import LINKS, SPEEDS, by_flops, gain, question, yolov2
 
 SLOW, FAST = SPEEDS["Pi 3 core (0.13 Gflop/s)"], SPEEDS["GPU (5000)"]
 NETWORK = yolov2(statistics=False)
 UNITS = len(NETWORK.units)
+ALONE = Asked()
+
+
+@dataclass(frozen=True, slots=True)
+class Untiled:
+    """The question's own units alone: each micro-batch through the tiles and then the others."""
+
+    problem: TilingProblem
+    pieces: float = 1.0
+
+    def alone(self, device: TileDevice, units: int) -> float:
+        """See `Rest`."""
+        rest = sum(self.problem.forward[units:]) + sum(self.problem.backward[units:])
+        return self.pieces * rest * device.slowdown
+
+    def held_bytes(self, units: int) -> float:
+        """See `Rest`."""
+        problem = self.problem
+        parameters = sum(unit.parameter_bytes for unit in problem.network.units[units:])
+        held = parameters * (2.0 + problem.optimizer_state_ratio)
+        return held + sum(problem.kept_bytes[units:]) * problem.samples
+
+    def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> float:
+        """See `Rest`."""
+        once = costs.filter_seconds
+        tiles = self.pieces * (simulate(costs, borders).seconds - once) + once
+        return tiles + self.alone(device, borders[-1])
+
+
+def best_alone(
+    problem: TilingProblem,
+    devices: Sequence[TileDevice],
+    asked: Asked = ALONE,
+) -> Tiling:
+    """Where nothing but the question's own units is behind the tiles."""
+    return best_tiling(problem, devices, asked, Untiled(problem, asked.pieces))
 
 
 def test_slow_devices_exchange_at_every_layer() -> None:
@@ -46,7 +84,7 @@ def test_the_filters_cap_a_single_sample() -> None:
     """13.7 MB of filters at 100 Mbit/s take longer than two devices save on one sample."""
     flops = by_flops(NETWORK, 1, LINKS["100 Mbit/s"], flops_per_s=1.0).seconds
     slow = by_flops(NETWORK, 1, LINKS["100 Mbit/s"], flops_per_s=flops / 1.5)
-    found = best_tiling(slow, [TileDevice(f"d{k}") for k in range(2)])
+    found = best_alone(slow, [TileDevice(f"d{k}") for k in range(2)])
     assert 1.0 <= slow.seconds / found.seconds < 1.4
     assert found.is_tiled
     assert found.borders[-1] < UNITS  # tiled only as far as it pays
@@ -56,7 +94,7 @@ def test_the_filters_cap_a_single_sample() -> None:
 
 def test_one_device_where_nothing_pays() -> None:
     devices = [TileDevice("slow", 2.0), TileDevice("fast", 1.0)]
-    found = best_tiling(problem(3, link=Link(1e3, 1.0)), devices)
+    found = best_alone(problem(3, link=Link(1e3, 1.0)), devices)
     assert found.devices == ("fast",)
     assert not found.is_tiled
     assert found.seconds == pytest.approx(problem(3).seconds)
@@ -64,7 +102,7 @@ def test_one_device_where_nothing_pays() -> None:
 
 def test_unequal_devices_have_unequal_tiles() -> None:
     question_ = problem(4, link=Link(1e12, 0.0), flops_per_s=1e6)
-    found = best_tiling(question_, [TileDevice("slow", 3.0), TileDevice("fast", 1.0)])
+    found = best_alone(question_, [TileDevice("slow", 3.0), TileDevice("fast", 1.0)])
     assert found.devices == ("fast", "slow")
     assert found.rows[0] * found.columns[0] == pytest.approx(0.75)
     assert found.seconds < 0.80 * question_.seconds
@@ -75,11 +113,11 @@ def test_memory_makes_tiles_where_one_device_is_too_small() -> None:
     tight = problem(3, link=Link(1e4, 1.0))
     needed = tight.filter_memory_bytes + sum(tight.kept_bytes)
     devices = [TileDevice(f"d{k}", memory_bytes=0.7 * needed) for k in range(2)]
-    found = best_tiling(tight, devices)
+    found = best_alone(tight, devices)
     assert found.is_tiled
     assert max(found.memory_bytes) <= 0.7 * needed
     with pytest.raises(PlanError):
-        best_tiling(tight, [replace(d, memory_bytes=0.3 * needed) for d in devices])
+        best_alone(tight, [replace(d, memory_bytes=0.3 * needed) for d in devices])
 
 
 @pytest.mark.parametrize("borders", [(), (0, 1), (0, 2), (0, 1, 2)])
@@ -91,7 +129,7 @@ def test_lines_leave_room_for_halos_where_memory_draws_them(
     tight = blocks()
     room = tight.filter_memory_bytes + part * sum(tight.kept_bytes)
     devices = [TileDevice("large"), TileDevice("small", 1.0, room)]
-    found = best_tiling(tight, devices, Asked(grid=(1, 2), borders=borders))
+    found = best_alone(tight, devices, Asked(grid=(1, 2), borders=borders))
     assert found.borders == borders or not borders
     used = dict(zip(found.devices, found.memory_bytes, strict=True))
     assert used["small"] <= room
@@ -104,7 +142,7 @@ def test_a_refusal_says_what_the_first_lines_lacked() -> None:
     rooms = [tight.filter_memory_bytes + p * sum(tight.kept_bytes) for p in (0.6, 0.41)]
     devices = [TileDevice(name, 1.0, room) for name, room in zip("ab", rooms, strict=True)]
     with pytest.raises(PlanError, match=r"[ab] needs .* MiB for its tiles in these groups"):
-        best_tiling(tight, devices, Asked(grid=(1, 2), borders=(0, 2)))
+        best_alone(tight, devices, Asked(grid=(1, 2), borders=(0, 2)))
 
 
 def blocks() -> TilingProblem:

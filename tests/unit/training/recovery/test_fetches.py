@@ -34,14 +34,6 @@ def test_a_group_passes_on_what_it_lacks() -> None:
     }
 
 
-def test_the_planner_names_the_sender() -> None:
-    plan = [StageNeed(0, 2, ("d",))]
-    senders = {(0, "d"): "c", (1, "d"): "gone"}
-    assert fetches(_choice("abc", "ab"), plan, senders) == {
-        "d": (Fetch(0, 1, "c"), Fetch(1, 2, "a")),
-    }
-
-
 def test_a_unit_without_a_place_is_a_bug() -> None:
     with pytest.raises(InternalError, match="unit 1 is nowhere"):
         fetches(_choice("a", ""), [StageNeed(0, 2, ("a",))])

@@ -95,7 +95,6 @@ def test_where_something_is_missing_nothing_is_made(stock: dict[str, Inventory])
 
 def test_stages_whose_gradients_were_summed_with_others_are_not_made() -> None:
     stock = _stock(_HOLDER, _KEEPER)
-    assert _found(stock, replace(_PRESENT, tied=((1, 2),))) == ()
     shared = replace(_STAGES[1], devices=("b", "d"))
     assert _found(stock, replace(_PRESENT, stages=(_STAGES[0], shared, _STAGES[2]))) == ()
     assert _found(stock, None) == ()

@@ -7,12 +7,12 @@ import torch
 
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.graph import NodeRef
-from p2ptrain.model.tiles.in_process import Tiles
 from p2ptrain.model.tiles.refusal import NotTiled
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.spatial import unit_windows
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.tiling.stage_tiles import tileable, tiled_units
+from tests.tiles_in_process import Tiles
 from tests.unit.model.tiles.descriptions import (
     CHANNELS,
     HEIGHT,

@@ -1,0 +1,30 @@
+"""Looks into a device's store of versions, and empties it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import Tensor
+
+from p2ptrain.training.recovery.holdings import Kind
+from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.versions import VersionStore
+
+
+def stored(store: VersionStore, first: int, end: int, version: Version) -> dict[str, Tensor] | None:
+    """The tensors of units [first, end) at `version` themselves; None unless all are here."""
+    found: dict[str, Tensor] = {}
+    while first < end:
+        part = store.part_from(first, end, version)
+        if part is None:
+            return None
+        found |= part.tensors
+        first = part.end
+    return found
+
+
+def discard(store: VersionStore, kind: Kind, but: Collection[Version] = ()) -> None:
+    """Forget what is of this kind, except these versions."""
+    for holding in store.holdings():
+        if holding.kind is kind and holding.version not in but:
+            store.discard(holding)
