@@ -647,7 +647,7 @@ def _trusted() -> bytes:
 
 def _journal() -> bytes:
     fields = {
-        **{"format": journal.FORMAT, "job": "j", "fingerprint": "f", "weights": "w"},
+        **{"format": "p2ptrain.job/1", "job": "j", "fingerprint": "f", "weights": "w"},
         **{"first_step": 0, "next_epoch": 3, "lineage": [[1, 0, 0]], "assignment": None},
         **{"plan": None, "stable": [3, 1], "took_part": {ME: 1}},
     }

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import os
 import struct
 import threading
@@ -21,26 +20,25 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
+from p2ptrain.net.forms import By, Count, Id, Positive
+from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training.assigning import placed_of
 from p2ptrain.training.assignment import FIRST, Assignment
 from p2ptrain.training.change_request import InForce
 from p2ptrain.training.ended_jobs import note
-from p2ptrain.training.protocol import integer, text
 from p2ptrain.training.recovery.holder_instructions import Journal as Noted
-from p2ptrain.training.recovery.holdings import read_version, version_fields
 from p2ptrain.training.recovery.lineage import Lineage
 from p2ptrain.training.recovery.reporting import Reported
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.training.recovery.version import Version, VersionRow
 
 log = get_logger(__name__)
 
-FORMAT = "p2ptrain.job/1"
 JOB_FILE = "job.json"
 REPORTED_FILE = "reported"
 SYNC_SECONDS = 1.0
@@ -233,10 +231,8 @@ class Journal:
 def find(folder: StateFolder, warn: Callable[[str], None]) -> JournalEntry | None:
     """The unfinished job of this folder, if there is one that can be read; damage is told."""
     try:
-        fields = folder.read_json(JOB_FILE)
-        if fields is None:
-            return None
-        return _read(fields, folder.read(REPORTED_FILE))
+        job = folder.read_form(JOB_FILE, _Job)
+        return None if job is None else _entry(job, folder.read(REPORTED_FILE))
     except (UserError, ProtocolError) as error:
         why = error.why if isinstance(error, BrokenFile) else str(error)
         warn(f"{folder.path / JOB_FILE} cannot be used ({why}): the job it tells of does not go on")
@@ -252,60 +248,58 @@ def forget(folder: StateFolder) -> None:
             log.warning("journal_not_removed", why=str(error))
 
 
+def _read_assignment(value: object) -> Assignment:
+    blob = base64.b64decode(value if isinstance(value, str) else "?", validate=True)
+    return Assignment.from_bytes(blob)
+
+
+def _write_assignment(assignment: Assignment) -> str:
+    return base64.b64encode(assignment.to_bytes()).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What `JOB_FILE` holds."""
+
+    format: Literal["p2ptrain.job/1"]
+    job: Id
+    fingerprint: Id
+    weights: Id
+    first_step: Count
+    next_epoch: Positive
+    lineage: Annotated[Lineage, By(Lineage.from_fields, Lineage.to_fields)]
+    assignment: Annotated[Assignment, By(_read_assignment, _write_assignment)] | None
+    plan: Mapping[str, Any] | None
+    stable: VersionRow | None
+    took_part: Mapping[str, Count]
+
+
 def _to_json(entry: JournalEntry) -> dict[str, Any]:
     in_force = entry.in_force
-    assignment = None
-    if in_force is not None:
-        assignment = base64.b64encode(in_force.assignment.to_bytes()).decode()
-    return {
-        "format": FORMAT,
-        "job": entry.job,
-        "fingerprint": entry.fingerprint,
-        "weights": entry.weights,
-        "first_step": entry.first_step,
-        "next_epoch": entry.next_epoch,
-        "lineage": entry.lineage.to_fields(),
-        "assignment": assignment,
-        "plan": None if in_force is None else dict(in_force.plan),
-        "stable": None if entry.stable is None else version_fields(entry.stable),
-        "took_part": dict(entry.took_part),
-    }
-
-
-def _read(fields: object, reported: bytes | None) -> JournalEntry:
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise ProtocolError(f"it is not {FORMAT}")
-    stable, took_part = fields.get("stable"), fields.get("took_part")
-    if not isinstance(took_part, dict):
-        raise ProtocolError("who took part is a map of devices")
-    return JournalEntry(
-        job=text(fields, "job", 64),
-        fingerprint=text(fields, "fingerprint", 64),
-        weights=text(fields, "weights", 64),
-        first_step=integer(fields, "first_step"),
-        reported=_read_reported(reported),
-        next_epoch=integer(fields, "next_epoch", 1),
-        lineage=Lineage.from_fields(fields.get("lineage")),
-        in_force=_read_in_force(fields),
-        stable=None if stable is None else read_version(stable),
-        took_part=tuple((device, integer(took_part, device)) for device in sorted(took_part)),
+    job = _Job(
+        *("p2ptrain.job/1", entry.job, entry.fingerprint, entry.weights, entry.first_step),
+        *(entry.next_epoch, entry.lineage),
+        assignment=None if in_force is None else in_force.assignment,
+        plan=None if in_force is None else in_force.plan,
+        stable=entry.stable,
+        took_part=dict(entry.took_part),
     )
+    return write_form(job)
 
 
-def _read_in_force(fields: Mapping[str, Any]) -> InForce | None:
+def _entry(job: _Job, reported: bytes | None) -> JournalEntry:
     """Raises ProtocolError, or OptionError of what is no plan, or a newer version's."""
-    assignment, plan = fields.get("assignment"), fields.get("plan")
-    if assignment is None and plan is None:
-        return None
-    if not isinstance(assignment, str) or not isinstance(plan, dict):
+    in_force = None
+    if (job.assignment is None) is not (job.plan is None):
         raise ProtocolError("a plan in force is an assignment and a plan")
-    try:
-        blob = base64.b64decode(assignment, validate=True)
-    except binascii.Error as error:
-        raise ProtocolError(f"an assignment is base64: {error}") from error
-    in_force = InForce(Assignment.from_bytes(blob), plan)
-    Plan.from_json(plan, "the plan in force", batch_size=in_force.assignment.batch_size)
-    return in_force
+    if job.assignment is not None and job.plan is not None:
+        in_force = InForce(job.assignment, job.plan)
+        Plan.from_json(job.plan, "the plan in force", batch_size=job.assignment.batch_size)
+    return JournalEntry(
+        *(job.job, job.fingerprint, job.weights, job.first_step, _read_reported(reported)),
+        *(job.next_epoch, job.lineage, in_force, job.stable),
+        tuple(sorted(job.took_part.items())),
+    )
 
 
 def _reported_bytes(reported: Reported) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +76,23 @@ def test_a_job_is_found_as_it_was_written_down(folder: StateFolder) -> None:
     )
     assert found.noted.placed is not None
     assert found.noted.placed.devices == ("a", "b")
+
+
+def test_other_releases_find_the_same_keys(folder: StateFolder) -> None:
+    book = Journal(folder, NEW, print)
+    said = {
+        "format": "p2ptrain.job/1",
+        **{"job": "f00d-1", "fingerprint": "f00d", "weights": "abc", "first_step": 0},
+        **{"next_epoch": 65, "lineage": [], "assignment": None, "plan": None, "stable": None},
+        "took_part": {},
+    }
+    put_down(book, Noted(65, Lineage(), None), None)
+    assert json.dumps(folder.read_json(JOB_FILE)) == json.dumps(said)
+    put_down(book, Noted(2, FIRST, None, Version(3, 1), (("a", 1), ("b", 2))), IN_FORCE)
+    blob = base64.b64encode(PLACED.to_bytes()).decode()
+    said |= {"next_epoch": 2, "lineage": [[1, 0, 0]], "assignment": blob, "plan": PLAN}
+    said |= {"stable": [3, 1], "took_part": {"a": 1, "b": 2}}
+    assert json.dumps(folder.read_json(JOB_FILE)) == json.dumps(said)
 
 
 def test_before_the_first_plan_the_numbers_are_reserved(folder: StateFolder) -> None:
