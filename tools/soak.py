@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Held:
     descriptors: int
     tasks: int
     threads: int
+    by_task: Counter[str]
 
     @classmethod
     def now(cls) -> Held:
@@ -60,12 +62,11 @@ class Held:
             ctypes.CDLL(None).malloc_trim(0)
         process = psutil.Process()
         descriptors = process.num_fds() if hasattr(process, "num_fds") else process.num_handles()
-        return cls(
-            process.memory_info().rss,
-            descriptors,
-            len(asyncio.all_tasks()),
-            process.num_threads(),
+        by_task = Counter(
+            getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks()
         )
+        memory_bytes, threads = process.memory_info().rss, process.num_threads()
+        return cls(memory_bytes, descriptors, by_task.total(), threads, by_task)
 
     def passed(self, before: Held) -> list[str]:
         """What is higher than it may be, in words."""
@@ -75,6 +76,9 @@ class Held:
             was, now = getattr(before, name), getattr(self, name)
             if now > was:
                 found.append(f"{name} {was} -> {now}")
+        if self.tasks > before.tasks:
+            more = (self.by_task - before.by_task).items()
+            found += [f"{count} more of {name}" for name, count in more]
         return found
 
     def row(self, when: str) -> str:
