@@ -213,6 +213,7 @@ class Inlet:
         self._slices: dict[PieceKey, dict[str, Sequence[Value]]] = {}
         self._taken: dict[PieceKey, None] = {}  # the last ones, in their order
         self._round = -1  # of the last one
+        self._missing: dict[tuple[str, int], bool] = {}
         self._awaited: tuple[PieceKey, int, float] | None = None
         self._sizes: dict[tuple[PieceKey, str], tuple[Piece, float]] = {}
 
@@ -231,6 +232,8 @@ class Inlet:
         received = [
             self._receive(entry, expected[first + offset]) for offset, entry in enumerate(entries)
         ]
+        for offset, item in enumerate(received):
+            self._check_missing(peer, first + offset, item is None)
         buffers = [item.buffer for item in received if item is not None]
         if [buffer.nbytes for buffer in buffers] != list(part_bytes):
             raise ProtocolError(f"{self._name}: parts of {list(part_bytes)} bytes do not fit")
@@ -355,6 +358,12 @@ class Inlet:
         if integer(fields, "count") != count:
             raise ProtocolError(f"{self._name}: {fields['count']} values instead of {count}")
         return first, entries
+
+    def _check_missing(self, peer: str, index: int, is_missing: bool) -> None:
+        """A graph gives a value a gradient always or never: without one, nothing before learns."""
+        if self._missing.setdefault((peer, index), is_missing) is not is_missing:
+            what = "is missing, and was there before" if is_missing else "is there, and was not"
+            raise ProtocolError(f"{self._name}: value {index} {what}")
 
     def _receive(self, entry: Any, expected: Expected) -> Unpacking | None:
         if entry is None and self._contents.optional:

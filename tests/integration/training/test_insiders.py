@@ -65,6 +65,8 @@ def spoil(monkeypatch: pytest.MonkeyPatch, kind: str, after: int = 30) -> None:
                         values = [None if value is None else value.double() for value in values]
                     case "more values":
                         values = [*values, *values]
+                    case "no values":
+                        values = [None for _ in values]
                     case "twice":
                         await send(board, device, line, piece, values, *rest, **more)
                     case "a later round":
@@ -136,7 +138,7 @@ async def test_of_a_group_whose_sums_are_spoiled_one_after_the_other_is_left_out
 @pytest.mark.parametrize(
     "kind",
     [
-        *("NaN", "huge", "shape", "dtype", "more values"),
+        *("NaN", "huge", "shape", "dtype", "more values", "no values"),
         *("twice", "a later round", "an earlier round", "nothing"),
     ],
 )

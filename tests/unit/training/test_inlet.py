@@ -71,6 +71,14 @@ async def test_gradients_of_what_all_samples_share_are_summed_and_may_be_missing
     assert (await target.take(KEY)).join() == [None, None]
 
 
+def test_a_gradient_that_was_there_may_not_be_missing_later() -> None:
+    target, rows = inlet(optional=True), torch.ones(3, 2)
+    receive(target, "a", message(piece(0, 3), rows, None))
+    later = message(Piece(PieceKey(0, 1), Mode.TRAIN, 4, 0, 3), None, None)
+    with pytest.raises(ProtocolError, match="value 0 is missing, and was there before"):
+        receive(target, "a", later)
+
+
 def test_one_device_s_piece_is_not_copied() -> None:
     value = torch.ones(3)
     assert Gathered([[value]], [0], summed=False).join()[0] is value
