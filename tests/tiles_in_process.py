@@ -20,7 +20,6 @@ from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.model.tiles.pieces import cut
 from p2ptrain.model.tiles.program import Replica, TileProgram
 from p2ptrain.model.tiles.tile_pass import TilePass
-from p2ptrain.tiles.interior import SPLITTING, Splitting
 from p2ptrain.tiles.layout import Layout
 
 Traffic: TypeAlias = Counter[str]
@@ -43,7 +42,6 @@ class Tiles:
         states: Sequence[Mapping[str, Tensor]],
         *,
         device_of_tile: Sequence[int] | None = None,
-        splitting: Splitting = SPLITTING,
     ) -> None:
         """Prepare all tiles.
 
@@ -52,7 +50,6 @@ class Tiles:
             layout: of `part.network`.
             states: by device: its own tensors, which training changes in place.
             device_of_tile: by tile; None = one device a tile.
-            splitting: as of `TileProgram`.
         """
         devices = list(range(layout.tiles)) if device_of_tile is None else list(device_of_tile)
         if len(devices) != layout.tiles or sorted({*devices}) != list(range(len(states))):
@@ -63,8 +60,6 @@ class Tiles:
             TileProgram(
                 *(description, part, layout, tile, self.replicas[device]),
                 tracks=device not in devices[:tile],
-                splitting=splitting,
-                beside=[other for other, its in enumerate(devices) if its == device],
             )
             for tile, device in enumerate(devices)
         ]

@@ -320,6 +320,7 @@ def _stage(value: object, where: str) -> PlannedStage:
 
 
 _TILED = ("grid", "groups", "rows", "columns", "aligned", "early", "interiors")
+"""`interiors`: of older files; nothing is computed otherwise."""
 
 
 def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
@@ -340,14 +341,11 @@ def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
     ]
     aligned = fields.truth(entry.get("aligned", True), f"{where}.aligned")
     borders = _borders(fields.items(entry["groups"], f"{where}.groups"), f"{where}.groups")
-    early, interiors = (
-        tuple(
-            fields.whole(border, f"{where}.{name}[{i}]", least=1)
-            for i, border in enumerate(fields.items(entry.get(name, []), f"{where}.{name}"))
-        )
-        for name in ("early", "interiors")
+    early = tuple(
+        fields.whole(border, f"{where}.early[{i}]", least=1)
+        for i, border in enumerate(fields.items(entry.get("early", []), f"{where}.early"))
     )
-    return TileShape(parts[0], parts[1], borders, aligned, early, interiors)
+    return TileShape(parts[0], parts[1], borders, aligned, early)
 
 
 def _parts(value: object, count: int, where: str) -> tuple[float, ...]:
@@ -454,6 +452,4 @@ def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
         content["aligned"] = tiling.aligned
         if tiling.early:
             content["early"] = list(tiling.early)
-        if tiling.interiors:
-            content["interiors"] = list(tiling.interiors)
     return content

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -146,14 +146,6 @@ class GroupLayout:
             for receiver in range(self.grid.tiles)
             for transfer in self._pieces(receiver, number)
         )
-
-    @cached_property
-    def senders(self) -> Mapping[int, frozenset[int]]:
-        """Whose pieces of halos each tile waits for; without those that wait for none."""
-        found: dict[int, set[int]] = {}
-        for transfer in self.transfers:
-            found.setdefault(transfer.receiver, set()).add(transfer.sender)
-        return {receiver: frozenset(senders) for receiver, senders in found.items()}
 
     def _pieces(self, receiver: int, number: int) -> list[Transfer]:
         needed = self.required(receiver, number)

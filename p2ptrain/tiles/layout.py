@@ -11,13 +11,12 @@ The way back is the way forward transposed: a tile's gradient of a map that ente
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 
 from p2ptrain.errors import OptionError
 from p2ptrain.tiles.grid import Group, GroupLayout, TileGrid, Transfer
-from p2ptrain.tiles.interior import Interior, Splitting, interior_of
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.tiles.span import Region, Span
 
@@ -80,12 +79,6 @@ class Layout:
             if laid.is_used(number):
                 whole = whole.hull(laid.required(tile, number))
         return whole
-
-    def interior(
-        self, group: int, tile: int, splitting: Splitting, beside: Container[int] = ()
-    ) -> Interior | None:
-        """What a tile computes of a group before its halos are there, as `interior_of`."""
-        return interior_of(self._laid[group], tile, splitting, beside)
 
     @cached_property
     def transfers(self) -> tuple[tuple[Transfer, ...], ...]:

@@ -24,7 +24,6 @@ class TileShape:
         aligned: how lines are carried from map to map (`tiles.lines`).
         early: those of the borders where halos travel with the last statistics of the unit in
             front (`MapNetwork.with_early`), ascending.
-        interiors: those where tiles compute what needs no halo first (`tiles.interior`), ascending.
     """
 
     rows: tuple[float, ...]
@@ -32,7 +31,6 @@ class TileShape:
     borders: tuple[int, ...]
     aligned: bool = True
     early: tuple[int, ...] = ()
-    interiors: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises OptionError: it is no grid, or the groups do not follow each other."""
@@ -47,9 +45,10 @@ class TileShape:
                 f"groups follow each other from unit 0 on, found borders {list(self.borders)}"
             )
         inner = self.borders[1:-1]
-        for what, at in (("halos travel early", self.early), ("interiors begin", self.interiors)):
-            if list(at) != sorted({*at}) or not {*at} <= {*inner}:
-                raise OptionError(f"{what} at borders between two groups, found {list(at)}")
+        if list(self.early) != sorted({*self.early}) or not {*self.early} <= {*inner}:
+            raise OptionError(
+                f"halos travel early at borders between two groups, found {list(self.early)}"
+            )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -84,7 +83,6 @@ class TileShape:
             "borders": list(self.borders),
             "aligned": self.aligned,
             "early": list(self.early),
-            "interiors": list(self.interiors),
         }
 
     @staticmethod
@@ -97,12 +95,11 @@ class TileShape:
                 "borders": [*borders],
                 "aligned": bool(aligned),
                 "early": [*early],
-                "interiors": [*interiors],
             } if all(type(part) is float for part in (*rows, *columns)) and all(
-                type(border) is int for border in (*borders, *early, *interiors)
+                type(border) is int for border in (*borders, *early)
             ):
                 lines = tuple(rows), tuple(columns), tuple(borders)
-                return TileShape(*lines, aligned, tuple(early), tuple(interiors))
+                return TileShape(*lines, aligned, tuple(early))
         raise OptionError("tiles are cut by rows and columns, in groups of units")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 
@@ -14,7 +14,6 @@ from p2ptrain.model.description import ModelDescription, TensorKind
 from p2ptrain.model.graph import StateRef
 from p2ptrain.model.tiles.early_padding import leaves_zeros, maker_for
 from p2ptrain.model.tiles.elementwise import is_in_place
-from p2ptrain.model.tiles.interior import InteriorFirst, as_known
 from p2ptrain.model.tiles.kernels import (
     Kernel,
     Place,
@@ -38,7 +37,6 @@ from p2ptrain.model.tiles.schedule import (
 )
 from p2ptrain.model.tiles.windows import CONVOLUTIONS
 from p2ptrain.tiles.grid import Transfer
-from p2ptrain.tiles.interior import SPLITTING, Splitting
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.network import Operation
 from p2ptrain.tiles.span import Region
@@ -109,7 +107,6 @@ class TileProgram:
         dtype: of all maps.
         steps, uses: by group.
         fused: by group: the normalisation with which it begins, of a map that others have parts of.
-        interiors: by group: the convolution that it begins before its halos are there.
         instructions, normalisations: by number of the operation.
     """
 
@@ -122,8 +119,6 @@ class TileProgram:
         replica: Replica,
         *,
         tracks: bool = True,
-        splitting: Splitting = SPLITTING,
-        beside: Container[int] = (),
     ) -> None:
         """Prepare the tile.
 
@@ -133,8 +128,6 @@ class TileProgram:
             tile: its number.
             replica: its device's.
             tracks: it changes the replica's running statistics and counters; one tile of a device.
-            splitting: what it computes before halos are there.
-            beside: tiles of the same device.
         """
         self.part, self.layout, self.tile, self.replica = part, layout, tile, replica
         self.tracks = tracks
@@ -152,8 +145,6 @@ class TileProgram:
         for place, steps in enumerate(self.steps):
             for step in steps:
                 self._prepare(place, step)
-        places = range(len(layout.groups))
-        self.interiors = tuple(self._interior(place, splitting, beside) for place in places)
         self._shapes = self._expected_shapes()
 
     @property
@@ -292,18 +283,6 @@ class TileProgram:
             in_place=is_in_place(node.operator) and self._may_write(group, operation),
         )
 
-    def _interior(
-        self, group: int, splitting: Splitting, beside: Container[int]
-    ) -> InteriorFirst | None:
-        found = self.layout.interior(group, self.tile, splitting, beside)
-        if found is None:
-            return None
-        place = self._place(group, found.operation)
-        if place.node.operator not in CONVOLUTIONS:
-            return None
-        regions = self.owned(found.map), self.required(group, found.map)
-        return InteriorFirst(found, place, self.replica.tensors, *regions)
-
     def _cuts(
         self, group: int, operation: Operation, outputs: Region
     ) -> tuple[tuple[slice, slice] | None, ...]:
@@ -335,7 +314,6 @@ def run_segment(
     values: dict[int, Tensor],
     last_reads: Mapping[int, Sequence[int]],
     watch: Callable[[Tensor], None],
-    known: dict[int, Tensor],
 ) -> None:
     """Run operators; `values` (by map) gains what they make and loses what is read no more.
 
@@ -345,7 +323,6 @@ def run_segment(
         values: what they read.
         last_reads: operation -> maps that nothing reads after it.
         watch: gets what each product with filters makes.
-        known: operation -> what it makes, if that is known already; used up.
     """
     recording = torch.is_grad_enabled()
     for k in operations:
@@ -356,10 +333,7 @@ def run_segment(
             for number, cuts in zip(operation.inputs, instruction.cuts, strict=True)
         ]
         with torch.set_grad_enabled(recording and instruction.grad_enabled):
-            if k in known:
-                made = as_known(known.pop(k), instruction.call, inputs)
-            else:
-                made = instruction.call(inputs)
+            made = instruction.call(inputs)
             values[operation.output] = made
         if instruction.weighs:
             watch(made)

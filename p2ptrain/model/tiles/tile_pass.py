@@ -7,8 +7,7 @@ with what has come, and says what it has for others:
     backward of a group    segments in reverse; at each normalisation everyone's sums; then the
                            gradients of halos go to their owners, who add them
 
-Where a group begins with a normalisation, moments go with the halos and sums with their gradients;
-where with a convolution, what needs no halo is computed before they are there (`interior`).
+Where a group begins with a normalisation, moments go with the halos and sums with their gradients.
 A backward computes what others wait for first; gradients of filters while it waits itself.
 Whatever comes from others is added in the order of the tiles, not in that of its arrival.
 """
@@ -122,23 +121,17 @@ class TilePass(TileMachine):
         program = self._program
         for place, group in enumerate(program.layout.groups):
             inner: dict[int, Tensor] = {}
-            known: dict[int, Tensor] = {}
-            fused, first = program.fused[place], program.interiors[place]
+            fused = program.fused[place]
             awaited = self._send_halos(place)
             own = None
             if fused is not None:
                 own = self._tell_moments(fused, self._values[fused.read])
                 awaited += self._everyone(Moments(fused.operation))
-            if first is not None:
-                yield None
-                known[first.operation] = first.begin(self._values[first.map])
             yield awaited
             self._assemble(place, group.entering, inner)
-            if first is not None:
-                first.finish(known[first.operation], inner[first.map])
             for index, step in enumerate(program.steps[place]):
                 if isinstance(step, Segment):
-                    self._compute(place, index, step, inner, known)
+                    self._compute(place, index, step, inner)
                     continue
                 if step is not fused or own is None:
                     own = self._tell_moments(
@@ -201,14 +194,7 @@ class TilePass(TileMachine):
         self._send(self._others, Moments(step.operation), own)
         return own
 
-    def _compute(
-        self,
-        place: int,
-        index: int,
-        step: Segment,
-        inner: dict[int, Tensor],
-        known: dict[int, Tensor],
-    ) -> None:
+    def _compute(self, place: int, index: int, step: Segment, inner: dict[int, Tensor]) -> None:
         program, network = self._program, self._program.layout.network
         uses = program.uses[place][index]
         recorded = Recorded(program.parameters(step) if self._pauses else None)
@@ -221,7 +207,7 @@ class TilePass(TileMachine):
                 inner.pop(number, None)
             run_segment(
                 *(program.instructions, step.operations, values),
-                *(uses.last_reads, recorded.watch, known),
+                *(uses.last_reads, recorded.watch),
             )
             for number in step.gives:
                 value = values.pop(number)

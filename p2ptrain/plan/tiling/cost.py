@@ -17,10 +17,6 @@ of the link, m and b the processor's seconds for a message and for a byte:
               handed on in rounds (`tiles.gathering`); not in the paper, whose network has them per
               tile. It needs all tiles, so it divides the group's work into legs, each as slow as
               its slowest device. At the beginning of a group they are one exchange with the halo
-    interior  forward, where a group begins with a convolution (`tiles.interior`), e(d) of the first
-              leg c(d) is computed while the halo is on its way and d has nothing to do with it:
-              max over d of max(halo, k(d) (m messages(d) + b bytes(d)) + e(d)) + c(d) - e(d)
-              for the two together, where that is less; c(d) is longer by what thin strips cost
     group     sum over legs of max over d of c(d), plus halos, plus statistics
 
 and once a mini-batch, whatever the groups:
@@ -51,7 +47,6 @@ from p2ptrain.plan.tiling.passage import Passage, Taker
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.gathering import Gathering
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
-from p2ptrain.tiles.interior import SPLITTING, Splitting, interior_of
 from p2ptrain.tiles.lines import GridError
 from p2ptrain.tiles.network import Operation
 
@@ -74,7 +69,6 @@ class Costs:
         holder: TileDevice | None = None,
         behind: TileDevice | None = None,
         early: Iterable[int] = (),
-        splitting: Splitting = SPLITTING,
     ) -> None:
         """Prepare.
 
@@ -87,7 +81,6 @@ class Costs:
             behind: the device that goes on with the last maps, the same, if it is one
                 (`leaving_to`, `returning_from` are for others).
             early: borders of units where halos travel with statistics (`MapNetwork.with_early`).
-            splitting: what tiles compute before halos are there.
         """
         if len(device_of_tile) != grid.tiles:
             raise OptionError(f"{grid.tiles} tiles, but {len(device_of_tile)} have a device")
@@ -95,7 +88,6 @@ class Costs:
         self.early = frozenset(early)
         self.grid = grid.over(problem.network.with_early(self.early))
         self.device_of_tile = tuple(device_of_tile)
-        self.splitting = splitting
         self._holder, self._behind = holder or self.devices[0], behind or self.devices[0]
         self._groups: dict[tuple[int, int], GroupCost | None] = {}
         self._refusals: dict[tuple[int, int], GridError] = {}
@@ -119,7 +111,6 @@ class Costs:
             holder=self._holder,
             behind=self._behind,
             early=early,
-            splitting=self.splitting,
         )
 
     def group(self, first: int, end: int) -> GroupCost | None:
@@ -145,11 +136,6 @@ class Costs:
         if any(group is None for group in groups):
             return float("inf")
         return self.fixed_seconds + sum(group.seconds for group in groups if group is not None)
-
-    def interiors(self, borders: Sequence[int]) -> tuple[int, ...]:
-        """Those of the borders where what needs no halo is computed first."""
-        groups = [(first, self.group(first, end)) for first, end in pairwise(borders)]
-        return tuple(first for first, group in groups if group and any(group.interior))
 
     def memory(self, borders: Sequence[int]) -> list[float]:
         """Bytes by device, filters included."""
@@ -270,56 +256,16 @@ class Costs:
             once = _work(operation) * _area(problem, operation.output) / whole
             work, useful = work + made * seconds, useful + min(made, once) * seconds
             self._keep(laid, number, operation, kept)
-        interior, forward[0] = self._split(laid, halo, forward[0])
-        legs = sum(map(max, (*forward[1:], *backward)))
-        legs += self._first_leg(halo, interior, forward[0]) + self.exchange_seconds(halo)
+        legs = sum(map(max, (*forward, *backward))) + 2 * self.exchange_seconds(halo)
         return GroupCost(
             forward=tuple(tuple(leg) for leg in forward),
             backward=tuple(tuple(leg) for leg in backward),
             halo=halo,
-            interior=interior,
             statistics=tuple(statistics),
             memory=tuple(kept),
             seconds=legs + 2 * sum(map(self.exchange_seconds, statistics)),
             work=work,
             repeated=1.0 - useful / work if work else 0.0,
-        )
-
-    def _split(
-        self, laid: GroupLayout, halo: Exchange, leg: list[float]
-    ) -> tuple[tuple[float, ...], list[float]]:
-        """By device: what of the first leg needs no halo, and all of it; where it pays, if open."""
-        early, strips = self._interior(laid)
-        split = [seconds + more for seconds, more in zip(leg, strips, strict=True)]
-        none = (0.0,) * len(leg)
-        waiting = self._first_leg(halo, none, leg)
-        if self.splitting.groups is None and self._first_leg(halo, early, split) >= waiting:
-            return none, leg
-        return early, split
-
-    def _interior(self, laid: GroupLayout) -> tuple[tuple[float, ...], list[float]]:
-        """By device: seconds that need no halo, and what strips cost beyond their part."""
-        early, strips = [0.0] * len(self.devices), [0.0] * len(self.devices)
-        beside: list[set[int]] = [set() for _ in self.devices]
-        for tile, device in enumerate(self.device_of_tile):
-            beside[device].add(tile)
-        for tile, device in enumerate(self.device_of_tile):
-            found = interior_of(laid, tile, self.splitting, beside[device])
-            if found is not None:
-                unit = self._unit_of[found.operation]
-                position = _work(laid.grid.network.operations[found.operation]) / self._whole[unit]
-                position *= self.devices[device].slowdown * self.problem.forward[unit]
-                area = found.outputs.area
-                early[device] += position * area  # the strips too, for nothing
-                strips[device] += position * self.splitting.strip_cost * (area - found.inner.area)
-        return tuple(early), strips
-
-    def _first_leg(self, halo: Exchange, interior: Sequence[float], leg: Sequence[float]) -> float:
-        """Forward, with the halo in front, if all begin together."""
-        there = self.exchange_seconds(halo)
-        return max(
-            max(there, self.processor_seconds(halo, device) + early) + seconds - early
-            for device, (early, seconds) in enumerate(zip(interior, leg, strict=True))
         )
 
     def _keep(

@@ -36,7 +36,6 @@ class GroupCost:
         forward, backward: by leg, in the order of the forward: seconds by device.
         halo: at its beginning, forward, with the statistics of what enters where the group begins
             with their operator; on the way back the same turned round.
-        interior: by device: seconds of the first leg forward that the halo is not needed for.
         statistics: by leg but the last: what all devices tell each other behind it.
         memory: bytes kept for the backward, by device.
         seconds: the sum, see the module.
@@ -47,7 +46,6 @@ class GroupCost:
     forward: tuple[tuple[float, ...], ...]
     backward: tuple[tuple[float, ...], ...]
     halo: Exchange
-    interior: tuple[float, ...]
     statistics: tuple[Exchange, ...]
     memory: tuple[float, ...]
     seconds: float

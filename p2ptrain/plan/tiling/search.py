@@ -73,7 +73,6 @@ class Tiling:
         aligned: how lines are carried from map to map.
         borders: of the groups, in units; () where nothing is tiled.
         early: those of them where halos travel with statistics, ascending.
-        interiors: those where tiles compute what needs no halo first, ascending.
         seconds: simulated, of a mini-batch, what is behind the tiles included.
         bound: what no tiling of the tiled units undercuts, the rest included.
         memory_bytes: by device, of the tiled units alone.
@@ -93,7 +92,6 @@ class Tiling:
     memory_bytes: tuple[float, ...]
     reason: str
     early: tuple[int, ...] = ()
-    interiors: tuple[int, ...] = ()
     behind: str = ""
 
     @property
@@ -309,7 +307,6 @@ def _described(
         memory_bytes=tuple(costs.memory(borders)),
         reason=f"{units} units in {groups} groups on {grid[0]}x{grid[1]} tiles",
         early=tuple(border for border in borders[1:-1] if border in costs.early),
-        interiors=costs.interiors(borders),
         behind=candidate.behind.name if candidate.behind.name in names else "",
     )
 

@@ -3,9 +3,8 @@
 In a halo's exchange a device waits for its neighbours only, not for all; devices far from the
 slowest one run ahead until the next normalisation, which needs everybody. A device's bytes and
 messages are sent when it gets there; what it waits for has arrived a latency after the sender is
-through. What a group's first convolution computes without a halo (`tiles.interior`) is computed
-meanwhile, when the processor is done with its messages. All begin the backward together: what
-follows the tiles needs all of their maps. The filters' sum and the ends are as in `cost`.
+through. All begin the backward together: what follows the tiles needs all of their maps. The
+filters' sum and the ends are as in `cost`.
 """
 
 from __future__ import annotations
@@ -126,21 +125,13 @@ def _telling(problem: TilingProblem, used: int) -> float:
     return 2 * count * used * 2 * each * problem.overheads.message_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class _Meanwhile:
-    """An exchange, and what devices compute until they have what they wait for, in seconds."""
-
-    exchange: Exchange
-    computed: tuple[float, ...]
-
-
-_Step = Exchange | _Meanwhile | tuple[float, ...]
+_Step = Exchange | tuple[float, ...]
 
 
 def _forward(group: GroupCost) -> Iterable[_Step]:
-    yield _Meanwhile(group.halo, group.interior) if any(group.interior) else group.halo
     first, *legs = group.forward
-    yield tuple(leg - early for leg, early in zip(first, group.interior, strict=True))
+    yield group.halo
+    yield first
     for told, leg in zip(group.statistics, legs, strict=True):
         yield told
         yield leg
@@ -174,13 +165,6 @@ def _through(
                 through = _after(now, _taken(costs, step))
                 _note(spans, now, through, exchanges=True)
                 now = _arrived(costs, through, step)
-            case _Meanwhile(exchange, computed):
-                told = _after(now, _handled(costs, exchange))
-                _note(spans, now, told, exchanges=True)
-                done = _after(told, computed)
-                _note(spans, told, done, exchanges=False)
-                arrived = _arrived(costs, _after(now, _taken(costs, exchange)), exchange)
-                now = list(map(max, done, arrived))
             case _:
                 through = _after(now, step)
                 _note(spans, now, through, exchanges=False)
@@ -198,10 +182,6 @@ def _note(
     if spans is not None:
         ends = enumerate(zip(start, end, strict=True))
         spans += [TileSpan(d, first, last, exchanges) for d, (first, last) in ends if last > first]
-
-
-def _handled(costs: Costs, exchange: Exchange) -> tuple[float, ...]:
-    return tuple(costs.processor_seconds(exchange, device) for device in range(len(costs.devices)))
 
 
 def _taken(costs: Costs, exchange: Exchange) -> tuple[float, ...]:

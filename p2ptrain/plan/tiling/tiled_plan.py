@@ -38,7 +38,6 @@ from p2ptrain.plan.tiling.shared_rest import SharedRest
 from p2ptrain.plan.tiling.simulate import simulate
 from p2ptrain.plan.tiling.timeline import tiled_timeline
 from p2ptrain.tiles.grid import TileGrid
-from p2ptrain.tiles.interior import SPLITTING
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.tiles.shape import MOST_TILES, TileShape, owners
 
@@ -223,7 +222,6 @@ def costs_of(cost: CostModel, plan: Plan) -> Tiled:
         holder=setting.tile_device(cost.holder),
         behind=takers[0].device,
         early=shape.early,
-        splitting=SPLITTING.at(shape.interiors),
     )
     refusal = costs.refusal(shape.borders)
     if refusal is not None:
@@ -254,7 +252,7 @@ def _plan(setting: Setting, tiling: Tiling, row: Row, depths: Sequence[int]) -> 
     """Without its prediction."""
     cost, split = setting.cost, setting.split
     lines = tiling.rows, tiling.columns, tiling.borders
-    shape = TileShape(*lines, tiling.aligned, tiling.early, tiling.interiors)
+    shape = TileShape(*lines, tiling.aligned, tiling.early)
     devices = tuple(map(DeviceShare, tiling.devices, tiling.shares))
     stages = [
         PlannedStage(

@@ -23,7 +23,6 @@ from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.model.tiles.pieces import cut
 from p2ptrain.model.tiles.reading import read_tiled_part
 from p2ptrain.model.tiles.refusal import NotTiled
-from p2ptrain.tiles.interior import SPLITTING
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.tiles.shape import TileShape, owners
@@ -204,13 +203,11 @@ class StageTiles:
     Attributes:
         devices: of the stage.
         device_of: by tile.
-        splitting: what tiles compute before their halos are there.
     """
 
     def __init__(self, description: ModelDescription, place: StagePlace) -> None:
         """Of a place that has a `tiling`. Layouts are made when they are asked for."""
         assert place.tiling is not None
-        self.splitting = SPLITTING.at(place.tiling.interiors)
         self._description, self._shape = description, place.tiling
         self.devices = place.devices
         self.device_of = tuple(place.devices[at] for at in owners(place.shares))

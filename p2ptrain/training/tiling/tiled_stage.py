@@ -68,8 +68,6 @@ class TiledStage(Stage):
                     tile,
                     replica,
                     tracks=tile == self._own[0],
-                    splitting=self.tiles.splitting,
-                    beside=self._own,
                 )
                 for tile in self._own
             }

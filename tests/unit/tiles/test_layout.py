@@ -219,10 +219,8 @@ def test_units_may_meet_before_the_statistics_of_the_one_in_front() -> None:
 
 
 def test_a_shape_says_where_halos_are_early() -> None:
-    shape = TileShape((0.5, 0.5), (1.0,), (0, 1, 3), early=(1,), interiors=(1,))
+    shape = TileShape((0.5, 0.5), (1.0,), (0, 1, 3), early=(1,))
     assert TileShape.read(shape.fields()) == shape
-    with pytest.raises(OptionError, match="interiors begin at borders between two groups"):
-        TileShape((0.5, 0.5), (1.0,), (0, 1, 3), interiors=(3,))
     for early in [(0,), (2,), (3,), (1, 1)]:
         with pytest.raises(OptionError, match="halos travel early at borders between two groups"):
             TileShape((0.5, 0.5), (1.0,), (0, 1, 3), early=early)

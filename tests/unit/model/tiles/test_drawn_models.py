@@ -16,7 +16,6 @@ from p2ptrain.model.graph import Argument, InputRef, Node, NodeRef, StateRef
 from p2ptrain.model.operators import resolve
 from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.model.tiles.reading import read_tiled_part
-from p2ptrain.tiles.interior import NEVER, Splitting
 from p2ptrain.tiles.layout import Layout
 from p2ptrain.tiles.lines import GridError
 from tests.tiles_in_process import Tiles
@@ -25,7 +24,6 @@ from tests.unit.model.tiles.descriptions import describe
 CHANNELS, SIZES = 3, (17, 14)
 LEAST = 5
 """Positions along an axis that a map must keep."""
-WHEREVER = Splitting(least_part=0.0, least_operations=0.0)
 """What needs no halo is computed first, however little it is."""
 
 
@@ -170,9 +168,9 @@ def drawn(draw: st.DrawFn) -> tuple[ModelDescription, TiledPart, Layout]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(drawn(), st.integers(0, 999), st.sampled_from((WHEREVER, WHEREVER, NEVER)))
+@given(drawn(), st.integers(0, 999), st.booleans())
 def test_tiles_give_what_the_nodes_give(
-    model: tuple[ModelDescription, TiledPart, Layout], seed: int, splitting: Splitting
+    model: tuple[ModelDescription, TiledPart, Layout], seed: int, apart: bool
 ) -> None:
     description, part, layout = model
     torch.manual_seed(seed)
@@ -191,9 +189,9 @@ def test_tiles_give_what_the_nodes_give(
     except RuntimeError as error:  # the model writes to what its own backward needs
         assume("modified by an inplace operation" not in str(error))
         raise
-    devices = [0] * layout.tiles if splitting is NEVER else range(layout.tiles)
+    devices = range(layout.tiles) if apart else [0] * layout.tiles
     own = [{n: t.clone() for n, t in state.items()} for _ in {*devices}]
-    tiles = Tiles(description, part, layout, own, device_of_tile=devices, splitting=splitting)
+    tiles = Tiles(description, part, layout, own, device_of_tile=devices)
     made = tiles.forward(0, [x])
     for ours, theirs in zip(made, expected, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-9, atol=1e-9)

@@ -11,7 +11,6 @@ from p2ptrain.plan.overheads import Overheads
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.tiles.grid import TileGrid
-from p2ptrain.tiles.interior import NEVER, Splitting
 from p2ptrain.tiles.window import ELEMENTWISE, Window
 from tests.unit.tiles.networks import chain
 from tools.paper_tiles import by_flops
@@ -44,14 +43,13 @@ def costs(
     *,
     slowdowns: Sequence[float] = (),
     memory_bytes: float = float("inf"),
-    splitting: Splitting = NEVER,
 ) -> Costs:
     """A device a tile, equal tiles."""
     count = shape[0] * shape[1]
     slowness = [*slowdowns] or [1.0] * count
     devices = [TileDevice(f"d{k}", s, memory_bytes) for k, s in enumerate(slowness)]
     grid = TileGrid(question.network, ((1.0,) * shape[0], (1.0,) * shape[1]))
-    return Costs(question, devices, grid, range(count), splitting=splitting)
+    return Costs(question, devices, grid, range(count))
 
 
 @st.composite
@@ -68,5 +66,4 @@ def drawn_costs(draw: st.DrawFn) -> Costs:
     shape = draw(st.sampled_from(((1, 2), (2, 2), (1, 3))))
     count = shape[0] * shape[1]
     slowdowns = draw(st.lists(st.floats(0.5, 3.0), min_size=count, max_size=count))
-    splitting = draw(st.sampled_from((NEVER, Splitting(0.5, 0.0))))
-    return costs(question, shape, slowdowns=slowdowns, splitting=splitting)
+    return costs(question, shape, slowdowns=slowdowns)
