@@ -12,7 +12,7 @@ from typing import Annotated
 
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
-from p2ptrain.net.forms import Count, Text
+from p2ptrain.net.forms import By, Count
 from p2ptrain.net.write_form import write_form
 
 RECORD_NAME = "control.json"
@@ -20,6 +20,12 @@ RECORD_NAME = "control.json"
 
 class NotRunning(UserError):
     """No member runs with this state folder."""
+
+
+def _read_path(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a path")
+    return value  # of any characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class ControlRecord:
         pid: of the member's process, for people.
     """
 
-    address: Annotated[str, Text(4096)]
+    address: Annotated[str, By(_read_path, str)]
     token: str
     pid: Count
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,12 @@ from p2ptrain.control.record import (
 RECORD = ControlRecord("/tmp/socket", "ab" * 32, 4711)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write_record(tmp_path, RECORD)
-    assert read_record(tmp_path) == RECORD
+@pytest.mark.parametrize("address", ["/tmp/socket", "/tmp/caf\udce9\n/socket", "/" + "a" * 900])
+def test_what_is_written_is_read(tmp_path: Path, address: str) -> None:
+    """A folder may have any name, one that is no text included."""
+    record = replace(RECORD, address=address)
+    write_record(tmp_path, record)
+    assert read_record(tmp_path) == record
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX modes")
