@@ -15,10 +15,9 @@ from p2ptrain.plan.search.climb import climb_fine
 from p2ptrain.plan.search.deferring import annealed_split, with_split
 from p2ptrain.plan.search.divider import Divider
 from p2ptrain.plan.search.drafting import Drafter
-from p2ptrain.plan.search.grouped import GroupSearch, is_tiny
-from p2ptrain.plan.search.large import LargeSearch
 from p2ptrain.plan.search.leaner import leaner
 from p2ptrain.plan.search.named import named_answers
+from p2ptrain.plan.search.pipelines import PipelineSearch
 from p2ptrain.plan.search.reasons import no_faster_than, no_gain, no_place, too_small
 from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.shared.infeasible import explain
@@ -76,12 +75,10 @@ def rules_of(question: Question) -> Rules:
     )
 
 
-def _search(question: Question, rules: Rules) -> GroupSearch | LargeSearch:
+def _search(question: Question, rules: Rules) -> PipelineSearch:
     judge, devices, splits = question.judge, question.devices, question.splits
     drafter = Drafter(judge, Divider(question.cost, rules))
-    if is_tiny(question.cost, devices, rules, len(splits)):
-        return GroupSearch(judge, devices, splits, rules, drafter, question.least_piece)
-    return LargeSearch(question, drafter, StraightSearch(judge, devices, splits, rules))
+    return PipelineSearch(question, drafter, StraightSearch(judge, devices, splits, rules))
 
 
 def _annealed(question: Question, rules: Rules, best: Judged) -> Judged:
@@ -109,7 +106,7 @@ def _faster(best: _Found | None, other: _Found) -> _Found:
     return other if best is None or other.judged.beats(best.judged) else best
 
 
-def _explained(question: Question, search: GroupSearch | LargeSearch, best: _Found) -> Answer:
+def _explained(question: Question, search: PipelineSearch, best: _Found) -> Answer:
     """With the best plan known for every device left out, which may turn out to be the best."""
     others: dict[int, Judged] = {}
     looked_at: list[int] = []
@@ -137,7 +134,7 @@ def _explained(question: Question, search: GroupSearch | LargeSearch, best: _Fou
 
 
 def _with_device(
-    question: Question, search: GroupSearch | LargeSearch, best: Judged, device: int
+    question: Question, search: PipelineSearch, best: Judged, device: int
 ) -> list[Judged]:
     """Plans that use `device`, judged; those that cannot win may only be bounded."""
     return [_worth(question.judge, best, draft) for draft in search.drafts_with(device, best)]

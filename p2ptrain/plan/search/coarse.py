@@ -7,18 +7,26 @@ balanced anew.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from p2ptrain.plan.allocation import EVERY_ALLOCATION
 from p2ptrain.plan.draft import Draft, Group
-from p2ptrain.plan.search.group_tables import Kind
 from p2ptrain.plan.shared.rules import Rules
 
 STEPS = (1, 2, 4, 8)
 """How many units a border moves at once."""
 
-Stage: TypeAlias = Group | Kind
+
+@dataclass(frozen=True, slots=True)
+class GroupKind:
+    """Who forms a stage; `deals` says that they take whole micro-batches, not samples of each."""
+
+    devices: tuple[int, ...]
+    deals: bool = False
+
+
+Stage: TypeAlias = Group | GroupKind
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[Stage, ...]]
 """Borders, and a stage between each two of them."""
 
@@ -70,9 +78,9 @@ def taking_in(draft: Draft, device: int, rules: Rules) -> Iterator[Layout]:
         yield from _obeying(_taken_in(draft, free, device, rules), rules)
 
 
-def _kind(group: Group, devices: Sequence[int]) -> Kind:
+def _kind(group: Group, devices: Sequence[int]) -> GroupKind:
     """The group's kind with other devices."""
-    return Kind(tuple(devices), deals=group.deals and len(devices) > 1)
+    return GroupKind(tuple(devices), deals=group.deals and len(devices) > 1)
 
 
 def _replaced(draft: Draft, changed: dict[int, Sequence[int]]) -> Layout:
@@ -108,7 +116,7 @@ def _toggled(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
     for p in free:
         group = draft.groups[p]
         if len(group.devices) > 1:
-            other = Kind(group.devices, deals=not group.deals)
+            other = GroupKind(group.devices, deals=not group.deals)
             yield draft.borders, (*draft.groups[:p], other, *draft.groups[p + 1 :])
 
 
@@ -119,7 +127,7 @@ def _merged(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
             devices = draft.groups[p].devices + draft.groups[p + 1].devices
             borders = (*draft.borders[: p + 1], *draft.borders[p + 2 :])
             for deals in (False, True):
-                merged = Kind(devices, deals=deals)
+                merged = GroupKind(devices, deals=deals)
                 yield borders, (*draft.groups[:p], merged, *draft.groups[p + 2 :])
 
 
@@ -178,8 +186,8 @@ def _split(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
             others = _kind(group, [other for other in group.devices if other != device])
             share = max(1, round((end - first) / len(group.devices)))
             for cut, pair in (
-                (first + share, (Kind((device,)), others)),
-                (end - share, (others, Kind((device,)))),
+                (first + share, (GroupKind((device,)), others)),
+                (end - share, (others, GroupKind((device,)))),
             ):
                 borders = (*draft.borders[: p + 1], cut, *draft.borders[p + 1 :])
                 yield borders, (*draft.groups[:p], *pair, *draft.groups[p + 1 :])
@@ -194,14 +202,14 @@ def _taken_in(draft: Draft, free: Sequence[int], device: int, rules: Rules) -> I
         if rules.groups:
             joined = (*group.devices, device)
             for deals in sorted({group.deals, False}):
-                stage = Kind(joined, deals=deals)
+                stage = GroupKind(joined, deals=deals)
                 yield draft.borders, (*draft.groups[:p], stage, *draft.groups[p + 1 :])
     yield from _added(draft, device, rules)
 
 
 def _added(draft: Draft, device: int, rules: Rules) -> Iterator[Layout]:
     """Half of a stage's units, or one of them, before or behind the rest of it."""
-    pinned, own = rules.pinned(len(draft.groups)), Kind((device,))
+    pinned, own = rules.pinned(len(draft.groups)), GroupKind((device,))
     for p, (first, end) in enumerate(draft.units):
         group, middle = draft.groups[p], (first + end) // 2
         for cut in sorted({middle, end - 1} - {first, end}):

@@ -1,20 +1,29 @@
 """Groups whose shares make the slowest device as fast as possible.
 
 Asteroid's algorithm 1 (section 3.4) starts from capacities at one size and then moves blocks;
-times are not proportional to samples here, so shares are dealt out one step at a time to whoever
-would finish it first, which is the optimum for times that grow with the share.
+times are not proportional to samples here, so shares are dealt out one step at a time to the device
+that would finish it first, which is the optimum for times that grow with the share.
+
+Shares by computing time alone would give a fast device behind a slow link more than that link can
+carry. Devices compute and communicate at once, so a device's round takes the longer of the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from p2ptrain.plan.allocation import Allocation, hand_out
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Group, alone
-from p2ptrain.plan.search.exchange import Exchange, exchange
 from p2ptrain.plan.shared.rules import Rules
 from p2ptrain.plan.split import BatchSplit
+
+Floats: TypeAlias = NDArray[np.float64]
 
 FINE = 64
 """Up to so many samples or micro-batches are dealt out one by one."""
@@ -135,3 +144,38 @@ def _head_start(total: int, most: Sequence[int], seconds: Callable[[int, int], f
     sure = [int(0.75 * total * speed / sum(speeds)) for speed in speeds]
     shares = [max(1, min(part, limit)) for part, limit in zip(sure, most, strict=True)]
     return shares if sum(shares) <= total else ones
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """Seconds a sample of one device over its fastest links, by the stage's first and last border.
+
+    Attributes:
+        received, sent: [2, L+1] occupation of its downlink and its uplink: row 0 by the border in
+            front of the stage, row 1 by the one behind.
+    """
+
+    received: Floats
+    sent: Floats
+
+    def seconds(self, first: int, end: int) -> float:
+        """Of a stage of units [first, end)."""
+        received = self.received[0, first] + self.received[1, end]
+        return float(max(received, self.sent[0, first] + self.sent[1, end]))
+
+
+def exchange(cost: CostModel, devices: Sequence[int], device: int) -> Exchange:
+    """Of `device` in a group of `devices`."""
+    profile, count = cost.profile, cost.unit_count
+    carried = np.array([0.0, *(unit.output_bytes for unit in profile.units[:-1]), 0.0])
+    outside = [other for other in range(len(cost.devices)) if other not in devices]
+    rates = cost.links.rates
+    received, sent = np.zeros((2, count + 1)), np.zeros((2, count + 1))
+    if outside:
+        received[:] = carried / rates[outside, device].max()
+        sent[:] = carried / rates[device, outside].max()
+    if device != cost.holder:
+        fed = rates[cost.holder, device]
+        received[0, 0] = profile.input_bytes / fed
+        received[1, count] = profile.target_bytes / fed
+    return Exchange(received, sent)

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
-from p2ptrain.plan.search.coarse import Stage
+from p2ptrain.plan.search.coarse import GroupKind, Stage
 from p2ptrain.plan.search.divider import Divider
-from p2ptrain.plan.search.group_tables import Kind
 from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.split import BatchSplit
 
@@ -44,7 +43,7 @@ class Drafter:
 
     def resized(self, draft: Draft, split: BatchSplit) -> Iterator[Draft]:
         """The same structure with micro-batches of another size."""
-        kinds = [Kind(group.devices, deals=group.deals) for group in draft.groups]
+        kinds = [GroupKind(group.devices, deals=group.deals) for group in draft.groups]
         return self.drafts(split, draft.borders, kinds)
 
     def _drafted(
@@ -66,7 +65,7 @@ class Drafter:
     def _group(
         self, split: BatchSplit, stage: Stage, units: tuple[int, int], depth: int
     ) -> Group | None:
-        if isinstance(stage, Kind):
+        if isinstance(stage, GroupKind):
             if stage.deals:
                 return self.divider.micro_batches(split, stage.devices, units)
             return self.divider.samples(split, stage.devices, units, depth)

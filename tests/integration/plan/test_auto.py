@@ -22,7 +22,7 @@ from p2ptrain.plan.work import ROUNDING, plan_parts
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.asking import tried
-from tests.unit.plan.search.test_replicated import equal, vgg_like
+from tests.unit.plan.equal_devices import equal, vgg_like
 
 
 def assert_sound(plan: Plan, profile: Profile, cluster: Cluster, request: PlanRequest) -> None:

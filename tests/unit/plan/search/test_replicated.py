@@ -9,31 +9,13 @@ import pytest
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile, Unit
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.search.replicated import best_replicated, replicated_candidates
 from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.shared.micro_batches import MOST_WINDOW, even_window
 from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.times import TimeTable, UnitTimes
-
-UNITS = 16
-HEAVY_BYTES = 400_000_000
-
-
-def vgg_like() -> Profile:
-    """Convolutions that take all the time, then a unit with nearly all the parameters."""
-    units = [Unit(f"conv{i}", 1_000_000, 400_000, 400_000, 0) for i in range(UNITS - 1)]
-    units.append(Unit("fc", HEAVY_BYTES, 100_000, 40, 0))
-    seconds = (*(0.01,) * (UNITS - 1), 0.001)
-    times = TimeTable((1,), (UnitTimes(seconds, tuple(2 * each for each in seconds)),))
-    return Profile("vgg-like", 0, 0, tuple(units), 1.0, times)
-
-
-def equal(count: int) -> Cluster:
-    devices = tuple(Device(f"d{i:02}", 16 * 10**9, holder=i == 0) for i in range(count))
-    return Cluster(devices, Link(1.25e9, 50e-6))
+from tests.unit.plan.equal_devices import equal, vgg_like
 
 
 def question(count: int, mode: Mode) -> tuple[Question, BatchSplit]:
@@ -84,7 +66,7 @@ def test_the_heavy_end_gets_a_device_of_its_own() -> None:
     best = best_replicated(asked, split, reserve_tasks=0)
     assert best is not None
     assert len(best.draft.groups[-1].devices) == 1
-    assert best.draft.units[-1][1] == UNITS
+    assert best.draft.units[-1][1] == len(vgg_like().units)
     # Ten replicas that never wait: a tenth of the time of all the convolutions they have.
     convolutions = 0.03 * best.draft.borders[-2] / 10
     assert best.seconds == pytest.approx(convolutions, rel=0.05)

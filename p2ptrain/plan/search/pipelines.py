@@ -1,4 +1,4 @@
-"""The search where there are too many structures to estimate each.
+"""The search for the fastest pipeline.
 
 Straight pipelines by the dynamic programme over subsets (`straight.py`) and pipelines of groups
 along orders of the devices (`segments.py`) are the starts; changes of structure, shares and depths
@@ -15,14 +15,10 @@ from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.search.climb import climb_coarse, climb_sizes, try_depths
 from p2ptrain.plan.search.coarse import taking_in
 from p2ptrain.plan.search.drafting import Drafter
-from p2ptrain.plan.search.grouped import Estimated
-from p2ptrain.plan.search.halves import dealt_halves
 from p2ptrain.plan.search.replicated import best_replicated
 from p2ptrain.plan.search.segments import promising_splits, segment_candidates
 from p2ptrain.plan.search.straight import StraightSearch
-from p2ptrain.plan.shared.coarsen import useful_cuts
 from p2ptrain.plan.shared.judge import Judge, Judged
-from p2ptrain.plan.shared.orders import whole_seconds
 from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 
@@ -40,20 +36,12 @@ MOST_RESIZED = 100
 """Devices times units up to which other micro-batch sizes are tried at the end."""
 REPLICATED_TASKS = 1_000
 """Of simulation by pairs of devices, beside the budget, for shapes of many replicas."""
-FEW_DEVICES = 4
-"""Devices of which all structures are estimated."""
-FEW_CUTS = 7
-"""Borders that these structures may have."""
-FEW_DRAFTED = 8
-"""Of them, those that are simulated."""
-FEW_KEPT = 4
-"""Of these, those that are starts."""
 FEW = 4
 """Changes looked at for each device left out once the budget is used up."""
 
 
 @dataclass(frozen=True, slots=True)
-class LargeSearch:
+class PipelineSearch:
     """One search."""
 
     question: Question
@@ -112,7 +100,6 @@ class LargeSearch:
         judge.budget_tasks -= kept  # the straight search may use up what it sees
         starts = self.straight.winners(best)
         judge.budget_tasks += kept
-        few: list[Judged] = []
         if self.drafter.rules.groups:
             for split in promising_splits(self.question, PROMISING):
                 drafts = [
@@ -123,10 +110,7 @@ class LargeSearch:
                 found = judge.best_of(drafts, None, int(budget * (1 - STARTS_SHARE) / 2))
                 replicated = self._replicated(split)
                 starts += [start for start in (found, replicated) if start is not None]
-                few += self._of_few(split)
-            few += dealt_halves(self.question, self.drafter)
-        few = sorted(few, key=lambda judged: judged.seconds)[:FEW_KEPT]
-        return sorted([*_unlike(starts), *few], key=lambda judged: judged.seconds)
+        return _unlike(starts)
 
     def _replicated(self, split: BatchSplit) -> Judged | None:
         """The best shape of many replicas, on a budget of its own."""
@@ -135,31 +119,6 @@ class LargeSearch:
         found = best_replicated(self.question, split, reserve_tasks=0)
         judge.budget_tasks = left
         return found
-
-    def _of_few(self, split: BatchSplit) -> list[Judged]:
-        """The best structures of few devices and few borders; changes lead on to the others."""
-        cost, rules = self.judge.cost, self.drafter.rules
-        devices = self._few_devices()
-        if len(devices) < 2:
-            return []
-        cuts = (0, *useful_cuts(cost, FEW_CUTS), cost.unit_count)
-        found = Estimated(cost, split, devices, rules, cuts).best(FEW_DRAFTED)
-        return [
-            Judged(self.judge.seconds(draft), draft)
-            for candidate in found
-            for draft in self.drafter.drafts(split, candidate.borders, candidate.kinds)
-            if not self.judge.exhausted
-        ]
-
-    def _few_devices(self) -> tuple[int, ...]:
-        """The fastest devices, and those that must have a part; none where these are too many."""
-        cost, rules = self.judge.cost, self.drafter.rules
-        needed = set(rules.required) | ({rules.holder} if rules.private else set())
-        if len(needed) > FEW_DEVICES:
-            return ()
-        by_speed = sorted(self.question.devices, key=lambda d: (whole_seconds(cost, d), d))
-        others = [device for device in by_speed if device not in needed]
-        return tuple(sorted([*needed, *others[: FEW_DEVICES - len(needed)]]))
 
 
 def _unlike(starts: Sequence[Judged]) -> list[Judged]:
