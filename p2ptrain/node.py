@@ -29,7 +29,7 @@ from p2ptrain.errors import Error, OptionError
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.default_folder import default_state_dir
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.memory import MemoryHousehold
+from p2ptrain.mesh.lone_mesh import LoneMesh
 from p2ptrain.mesh.mesh import NetworkMesh
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.text import checked_name
@@ -416,35 +416,34 @@ async def _train_alone(
     on_event: Callable[[Event], None] | None,
     node_options: dict[str, Any],
 ) -> torch.nn.Module:
-    """The same code without a network: a household of one, in memory."""
+    """The same code without a network: a household of one."""
     torch_version.check()
     keep_freed_memory()
     from p2ptrain.training.member import TrainingMember
 
     assert options is not None
     _check_limits(node_options.get("threads"), node_options.get("memory_bytes"))
-    name = node_options.get("name") or "here"
-    async with MemoryHousehold([name]) as household:
-        mesh = household[name]
-        ProgressBoard(mesh)
-        member = TrainingMember(
-            mesh,
-            memory_bytes=node_options.get("memory_bytes"),
-            threads=node_options.get("threads"),
-        )
-        for kind, route in member.routes.items():
-            mesh.route(kind, route.handler, route.parts)
+    mesh = LoneMesh(node_options.get("name") or "here")
+    ProgressBoard(mesh)
+    member = TrainingMember(
+        mesh,
+        memory_bytes=node_options.get("memory_bytes"),
+        threads=node_options.get("threads"),
+    )
+    for kind, route in member.routes.items():
+        mesh.route(kind, route.handler, route.parts)
 
-        def emit(event: Event) -> None:
-            if on_event is not None:
-                call_watch.call(on_event, event)
+    def emit(event: Event) -> None:
+        if on_event is not None:
+            call_watch.call(on_event, event)
 
-        run = start_run(mesh, member, job, options, emit)
-        try:
-            return await run.result()
-        finally:
-            await run.cancel()
-            await member.close()
+    run = start_run(mesh, member, job, options, emit)
+    try:
+        return await run.result()
+    finally:
+        await run.cancel()
+        await member.close()
+        await mesh.close()
 
 
 def _member_line(member: Member) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2ptrain import failpoints
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Eval, Event, PlanEvent, Step
 from p2ptrain.plan.plan import Plan
@@ -47,6 +46,7 @@ from tests.fault_scenery import (
 )
 from tests.integration.training.group_plans import Stage, divided, plan
 from tests.integration.training.household import Devices, devices
+from tests.support.memory_household import memory_id
 
 STEPS = 8
 STEP = 3

@@ -1,8 +1,7 @@
 """What the rooms above see of the mesh, whatever carries it.
 
-`mesh.memory.MemoryMesh` joins several devices in one process without sockets (tests, `--local`);
-`mesh.mesh.NetworkMesh` joins real ones. Both encode and decode every message that leaves a device,
-keep the order of messages within one (peer, priority), and deliver each at most once.
+`mesh.mesh.NetworkMesh` joins devices; `mesh.lone_mesh.LoneMesh` is one by itself (`--local`).
+Messages within one (peer, priority) keep their order; each is delivered at most once.
 """
 
 from __future__ import annotations

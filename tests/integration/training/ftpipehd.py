@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.model.share import Span
 from p2ptrain.observe.events import PlanEvent
 from p2ptrain.training import device_measures
@@ -20,6 +19,7 @@ from p2ptrain.training.stage_ends import RoundReport
 from tests.integration.training.delayed import options
 from tests.integration.training.household import Devices
 from tests.integration.training.made_up import UNIT_SECONDS, made_up
+from tests.support.memory_household import memory_id
 
 
 class Speeds:

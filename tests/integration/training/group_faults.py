@@ -27,7 +27,6 @@ from unittest.mock import patch
 import torch
 
 from p2ptrain.errors import DeviceLost, PeerError, UserError
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.model.optimizer_spec import OptimizerSpec
 from p2ptrain.observe.events import Event, PlanEvent, Step
@@ -50,6 +49,7 @@ from tests.integration.training.group_plans import Stage, dealt, divided, plan
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_elastic import leave
 from tests.reference import Outcome
+from tests.support.memory_household import memory_id
 
 RUN_SECONDS = 150.0
 TOLERANCE = 1e-8

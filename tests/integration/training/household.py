@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from p2ptrain.mesh.interface import LinkSpeed
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.observe.events import Event, PlanEvent, Step, Waiting, Warned
 from p2ptrain.process.box import Box
@@ -21,6 +20,7 @@ from p2ptrain.training.member import TrainingMember
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.profiling import ProfileCache
 from p2ptrain.training.protocol import RoundOrder
+from tests.support.memory_household import MemoryHousehold
 
 FAST = LinkSpeed(bytes_per_s=1e9, latency_s=1e-5)
 

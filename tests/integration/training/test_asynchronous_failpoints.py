@@ -13,7 +13,6 @@ import torch
 
 from p2ptrain import failpoints
 from p2ptrain.failpoints import Reached
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import Event, Failure, Step
 from p2ptrain.training import job_memory
 from p2ptrain.training.asynchronous.delays import Asynchrony
@@ -21,6 +20,7 @@ from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.recovery.version import Version
 from tests.integration.training.delayed import Epochs, delayed_job, options
 from tests.integration.training.household import Devices, devices, hold_rounds
+from tests.support.memory_household import memory_id
 
 STEPS = 40
 EVERY = 4

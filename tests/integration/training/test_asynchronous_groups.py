@@ -11,7 +11,6 @@ import torch
 
 from p2ptrain import failpoints
 from p2ptrain.failpoints import Reached
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
@@ -27,6 +26,7 @@ from tests.integration.training.delayed import by_formula, cut_of, delayed_job, 
 from tests.integration.training.group_plans import DEALT
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import assert_same_weights, assert_undisturbed, steps_of
+from tests.support.memory_household import memory_id
 
 STASHED = Asynchrony()
 Shares = Sequence[Sequence[int]]

@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import pytest
 
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.mesh.memory import MemoryMesh
 from p2ptrain.model.optimizer import StageOptimizer
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Step
@@ -25,6 +24,7 @@ from tests.integration.training.jobs import (
     steps_of,
     undisturbed,
 )
+from tests.support.memory_household import MemoryMesh
 
 Send: TypeAlias = Callable[[MemoryMesh, str, Message], Awaitable[None]]
 

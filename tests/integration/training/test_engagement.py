@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from p2ptrain import failpoints
-from p2ptrain.mesh.memory import MemoryMesh, memory_id
 from p2ptrain.net.message import Message
 from p2ptrain.training import memory_needs
 from p2ptrain.training.engagement import Engagement
@@ -26,6 +25,7 @@ from tests.integration.training.group_plans import Stage, device_count, divided,
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
 from tests.integration.training.test_commit import Send, engagement_of, spy
+from tests.support.memory_household import MemoryMesh, memory_id
 
 BEFORE, AFTER = Version(1, 1), Version(2, 1)
 ALONE = [divided(4)] * 3

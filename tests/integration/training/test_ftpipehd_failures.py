@@ -17,7 +17,6 @@ import torch
 
 from p2ptrain import failpoints
 from p2ptrain.failpoints import Reached
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import Event, Failure, Recovered, Step, Warned
 from p2ptrain.training import job_memory, whole_copies
 from p2ptrain.training.asynchronous.delays import Asynchrony
@@ -30,6 +29,7 @@ from p2ptrain.training.whole_copies import WholeCopies
 from tests.integration.training.delayed import Epochs, by_formula, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
 from tests.integration.training.household import Devices, devices, hold_rounds
+from tests.support.memory_household import memory_id
 
 INTERVALS = Ftpipehd(first_repartition=10, repartition=1000, chain=4, whole=8)
 STEPS = 70

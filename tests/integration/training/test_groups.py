@@ -13,7 +13,6 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.errors import TrainingError
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import Eval, Event, Step, Warned
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.job import SGD, AdamW, Job
@@ -24,6 +23,7 @@ from tests.integration.training.group_plans import Stage, dealt, device_count, d
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.replicas import check_replicas, engaged
 from tests.reference import Outcome
+from tests.support.memory_household import memory_id
 
 TOLERANCE = 1e-8
 PLANS: Sequence[Sequence[Stage]] = [

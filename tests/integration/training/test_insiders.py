@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import PlanEvent, Warned
 from p2ptrain.training import household_plan, standstill
@@ -27,6 +26,7 @@ from tests.integration.training.jobs import (
     one_stage_each,
     undisturbed,
 )
+from tests.support.memory_household import memory_id
 
 
 def _full(values: Sequence[Value], number: float) -> list[Value]:

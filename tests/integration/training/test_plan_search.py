@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.plan.plan import Plan
 from p2ptrain.training import plan_search
 from p2ptrain.training.apart import Apart, Haste
 from p2ptrain.training.household_plan import plan_household
 from p2ptrain.training.plan_question import PlanQuestion
+from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_plan_search import (
     NAMES,
     REQUEST,

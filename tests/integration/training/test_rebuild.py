@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from p2ptrain.errors import PeerError
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Failure, Recovered, Step
 from p2ptrain.training import engagement, job_memory, rebuilding
@@ -32,6 +31,7 @@ from tests.integration.training.jobs import (
     undisturbed,
 )
 from tests.integration.training.test_recovery_holder import again, killed
+from tests.support.memory_household import MemoryHousehold
 
 STEPS = 40
 KEPT_AT = 3

@@ -15,7 +15,6 @@ from p2ptrain import failpoints
 from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.failpoints import Reached
 from p2ptrain.mesh.interface import MemberChanged, MemberState, MeshEvent
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Done, Eval, Event, PlanEvent, Recovered, Step, Waiting, Warned
@@ -39,6 +38,7 @@ from tests.integration.training.jobs import (
     steps_of,
     undisturbed,
 )
+from tests.support.memory_household import memory_id
 
 
 class Process:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import DeviceLost
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.observe.events import Event, Failure, PlanEvent, Step, Waiting
 from p2ptrain.training import job_memory
 from p2ptrain.training.holder_epoch import HolderEpoch
@@ -26,6 +25,7 @@ from tests.integration.training.jobs import (
     steps_of,
     undisturbed,
 )
+from tests.support.memory_household import MemoryHousehold
 
 AT = 5
 """The step whose report the network does not outlive."""

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import PeerError
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Failure, Recovered, Step
 from p2ptrain.training.assigning import Fetches
@@ -20,6 +19,7 @@ from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import INVENTORY, PREPARE, EpochKey
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import make_job, undisturbed
+from tests.support.memory_household import memory_id
 
 COMMANDS = 50
 

@@ -8,7 +8,6 @@ import pytest
 
 from p2ptrain import failpoints
 from p2ptrain.failpoints import Reached
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.observe.events import Failure, PlanEvent, Warned
 from p2ptrain.training.recovery import round_watch
 from tests.integration.training.household import devices
@@ -18,6 +17,7 @@ from tests.integration.training.jobs import (
     one_stage_each,
     undisturbed,
 )
+from tests.support.memory_household import memory_id
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from p2ptrain import failpoints
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.model.wire import pack
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Recovered, Step
@@ -40,6 +39,7 @@ from tests.integration.training.jobs import (
     one_stage_each,
     undisturbed,
 )
+from tests.support.memory_household import memory_id
 
 R, LATER = Version(4, 1), Version(8, 1)
 

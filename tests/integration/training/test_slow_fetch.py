@@ -6,12 +6,12 @@ import asyncio
 
 from p2ptrain import failpoints
 from p2ptrain.failpoints import Reached
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.net.message import Message
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import ALIVE
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
+from tests.support.memory_household import memory_id
 
 
 async def test_a_device_says_how_much_of_its_part_has_arrived() -> None:

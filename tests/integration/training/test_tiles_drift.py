@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from p2ptrain.mesh.memory import memory_id
 from p2ptrain.model.share import Span
 from p2ptrain.observe.events import Event, PlanEvent, Step
 from p2ptrain.plan.plan import Plan
@@ -26,6 +25,7 @@ from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.made_up import make_up_profiles
 from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
 from tests.reference import Outcome
+from tests.support.memory_household import memory_id
 
 STEPS, SLOWS_DOWN = 32, 15
 

@@ -21,8 +21,8 @@ from p2ptrain.mesh.peer_link import PeerLink
 from p2ptrain.mesh.router import Router
 from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.net.link import Link
-from p2ptrain.net.memory import connect
 from p2ptrain.net.message import Message, Priority
+from tests.support.memory_links import connect
 from tests.unit.net.helpers import Inbox
 
 SELF, PEER = "a" * 64, "b" * 64

@@ -24,8 +24,8 @@ from p2ptrain.mesh.interface import (
     Mesh,
     MeshEvent,
 )
-from p2ptrain.mesh.memory import MemoryHousehold, memory_id
 from p2ptrain.net.message import Message, PartKind, Priority
+from tests.support.memory_household import MemoryHousehold, memory_id
 
 
 def _is_a_mesh(mesh: Mesh) -> Mesh:

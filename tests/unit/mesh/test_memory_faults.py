@@ -15,9 +15,9 @@ from p2ptrain.mesh.interface import (
     MemberState,
     MeshEvent,
 )
-from p2ptrain.mesh.memory import MemoryHousehold, MemoryMesh, memory_id
-from p2ptrain.mesh.memory_mesh import ARRIVALS_LIMIT
 from p2ptrain.net.message import Message
+from tests.support.memory_household import MemoryHousehold, MemoryMesh, memory_id
+from tests.support.memory_mesh import ARRIVALS_LIMIT
 
 ALIVE, DEAD = MemberState.ALIVE, MemberState.DEAD
 A, B, C, D = (memory_id(name) for name in "abcd")

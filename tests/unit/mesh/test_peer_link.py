@@ -15,8 +15,8 @@ from p2ptrain.mesh.peer_link import DISCARD_LIMIT_BYTES, PeerLink
 from p2ptrain.mesh.router import Router
 from p2ptrain.net.header import Header
 from p2ptrain.net.link import Link
-from p2ptrain.net.memory import connect
 from p2ptrain.net.message import Message, Priority
+from tests.support.memory_links import connect
 from tests.unit.net.helpers import Inbox
 
 

@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 import pytest
 
-from p2ptrain.net import memory
 from p2ptrain.net.endpoint import Door, Listener, dial
 from p2ptrain.net.link import Link, LinkSettings
 from p2ptrain.net.tls import client_context, server_context
+from tests.support import memory_links
 from tests.unit.net.helpers import Device, Inbox, make_device
 
 
@@ -72,7 +72,7 @@ async def _end(pair: Pair) -> None:
 
 def _memory_pair(settings: LinkSettings | None, left: Device, right: Device) -> Pair:
     left_inbox, right_inbox = Inbox(), Inbox()
-    pair = memory.connect(
+    pair = memory_links.connect(
         Link(right.id, left_inbox, settings), Link(left.id, right_inbox, settings)
     )
     return Pair(pair.left, pair.right, left_inbox, right_inbox)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from p2ptrain.errors import InternalError, LinkClosed
-from p2ptrain.net import memory
 from p2ptrain.net.frame import Codec
 from p2ptrain.net.link import Link, LinkSettings
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.net.outgoing import OutgoingMessage
 from p2ptrain.net.portions import UNKNOWN
 from p2ptrain.net.stream import Arrival, StreamUser
+from tests.support import memory_links
 from tests.unit.net.helpers import FakeClock, Inbox
 
 PEER = "ab" * 32
@@ -303,7 +303,7 @@ async def test_compression_starts_on_a_slow_link_and_loses_nothing(
     clock = FakeClock()
     left = Link(PEER, left_inbox, executor=executor, clock=clock)
     right = Link(PEER, right_inbox, clock=clock)
-    memory.connect(left, right)
+    memory_links.connect(left, right)
     content = relu_like(100_000) * 20
     message = Message("a", {}, (memoryview(content),), (PartKind.ACTIVATION,))
     try:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import OptionError, PeerError
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.training import checkpoint_copies
 from p2ptrain.training.checkpoint import Checkpoint, Progress, Written, load_written, save
 from p2ptrain.training.checkpoint_copies import CheckpointCopies
@@ -23,6 +22,7 @@ from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.preparation import Prepared
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.state_transfer import StateServer
+from tests.support.memory_household import MemoryHousehold
 
 VERSION = Version(8, 1)
 JOB = "job"

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from p2ptrain.errors import PeerError
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.training import coordinator
 from p2ptrain.training.change_request import InForce
@@ -20,6 +19,7 @@ from p2ptrain.training.parts import LARGE, limited
 from p2ptrain.training.protocol import CONSIDER, CONSIDER_END
 from p2ptrain.training.recovery.change import Reason
 from p2ptrain.training.recovery.corrections import Corrections
+from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_journal import PLAN
 from tests.unit.training.test_memory_needs import request

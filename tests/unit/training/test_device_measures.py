@@ -13,14 +13,14 @@ import torch
 
 from p2ptrain.errors import InternalError, OptionError
 from p2ptrain.mesh.interface import LinkSpeed
-from p2ptrain.mesh.memory import MemoryHousehold
-from p2ptrain.mesh.memory_mesh import MemoryMesh
 from p2ptrain.net.message import Message
 from p2ptrain.training import device_measures
 from p2ptrain.training.ceiling import Ceiling
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.device_measures import DeviceMeasures
 from p2ptrain.training.profiling import ProfileCache
+from tests.support.memory_household import MemoryHousehold
+from tests.support.memory_mesh import MemoryMesh
 
 MIB = 1 << 20
 MODEL = "model"

@@ -8,8 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.mesh.memory import MemoryHousehold
-from p2ptrain.mesh.memory_mesh import MemoryMesh
 from p2ptrain.model.share import Span
 from p2ptrain.observe.events import Event
 from p2ptrain.training import elastic
@@ -23,6 +21,8 @@ from p2ptrain.training.recovery.corrections import Expected
 from p2ptrain.training.recovery.drift import CONFIRMED
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.surveying import Surveyor
+from tests.support.memory_household import MemoryHousehold
+from tests.support.memory_mesh import MemoryMesh
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_job_memory import ENTRY
 from tests.unit.training.test_journal import PLAN

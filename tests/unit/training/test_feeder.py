@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 import pytest
 import torch
 
-from p2ptrain.mesh.memory import MemoryHousehold, memory_id
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.feeder import Feed, Feeder
 from p2ptrain.training.inlet import Piece
@@ -16,6 +15,7 @@ from p2ptrain.training.protocol import EpochKey, PieceKey
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.switchboard import Switchboard
+from tests.support.memory_household import MemoryHousehold, memory_id
 
 SAMPLES = 4
 

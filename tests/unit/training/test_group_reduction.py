@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import NotItsPart, ProtocolError
-from p2ptrain.mesh.memory import MemoryHousehold, MemoryMesh
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.stage import Stage
@@ -30,6 +29,7 @@ from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.summed import Summed, gradient_order
 from p2ptrain.training.switchboard import Line, Switchboard
+from tests.support.memory_household import MemoryHousehold, MemoryMesh
 
 torch.set_num_threads(1)
 SAMPLES, MICRO_BATCH = 14, 3

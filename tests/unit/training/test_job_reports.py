@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.mesh.memory import MemoryHousehold, memory_id
 from p2ptrain.observe.events import Event, Failure, Recovered, Step
 from p2ptrain.training.change_request import ChangeAnswer
 from p2ptrain.training.job_reports import JobReports
 from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.reporting import Reported
 from p2ptrain.training.recovery.version import Version
+from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_journal import PLAN
 

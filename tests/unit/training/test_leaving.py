@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import InternalError
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.training import elastic
 from p2ptrain.training.change_request import ChangeAnswer
@@ -23,6 +22,7 @@ from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.elastic import Drifted
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.surveying import Surveyor
+from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_journal import PLAN
 from tests.unit.training.test_memory_needs import request

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.training import link_wait
 from p2ptrain.training.link_wait import until_linked
+from tests.support.memory_household import MemoryHousehold
 
 
 async def _household() -> MemoryHousehold:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.training.assignment import Assignment, StagePlace
@@ -22,6 +21,7 @@ from p2ptrain.training.protocol import EpochKey
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.switchboard import Switchboard
 from p2ptrain.training.versions import of_units
+from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_live_stage import MICRO_BATCH, compute_round, make_live, make_order
 
 VERSION = Version(1, 1)

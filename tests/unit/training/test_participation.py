@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.mesh.memory import MemoryHousehold, memory_id
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.epoch_log import EpochLog
 from p2ptrain.training.participation import Participation
@@ -16,6 +15,7 @@ from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Mode, Round
 from p2ptrain.training.state_transfer import StateServer
 from p2ptrain.training.surroundings import Surroundings
+from tests.support.memory_household import MemoryHousehold, memory_id
 
 HOLDER = memory_id("a")
 STABLE, LATER, EARLIER = Version(30, 1), Version(32, 1), Version(28, 1)

@@ -8,13 +8,13 @@ import tracemalloc
 import pytest
 
 from p2ptrain.errors import NotCoordinator, PeerError, ProtocolError
-from p2ptrain.mesh.memory import MemoryHousehold, memory_id
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message
 from p2ptrain.training.member import TrainingMember
 from p2ptrain.training.parts import BESIDE_BYTES, SMALL, Blob, limited, read_beside
 from p2ptrain.training.protocol import PREPARE
 from p2ptrain.training.recovery.holdings import Inventory
+from tests.support.memory_household import MemoryHousehold, memory_id
 
 
 def no_business(peer: str, _fields: Fields) -> None:

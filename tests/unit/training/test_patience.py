@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from p2ptrain.errors import LinkClosed, PeerError
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.training.patience import Hangs, call_while_it_works
 from p2ptrain.training.protocol import ALIVE, PREPARE
 from p2ptrain.training.recovery.signs import SignLimits, WorkSign
+from tests.support.memory_household import MemoryHousehold
 
 QUICK = SignLimits(
     look_seconds=0.001,

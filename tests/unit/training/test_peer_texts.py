@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.training.progress import PROGRESS, ProgressBoard
 from p2ptrain.training.protocol import wording
+from tests.support.memory_household import MemoryHousehold
 
 
 @pytest.mark.parametrize(

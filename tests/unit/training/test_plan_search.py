@@ -10,7 +10,6 @@ import pytest
 
 from p2ptrain.errors import NotCoordinator, PeerError, PlanError, ProtocolError
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.plan.cluster import Link
@@ -24,6 +23,7 @@ from p2ptrain.training.parts import limited
 from p2ptrain.training.plan_question import PlanQuestion
 from p2ptrain.training.plan_search import PlanSearch, fastest
 from p2ptrain.training.protocol import SEARCH_PLAN
+from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_memory_needs import request
 
 NAMES = ("a", "b", "c")

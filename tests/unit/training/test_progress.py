@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.training.progress import PROGRESS, JobLine, ProgressBoard
+from tests.support.memory_household import MemoryHousehold
 
 
 async def _say(mesh: MemoryHousehold, holder: str, line: JobLine) -> None:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.mesh.memory import MemoryHousehold, memory_id
 from p2ptrain.model.wire_format import WireFormat
 from p2ptrain.training import relay, state_reading
 from p2ptrain.training.assignment import Assignment, StagePlace
@@ -25,6 +24,7 @@ from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.relay import MOST_RELAYS, Relay, Relays
 from p2ptrain.training.state_transfer import StateServer, in_memory
+from tests.support.memory_household import MemoryHousehold, memory_id
 
 RANGE_BYTES = 4096
 KEY = EpochKey("job", 1)

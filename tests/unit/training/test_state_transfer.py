@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
-from p2ptrain.mesh.memory import MemoryHousehold, memory_id
 from p2ptrain.model.wire import pack
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.training import state_reading
@@ -23,6 +22,7 @@ from p2ptrain.training.digests import CHUNK_BYTES, DamagedState, damaged, digest
 from p2ptrain.training.protocol import STATE_MANIFEST, STATE_READ
 from p2ptrain.training.state_reading import State, StateReading, StateRequest
 from p2ptrain.training.state_transfer import OPENED_LIMIT, StateServer, in_memory
+from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.thorough import examples_of
 from tests.unit.training.bit_flips import FlippingServer, flip, run
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from p2ptrain.errors import InternalError, UserError
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.training.asynchronous.delays import Asynchrony
@@ -19,6 +18,7 @@ from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
 from p2ptrain.training.sharing import Sharing
 from p2ptrain.training.surveying import Surveyor
+from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_memory_needs import request
 
 REQUEST = cast(

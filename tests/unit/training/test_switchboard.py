@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.training.division import Slice
 from p2ptrain.training.inlet import Contents, Inlet, Piece
 from p2ptrain.training.protocol import VALUES, EpochKey, PieceKey
 from p2ptrain.training.rounds import Mode
 from p2ptrain.training.switchboard import ACTIVATIONS, Line, Switchboard
+from tests.support.memory_household import MemoryHousehold
 
 LINE = Line(EpochKey("job", 1), 0, ACTIVATIONS)
 SAMPLES = 2

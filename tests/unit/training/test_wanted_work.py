@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from p2ptrain.errors import PeerError
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.training.wanted_work import WantedWork
+from tests.support.memory_household import MemoryHousehold
 
 
 async def _one() -> int:

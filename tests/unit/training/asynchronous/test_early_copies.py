@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.net.message import Message
 from p2ptrain.training.assignment import Assignment, StagePlace
 from p2ptrain.training.asynchronous.delays import Asynchrony
@@ -12,6 +11,7 @@ from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.protocol import REPLICA_KEPT, EpochKey, ReplicaKept, RoundOrder
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Mode, Round
+from tests.support.memory_household import MemoryHousehold
 
 KEY = EpochKey("j", 3)
 FIRST, KEPT = Version(4, 2), Version(10, 3)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.mesh.memory import MemoryHousehold
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.tiles.messages import Halo, Message
@@ -29,6 +28,7 @@ from p2ptrain.training.switchboard import Line, Switchboard
 from p2ptrain.training.tiling.exchange import FLOW, TileExchange
 from p2ptrain.training.tiling.stage_tiles import StageTiles
 from p2ptrain.training.tiling.tiled_stage import TiledStage
+from tests.support.memory_household import MemoryHousehold
 
 LINE = Line(EpochKey("job", 1), 0, FLOW)
 SAMPLES = 2

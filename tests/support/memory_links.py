@@ -1,6 +1,6 @@
 """Links inside one process: the same framing, lanes and codecs, without sockets or TLS.
 
-For tests and for jobs of one device. Bytes are copied between the two sides, as a network would;
+Bytes are copied between the two sides, as a network would;
 each direction holds at most a set number of bytes before its writer is paused.
 """
 

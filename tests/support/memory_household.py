@@ -1,10 +1,9 @@
 """A household in one process and one event loop, without sockets.
 
-`--local` runs on a household of one; tests run on as many devices as they like. What leaves a
-device is really encoded, decoded and copied into the receiver's buffers, so that whatever works
+What leaves a device is encoded, decoded and copied into the receiver's buffers, so that what works
 here has passed the same limits and the same allocators as on a network. Membership, election and
 faults are decided from outside (`kill`, `freeze`, `partition`, `elect`, ...): a test says what
-happens and when, and every device is told what it would hear of it on a network, in that order.
+happens and when, and every device hears of it what it would hear on a network, in that order.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from p2ptrain.mesh.interface import (
     Member,
     MemberState,
 )
-from p2ptrain.mesh.memory_mesh import MemoryMesh
+from tests.support.memory_mesh import MemoryMesh
 
 __all__ = ["MemoryHousehold", "MemoryMesh", "memory_id"]
 
