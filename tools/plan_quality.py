@@ -83,9 +83,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--kind", choices=("small", "large", "equal"), help="only these")
     options = parser.parse_args()
     start = time.process_time()
-    after = {name: round_seconds(*question) for name, *question in questions()}
+    after = {
+        name: round_seconds(*question)
+        for name, *question in questions()
+        if options.kind is None or name.startswith(options.kind)
+    }
     sys.stdout.write(f"{len(after)} questions, {time.process_time() - start:.1f} s of processor\n")
     if options.out is not None:
         options.out.write_text(json.dumps(after, indent=1))

@@ -259,7 +259,6 @@ PARTS: Mapping[Any, Callable[..., Any]] = {
     _aten._sample_dirichlet.default: _same,
     _aten._standard_gamma.default: _same,
     _aten.poisson.default: _same,
-    _aten.binomial.default: _same,
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _same_and_mask,
     _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _same_and_mask,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _same_and_mask,

@@ -143,7 +143,7 @@ _ATEN_FAMILIES = {
         sym_storage_offset is_nonzero""",
     "random": """
         alpha_dropout bernoulli cauchy dropout exponential feature_alpha_dropout feature_dropout
-        binomial geometric log_normal multinomial native_dropout normal poisson rand rand_like
+        geometric log_normal multinomial native_dropout normal poisson rand rand_like
         randint randint_like randn randn_like randperm random uniform _sample_dirichlet
         _standard_gamma""",
     "signals": """

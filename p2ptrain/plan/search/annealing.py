@@ -41,6 +41,8 @@ from p2ptrain.plan.shared.rules import Rules
 SEED = 1
 HOT, COLD = 0.03, 0.002
 """How much slower, as a part, a draft may typically be at the beginning and at the end."""
+SMALL, HOT_SMALL = 100, 0.06
+"""Up to so many devices times units, where structures are few, it begins hotter."""
 CLIMB_SHARE = 0.15
 """Of the budget, kept for the climb at the end."""
 DRAW_TASKS = 15
@@ -48,7 +50,7 @@ DRAW_TASKS = 15
 SIZED, DEEPENED, SHARED, SHIFTED = 0.12, 0.18, 0.12, 0.13
 """How often what is drawn is the micro-batch's size, a depth, a share, a border or an order;
 otherwise it is the structure."""
-MOST_TASKS, TASKS_BY_SIZE, MOST_UNITS = 500_000, 3_000, 64
+LEAST_TASKS, MOST_TASKS, TASKS_BY_SIZE, MOST_UNITS = 150_000, 500_000, 3_000, 64
 """The budget grows with devices times units (of more units than so many: with these)."""
 MOST_DEVICES = 16
 """With more, drawing a change takes longer than is left."""
@@ -61,7 +63,8 @@ def annealing_tasks(question: Question) -> int:
     devices, units = len(question.devices), min(question.cost.unit_count, MOST_UNITS)
     if not 1 < devices <= MOST_DEVICES:
         return 0
-    return int(min(MOST_TASKS, TASKS_BY_SIZE * devices * units) * question.effort)
+    tasks = min(max(LEAST_TASKS, TASKS_BY_SIZE * devices * units), MOST_TASKS)
+    return int(tasks * question.effort)
 
 
 def annealed(question: Question, rules: Rules, judge: Judge, start: Judged) -> Judged:
@@ -103,9 +106,11 @@ class _Annealing:
         budget = judge.budget_tasks
         kept = int(budget * CLIMB_SHARE)
         best = now = start
+        size = len(self.question.devices) * self.question.cost.unit_count
+        hot = HOT_SMALL if size <= SMALL else HOT
         while judge.budget_tasks > kept:
             cooled = (budget - judge.budget_tasks) / (budget - kept)
-            warmth = HOT * (COLD / HOT) ** cooled
+            warmth = hot * (COLD / hot) ** cooled
             slowest = now.seconds * (1 - warmth * log(1 - self.random.random()))
             judge.budget_tasks -= DRAW_TASKS
             draft = self._drawn(now.draft)

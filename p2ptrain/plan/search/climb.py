@@ -9,16 +9,13 @@ from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.search.coarse import coarse_changes
 from p2ptrain.plan.search.drafting import Drafter
 from p2ptrain.plan.search.fine import (
-    combined_changes,
     fine_changes,
     many_depths,
-    moved_shares,
     other_depths,
 )
 from p2ptrain.plan.shared.judge import WORTH, Judge, Judged
 from p2ptrain.plan.shared.micro_batches import neighbouring_splits
 from p2ptrain.plan.shared.orders import whole_seconds
-from p2ptrain.plan.shared.rules import Rules
 
 MOST_SPARE = 8
 """Devices not used, the fastest, that a change may bring in."""
@@ -46,30 +43,6 @@ def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int
             break
         best = better
     return best
-
-
-def climb_combined(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int) -> Judged:
-    """`start`, which no small change improves, with two changes at once, and climbed again."""
-    best = start
-    while judge.budget_tasks > reserve_tasks:
-        changes = combined_changes(judge.cost, best.draft, drafter.rules)
-        better = _first_better(judge, best, changes, reserve_tasks)
-        if better is best:
-            break
-        best = climb_fine(judge, drafter, better, reserve_tasks)
-    return best
-
-
-def relieved(judge: Judge, draft: Draft, rules: Rules, seconds: float) -> Draft:
-    """`draft`, its shares moved until its bound is below `seconds`, as far as that takes it."""
-    while not draft.is_straight and judge.bound(draft) >= seconds:
-        changes = list(moved_shares(judge.cost, draft, rules))
-        judge.budget_tasks -= CHANGE_TASKS * len(changes)
-        better = min(changes, key=judge.bound, default=draft)
-        if judge.bound(better) >= judge.bound(draft) * GAIN or judge.exhausted:
-            break
-        draft = better
-    return draft
 
 
 def try_depths(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:

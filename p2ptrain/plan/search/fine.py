@@ -52,24 +52,6 @@ def other_depths(cost: CostModel, draft: Draft, *, levelled: bool = False) -> It
             yield changed
 
 
-def combined_changes(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
-    """Two changes of one group at once: order and shares, each with its stage's depth.
-
-    Either alone may be worse: less memory for a share must be paid for by depth.
-    """
-    for p, group in enumerate(draft.groups):
-        if len(group.devices) == 1:
-            continue
-        orders = [group, *_reordered(group)] if len(group.devices) <= MOST_PERMUTED else [group]
-        for ordered in orders:
-            for other in (ordered, *changed_shares(ordered)):
-                groups = (*draft.groups[:p], other, *draft.groups[p + 1 :])
-                for wanted in _around(draft, p):
-                    changed = draft_groups(cost, draft.split, draft.borders, groups, wanted)
-                    if changed is not None and rules.allow(changed):
-                        yield changed
-
-
 def deeper(cost: CostModel, draft: Draft) -> Iterator[Draft]:
     """Twice as deep, and as deep as memory allows, if that is deeper.
 
@@ -205,16 +187,6 @@ def _levelled(draft: Draft) -> Iterator[tuple[int, ...]]:
         for more in LEVELS:
             if more > 0 and p + 1 < len(now):
                 yield (*(min(count, other + more) for other in now[: p + 1]), *now[p + 1 :])
-
-
-def _around(draft: Draft, p: int) -> Iterator[tuple[int, ...]]:
-    """The same depths, and with stage p one deeper or shallower."""
-    now, count = draft.warmup, draft.split.micro_batches
-    yield now
-    for level in (now[p] - 1, now[p] + 1):
-        if 1 <= level <= count:
-            before = (max(level, depth) for depth in now[:p])
-            yield (*before, level, *(min(level, depth) for depth in now[p + 1 :]))
 
 
 def _traded(now: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from p2ptrain.plan.draft import Draft
 from p2ptrain.plan.search.climb import climb_coarse, climb_sizes, try_depths
 from p2ptrain.plan.search.coarse import taking_in
 from p2ptrain.plan.search.drafting import Drafter
+from p2ptrain.plan.search.fine import deeper
 from p2ptrain.plan.search.replicated import best_replicated
 from p2ptrain.plan.search.segments import promising_splits, segment_candidates
 from p2ptrain.plan.search.straight import StraightSearch
@@ -32,6 +33,8 @@ PROMISING = 2
 """Micro-batch sizes for which groups are searched."""
 CLIMBED = 6
 """Starts that are improved."""
+WAITING = 1.02
+"""A round so much above its bound may gain by deeper warm-ups."""
 MOST_RESIZED = 100
 """Devices times units up to which other micro-batch sizes are tried at the end."""
 REPLICATED_TASKS = 1_000
@@ -107,10 +110,22 @@ class PipelineSearch:
                     for draft in segment_candidates(self.question, split)
                     if self.drafter.rules.allow(draft)
                 ]
-                found = judge.best_of(drafts, None, int(budget * (1 - STARTS_SHARE) / 2))
+                starts += self._simulated(drafts, int(budget * (1 - STARTS_SHARE) / 2))
                 replicated = self._replicated(split)
-                starts += [start for start in (found, replicated) if start is not None]
+                starts += [replicated] if replicated is not None else []
         return _unlike(starts)
+
+    def _simulated(self, drafts: Sequence[Draft], reserve_tasks: int) -> list[Judged]:
+        """Those of least bound, as far as the budget goes, and one at least."""
+        found: list[Judged] = []
+        for draft in sorted(drafts, key=self.judge.bound):
+            if found and self.judge.budget_tasks <= reserve_tasks:
+                break
+            judged = Judged(self.judge.seconds(draft), draft)
+            found.append(judged)
+            if self._size <= MOST_RESIZED and judged.seconds > WAITING * self.judge.bound(draft):
+                found += [Judged(self.judge.seconds(d), d) for d in deeper(self.judge.cost, draft)]
+        return found
 
     def _replicated(self, split: BatchSplit) -> Judged | None:
         """The best shape of many replicas, on a budget of its own."""
@@ -122,8 +137,12 @@ class PipelineSearch:
 
 
 def _unlike(starts: Sequence[Judged]) -> list[Judged]:
-    """The fastest with groups and the fastest without of every micro-batch size."""
-    kept: dict[tuple[BatchSplit, bool], Judged] = {}
+    """The fastest with and without groups of every micro-batch size, then of every structure."""
+    first: dict[tuple[BatchSplit, bool], Judged] = {}
+    others: dict[tuple[BatchSplit, tuple[frozenset[int], ...]], Judged] = {}
     for start in sorted(starts, key=lambda judged: judged.seconds):
-        kept.setdefault((start.draft.split, start.draft.is_straight), start)
-    return list(kept.values())
+        split, groups = start.draft.split, start.draft.groups
+        first.setdefault((split, start.draft.is_straight), start)
+        others.setdefault((split, tuple(frozenset(group.devices) for group in groups)), start)
+    kept = list(first.values())
+    return [*kept, *(start for start in others.values() if start not in kept)]

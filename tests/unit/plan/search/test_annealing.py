@@ -77,7 +77,8 @@ def test_the_same_question_has_the_same_answer() -> None:
 
 def test_what_it_may_spend_grows_with_the_question_up_to_a_limit() -> None:
     assert annealing_tasks(question(1, devices=1)) == 0
-    assert annealing_tasks(question(1, devices=3)) > annealing_tasks(question(1, devices=2)) > 0
+    few, many = (annealing_tasks(question(1, units=12, devices=n)) for n in (2, 6))
+    assert many > few > 0
     half = question(1, devices=3, effort=0.5)
     assert annealing_tasks(half) == annealing_tasks(replace(half, effort=1.0)) // 2
     assert annealing_tasks(question(1, units=2, devices=MOST_DEVICES + 1)) == 0
