@@ -32,6 +32,7 @@ from pathlib import Path
 
 import psutil
 
+from p2ptrain.mesh.lanes import Lanes
 from p2ptrain.observe.events import Event, Recovered, Step
 from p2ptrain.training.recovery.early_deaths import EARLY_STEPS
 
@@ -39,6 +40,8 @@ LARGEST_GROWTH = 0.05
 TIMES = {"connects": 10_000, "elections": 1_000, "recoveries": 500, "jobs": 200}
 """By part."""
 SETTLING_SECONDS = 5.0
+_LANE = Lanes._run.__qualname__
+"""One for each kind of message of each device, from the first on: no more than there are kinds."""
 _ENDING = ("e", "d", "c")
 """Of a job of five devices, in that order."""
 
@@ -62,9 +65,8 @@ class Held:
             ctypes.CDLL(None).malloc_trim(0)
         process = psutil.Process()
         descriptors = process.num_fds() if hasattr(process, "num_fds") else process.num_handles()
-        by_task = Counter(
-            getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks()
-        )
+        names = (getattr(task.get_coro(), "__qualname__", "?") for task in asyncio.all_tasks())
+        by_task = Counter(name for name in names if name != _LANE)
         memory_bytes, threads = process.memory_info().rss, process.num_threads()
         return cls(memory_bytes, descriptors, by_task.total(), threads, by_task)
 
