@@ -144,7 +144,7 @@ def question(
     network: MapNetwork, samples: int, link: Link, flops_per_s: float, shape: tuple[int, int]
 ) -> Costs:
     """Equal devices, a tile each, equal tiles."""
-    overheads = Overheads(MESSAGE_SECONDS, BYTE_SECONDS, 0.0, 0.0, 0.0)
+    overheads = Overheads(MESSAGE_SECONDS, BYTE_SECONDS, 0.0)
     problem: TilingProblem = by_flops(
         network, samples, link, flops_per_s=flops_per_s, overheads=overheads
     )

@@ -17,7 +17,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan.bucket_sizes import USUAL, BucketSizes
 from p2ptrain.plan.cluster import Cluster, Device, Link, unknown_device
 from p2ptrain.plan.links import LinkTable
-from p2ptrain.plan.overlap import SPLIT_FACTOR, Carriage, Direction, OverlapCosts
+from p2ptrain.plan.overlap import SPLIT_FACTOR, OverlapCosts
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.times import TimeTable, UnitTimes
@@ -175,12 +175,11 @@ class CostModel:
         """Bytes per sample that cross before unit `cut` (1 <= cut < L), in either direction."""
         return self.profile.units[cut - 1].output_bytes
 
-    def carriage(self, cut: int, sender: int, receiver: int, direction: Direction) -> Carriage:
-        """How what crosses before unit `cut` travels from a device to another."""
+    def streamed_seconds(self, cut: int, sender: int, receiver: int) -> float:
+        """A sample before unit `cut`, of the time that its link carries it: its ends count it."""
         if self.overlap is None or sender == receiver:
-            return Carriage(self.cut_bytes(cut))
-        link = self.link(sender, receiver)
-        return self.overlap.carriage(cut, (sender, receiver), link, direction)
+            return 0.0
+        return self.overlap.streamed_seconds(cut, (sender, receiver), self.link(sender, receiver))
 
     def activation_bytes(self, first: int, end: int) -> int:
         """Bytes per sample kept for the backward of units [first, end)."""

@@ -88,5 +88,4 @@ def _join(units: Sequence[Unit]) -> Unit:
         output_bytes=units[-1].output_bytes,
         activation_bytes=sum(unit.activation_bytes for unit in units),
         flops=sum(unit.flops for unit in units),
-        compression=units[-1].compression,
     )

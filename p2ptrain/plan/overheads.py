@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 
-from p2ptrain.errors import OptionError
 from p2ptrain.plan import fields as read
+
+OF_OLDER_FILES = ("pack_byte_seconds", "unpack_byte_seconds")
+"""Read and not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +23,11 @@ class Overheads:
         message_seconds: at either end of a message, whatever it carries.
         byte_seconds: at either end, for each byte: framing, TLS, the kernel.
         update_byte_seconds: of an update, for each byte of parameters and of optimizer state.
-        pack_byte_seconds, unpack_byte_seconds: of compression, for each raw byte.
     """
 
     message_seconds: float
     byte_seconds: float
     update_byte_seconds: float
-    pack_byte_seconds: float
-    unpack_byte_seconds: float
 
     def times_slowdown(self, slowdown: float) -> Overheads:
         """The same work on a device that takes `slowdown` times as long."""
@@ -44,7 +43,7 @@ class Overheads:
     def from_json(cls, value: object, where: str) -> Overheads:
         """Read a device's "overheads"; OptionError names the field that is missing or wrong."""
         names = [field.name for field in fields(cls)]
-        entry = read.members(value, where, names)
+        entry = read.members(value, where, names, OF_OLDER_FILES)
         return cls(*(read.number(entry[name], f"{where}.{name}") for name in names))
 
 
@@ -52,38 +51,7 @@ REFERENCE = Overheads(
     message_seconds=5e-4,
     byte_seconds=1.2e-9,
     update_byte_seconds=1e-10,
-    pack_byte_seconds=2e-9,
-    unpack_byte_seconds=7e-10,
 )
 """One core of a server: processor time of the event loop's thread in real rounds
 (1.0 to 1.4 ns a byte; messages from 0.34 to 0.62 ms, the more the
 colder caches are)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ratios:
-    """LZ4's wire bytes by raw bytes of what crosses a cut; 1.0 = it does not shrink.
-
-    Attributes:
-        output, gradient: of what travels forward and back.
-    """
-
-    output: float = 1.0
-    gradient: float = 1.0
-
-    def to_json(self) -> dict[str, float]:
-        """As in a unit's "compression"."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: object, where: str) -> Ratios:
-        """Read a unit's "compression"; OptionError names the field that is wrong."""
-        entry = read.members(value, where, (), ("output", "gradient"))
-        ratios = {
-            name: read.number(ratio, f"{where}.{name}", above_zero=True)
-            for name, ratio in entry.items()
-        }
-        for name, ratio in ratios.items():
-            if ratio > 1:
-                raise OptionError(f"{where}.{name}: expected at most 1 (sent raw), found {ratio}")
-        return cls(**ratios)

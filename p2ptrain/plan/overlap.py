@@ -13,7 +13,6 @@
                  are still in the one before
     all-reduce   in buckets of gradients, each started when the last backward has come past its
                  units everywhere, over the ring's own links (`bucket_sizes.py`)
-    compression  of a cut where LZ4 pays, by the runtime's own rule (`net/compression.py`)
     split        a backward in two pieces takes a little longer than in one
 
 Costs of messages are added to the tasks that wait for them or make them; those of an all-reduce
@@ -28,7 +27,7 @@ from typing import Literal
 
 from p2ptrain.plan.bucket_sizes import BucketSizes
 from p2ptrain.plan.cluster import Device, Link
-from p2ptrain.plan.overheads import REFERENCE, Ratios
+from p2ptrain.plan.overheads import REFERENCE
 from p2ptrain.plan.profile import Profile
 
 PREFETCHED_PIECES = 2
@@ -43,37 +42,8 @@ SPLIT_FACTOR = 1.03
 COPY_PART = 0.8
 """What a copy of parameters and optimizer state takes of their update: a byte is read and one
 written, where an update with momentum reads three for every two it writes."""
-LEAST_GAIN = 1.15
-"""How many times cheaper a byte must be with LZ4; the runtime starts to compress there."""
 
 Direction = Literal["output", "gradient"]
-DIRECTIONS: tuple[Direction, ...] = ("output", "gradient")
-
-
-@dataclass(frozen=True, slots=True)
-class Carriage:
-    """How the values of a cut travel over one link.
-
-    Attributes:
-        wire_bytes: a sample.
-        coding_seconds: a sample, to pack and unpack it.
-        streamed_seconds: a sample, of the time that the link carries it: while the sender still
-            sends, or the receiver already reads, which their tasks count.
-    """
-
-    wire_bytes: float
-    coding_seconds: float = 0.0
-    streamed_seconds: float = 0.0
-
-    @property
-    def compressed(self) -> bool:
-        """Whether LZ4 is used."""
-        return self.coding_seconds > 0
-
-    @property
-    def more_seconds(self) -> float:
-        """A sample, from when the link is free again to the arrival; mostly below 0."""
-        return self.coding_seconds - self.streamed_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,24 +130,14 @@ class OverlapCosts:
         sent = len(buckets) * steps * own.message_seconds
         return 2 * (sent + steps / parts * total_bytes * own.byte_seconds)
 
-    def carriage(
-        self, cut: int, ends: tuple[int, int], link: Link, direction: Direction
-    ) -> Carriage:
-        """How the values before unit `cut` travel between `ends` (sender, receiver)."""
-        unit = self._profile.units[cut - 1]
-        ratios = unit.compression or Ratios()
-        ratio = ratios.output if direction == "output" else ratios.gradient
+    def streamed_seconds(self, cut: int, ends: tuple[int, int], link: Link) -> float:
+        """A sample before unit `cut`, of the time that the link between `ends` carries it.
+
+        Meanwhile the sender still sends, or the receiver already reads, which their tasks count.
+        """
         sender, receiver = (self.overheads[device] for device in ends)
-        coding = sender.pack_byte_seconds + receiver.unpack_byte_seconds
-        raw = 1 / link.bytes_per_s
-        if raw < LEAST_GAIN * (coding + ratio * raw):
-            ratio, coding = 1.0, 0.0
-        ends_seconds = sender.byte_seconds + receiver.byte_seconds
-        return Carriage(
-            wire_bytes=unit.output_bytes * ratio,
-            coding_seconds=unit.output_bytes * coding,
-            streamed_seconds=unit.output_bytes * min(ratio * raw, ends_seconds),
-        )
+        each = min(1 / link.bytes_per_s, sender.byte_seconds + receiver.byte_seconds)
+        return self._profile.units[cut - 1].output_bytes * each
 
     def buckets(self, first: int, end: int, sizes: BucketSizes) -> tuple[Bucket, ...]:
         """The gradients of units [first, end) in the order in which a backward makes them."""

@@ -16,7 +16,6 @@ from p2ptrain.net.read_form import one_line
 from p2ptrain.plan import fields
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.bucket_sizes import MOST_BYTES, USUAL
-from p2ptrain.plan.overlap import DIRECTIONS, Direction
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.tiles.shape import MOST_TILES, TileShape
@@ -38,8 +37,6 @@ class PlannedStage:
 
     Attributes:
         warmup: K_p, forwards before the first backward.
-        compression: what it should send compressed on some link; for people, as the runtime
-            measures and decides by itself.
         held: the backward is split (`schedule.ZeroBubble`), and so many micro-batches at most are
             without their weight gradients; None = it is not.
         tiling: how its maps are cut, where it is tiled.
@@ -53,7 +50,6 @@ class PlannedStage:
     devices: tuple[DeviceShare, ...]
     warmup: int
     allocation: Allocation = Allocation.SAMPLES
-    compression: tuple[Direction, ...] = ()
     held: int | None = None
     tiling: TileShape | None = None
     goes_ahead: bool = False
@@ -296,7 +292,7 @@ def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> i
 
 
 def _stage(value: object, where: str) -> PlannedStage:
-    optional = ("allocation", "compression", "held", "ahead", "turn", "bucket_bytes", *_TILED)
+    optional = ("allocation", "held", "ahead", "turn", "bucket_bytes", *_TILED, *_OF_OLDER_FILES)
     entry = fields.members(value, where, ("units", "devices", "warmup"), optional)
     units = fields.items(entry["units"], f"{where}.units")
     if len(units) != 2:
@@ -308,7 +304,6 @@ def _stage(value: object, where: str) -> PlannedStage:
         devices=tuple(_share(d, f"{where}.devices[{i}]") for i, d in enumerate(devices)),
         warmup=fields.whole(entry["warmup"], f"{where}.warmup", least=1),
         allocation=_allocation(entry.get("allocation", "samples"), f"{where}.allocation"),
-        compression=_directions(entry.get("compression", []), f"{where}.compression"),
         held=fields.whole(entry["held"], f"{where}.held", least=1) if "held" in entry else None,
         tiling=_tiling(entry, where) if any(name in entry for name in _TILED) else None,
         goes_ahead=fields.truth(entry.get("ahead", False), f"{where}.ahead"),
@@ -319,8 +314,9 @@ def _stage(value: object, where: str) -> PlannedStage:
     )
 
 
-_TILED = ("grid", "groups", "rows", "columns", "aligned", "early", "interiors")
-"""`interiors`: of older files; nothing is computed otherwise."""
+_TILED = ("grid", "groups", "rows", "columns", "aligned", "early")
+_OF_OLDER_FILES = ("compression", "interiors")
+"""Read and not used."""
 
 
 def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
@@ -374,15 +370,6 @@ def _mode(value: object, where: str) -> Mode:
     return Mode(name)
 
 
-def _directions(value: object, where: str) -> tuple[Direction, ...]:
-    found = fields.items(value, where)
-    for i, name in enumerate(found):
-        if name not in DIRECTIONS or name in found[:i]:
-            known = ", ".join(DIRECTIONS)
-            raise OptionError(f"{where}[{i}]: expected each of {known} at most once")
-    return tuple(direction for direction in DIRECTIONS if direction in found)
-
-
 def _allocation(value: object, where: str) -> Allocation:
     name = fields.text(value, where)
     if name not in set(Allocation):
@@ -434,8 +421,6 @@ def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
     }
     if stage.allocation is not Allocation.SAMPLES:
         content["allocation"] = str(stage.allocation)
-    if stage.compression:
-        content["compression"] = list(stage.compression)
     if stage.held is not None:
         content["held"] = stage.held
     if stage.goes_ahead:

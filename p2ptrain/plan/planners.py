@@ -12,7 +12,6 @@ from p2ptrain.plan.check import check_memory, check_plan, check_request
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.cost import CostModel, cost_model
 from p2ptrain.plan.draft import Draft, Group
-from p2ptrain.plan.overlap import Direction
 from p2ptrain.plan.papers.dp import plan_dp
 from p2ptrain.plan.papers.equal_shares import plan_pp
 from p2ptrain.plan.papers.ftpipehd import plan_ftpipehd
@@ -152,28 +151,12 @@ def _stages(cost: CostModel, draft: Draft) -> tuple[PlannedStage, ...]:
             _shares(cost, group),
             warmup,
             group.allocation,
-            _compression(cost, draft, p),
-            draft.held[p] if draft.splits(p) else None,
+            held=draft.held[p] if draft.splits(p) else None,
             turn=turn_of(cost, draft, p),
             bucket_bytes=cost.bucket_sizes(group.devices).least_bytes,
         )
         for p, (units, group, warmup) in enumerate(
             zip(draft.units, draft.groups, draft.warmup, strict=True)
-        )
-    )
-
-
-def _compression(cost: CostModel, draft: Draft, p: int) -> tuple[Direction, ...]:
-    """What stage p sends compressed on some link; nothing in the plain model."""
-    neighbours: dict[Direction, int] = {"output": p + 1, "gradient": p - 1}
-    return tuple(
-        direction
-        for direction, other in neighbours.items()
-        if 0 <= other < len(draft.groups)
-        and any(
-            cost.carriage(draft.borders[max(p, other)], sender, receiver, direction).compressed
-            for sender in draft.groups[p].devices
-            for receiver in draft.groups[other].devices
         )
     )
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan import fields
-from p2ptrain.plan.overheads import Ratios
 from p2ptrain.plan.times import TimeTable
 from p2ptrain.tiles.network import MapNetwork
 
@@ -37,7 +36,6 @@ class Unit:
         output_bytes: what crosses a cut after the unit, all tensors.
         activation_bytes: what is kept for the backward.
         flops: for people; nothing is computed from it.
-        compression: how far LZ4 shrinks what crosses a cut after the unit; None = not at all.
     """
 
     name: str
@@ -46,7 +44,6 @@ class Unit:
     activation_bytes: int
     flops: int = 0
     spatial: Spatial | None = None
-    compression: Ratios | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,8 @@ class Profile:
 
 def _unit(value: object, where: str) -> Unit:
     required = ("name", "parameter_bytes", "output_bytes", "activation_bytes")
-    entry = fields.members(value, where, required, ("flops", "spatial", "compression"))
+    optional = ("flops", "spatial", "compression")  # the last of older files: read and not used
+    entry = fields.members(value, where, required, optional)
     return Unit(
         name=fields.text(entry["name"], f"{where}.name"),
         parameter_bytes=fields.whole(entry["parameter_bytes"], f"{where}.parameter_bytes"),
@@ -117,11 +115,6 @@ def _unit(value: object, where: str) -> Unit:
         activation_bytes=fields.whole(entry["activation_bytes"], f"{where}.activation_bytes"),
         flops=fields.whole(entry.get("flops", 0), f"{where}.flops"),
         spatial=_spatial(entry["spatial"], f"{where}.spatial") if "spatial" in entry else None,
-        compression=(
-            Ratios.from_json(entry["compression"], f"{where}.compression")
-            if "compression" in entry
-            else None
-        ),
     )
 
 
@@ -150,8 +143,6 @@ def _pair(value: object, where: str, least: int) -> Pair:
 
 def _unit_to_json(unit: Unit) -> dict[str, Any]:
     entry = asdict(unit)
-    if unit.compression is None:
-        del entry["compression"]
     if unit.spatial is None:
         del entry["spatial"]
     else:

@@ -20,7 +20,6 @@ import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from p2ptrain.model.timing import Clock
-from p2ptrain.net.blocks import BLOCK_BYTES, decode_block, encode_block
 from p2ptrain.net.decoder import DecoderSink, FrameDecoder
 from p2ptrain.net.frame import Codec
 from p2ptrain.net.message import Message, PartKind, Priority
@@ -51,19 +50,13 @@ def measure_overheads(clock: Clock | None = None) -> Overheads:
         clock: tests bring their own.
     """
     stopwatch = _Stopwatch(clock or Clock())
-    block = _half_zeros()
-    packed, raw = memoryview(encode_block(block).content), memoryview(bytearray(BLOCK_BYTES))
     framed = stopwatch.each(_Messages().frame_and_read)
     ciphers = stopwatch.each(_cipher()) / _CIPHER_BYTES
     update = stopwatch.each(_update()) / (2 * 4 * _UPDATE_FLOATS)
-    pack = stopwatch.each(lambda: encode_block(block)) / BLOCK_BYTES
-    unpack = stopwatch.each(lambda: decode_block(packed, raw)) / BLOCK_BYTES
     return Overheads(
         message_seconds=FRAMED_A_MESSAGE * framed,
         byte_seconds=framed / BYTES_A_FRAMED + ciphers / 2,
         update_byte_seconds=UPDATE_FACTOR * update,
-        pack_byte_seconds=pack,
-        unpack_byte_seconds=unpack,
     )
 
 
@@ -131,9 +124,3 @@ def _cipher() -> Callable[[], object]:
 def _update() -> Callable[[], object]:
     parameter, gradient, momentum = (torch.ones(_UPDATE_FLOATS) for _ in range(3))
     return lambda: parameter.add_(momentum.mul_(0.5).add_(gradient), alpha=-0.1)
-
-
-def _half_zeros() -> memoryview:
-    """A block as ReLU makes them."""
-    values = torch.randn(BLOCK_BYTES // 4, generator=torch.Generator().manual_seed(0)).relu_()
-    return memoryview(values.numpy().tobytes())

@@ -74,10 +74,7 @@ def route(
     _, _, sender, receiver = ends
     link = cost.link(sender, receiver)
     seconds, latency_s = samples * cost.cut_bytes(cut) / link.bytes_per_s, link.latency_s
-    if cost.overlap is not None:
-        carriage = cost.carriage(cut, sender, receiver, carries)
-        seconds = samples * carriage.wire_bytes / link.bytes_per_s
-        latency_s += samples * carriage.more_seconds
+    latency_s -= samples * cost.streamed_seconds(cut, sender, receiver)
     return Route(carries, *ends, seconds, latency_s)
 
 

@@ -17,7 +17,6 @@ from collections import defaultdict
 
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.overlap import Direction
 from p2ptrain.plan.simulation.deferred import task_seconds, weight_seconds
 from p2ptrain.plan.turning import sent_in
 
@@ -53,12 +52,9 @@ def _interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], f
     seconds: dict[tuple[str, int], float] = defaultdict(float)
     devices = draft.devices
     for p, cut in enumerate(draft.borders[1:-1]):
-        ways: list[tuple[int, int, Direction]] = [
-            (devices[p], devices[p + 1], "output"),
-            (devices[p + 1], devices[p], "gradient"),
-        ]
-        for sender, receiver, direction in ways:
-            way = _way_seconds(cost, draft.split.batch_size, (cut, sender, receiver), direction)[0]
+        ways = (devices[p], devices[p + 1]), (devices[p + 1], devices[p])
+        for sender, receiver in ways:
+            way = _way_seconds(cost, draft.split.batch_size, (cut, sender, receiver))[0]
             seconds["up", sender] += way
             seconds["down", receiver] += way
     return seconds
@@ -98,8 +94,8 @@ class _Way:
         ]
         self.hops = [
             (
-                sum(_way_seconds(cost, samples, (cut, devices[p], devices[p + 1]), "output")),
-                sum(_way_seconds(cost, samples, (cut, devices[p + 1], devices[p]), "gradient")),
+                sum(_way_seconds(cost, samples, (cut, devices[p], devices[p + 1]))),
+                sum(_way_seconds(cost, samples, (cut, devices[p + 1], devices[p]))),
             )
             for p, cut in enumerate(draft.borders[1:-1])
         ]
@@ -109,11 +105,8 @@ class _Way:
         return sum(map(sum, self.tasks[p:])) + sum(map(sum, self.hops[p:]))
 
 
-def _way_seconds(
-    cost: CostModel, samples: int, way: tuple[int, int, int], direction: Direction
-) -> tuple[float, float]:
+def _way_seconds(cost: CostModel, samples: int, way: tuple[int, int, int]) -> tuple[float, float]:
     """(occupation, latency) of (cut, sender, receiver)."""
     link = cost.link(*way[1:])
-    carriage = cost.carriage(*way, direction)
-    latency = link.latency_s + samples * carriage.more_seconds
-    return samples * carriage.wire_bytes / link.bytes_per_s, latency
+    latency = link.latency_s - samples * cost.streamed_seconds(*way)
+    return samples * cost.cut_bytes(way[0]) / link.bytes_per_s, latency

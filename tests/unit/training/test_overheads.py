@@ -19,7 +19,6 @@ def test_every_yardstick_takes_time() -> None:
     measured = measure_overheads()
     assert all(value > 0 for value in measured.to_json().values())
     assert measured.byte_seconds * 1000 < measured.message_seconds
-    assert measured.unpack_byte_seconds < measured.pack_byte_seconds
 
 
 def test_the_coordinator_takes_what_a_device_measured() -> None:

@@ -40,7 +40,7 @@ def measured_alike(slowdown: float) -> dict[str, object]:
         }
         for size in (4, 16)
     }
-    overheads = Overheads(1e-4, 1e-9, 1e-10, 1e-9, 1e-9).times_slowdown(slowdown)
+    overheads = Overheads(1e-4, 1e-9, 1e-10).times_slowdown(slowdown)
     units = [{"name": f"unit{number}", **unit} for number in range(4)]
     return {"units": units, "times": times, "overheads": overheads.to_json()}
 

@@ -11,7 +11,7 @@ from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.bucket_sizes import LEAST_BYTES
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.overheads import REFERENCE, Overheads, Ratios
+from p2ptrain.plan.overheads import REFERENCE, Overheads
 from p2ptrain.plan.overlap import (
     COPY_PART,
     FEED_MESSAGES,
@@ -30,7 +30,7 @@ from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.simulation.test_simulate import rounds
 
-NOTHING = Overheads(0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Overheads(0.0, 0.0, 0.0)
 
 
 def with_overheads(cluster: Cluster, overheads: Overheads) -> Cluster:
@@ -66,7 +66,7 @@ def test_the_plain_model_does_not_know_overheads(drawn: tuple[Plan, Profile, Clu
 @settings(derandomize=True, deadline=None, max_examples=examples_of(50))
 @given(
     rounds(),
-    st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01, 0.0, 0.0)]),
+    st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01)]),
     st.booleans(),
 )
 def test_no_round_is_faster_than_its_bound(
@@ -90,7 +90,7 @@ def test_where_sums_turn_the_bound_counts_the_messages_that_are_sent() -> None:
     )
     profile = replace(profile, units=units)
     cluster = with_overheads(
-        examples.cluster("a", "b", link=Link(1e7, 0.0)), Overheads(0.1, 0.0, 0.0, 0.0, 0.0)
+        examples.cluster("a", "b", link=Link(1e7, 0.0)), Overheads(0.1, 0.0, 0.0)
     )
     cost, plan = CostModel(profile, cluster, overlap=True), shared_plan("a", "b", units=4)
     draft = draft_of(plan, cost)
@@ -120,7 +120,7 @@ def test_without_overheads_and_links_it_is_the_plain_model(
 def test_messages_and_bytes_cost_both_ends() -> None:
     profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
     plan = examples.straight_plan(BatchSplit(2, 2), ("a", (0, 1), 1), ("b", (1, 2), 1))
-    cluster = with_overheads(examples.cluster("a", "b"), Overheads(0.25, 0.01, 0.0, 0.0, 0.0))
+    cluster = with_overheads(examples.cluster("a", "b"), Overheads(0.25, 0.01, 0.0))
     simulation = simulate(plan, profile, cluster, overlap=True)
     message, target = 0.25 + 20 * 0.01, FEED_MESSAGES * 0.25
     loading, round_s = LOAD_MESSAGES * 0.25, ROUND_MESSAGES * 0.25
@@ -160,7 +160,7 @@ def test_the_holder_loads_and_feeds_all_pieces(plan: Plan, fed: float) -> None:
     """
     profile = examples.profile([(1.0, 1.0)] * len(plan.stages), input_bytes=3, target_bytes=1)
     names = sorted(name for stage in plan.stages for name in (d.name for d in stage.devices))
-    cluster = with_overheads(examples.cluster(*names), Overheads(1.0, 0.01, 0.0, 0.0, 0.0))
+    cluster = with_overheads(examples.cluster(*names), Overheads(1.0, 0.01, 0.0))
     busy = simulate(plan, profile, cluster, overlap=True).busy_seconds
     assert busy["a"] - busy["b"] == pytest.approx(4 * LOAD_MESSAGES + fed)
 
@@ -168,7 +168,7 @@ def test_the_holder_loads_and_feeds_all_pieces(plan: Plan, fed: float) -> None:
 def test_an_update_takes_time_by_its_parameters_and_their_state() -> None:
     profile = examples.profile([(1.0, 1.0)], parameter_bytes=100)  # state as large as parameters
     plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1))
-    cluster = with_overheads(examples.cluster("a"), Overheads(0.0, 0.0, 0.01, 0.0, 0.0))
+    cluster = with_overheads(examples.cluster("a"), Overheads(0.0, 0.0, 0.01))
     simulation = simulate(plan, profile, cluster, overlap=True)
     assert ends(simulation, "update") == [(2.0, 4.0)]
     assert simulation.round_seconds == 4.0
@@ -180,7 +180,7 @@ def _with_parameters_behind(latency_s: float, *, updates_ahead: bool) -> Simulat
     units = profile.units[0], replace(profile.units[1], parameter_bytes=100)
     plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
     cluster = examples.cluster("a", "b", link=Link(1e300, latency_s))
-    cluster = with_overheads(cluster, Overheads(0.0, 0.0, 0.01, 0.0, 0.0))
+    cluster = with_overheads(cluster, Overheads(0.0, 0.0, 0.01))
     profile = replace(profile, units=units)
     return simulate(plan, profile, cluster, overlap=True, updates_ahead=updates_ahead)
 
@@ -367,38 +367,6 @@ def test_an_all_reduce_waits_for_links_that_gradients_occupy() -> None:
     assert simulation.round_seconds == 22.0
 
 
-@pytest.mark.parametrize(
-    ("bytes_per_s", "ratio", "expected"),
-    [
-        (1.0, 0.5, True),
-        (1.0, 1.0, False),  # nothing to gain
-        (100.0, 0.5, False),  # the link is faster than the coding
-        (1.0, 0.86, False),  # 1 / (0.86 + 0.02) is below the runtime's bar
-    ],
-)
-def test_a_cut_is_compressed_only_where_that_pays(
-    bytes_per_s: float, ratio: float, expected: bool
-) -> None:
-    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
-    shrinking = replace(profile.units[0], compression=Ratios(output=ratio))
-    profile = replace(profile, units=(shrinking, profile.units[1]))
-    cluster = with_overheads(
-        examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)),
-        replace(NOTHING, pack_byte_seconds=0.02),
-    )
-    cost = CostModel(profile, cluster, overlap=True)
-    there, back = cost.carriage(1, 0, 1, "output"), cost.carriage(1, 1, 0, "gradient")
-    assert there.compressed is expected
-    assert there.wire_bytes == (10 * ratio if expected else 10)
-    assert not back.compressed
-    plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
-    way = 10 * ratio / bytes_per_s + 10 * 0.02 if expected else 10 / bytes_per_s
-    simulation = simulate(plan, profile, cluster, overlap=True)
-    ((_, arrival),) = ends(simulation, "send output")
-    assert arrival == pytest.approx(1.0 + way)
-    assert CostModel(profile, cluster).carriage(1, 0, 1, "output").wire_bytes == 10
-
-
 @pytest.mark.parametrize(("bytes_per_s", "carried"), [(1.0, 10.0 - 3.0), (5.0, 0.0)])
 def test_a_message_is_sent_and_read_while_the_link_carries_it(
     bytes_per_s: float, carried: float
@@ -415,23 +383,6 @@ def test_a_message_is_sent_and_read_while_the_link_carries_it(
     ((start, arrival),) = ends(simulation, "send output")
     assert start == pytest.approx(1.0 + 1.0)
     assert arrival - start == pytest.approx(carried + 0.5)
-
-
-def test_a_plan_says_what_is_compressed_and_goes_through_json() -> None:
-    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
-    shrinking = replace(profile.units[0], compression=Ratios(gradient=0.25))
-    profile = replace(profile, units=(shrinking, profile.units[1]))
-    cluster = with_overheads(examples.cluster("a", "b", link=Link(100.0, 0.0)), REFERENCE)
-    request = PlanRequest(2, micro_batch=1, planner="pp", overlap=True)
-    plan = make_plan(profile, cluster, request)
-    assert [stage.compression for stage in plan.stages] == [(), ("gradient",)]
-    assert Plan.from_json(plan.to_json(), batch_size=2) == plan
-    content = plan.to_json()
-    content["stages"][1]["compression"] = ["output", "output"]
-    with pytest.raises(OptionError, match=r"stages\[1\]\.compression\[1\]: expected each of"):
-        Plan.from_json(content)
-    plain = make_plan(profile, cluster, replace(request, overlap=False))
-    assert "compression" not in plain.to_json()["stages"][1]
 
 
 def test_unmeasured_overheads_grow_with_the_slowdown() -> None:
@@ -460,13 +411,24 @@ def test_auto_avoids_small_messages_where_they_are_dear() -> None:
     assert len(plan.stages) == 1
 
 
-def test_overheads_and_ratios_go_through_json() -> None:
-    profile, cluster = examples.household(1, units=2, devices=2)
+def test_overheads_go_through_json() -> None:
+    _, cluster = examples.household(1, units=2, devices=2)
     cluster = with_overheads(cluster, REFERENCE)
     assert Cluster.from_json(cluster.to_json()) == cluster
-    units = (replace(profile.units[0], compression=Ratios(0.5, 0.75)), profile.units[1])
-    profile = replace(profile, units=units)
-    assert Profile.from_json(profile.to_json()) == profile
+
+
+def test_what_older_files_say_of_compression_is_read_and_not_used() -> None:
+    profile, cluster = examples.household(1, units=2, devices=2)
+    cluster = with_overheads(cluster, REFERENCE)
+    plan = make_plan(profile, cluster, PlanRequest(2, micro_batch=1, planner="pp"))
+    units, devices = profile.to_json(), cluster.to_json()
+    units["units"][0]["compression"] = {"output": 0.5}
+    devices["devices"][0]["overheads"] |= {"pack_byte_seconds": 1.0, "unpack_byte_seconds": 1.0}
+    stages = plan.to_json()
+    stages["stages"][0] |= {"compression": ["output"], "interiors": [1]}
+    assert Profile.from_json(units) == profile
+    assert Cluster.from_json(devices) == cluster
+    assert Plan.from_json(stages, batch_size=2) == plan
 
 
 @pytest.mark.parametrize(
@@ -483,11 +445,3 @@ def test_wrong_overheads_are_named(change: dict[str, float], message: str) -> No
     content["devices"][0]["overheads"] = REFERENCE.to_json() | change
     with pytest.raises(OptionError, match=message):
         Cluster.from_json(content)
-
-
-def test_a_ratio_above_one_is_refused() -> None:
-    profile, _ = examples.household(1, units=1, devices=1)
-    content = profile.to_json()
-    content["units"][0]["compression"] = {"output": 1.5}
-    with pytest.raises(OptionError, match=r"compression\.output: expected at most 1"):
-        Profile.from_json(content)

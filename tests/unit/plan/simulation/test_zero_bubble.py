@@ -86,7 +86,7 @@ def test_the_naive_simulator_agrees_and_the_bound_is_below(
 @settings(max_examples=examples_of(40), deadline=None, derandomize=True)
 @given(
     split_rounds(),
-    st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01, 0.0, 0.0)]),
+    st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01)]),
     st.booleans(),
 )
 def test_with_overlap_no_round_is_faster_than_its_bound(

@@ -17,7 +17,7 @@ from tools.paper_tiles import by_flops
 
 CONVOLUTION = Window(3, 1, 1, 1, 1)
 LINK = Link(1e6, 1e-3)
-NOTHING = Overheads(0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Overheads(0.0, 0.0, 0.0)
 GIGAFLOP = 1e9
 
 
@@ -59,7 +59,7 @@ def drawn_costs(draw: st.DrawFn) -> Costs:
         units,
         statistics=sorted(draw(st.sets(st.integers(1, units), max_size=2)) - {units}),
         link=Link(draw(st.sampled_from((1e5, 1e7))), draw(st.sampled_from((0.0, 1e-3, 0.1)))),
-        overheads=Overheads(draw(st.sampled_from((0.0, 1e-4))), 1e-9, 0.0, 0.0, 0.0),
+        overheads=Overheads(draw(st.sampled_from((0.0, 1e-4))), 1e-9, 0.0),
         size=draw(st.sampled_from((24, 49))),
         flops_per_s=draw(st.sampled_from((1e6, 1e9, 1e12))),
     )

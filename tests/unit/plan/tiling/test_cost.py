@@ -90,7 +90,7 @@ def test_tiles_of_one_device_tell_each_other_for_nothing() -> None:
 
 
 def test_overheads_are_the_device_s_own() -> None:
-    slow = Overheads(1e-3, 1e-6, 0.0, 0.0, 0.0)
+    slow = Overheads(1e-3, 1e-6, 0.0)
     found = costs(problem(2, overheads=slow), slowdowns=[1.0, 3.0])
     group = found.group(1, 2)
     assert group is not None
@@ -105,7 +105,7 @@ def test_halos_travel_with_statistics_where_groups_meet_early() -> None:
     windows = [CONVOLUTION, ELEMENTWISE, CONVOLUTION, ELEMENTWISE]
     network = chain(windows, SIZE, statistics=[1, 3], flops=1000.0)
     units = (MapUnit("one", 0, 2, 100), MapUnit("two", 2, 4, 100))
-    slow = Overheads(1e-3, 1e-6, 0.0, 0.0, 0.0)
+    slow = Overheads(1e-3, 1e-6, 0.0)
     question = by_flops(
         replace(network, units=units), 1, LINK, flops_per_s=GIGAFLOP, overheads=slow
     )
@@ -175,7 +175,7 @@ def test_what_does_not_belong_together_is_refused() -> None:
 
 def test_processors_may_take_longer_than_the_ring() -> None:
     """4 (D - 1) messages a bucket and as many parts of the filters, on the slowest device."""
-    slow = Overheads(1e-3, 1e-6, 0.0, 0.0, 0.0)
+    slow = Overheads(1e-3, 1e-6, 0.0)
     found = costs(problem(3, overheads=slow, sums=slow), slowdowns=[1.0, 3.0])
     assert found.filter_seconds == pytest.approx(4 * 3.0 * (1e-3 + 1e-6 * 300 / 2))
     free = costs(problem(3), slowdowns=[1.0, 3.0])
@@ -183,7 +183,7 @@ def test_processors_may_take_longer_than_the_ring() -> None:
 
 
 def test_sums_have_costs_of_their_own() -> None:
-    slow = Overheads(1e-3, 1e-6, 0.0, 0.0, 0.0)
+    slow = Overheads(1e-3, 1e-6, 0.0)
     free, between, summed = (
         costs(problem(3, **given)) for given in ({}, {"overheads": slow}, {"sums": slow})
     )
