@@ -48,7 +48,7 @@ _Proof: TypeAlias = Annotated[bytes, Length(256)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hello:
-    kind: Literal["hello"] = "hello"
+    kind: Literal["hello"]
     version: Version
     software: Annotated[Software, Rare()] = "unknown"
     certificate: Annotated[Certificate, Rare()] = b""
@@ -57,20 +57,20 @@ class _Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Confirm:
-    kind: Literal["confirm"] = "confirm"
+    kind: Literal["confirm"]
     mac: _Proof
     signature: _Proof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Done:
-    kind: Literal["done"] = "done"
+    kind: Literal["done"]
     name: PeerName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Refused:
-    kind: Literal["refused"] = "refused"
+    kind: Literal["refused"]
     reason: Annotated[str, Text(32)]
     version: Version = PROTOCOL_VERSION
     software: Software = __version__
@@ -136,6 +136,7 @@ class Client:
     def hello(self) -> bytes:
         """The first message."""
         hello = _Hello(
+            kind="hello",
             version=PROTOCOL_VERSION,
             software=__version__,
             certificate=self._identity.certificate_der,
@@ -153,7 +154,9 @@ class Client:
         key = self._pake.finish(_decode(answer, _Hello).pake)
         self._keys = _Keys(key, self._hello, answer, self._server_certificate)
         signature = self._identity.sign(self._keys.to_sign(Side.CLIENT))
-        return _encode(_Confirm(mac=self._keys.mac(Side.CLIENT), signature=signature))
+        return _encode(
+            _Confirm(kind="confirm", mac=self._keys.mac(Side.CLIENT), signature=signature)
+        )
 
     def done(self, answer: bytes) -> bytes:
         """The third message, to the server's confirmation.
@@ -165,7 +168,7 @@ class Client:
         assert self._keys is not None, "confirm comes first"
         if not self._keys.is_confirmed(Side.SERVER, said, self._server_certificate):
             raise WrongCode("the other device does not know the code")
-        return _encode(_Done(name=self._name))
+        return _encode(_Done(kind="done", name=self._name))
 
     def finished(self, answer: bytes) -> PairedDevice:
         """Whom to store, from the server's last message: it has stored us."""
@@ -198,7 +201,7 @@ class Server:
         self._client_certificate = said.certificate
         ids = _pake_ids(self.client_id, self._identity.id)
         pake = self._make_pake(Side.SERVER, code, *ids)
-        answer = _encode(_Hello(version=PROTOCOL_VERSION, pake=pake.start()))
+        answer = _encode(_Hello(kind="hello", version=PROTOCOL_VERSION, pake=pake.start()))
         key = pake.finish(said.pake)
         self._keys = _Keys(key, message, answer, self._identity.certificate_der)
         return answer
@@ -220,12 +223,12 @@ class Server:
         if not keys.is_confirmed(Side.CLIENT, said, self._client_certificate):
             raise WrongCode("a device tried a wrong code")
         signature = self._identity.sign(keys.to_sign(Side.SERVER))
-        return _encode(_Confirm(mac=keys.mac(Side.SERVER), signature=signature))
+        return _encode(_Confirm(kind="confirm", mac=keys.mac(Side.SERVER), signature=signature))
 
     def done(self, message: bytes) -> tuple[PairedDevice, bytes]:
         """Whom to store, and the last message, to be sent once that is on disk."""
         paired = PairedDevice(self._client_certificate, _decode(message, _Done).name)
-        return paired, _encode(_Done(name=self._name))
+        return paired, _encode(_Done(kind="done", name=self._name))
 
 
 _REASONS: dict[type[Exception], str] = {
@@ -239,7 +242,7 @@ _REASONS: dict[type[Exception], str] = {
 def refusal(error: Exception, tries_left: int | None = None) -> bytes:
     """What the server answers instead, where it refuses."""
     reason = _REASONS.get(type(error), "malformed")
-    return _encode(_Refused(reason=reason, tries_left=tries_left))
+    return _encode(_Refused(kind="refused", reason=reason, tries_left=tries_left))
 
 
 class _Keys:

@@ -144,7 +144,9 @@ class TrustStore:
             self._book = changed
 
     def _write(self, book: TrustBook) -> None:
-        self._folder.write_json(TRUST_FILE, write_form(_Book(devices=tuple(book.values()))))
+        self._folder.write_json(
+            TRUST_FILE, write_form(_Book("p2ptrain.trusted/1", tuple(book.values())))
+        )
 
 
 def _from_base64(value: object) -> bytes:
@@ -178,9 +180,9 @@ def _write_kept(d: TrustedDevice) -> dict[str, Any]:
     return write_form(kept)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Book:
-    format: Literal["p2ptrain.trusted/1"] = "p2ptrain.trusted/1"
+    format: Literal["p2ptrain.trusted/1"]
     devices: tuple[Annotated[TrustedDevice, By(_read_kept, _write_kept)], ...]
 
 

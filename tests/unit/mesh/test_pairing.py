@@ -204,6 +204,17 @@ def test_any_changed_byte_pairs_nobody(identities: list[Identity], data: st.Data
         run(*pair(identities), CODE, tamper=flip)
 
 
+@pytest.mark.parametrize("where", [1, 2, 3, 4, 5, 6])
+def test_a_message_that_does_not_say_its_kind_pairs_nobody(
+    identities: list[Identity], where: int
+) -> None:
+    def without(number: int, message: bytes) -> bytes:
+        return message.replace(b"dkind", b"dkjnd") if number == where else message
+
+    with pytest.raises(ProtocolError, match="kind"):
+        run(*pair(identities), CODE, tamper=without)
+
+
 @settings(max_examples=examples_of(20), deadline=None)
 @given(message=st.binary(max_size=200))
 def test_garbage_is_refused_at_every_step(identities: list[Identity], message: bytes) -> None:
