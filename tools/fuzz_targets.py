@@ -85,8 +85,7 @@ from p2ptrain.training.recovery.corrections import Corrections
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
 from p2ptrain.training.recovery.lineage import Era, Lineage
-from p2ptrain.training.recovery.mixture import read_to_be_made
-from p2ptrain.training.recovery.rebuild import Rebuild
+from p2ptrain.training.recovery.rebuild import Rebuild, read_rebuild
 from p2ptrain.training.recovery.round_watch import Counters
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.rounds import Mode, Round
@@ -390,8 +389,8 @@ def _training() -> list[Target]:
             [ProfileAnswer(_MEASURED, 1 << 30, 5).to_bytes()],
         ),
         Target(
-            "to_be_made",
-            of_fields(lambda fields: read_to_be_made(ME, fields)),
+            "rebuild",
+            of_fields(lambda fields: read_rebuild(ME, fields)),
             [cbor.dumps({"rebuild": Rebuild(ME, 1, 0, 4, 3, AT, Version(9, 3)).fields()})],
         ),
         Target("digest", of_value(lambda value: read_digest(value, 100)), [cbor.dumps([5])]),

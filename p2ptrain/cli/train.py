@@ -158,11 +158,6 @@ def _add_asynchronous(parser: argparse.ArgumentParser) -> None:
         type=options.two_counts,
         help="copy every stage to a neighbour, and all of them to this device (default: 50,100)",
     )
-    group.add_argument(
-        "--mix-versions",
-        action="store_true",
-        help="after a failure every stage goes on from whatever it has: for comparisons only",
-    )
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -296,7 +291,6 @@ def _check_ftpipehd(args: argparse.Namespace) -> None:
     wanted = {
         "--repartition": args.repartition,
         "--replicate": args.replicate,
-        "--mix-versions": args.mix_versions or None,
     }
     for name, value in wanted.items():
         if value is not None:
@@ -311,7 +305,7 @@ def _ftpipehd(args: argparse.Namespace) -> Ftpipehd:
         chosen["first_repartition"], chosen["repartition"] = args.repartition
     if args.replicate is not None:
         chosen["chain"], chosen["whole"] = args.replicate
-    return Ftpipehd(**chosen, mixes=args.mix_versions)
+    return Ftpipehd(**chosen)
 
 
 def _asynchrony(args: argparse.Namespace) -> Asynchrony | None:

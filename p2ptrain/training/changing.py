@@ -38,7 +38,6 @@ from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Inventory, version_fields
 from p2ptrain.training.recovery.placed import Placed
-from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.surveying import Surveyor
 
@@ -71,9 +70,7 @@ class Change:
         members = mesh.members.values()
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
         gathers = request.recovery is Recovery.HEAVY and request.in_force is not None
-        published = request.planning.ftpipehd
-        mixes = published is not None and published.mixes
-        self._core = ChangeCore(request.ask, self._alive, gathers=gathers, mixes=mixes)
+        self._core = ChangeCore(request.ask, self._alive, gathers=gathers)
         self._events: asyncio.Queue[rules.ChangeEvent] = asyncio.Queue(EVENTS_LIMIT)
         self._made: dict[int, Made] = {}  # by epoch
         self._no_plan: str | None = None  # why no plan fits, where that is so
@@ -168,9 +165,7 @@ class Change:
             fields["apply"] = version_fields(forward.version)
             fields["coefficient"] = forward.coefficient and list(forward.coefficient)
         if asked.rebuild is not None:
-            fields["rebuild" if isinstance(asked.rebuild, Rebuild) else "mix"] = (
-                asked.rebuild.fields()
-            )
+            fields["rebuild"] = asked.rebuild.fields()
         try:
             reply = await call_while_it_works(
                 self._mesh,

@@ -118,12 +118,6 @@ class HolderRun:
                 "without stashing a mini-batch's backward uses other weights than its forward: "
                 "the updates are no gradients of the loss at any weights; for comparisons only"
             )
-        published = self._options.as_ftpipehd
-        if published is not None and published.mixes:
-            self._warn(
-                "after a failure stages go on from different versions of the weights, some of them "
-                "older than all others: no weights of any training; for comparisons only"
-            )
         saying = asyncio.create_task(doings.say(self._warn), name="say what takes long")
         try:
             await self._run()

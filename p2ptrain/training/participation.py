@@ -41,7 +41,7 @@ from p2ptrain.training.recovery import device_events as rules
 from p2ptrain.training.recovery import device_instructions as to_do
 from p2ptrain.training.recovery.device_core import DeviceCore, Phase
 from p2ptrain.training.recovery.holdings import Inventory, read_coefficient, read_version
-from p2ptrain.training.recovery.mixture import read_to_be_made
+from p2ptrain.training.recovery.rebuild import read_rebuild
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.replication import Replication
 from p2ptrain.training.surroundings import Surroundings
@@ -133,7 +133,7 @@ class Participation:
             epoch=integer(fields, "epoch"),
             apply=None if apply is None else read_version(apply),
             coefficient=None if coefficient is None else read_coefficient(coefficient),
-            rebuild=read_to_be_made(me, fields),
+            rebuild=read_rebuild(me, fields),
         )
         if self._core.refusal(peer, asked.epoch) is None:  # nothing else of it is believed
             self._digest, self._others, self.holder = digest, others, peer

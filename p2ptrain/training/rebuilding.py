@@ -36,7 +36,6 @@ from p2ptrain.training.protocol import (
 )
 from p2ptrain.training.recovery import device_events as rules
 from p2ptrain.training.recovery.holdings import Kind
-from p2ptrain.training.recovery.mixture import Mix
 from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.sending_again import FeedSend, LogSend
@@ -76,16 +75,13 @@ class MakingAnew:
         self._feed = feed
         self._task: asyncio.Task[None] | None = None
 
-    def make(self, request: int, what: Rebuild | Mix, epoch: int) -> None:
+    def make(self, request: int, what: Rebuild, epoch: int) -> None:
         """Begin.
 
         Args:
             request: names the answer.
             epoch: number of the attempt, which nothing else has.
         """
-        if isinstance(what, Mix):
-            self._task = self._tasks.spawn(self._mix(request, what), "call copies another version")
-            return
         work = self._make(request, what, epoch)
         self._task = self._tasks.spawn(work, f"make stage {what.stage} anew")
 
@@ -110,23 +106,6 @@ class MakingAnew:
         except Exception as error:  # everybody goes back instead
             known = isinstance(error, Error) or is_out_of_memory(error)
             log.warning("stage_not_made_anew", why=str(error), exc_info=None if known else error)
-        self._feed(rules.Rebuilt(request, what, is_here))
-
-    async def _mix(self, request: int, what: Mix) -> None:
-        """Have what is here under another version's name; what must stay as it is, copied."""
-        is_here, engagement = False, self._store.engagement
-        try:
-            if engagement is None:
-                raise PeerError("nothing was trained here")
-            versions = self._store.versions(engagement.description)
-            for part in what.parts:
-                found = await self._store.find(part.version, part.first, part.end)
-                tensors = await self._shell.compute.run((0,), found.own)
-                versions.put(Kind.FETCHED, part.first, part.end, what.target, tensors, {})
-            self._store.offer(what.target)
-            is_here = True
-        except PeerError as error:  # everybody goes back instead
-            log.warning("not_mixed", why=str(error))
         self._feed(rules.Rebuilt(request, what, is_here))
 
 

@@ -19,8 +19,6 @@ class Ftpipehd:
         repartition: mini-batches from then on between two looks at the cuts.
         chain: updates between two copies of every stage at its neighbour.
         whole: updates between two copies of the whole model at the device with the data.
-        mixes: after a failure every stage goes on from whatever it has, as published; the default
-            is that all go back to one version.
 
     Raises:
         OptionError: a number below 1.
@@ -30,11 +28,10 @@ class Ftpipehd:
     repartition: int = 100
     chain: int = 50
     whole: int = 100
-    mixes: bool = False
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name != "mixes" and value < 1:
+            if value < 1:
                 words = name.replace("_", " ")
                 raise OptionError(f"{words} counts mini-batches: give 1 or more, not {value}")
 

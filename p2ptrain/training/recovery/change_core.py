@@ -39,7 +39,6 @@ from p2ptrain.training.recovery.choose import Anew, Choice, Forward, Lost, Past,
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import fetches
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
-from p2ptrain.training.recovery.mixture import Mix, mixture
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.protect import is_covered
 from p2ptrain.training.recovery.reach import clique
@@ -60,7 +59,6 @@ class ChangeCore:
         alive: devices that this device sees alive, itself included.
         gathers: where a device of the plan in force is gone, everything goes to the device with
             the data first, and comes from there alone (`--recovery heavy`).
-        mixes: stages go on from whatever they have, as FTPipeHD's; for comparisons.
 
     Attributes:
         epoch: the number of the present attempt.
@@ -73,14 +71,12 @@ class ChangeCore:
         alive: frozenset[str],
         *,
         gathers: bool = False,
-        mixes: bool = False,
     ) -> None:
         self.epoch = ask.epoch
         self.over = False
         self._ask = ask
         self._alive = set(ask.alive & alive)
         self._gathers = gathers and ask.reason is Reason.FAILURE
-        self._mixes = mixes and ask.reason is Reason.FAILURE
         self._gathered: Version | None = None  # all of it is at the device with the data
         self._lowered = dict(ask.lowered)
         self._attempts = 0
@@ -210,12 +206,6 @@ class ChangeCore:
         # whom the holder sees and this device does not may have what is missing
         unheard = (self._ask.alive - stock.keys()) | set(left_out)
         past = dataclasses.replace(past, silent=past.silent | unheard)
-        mixed = self._mixed(stock, past)
-        if mixed:
-            self._told_anew = True
-            self._waiting = {one.device for one in mixed}
-            self._out += [AskInventory(one.device, self.epoch, rebuild=one) for one in mixed]
-            return
         found = self._chosen(stock, past)
         match found:
             case Forward(devices) if self._told_forward.issuperset(devices):
@@ -239,12 +229,6 @@ class ChangeCore:
                     self._gather(found)
                 else:
                     self._plan(self._choice, able, left_out)
-
-    def _mixed(self, stock: Mapping[str, Inventory], past: Past) -> tuple[Mix, ...]:
-        """Once a request: what could not be called so then is gone back from."""
-        if not self._mixes or self._told_anew:
-            return ()
-        return mixture(self._ask.units, stock, past, self._ask.present)
 
     def _chosen(self, stock: Mapping[str, Inventory], past: Past) -> Forward | Anew | Choice | Lost:
         """A whole copy that could not be read twice is damaged: the next best, if there is one."""

@@ -11,7 +11,6 @@ from p2ptrain.training.recovery.choose import Choice, Forward
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Inventory
-from p2ptrain.training.recovery.mixture import Mix
 from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.rebuild import Rebuild
@@ -81,7 +80,7 @@ class AskInventory:
     device: str
     epoch: int
     forward: Forward | None = None
-    rebuild: Rebuild | Mix | None = None
+    rebuild: Rebuild | None = None
 
 
 @dataclass(frozen=True, slots=True)

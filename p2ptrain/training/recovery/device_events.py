@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Holding
-from p2ptrain.training.recovery.mixture import Mix
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
@@ -44,7 +43,7 @@ class InventoryAsked:
     epoch: int
     apply: Version | None = None
     coefficient: Coefficient | None = None
-    rebuild: Rebuild | Mix | None = None
+    rebuild: Rebuild | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Rebuilt:
     """
 
     request: int
-    what: Rebuild | Mix
+    what: Rebuild
     is_here: bool
 
 

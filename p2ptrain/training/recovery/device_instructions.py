@@ -8,7 +8,6 @@ from typing import TypeAlias
 from p2ptrain.training.recovery.device_events import Coefficient, PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Holding
-from p2ptrain.training.recovery.mixture import Mix
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
@@ -55,7 +54,7 @@ class MakeAnew:
     """Do it, then say `Rebuilt` with that request."""
 
     request: int
-    what: Rebuild | Mix
+    what: Rebuild
 
 
 @dataclass(frozen=True, slots=True)

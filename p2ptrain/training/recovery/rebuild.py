@@ -16,8 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from p2ptrain.errors import ProtocolError
 from p2ptrain.net.forms import Count, Id
+from p2ptrain.net.read_form import read_form
 from p2ptrain.training.protocol import FrameFields, check_units
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
 from p2ptrain.training.recovery.lineage import Lineage
@@ -56,6 +59,19 @@ class Rebuild(FrameFields):
     def made(self) -> tuple[Holding, ...]:
         """What the device has then."""
         return (Holding(self.first, self.end, self.target, Kind.FETCHED),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    rebuild: Rebuild | None = None
+
+
+def read_rebuild(device: str, fields: Mapping[str, Any]) -> Rebuild | None:
+    """What `device` is asked to make with an inventory's `fields`. Raises ProtocolError."""
+    made = read_form(_Asked, fields, "epoch.inventory", extra=True).rebuild
+    if made is not None and made.device != device:
+        raise ProtocolError("what is to be made is asked of another device")
+    return made
 
 
 def rebuilds(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -21,12 +20,10 @@ from p2ptrain.observe.events import Event, Failure, Recovered, Step, Warned
 from p2ptrain.training import job_memory, whole_copies
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
-from p2ptrain.training.rebuilding import MakingAnew
 from p2ptrain.training.recovery import cadence, elastic, repartition, round_watch
-from p2ptrain.training.recovery.mixture import Mix
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.whole_copies import WholeCopies
-from tests.integration.training.delayed import Epochs, by_formula, delayed_job
+from tests.integration.training.delayed import Epochs, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.support.memory_household import memory_id
@@ -194,42 +191,3 @@ async def test_without_memory_for_it_there_is_no_whole_copy_and_people_hear_so(
         await course(household, 3, None)
     told = [event.message for event in household.events if isinstance(event, Warned)]
     assert sum("copy of the whole model" in message for message in told) == 1
-
-
-async def test_stages_may_go_on_from_whatever_they_have() -> None:
-    """As published, for comparisons: warned of, and another result than from one version."""
-    job, asked = delayed_job(), replace(INTERVALS, mixes=True)
-    mixed: list[Mix] = []
-    make = MakingAnew.make
-
-    def noted(anew: MakingAnew, request: int, what: Mix, epoch: int) -> None:
-        mixed.append(what)
-        make(anew, request, what, epoch)
-
-    async with devices(3) as household:
-        epochs, tasks = Epochs(household), []
-
-        def listen(event: Event) -> None:
-            household.events.append(event)
-            if isinstance(event, Step) and event.step == HAPPENS:
-                household.mesh.freeze("b")
-                tasks.append(asyncio.create_task(household.mesh.kill("b")))
-
-        with patch.object(MakingAnew, "make", noted), Speeds({}).in_place(), epochs.watched():
-            await household.holder_run(job, as_published(3, STEPS, asked), listen).run()
-    told = [event.message for event in household.events if isinstance(event, Warned)]
-    assert any("different versions of the weights" in message for message in told)
-    assert [e.step for e in household.events if isinstance(e, Step)] == [*range(1, STEPS + 1)]
-    (recovered,) = (event for event in household.events if isinstance(event, Recovered))
-    assert recovered.replayed_steps == 0, "it goes on where people were told last"
-    assert len({mix.device for mix in mixed}) == len(mixed), "one a device that is elsewhere"
-    (target,) = {mix.target for mix in mixed}
-    parts = [part for mix in mixed for part in mix.parts]
-    behind = [(part.first, part.end) for part in parts if part.version.step < target.step]
-    assert behind == [LOST], "its copy is older; the others are there, or one is further"
-    with pytest.raises(AssertionError):
-        epochs.assert_by_formula(job, delayed_job, STASHED, STEPS)
-    at = epochs.begun[-1][1]
-    names = epochs.begun[0][2]
-    wanted = by_formula(delayed_job(), names, STASHED, at)
-    assert household.losses[:at] == wanted.losses, "until then it was the formula's"

@@ -98,7 +98,6 @@ def test_without_a_barrier_where_that_is_asked_for(
         ([], Ftpipehd(10, 100, 50, 100)),
         (["--repartition", "3,7"], Ftpipehd(3, 7, 50, 100)),
         (["--replicate", "4,8"], Ftpipehd(10, 100, 4, 8)),
-        (["--mix-versions"], Ftpipehd(mixes=True)),
     ],
 )
 def test_ftpipehd_does_what_it_does_as_often_as_published_or_as_told(
@@ -143,7 +142,6 @@ def test_local_needs_no_node(
         ),
         (["--planner", "ftpipehd", "--replicate", "5,5"], "--replicate is of FTPipeHD: --mode"),
         (["--mode", "async", "--repartition", "5,5"], "--repartition is of FTPipeHD"),
-        (["--mode", "async", "--mix-versions"], "--mix-versions is of FTPipeHD"),
     ],
 )
 def test_wrong_usage_is_told_before_the_network_is_touched(

@@ -73,10 +73,10 @@ def test_plans_are_as_deep_as_the_delays_say(planner: str) -> None:
 
 
 def test_ftpipehds_settings_travel_and_are_checked() -> None:
-    wished = Ftpipehd(3, 4, 5, 6, mixes=True)
+    wished = Ftpipehd(3, 4, 5, 6)
     request = asked(STASHED, "ftpipehd", ftpipehd=wished)
     assert PlanningRequest.from_bytes(request.to_bytes()) == request
-    for wrong in ({"chain": 0}, {"mixes": 1}, {"whole": "2"}, {"more": 1}):
+    for wrong in ({"chain": 0}, {"whole": "2"}, {"more": 1}):
         with pytest.raises(ProtocolError):
             read_form(Ftpipehd, {**write_form(wished), **wrong}, "settings")
     with pytest.raises(OptionError, match="first repartition counts mini-batches"):
