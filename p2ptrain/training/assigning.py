@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from p2ptrain.mesh.called import called
+from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.forms import Row
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.request import Mode
 from p2ptrain.training.assignment import Assignment, StagePlace
+from p2ptrain.training.change_request import InForce
 from p2ptrain.training.parts import Blob
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.protocol import EpochKey
@@ -99,17 +102,15 @@ def whole_on(present: Assignment, placed: Placed) -> Assignment:
     )
 
 
-def renamed(plan: Plan, assignment: Assignment, names: Mapping[str, str]) -> Plan:
-    """The plan in force with the names that its devices have now; ids stay, names may not.
-
-    Args:
-        names: by id, of everyone known; who is not known keeps the old name.
-    """
+def plan_in_force(in_force: InForce, planning: PlanningRequest, mesh: Mesh) -> Plan:
+    """The plan in force with the names that its devices have now; ids stay, names may not."""
+    plan = Plan.from_json(in_force.plan, "the plan in force", batch_size=planning.batch_size)
+    assignment = in_force.assignment
     stages = tuple(
         replace(
             stage,
             devices=tuple(
-                replace(device, name=names.get(place.devices[number], device.name))
+                replace(device, name=called(mesh, place.devices[number]))
                 for number, device in enumerate(stage.devices)
             ),
         )

@@ -21,10 +21,10 @@ from p2ptrain.plan.plan import LeftOut, Plan
 from p2ptrain.plan.replanning.replicas import Replicas
 from p2ptrain.plan.request import Mode
 from p2ptrain.training.apart import Haste
-from p2ptrain.training.assigning import renamed, stages_of
+from p2ptrain.training.assigning import plan_in_force, stages_of
 from p2ptrain.training.background import in_background
 from p2ptrain.training.change_request import ChangeRequest
-from p2ptrain.training.expectations import corrected, expected_of
+from p2ptrain.training.expectations import as_of_now, expected_of
 from p2ptrain.training.household_plan import (
     Candidate,
     MeasuredHousehold,
@@ -210,13 +210,9 @@ class ChangePlanning:
         return Made(plan, candidates, left_out, expected, by=by)
 
     def _household(self, candidates: Mapping[str, Candidate]) -> MeasuredHousehold:
-        names = {device: candidate.name for device, candidate in candidates.items()}
-        leaving = self._request.ask.without & names.keys()
-        return MeasuredHousehold(
-            list(candidates.values()),
-            self._surveyor.links(names),
-            self._name(self._request.ask.holder),
-            frozenset(names[device] for device in leaving),
+        ask = self._request.ask
+        return MeasuredHousehold.of(
+            candidates.values(), self._surveyor.links, self._name(ask.holder), ask.without
         )
 
     async def _found(self, make: rules.MakePlan, household: MeasuredHousehold) -> tuple[Plan, str]:
@@ -262,12 +258,8 @@ class ChangePlanning:
         )
 
     def _present(self) -> Plan:
-        in_force = self._request.in_force
-        assert in_force is not None
-        size = self._request.planning.batch_size
-        plan = Plan.from_json(in_force.plan, "the plan in force", batch_size=size)
-        names = {device: self._name(device) for device in in_force.assignment.devices}
-        return renamed(plan, in_force.assignment, names)
+        assert self._request.in_force is not None
+        return plan_in_force(self._request.in_force, self._request.planning, self._mesh)
 
     async def _candidates(
         self, make: rules.MakePlan, later: Mapping[str, str]
@@ -304,7 +296,9 @@ class ChangePlanning:
             partial(unusable, self._request.planning, known, self._name(holder))
         )
         left_out += [LeftOut(known.pop(d).name, reason) for d, reason in useless.items()]
-        return {d: self._limited(d, known[d], make) for d in sorted(known)}, tuple(left_out)
+        corrections = self._request.corrections
+        limited = {d: as_of_now(known[d], corrections, make.lowered) for d in sorted(known)}
+        return limited, tuple(left_out)
 
     def _is_known(self, device: str) -> bool:
         stock, request = self._heard.stock[device], self._request
@@ -312,16 +306,7 @@ class ChangePlanning:
 
     def _as_said(self, device: str) -> Candidate:
         """A device as it told of itself, when this request took stock."""
-        stock, name = self._heard.stock[device], self._name(device)
-        measured = stock.measured or {}
-        return Candidate(device, name, measured, stock.budget_bytes, stock.taken_bytes)
-
-    def _limited(self, device: str, candidate: Candidate, make: rules.MakePlan) -> Candidate:
-        most = [candidate.memory_bytes]
-        if device in make.lowered:
-            most.append(make.lowered[device])
-        measured = corrected(candidate.measured, self._request.corrections, device)
-        return replace(candidate, measured=measured, memory_bytes=min(most))
+        return Candidate.of(device, self._name(device), self._heard.stock[device])
 
     def _left_out(self, make: rules.MakePlan) -> list[LeftOut]:
         reasons = {

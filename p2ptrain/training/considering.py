@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -26,10 +25,10 @@ from p2ptrain.plan.replanning.hysteresis import REPAY_SECONDS, Action, Decision
 from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.training import consideration
 from p2ptrain.training.apart import Apart, Haste, apart
-from p2ptrain.training.assigning import renamed
+from p2ptrain.training.assigning import plan_in_force
 from p2ptrain.training.background import in_background
 from p2ptrain.training.consider_request import Considered, ConsiderRequest
-from p2ptrain.training.expectations import corrected
+from p2ptrain.training.expectations import as_of_now
 from p2ptrain.training.household_plan import (
     Candidate,
     MeasuredHousehold,
@@ -138,11 +137,7 @@ class Consideration:
         return frozenset(c.name for c in household.candidates if c.id not in busy)
 
     def _plan_in_force(self) -> Plan:
-        in_force = self._request.in_force
-        size = self._request.planning.batch_size
-        plan = Plan.from_json(in_force.plan, "the plan in force", batch_size=size)
-        names = {device: self._name(device) for device in in_force.assignment.devices}
-        return renamed(plan, in_force.assignment, names)
+        return plan_in_force(self._request.in_force, self._request.planning, self._mesh)
 
     async def _best(
         self, fixed: PlanningRequest, household: MeasuredHousehold, present: consideration.Present
@@ -211,10 +206,7 @@ class Consideration:
         planning, holder = self._request.planning, self._request.holder
         known = {d: stock for d, stock in facts.items() if is_known(stock, planning, holder)}
         new = {d: self._name(d) for d in facts if d not in known}
-        candidates = [
-            Candidate(d, self._name(d), stock.measured or {}, stock.budget_bytes, stock.taken_bytes)
-            for d, stock in known.items()
-        ]
+        candidates = [Candidate.of(d, self._name(d), stock) for d, stock in known.items()]
         strangers = sorted(facts.keys() - self._request.in_force.assignment.devices)
         if strangers or new:
             with timed(log, "newcomers_measured"):
@@ -225,13 +217,12 @@ class Consideration:
                 await failpoints.reach("look.measured.after", device=self._mesh.self_id)
         if planning.ftpipehd is not None:
             candidates = list(with_times_of(holder, {c.id: c for c in candidates}).values())
-        names = {candidate.id: candidate.name for candidate in candidates}
-        leaving = frozenset(self._name(d) for d in self._request.without)
-        return MeasuredHousehold(
-            [self._as_of_now(c) for c in sorted(candidates, key=lambda c: c.id)],
-            self._surveyor.links(names),
+        corrections, lowered = self._request.corrections, self._request.lowered
+        return MeasuredHousehold.of(
+            [as_of_now(candidate, corrections, lowered) for candidate in candidates],
+            self._surveyor.links,
             self._name(holder),
-            leaving & frozenset(names.values()),
+            self._request.without,
         )
 
     async def _facts(self) -> dict[str, Inventory]:
@@ -270,14 +261,6 @@ class Consideration:
             if isinstance(out, LeftOut):
                 log.info("newcomer_left_out", device=out.name, why=out.reason)
         return [answer for answer in found.values() if isinstance(answer, Candidate)]
-
-    def _as_of_now(self, candidate: Candidate) -> Candidate:
-        most = self._request.lowered.get(candidate.id, candidate.memory_bytes)
-        return replace(
-            candidate,
-            measured=corrected(candidate.measured, self._request.corrections, candidate.id),
-            memory_bytes=min(most, candidate.memory_bytes),
-        )
 
     def _name(self, device: str) -> str:
         return called(self._mesh, device)

@@ -7,6 +7,7 @@ into the next plan's times.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from p2ptrain.errors import PlanError
@@ -19,10 +20,25 @@ from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.tiling.work import Work, round_work
-from p2ptrain.training.household_plan import MeasuredHousehold, question
+from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, question
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.corrections import Corrections, Expected
+
+
+def as_of_now(
+    candidate: Candidate, corrections: Corrections, lowered: Mapping[str, int]
+) -> Candidate:
+    """With times as training has corrected them, and the memory that it proved to have.
+
+    Args:
+        lowered: by id, the bytes that devices have left.
+    """
+    return replace(
+        candidate,
+        measured=corrected(candidate.measured, corrections, candidate.id),
+        memory_bytes=min(candidate.memory_bytes, lowered.get(candidate.id, candidate.memory_bytes)),
+    )
 
 
 def corrected(measured: Mapping[str, Any], corrections: Corrections, device: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A device that ran out of memory is planned for again with what it really has: it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +56,9 @@ LESS_MEMORY = 0.9
 """What is left of a budget that proved too large, where the device does not know better."""
 
 
+LinksOf: TypeAlias = Callable[[Mapping[str, str]], Mapping[tuple[str, str], Link]]
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A device that may take part: measured, with the memory it offers.
@@ -70,6 +73,12 @@ class Candidate:
     measured: Mapping[str, Any]
     memory_bytes: Annotated[int, Range(0, 2**63)]
     taken_bytes: Annotated[int, Range(0, 2**63)] = 0
+
+    @classmethod
+    def of(cls, device: str, name: str, stock: Inventory) -> Candidate:
+        """As the device describes itself."""
+        measured = stock.measured or {}
+        return cls(device, name, measured, stock.budget_bytes, stock.taken_bytes)
 
     def with_less_memory(self, found_bytes: int | None) -> Candidate:
         """After it ran out of memory, with what it has now, if it knows; always less."""
@@ -100,6 +109,25 @@ class MeasuredHousehold:
     links: Mapping[tuple[str, str], Link]
     holder: str
     leaving: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        candidates: Iterable[Candidate],
+        links: LinksOf,
+        holder: str,
+        without: frozenset[str],
+    ) -> MeasuredHousehold:
+        """Of these devices.
+
+        Args:
+            links: the links between the devices of these names, by id.
+            holder: name of the data holder.
+            without: ids of devices that get no work any more.
+        """
+        listed = sorted(candidates, key=lambda candidate: candidate.id)
+        leaving = frozenset(c.name for c in listed if c.id in without)
+        return cls(listed, links({c.id: c.name for c in listed}), holder, leaving)
 
     def cluster(self, found: Mapping[str, Measured], reserved: Mapping[str, int]) -> Cluster:
         """As the planners read it: with the memory that units may take.
