@@ -7,7 +7,7 @@ most anonymous memory (RssAnon) of each process, read some fifty times a second,
 process takes before the job: a member that is ready, and the holder when it has its script, its
 model and its data (exporting the model, some 40 MB, counts). Profiles, which run the whole model,
 are over when the plan is there, and are not counted. Predicted is what the plan says of the device.
-docs/memory.md shows the table; the aim is 15% where a job takes more than 200 MB.
+docs/results/memory.md shows the table; the aim is 15% where a job takes more than 200 MB.
 """
 
 from __future__ import annotations

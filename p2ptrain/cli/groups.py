@@ -138,7 +138,7 @@ def add_planning_files(parser: argparse.ArgumentParser) -> None:
         metavar="C.json",
         required=True,
         type=options.path,
-        help="the devices and links, as docs/planning.md describes them",
+        help="the devices and links, as docs/user/planning.md describes them",
     )
 
 

@@ -83,7 +83,7 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
         choices=("sync", "async", "auto"),
         default="sync",
         help="sync: updates as on one device; async: no device waits for another's update; auto: "
-        "the one predicted to reach the same accuracy sooner (docs/async.md) (default: sync)",
+        "the one predicted to reach the same accuracy sooner (docs/user/async.md) (default: sync)",
     )
     group.add_argument(
         "--private", action="store_true", help="raw inputs and labels never leave this device"
@@ -101,7 +101,7 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
         choices=("exact", "bf16", "int8"),
         default="exact",
         help="round activations and gradients between devices: half or a quarter of the bytes, "
-        "results change a little (docs/wire.md)",
+        "results change a little (docs/user/wire.md)",
     )
     group.add_argument(
         "--recovery",

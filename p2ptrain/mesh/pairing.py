@@ -12,7 +12,7 @@ The PAKE's identities hold both certificates' fingerprints, so a relay that ends
 makes the keys differ (there is no channel binding in Python's ssl). Both MACs and both signatures
 cover the whole transcript. The client confirms first: whoever breaks off earlier has learned
 nothing about the code, so an aborted attempt costs no try. Nothing is stored before both sides
-have confirmed. Recipe: docs/protocol.md.
+have confirmed. Recipe: docs/internals/protocol.md.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ counter, so an old introduction can never bring a removed device back. No device
 than half of the room that the others leave in the book, so that however many lie, a person can
 always pair one more; where the book is full all the same, what is worth least makes room. Nobody
 vouches for itself: a removed device would outbid its removal at a member that has not heard of it
-yet. All members are equals: any of them may introduce or remove any other (docs/threat_model.md
-says what that means).
+yet. All members are equals: any of them may introduce or remove any other
+(docs/internals/threat_model.md says what that means).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Sending raw costs 1/link seconds a raw byte; compressed, it costs
 
 as both devices' processors also have a model to train. The cheapest way is taken where it is
 cheaper by a margin. Activations with many zeros shrink by LZ4 as they are, dense ones a little
-where their bytes are sorted first, many not at all (docs/wire.md); only measuring tells.
+where their bytes are sorted first, many not at all (docs/user/wire.md); only measuring tells.
 Ways that are not in use are tried on one block now and then, ever less often while that does not
 pay; while one is in use every block is a measurement, so a change shows within a few blocks.
 """

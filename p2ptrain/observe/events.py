@@ -1,7 +1,7 @@
 """What a job and a member tell the world, one frozen dataclass an event.
 
 `to_json` gives the object that `--json` prints; field names are fixed by the command contract
-(docs/events.md) and are only ever added to.
+(docs/user/events.md) and are only ever added to.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ are needed grow with how old the weights are that gradients are computed with:
 
 Delays cost a term that grows in proportion to them (Arjevani et al. 2020, "A tight convergence
 analysis for stochastic gradient descent with delayed updates"); how much of it one sees depends on
-the job. The constants are measured (docs/async.md) and rounded up. Where
+the job. The constants are measured (docs/results/async.md) and rounded up. Where
 both are equal, or nearly, rounds are taken: they are exact.
 """
 

@@ -4,7 +4,7 @@ As it comes, glibc gives a large block back to the kernel as soon as it is freed
 heap (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`), and gives threads heaps of 64 MiB of their own that
 it unmaps whenever one is empty, whatever the thresholds. Training frees all activations of a
 micro-batch and takes them again for the next one, so each would pay for every page anew: the kernel
-must find it and fill it with zeros (docs/memory.md has what is gained).
+must find it and fill it with zeros (docs/internals/memory.md has what is gained).
 
 Memory that is kept creeps: blocks come to lie a little elsewhere in each round, most of all in a
 heap that measuring a model has left full of holes, and every page touched once stays. So what an

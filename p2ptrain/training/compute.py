@@ -1,7 +1,8 @@
 """One thread that runs torch, most urgent work first.
 
 torch releases the GIL inside its operators, so the event loop stays responsive while this thread
-computes; a second compute thread would only fight for the same cores (docs/design.md, decision 9).
+computes; a second compute thread would only fight for the same cores
+(docs/internals/design.md, decision 8).
 A device that holds two stages (`--private`) gives both to the same thread: of the tasks that are
 ready a backward goes first, then the later stage's forward.
 

@@ -19,7 +19,7 @@
     before     parameters and optimizer state as they were, while an update made ahead of its word
                may not count; where there is no room for that, a stage waits for the word
 
-How close that comes, and how to measure it: docs/memory.md.
+How close that comes, and how to measure it: docs/internals/memory.md.
 """
 
 from __future__ import annotations

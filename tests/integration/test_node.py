@@ -285,7 +285,7 @@ async def test_the_page_for_apps_runs_as_it_stands(
 ) -> None:
     await start("desk")
     monkeypatch.setenv(STATE_DIR_VARIABLE, str(tmp_path / "app"))
-    page = (Path(__file__).parents[2] / "docs" / "embed.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "user" / "embed.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.M)
     names: dict[str, Any] = {"job": make_job(), "p2ptrain": p2ptrain}
     for block in blocks:

@@ -23,9 +23,29 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_into_a_page_find_their_heading(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    missing = [f"{t}#{a}" for t, a in links if a not in anchors(page.parent / t if t else page)]
+    assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    files = [f for folder in ("p2ptrain", "tools", "tests") for f in (ROOT / folder).rglob("*.py")]
+    named = {n for f in files for n in re.findall(r"docs/[\w/]+\.md", f.read_text("utf-8"))}
+    assert named
+    assert not [name for name in sorted(named) if not (ROOT / name).exists()]
+
+
 @pytest.mark.parametrize("kind", Event.__subclasses__(), ids=lambda kind: kind.event)
 def test_every_event_stands_in_its_page_with_its_keys(kind: type[Event]) -> None:
-    page = (ROOT / "docs" / "events.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "user" / "events.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| `{kind.event}` |")]
     keys = re.findall(r"`(\w+)`", row.split("|")[2])
     assert keys == [ev.name(field) for field in dataclasses.fields(kind)]

@@ -1,1 +1,1 @@
-"""A first stage that several devices compute in tiles of its maps (docs/tiling.md)."""
+"""A first stage that several devices compute in tiles of its maps (docs/internals/tiling.md)."""
