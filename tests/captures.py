@@ -2,7 +2,8 @@
 
 Capturing takes most of a small job's time, and hundreds of tests train the same few models. What is
 captured follows from the model, the loss and the example alone, so equal ones share what was found;
-each has its own tensors. Whatever cannot be compared is captured as ever.
+each has its own tensors. The first is compared with its module in full, those after it on one
+batch. Whatever cannot be compared is captured as ever.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import copy
 import hashlib
 import io
 import pickle
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.description import TensorKind
 from p2ptrain.model.export import Loss
+from p2ptrain.model.rehearsal import Effort, Rehearsal, rehearse
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,10 @@ class _Known:
     captured: Captured
 
 
+Batches = Iterable[tuple[Any, Any]]
+
 _KNOWN: dict[bytes, _Known] = {}
+_REHEARSED: set[int] = set()
 
 
 def captured(
@@ -48,6 +54,18 @@ def captured(
         _KNOWN[key] = _Known(module, copy.copy(made))
         return made
     return _for_another(_KNOWN[key], module)
+
+
+def rehearsed(
+    module: nn.Module, loss: Loss, made: Captured, batches: Batches, effort: Effort
+) -> Rehearsal:
+    """As `rehearse`; what is captured of equal models is compared once in full, then on a batch."""
+    if id(made.description) in _REHEARSED:
+        return rehearse(module, loss, made, batches, replace(effort, least=1, most=1))
+    found = rehearse(module, loss, made, batches, effort)
+    if any(known.captured.description is made.description for known in _KNOWN.values()):
+        _REHEARSED.add(id(made.description))  # which stays: it is among those that are known
+    return found
 
 
 def _content(*asked: object) -> bytes | None:

@@ -40,16 +40,19 @@ _CIPHER_BYTES = 64 * 1024
 _UPDATE_FLOATS = 1 << 17
 
 
-def measure_overheads(clock: Clock | None = None) -> Overheads:
+def measure_overheads(
+    yardstick_seconds: float = YARDSTICK_SECONDS, clock: Clock | None = None
+) -> Overheads:
     """Run the yardsticks in the calling thread: processor seconds.
 
     They are too short to tell what wall time that is on this device's share of its core, which
     comes in slices of ten milliseconds (`model/share.py`).
 
     Args:
+        yardstick_seconds: processor time of each.
         clock: tests bring their own.
     """
-    stopwatch = _Stopwatch(clock or Clock())
+    stopwatch = _Stopwatch(clock or Clock(), yardstick_seconds)
     framed = stopwatch.each(_Messages().frame_and_read)
     ciphers = stopwatch.each(_cipher()) / _CIPHER_BYTES
     update = stopwatch.each(_update()) / (2 * 4 * _UPDATE_FLOATS)
@@ -65,16 +68,17 @@ class _Stopwatch:
     """Times by the processor time of this thread."""
 
     clock: Clock
+    seconds: float
 
     def each(self, run: Callable[[], object]) -> float:
-        """Processor seconds of one run: the median of as many as YARDSTICK_SECONDS hold.
+        """Processor seconds of one run: the median of as many as `seconds` hold, at least one.
 
         A run in which the thread lost its core counts what it had to fetch into its caches again.
         """
         run()
         begin, spent = self.clock.cpu(), 0.0
-        runs = []
-        while spent < YARDSTICK_SECONDS:
+        runs: list[float] = []
+        while not runs or spent < self.seconds:
             before = spent
             run()
             spent = self.clock.cpu() - begin

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from p2ptrain.plan.profile import Profile
 from p2ptrain.process.box import Box, Question
 from p2ptrain.training.boxed import ANSWER_LIMIT_BYTES, MEASURE, Asked, Found
 from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.overheads import measure_overheads
+from p2ptrain.training.overheads import YARDSTICK_SECONDS, measure_overheads
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.processor import processor_kind
 
@@ -36,13 +37,28 @@ OVERHEAD_BYTES = 256 << 20
 The kernel ends the box first where memory itself is short."""
 MOST_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
-BUDGET_SECONDS = 2.0
 MOST_SECONDS = 7.0
 """A sample of MobileNetV2 takes three times as long in a batch of 4 as in one of 64."""
-ENOUGH_SECONDS = 6.0
-"""Everybody waits for the slowest device, and has waited for the model before."""
 BOX_SECONDS = 35.0
 """A model of others may compute: less than a coordinator waits for (`surveying`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How long a device measures a model.
+
+    Attributes:
+        budget_seconds: for all sizes, passes repeated where there is time.
+        most_seconds: what a slow device may take instead, for larger sizes.
+        enough_seconds: of those, what it may take for more than a second size: everybody waits for
+            the slowest device, and has waited for the model before.
+        yardstick_seconds: processor time of each yardstick of the overheads.
+    """
+
+    budget_seconds: float = 2.0
+    most_seconds: float = MOST_SECONDS
+    enough_seconds: float = 6.0
+    yardstick_seconds: float = YARDSTICK_SECONDS
 
 
 def batch_sizes_to_measure(
@@ -86,9 +102,14 @@ def _power_of_two(number: float) -> int:
 
 
 class ProfileCache:
-    """Measured profiles, in memory and in a folder of this device's state."""
+    """Measured profiles, in memory and in a folder of this device's state.
 
-    def __init__(self, folder: Path | None) -> None:
+    Attributes:
+        measuring: how those are measured that are not there yet.
+    """
+
+    def __init__(self, folder: Path | None, measuring: Measuring | None = None) -> None:
+        self.measuring = measuring or Measuring()
         self._folder = None if folder is None else StateFolder(folder)
         self._known: dict[str, Mapping[str, Any]] = {}
 
@@ -137,17 +158,19 @@ async def measure(
     if known is not None and _is_complete(known):
         return known
 
+    limits = cache.measuring
+
     def measured() -> dict[str, Any]:
         units = measure_units(
             description,
             batch_sizes=batch_sizes,
-            budget_seconds=BUDGET_SECONDS,
-            most_seconds=MOST_SECONDS,
-            enough_seconds=ENOUGH_SECONDS,
+            budget_seconds=limits.budget_seconds,
+            most_seconds=limits.most_seconds,
+            enough_seconds=limits.enough_seconds,
             largest_second=largest_second,
             memory_bytes=memory_bytes,
         )
-        return _profile(units)
+        return _profile(units, limits)
 
     return await _kept(cache, key, await compute.run((1,), measured))
 
@@ -177,9 +200,10 @@ async def measure_boxed(
     known = cache.get(key)
     if known is not None and _is_complete(known):
         return known
+    limits = cache.measuring
     asked = Asked(
         *(model, tuple(batch_sizes), memory_bytes, torch.get_num_threads()),
-        *(BUDGET_SECONDS, MOST_SECONDS, ENOUGH_SECONDS, largest_second),
+        *(limits.budget_seconds, limits.most_seconds, limits.enough_seconds, largest_second),
     )
     found = Found.from_bytes(
         await box.ask(
@@ -194,7 +218,7 @@ async def measure_boxed(
     )
     if found.fails:
         raise TrainingError(found.fails)
-    measured = await compute.run((1,), lambda: _profile(found.measurements()))
+    measured = await compute.run((1,), lambda: _profile(found.measurements(), limits))
     return await _kept(cache, key, measured)
 
 
@@ -213,8 +237,9 @@ def _is_complete(measured: Mapping[str, Any]) -> bool:
     return measured.get("method") == METHOD
 
 
-def _profile(units: UnitMeasurements) -> dict[str, Any]:
+def _profile(units: UnitMeasurements, limits: Measuring) -> dict[str, Any]:
     """With what this device spends beside units, in the calling thread."""
+    overheads = measure_overheads(limits.yardstick_seconds)
     return {
         **units.to_json(),
         "method": METHOD,
@@ -222,7 +247,7 @@ def _profile(units: UnitMeasurements) -> dict[str, Any]:
         "wall_by_cpu": units.wall_by_cpu,
         "cold": list(units.cold),
         "faster": {"from": ONEDNN_FROM, "units": list(units.faster)} if units.faster else None,
-        "overheads": measure_overheads().times_slowdown(units.wall_by_cpu).to_json(),
+        "overheads": overheads.times_slowdown(units.wall_by_cpu).to_json(),
     }
 
 

@@ -16,6 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
+from p2ptrain.model.rehearsal import Effort
 from tests import captures, zoo
 from tests.reference import stack
 
@@ -40,6 +41,7 @@ def made_anew(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
 
     monkeypatch.setattr(captures, "capture", noted)
     monkeypatch.setattr(captures, "_KNOWN", {})
+    monkeypatch.setattr(captures, "_REHEARSED", set())
     return seen
 
 
@@ -63,6 +65,19 @@ def test_an_equal_model_is_not_captured_again_and_has_its_own_tensors(
     assert not any(tensor.any() for tensor in other.model.state_dict().values())
     for key, tensor in one.model.state_dict().items():
         assert torch.equal(before[key], tensor), key
+
+
+def test_an_equal_model_is_compared_in_full_once(made_anew: list[nn.Module]) -> None:
+    def compared(made: zoo.Made) -> int:
+        batches = iter([stack(made.data[:3])] * 3)
+        return captures.rehearsed(
+            made.model, made.loss, _captured(made), batches, Effort(least=2)
+        ).batches
+
+    assert [compared(zoo.make("cnn")) for _ in range(2)] == [3, 1]
+    unknown = zoo.make("mlp")
+    weight_norm(next(m for m in unknown.model.modules() if isinstance(m, nn.Linear)))
+    assert [compared(unknown) for _ in range(2)] == [3, 3]
 
 
 def test_units_that_one_holder_changes_are_its_own(made_anew: list[nn.Module]) -> None:

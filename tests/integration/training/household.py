@@ -18,13 +18,15 @@ from p2ptrain.training.holder_epoch import HolderEpoch
 from p2ptrain.training.job import Job
 from p2ptrain.training.member import TrainingMember
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.profiling import ProfileCache
+from p2ptrain.training.profiling import Measuring, ProfileCache
 from p2ptrain.training.protocol import RoundOrder
 from tests.support.memory_household import MemoryHousehold
 
 FAST = LinkSpeed(bytes_per_s=1e9, latency_s=1e-5)
 
-_PROFILES = ProfileCache(None)
+_AT_ONCE = Measuring(0.0, 0.0, 0.0, 0.0)
+"""A pass of each size: no plan of these tests hangs on how well it knows this machine."""
+_PROFILES = ProfileCache(None, _AT_ONCE)
 """One machine: a model is measured once for all households of this process."""
 
 
@@ -70,7 +72,7 @@ class Devices:
         mesh, box = self.mesh[name], self.boxes.get(name)
         member = TrainingMember(
             mesh,
-            profiles=_PROFILES if box is None else ProfileCache(None),
+            profiles=_PROFILES if box is None else ProfileCache(None, _AT_ONCE),
             jobs=jobs,
             memory_bytes=self.memory_bytes,
             emit=emit,

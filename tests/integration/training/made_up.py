@@ -10,13 +10,13 @@ import pytest
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.training import device_measures
 from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.profiling import ProfileCache, measure
+from p2ptrain.training.profiling import Measuring, ProfileCache, measure
 from p2ptrain.training.recovery import drift, elastic
 
 UNIT_SECONDS = (1.0, 2.0)
 """Of a unit's forward and backward, whatever the size of a micro-batch: no link costs as much."""
 
-_profiles = ProfileCache(None)
+_profiles = ProfileCache(None, Measuring(0.0, 0.0, 0.0, 0.0))
 
 
 async def made_up(

@@ -12,3 +12,4 @@ from tests import captures
 def equal_models_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs are prepared at once where an equal model was captured before."""
     monkeypatch.setattr(preparation, "capture", captures.captured)
+    monkeypatch.setattr(preparation, "rehearse", captures.rehearsed)

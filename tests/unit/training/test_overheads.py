@@ -22,7 +22,7 @@ def test_every_yardstick_takes_time() -> None:
 
 
 def test_the_coordinator_takes_what_a_device_measured() -> None:
-    measured = measure_overheads(ticking(YARDSTICK_SECONDS, YARDSTICK_SECONDS))
+    measured = measure_overheads(clock=ticking(YARDSTICK_SECONDS, YARDSTICK_SECONDS))
     new = Candidate("1", "new", {"overheads": measured.to_json()}, 1)
     assert overheads_of(new) == measured
     assert overheads_of(Candidate("2", "old", {}, 1)) is None

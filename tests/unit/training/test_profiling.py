@@ -18,7 +18,10 @@ from p2ptrain.model.measure import measure_units
 from p2ptrain.plan.overheads import REFERENCE
 from p2ptrain.training import profiling
 from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.profiling import ProfileCache, batch_sizes_to_measure, measure
+from p2ptrain.training.profiling import Measuring, ProfileCache, batch_sizes_to_measure, measure
+
+AT_ONCE = Measuring(0.0, 0.0, 0.0, 0.0)
+"""One pass of a size."""
 
 
 @pytest.mark.parametrize(
@@ -73,8 +76,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         return measure_units(*args, **kwargs)
 
     monkeypatch.setattr(profiling, "measure_units", measured)
-    monkeypatch.setattr(profiling, "BUDGET_SECONDS", 0.0)
-    monkeypatch.setattr(profiling, "MOST_SECONDS", 0.0)
     yield made
 
 
@@ -90,9 +91,9 @@ async def test_overheads_take_as_much_more_wall_time_as_units(
         return replace(measure_units(*args, **kwargs), wall_by_cpu=4.0)
 
     monkeypatch.setattr(profiling, "measure_units", on_a_quarter)
-    monkeypatch.setattr(profiling, "measure_overheads", lambda: REFERENCE)
+    monkeypatch.setattr(profiling, "measure_overheads", lambda _seconds: REFERENCE)
     compute = ComputeThread()
-    measured = await measure(described(), [1], compute, ProfileCache(None), 10**9)
+    measured = await measure(described(), [1], compute, ProfileCache(None, AT_ONCE), 10**9)
     await compute.close()
     assert measured["overheads"] == REFERENCE.times_slowdown(4.0).to_json()
 
@@ -102,13 +103,16 @@ async def test_a_profile_is_measured_once_and_one_of_an_earlier_version_again(
 ) -> None:
     compute = ComputeThread()
     with counted(monkeypatch) as made:
-        first = await measure(described(), [1, 2], compute, ProfileCache(tmp_path), 10**9)
+        first = await measure(described(), [1, 2], compute, ProfileCache(tmp_path, AT_ONCE), 10**9)
         assert first["wall_by_cpu"] >= 1
-        assert await measure(described(), [1, 2], compute, ProfileCache(tmp_path), 10**9) == first
+        assert (
+            await measure(described(), [1, 2], compute, ProfileCache(tmp_path, AT_ONCE), 10**9)
+            == first
+        )
         assert len(made) == 1
         old = {name: value for name, value in first.items() if name != "method"}
         ProfileCache(tmp_path).put(only_key(tmp_path), old)
-        again = await measure(described(), [1, 2], compute, ProfileCache(tmp_path), 10**9)
+        again = await measure(described(), [1, 2], compute, ProfileCache(tmp_path, AT_ONCE), 10**9)
         assert again["method"] == first["method"]
         assert len(made) == 2
     await compute.close()
