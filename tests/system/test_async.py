@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.household, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parent / "jobs" / "small.py"
 CODE = "48151623"
-STEPS = 400
-DEATH = 60
+STEPS = 150
+DEATH = 40
 
 
 async def test_a_killed_process_costs_steps_and_no_mixture_of_versions(

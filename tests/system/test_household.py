@@ -157,7 +157,7 @@ async def test_ctrl_c_in_train_is_130_and_members_stay(household: Household) -> 
 async def test_training_goes_on_without_a_killed_device_to_the_same_bits(
     household: Household, tmp_path: Path
 ) -> None:
-    steps = ("-o", "epochs=1000", "--steps", "150")
+    steps = ("-o", "epochs=1000", "--steps", "60")
     kept, out = tmp_path / "alone.safetensors", tmp_path / "weights.safetensors"
     alone = ("train", SCRIPT, "--local", *steps, "--out", str(kept))
     reference = await household.start("alone", *alone)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout
 
 SCRIPT = str(Path(__file__).parent / "jobs" / "wide.py")
 CODE = "48151623"
-SLOW_SECONDS = 20.0
+SLOW_SECONDS = 10.0
 FAST_MBIT = 100.0
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from p2ptrain.training import apart
 from p2ptrain.training.apart import Haste
-from p2ptrain.training.apart_process import LENGTH, NICENESS, RESTS, SLICE_SECONDS
+from p2ptrain.training.apart_process import LENGTH, NICENESS, RESTS
+from tests.integration.training.apart_work import computed, only_in, opened
 from tests.unit.training.test_apart import run
 
 BESIDE = [Haste.PROMPT, Haste.IDLE]
@@ -32,14 +33,6 @@ def test_a_search_that_nobody_waits_for_yields_to_training() -> None:
     assert run(niceness, Haste.IDLE) == run(niceness, Haste.PROMPT) + NICENESS
 
 
-def computed() -> tuple[float, float]:
-    """Seconds of the processor, and of the clock, that computing takes."""
-    started, ended = time.monotonic(), time.process_time() + 10 * SLICE_SECONDS
-    while time.process_time() < ended:
-        pass
-    return 10 * SLICE_SECONDS, time.monotonic() - started
-
-
 def test_and_rests_most_of_the_time() -> None:
     busy_seconds, seconds = run(computed, Haste.IDLE)
     assert seconds > 0.7 * RESTS * busy_seconds
@@ -50,13 +43,6 @@ def test_what_is_raised_there_is_raised_here() -> None:
         run(partial(os.stat, "/no/such/file"), Haste.PROMPT)
     with pytest.raises(ZeroDivisionError):
         run(partial(operator.floordiv, 1, 0), Haste.PROMPT)
-
-
-def only_in(process: int) -> int:
-    """Kills every other process that calls it."""
-    if os.getpid() != process:
-        os._exit(1)
-    return process
 
 
 def test_where_that_process_dies_it_is_called_here() -> None:
@@ -72,14 +58,6 @@ def test_it_ends_with_who_asked() -> None:
         process.stdin.write(LENGTH.pack(len(question)) + question)
         process.stdin.close()
         assert process.wait(timeout=30) == 1
-
-
-def opened(pipe: str) -> None:
-    """Never returns; who reads `pipe` sees this process begin and end."""
-    with Path(pipe).open("w") as here:
-        here.write("here")
-        here.flush()
-        time.sleep(600)
 
 
 @pytest.mark.parametrize("haste", BESIDE)

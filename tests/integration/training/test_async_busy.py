@@ -186,8 +186,8 @@ async def test_without_a_barrier_devices_wait_less_than_with_one() -> None:
     seen = []
     while not any(_shows_it(*one) for one in seen):
         assert len(seen) < TRIES, seen
-        free = await measure(Setting(3, 0.08, 0.16, steps=10))
-        seen.append((free, await measure(Setting(3, 0.08, 0.16, steps=10, micro_batches=2))))
+        free = await measure(Setting(3, 0.05, 0.1, steps=9))
+        seen.append((free, await measure(Setting(3, 0.05, 0.1, steps=9, micro_batches=2))))
 
 
 def _shows_it(free: Result, rounds: Result) -> bool:

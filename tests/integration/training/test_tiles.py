@@ -170,8 +170,8 @@ async def test_tiles_train_as_plain_torch(monkeypatch: pytest.MonkeyPatch, grid:
     shape, shares = GRIDS[grid]
     forced(monkeypatch, shape, shares, behind="abcdef"[len(shares)])
     async with devices(len(shares) + 1) as household:
-        ours = await trained(household, job(), 20)
-    found = difference(ours, by_plain_torch(job(), 20))
+        ours = await trained(household, job(), 6)
+    found = difference(ours, by_plain_torch(job(), 6))
     assert found.loss < TOLERANCE
     assert found.state < TOLERANCE
 
