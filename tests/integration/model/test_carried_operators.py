@@ -90,19 +90,35 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", _FUNCTIONS)
-def test_it_computes_and_learns_as_in_plain_torch(name: str) -> None:
-    model = AfterLinear(_FUNCTIONS[name])
-    captured = capture(model, mse_loss, _EXAMPLE)
+class _All(nn.Module):
+    """Each function after a linear layer of its own, side by side: they are captured at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({name: AfterLinear(f) for name, f in _FUNCTIONS.items()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([part(x) for part in self.parts.values()], 1)
+
+
+def _losses(output: Tensor, target: Tensor) -> Tensor:
+    return mse_loss(output, target[:, None].expand_as(output))
+
+
+def test_they_compute_and_learn_as_in_plain_torch() -> None:
+    model = _All()
+    captured = capture(model, _losses, _EXAMPLE)
     units = len(captured.description.units)
     stage = Stage(captured.description, 0, units, captured.state())
     (loss,) = stage.forward(0, [_EXAMPLE[0]], [_EXAMPLE[1]])
     stage.backward(0)
-    expected = mse_loss(model(_EXAMPLE[0]), _EXAMPLE[1])
+    expected = _losses(model(_EXAMPLE[0]), _EXAMPLE[1])
     expected.backward()  # type: ignore[no-untyped-call]
+    found = stage.parameters()
+    gradients = {n: (found[n].grad, p.grad) for n, p in model.named_parameters()}
+    wrong = [n for n, (ours, own) in gradients.items() if not torch.equal(ours, own)]
+    assert wrong == []
     assert torch.equal(loss, expected)
-    gradient = cast("Tensor", stage.parameters()["linear.weight"].grad)
-    assert torch.equal(gradient, cast("Tensor", model.linear.weight.grad))
 
 
 class _Pooled(nn.Module):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -20,18 +22,32 @@ from tests.unit.model.pipeline import assert_same
 torch.set_num_threads(1)
 
 
-def _received(made: zoo.Made) -> Captured:
-    """Captured, with the description as a device reads it."""
+@dataclass(frozen=True)
+class _Received:
+    """A model, captured once, with the description as a device reads it.
+
+    Attributes:
+        held: attributes that are tensors, as they were before.
+    """
+
+    made: zoo.Made
+    model: Captured
+    held: dict[str, torch.Tensor]
+
+
+@cache
+def _received(name: str, samples: int = pipeline.BATCH) -> _Received:
+    made = idioms.make(name, samples)
+    held = {n: t.clone() for n, t in vars(made.model).items() if isinstance(t, torch.Tensor)}
     model = pipeline.captured(made)
     model.description = ModelDescription.from_bytes(model.description.to_bytes())
-    return model
+    return _Received(made, model, held)
 
 
 @pytest.mark.parametrize("name", idioms.NAMES)
 def test_it_trains_through_stages_and_is_measured(name: str) -> None:
-    made = idioms.make(name, pipeline.BATCH)
+    made, model = _received(name).made, _received(name).model
     plain = pipeline.plain_step(made)
-    model = _received(made)
     units = len(model.description.units)
     whole = pipeline.pipeline_step(made, model, (0, units))
     if any(map(draws_random_numbers, model.description.train.nodes)):
@@ -44,10 +60,8 @@ def test_it_trains_through_stages_and_is_measured(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["kept", "packed_gru", "complex", "experts", "codebook"])
 def test_it_evaluates_and_is_left_as_it_was(name: str) -> None:
-    made = idioms.make(name, pipeline.BATCH)
-    held = {n: t.clone() for n, t in vars(made.model).items() if isinstance(t, torch.Tensor)}
-    model = _received(made)
-    for attribute, tensor in held.items():
+    made, model = _received(name).made, _received(name).model
+    for attribute, tensor in _received(name).held.items():
         assert torch.equal(getattr(made.model, attribute), tensor), attribute
     x, y = stack(made.data[:5])
     with torch.no_grad():
@@ -60,8 +74,7 @@ def test_it_evaluates_and_is_left_as_it_was(name: str) -> None:
 
 def test_distances_are_computed_as_torch_does_for_large_batches_too() -> None:
     """Beyond 25 vectors it multiplies matrices instead."""
-    made = idioms.make("codebook", 30)
-    model = _received(made)
+    made, model = _received("codebook", 30).made, _received("codebook", 30).model
     x, y = stack(made.data)
     (loss,) = pipeline.evaluate(model, (0, len(model.description.units)), x, y)[:1]
     assert torch.equal(loss, made.loss(made.model.eval()(x), y).detach())

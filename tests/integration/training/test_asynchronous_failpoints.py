@@ -22,7 +22,7 @@ from tests.integration.training.delayed import Epochs, delayed_job, options
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.support.memory_household import memory_id
 
-STEPS = 40
+STEPS = 20
 EVERY = 4
 """Updates from one kept version to the next."""
 

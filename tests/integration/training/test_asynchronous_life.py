@@ -26,7 +26,7 @@ from tests.integration.training.test_recovery_elastic import leave
 from tests.integration.training.test_recovery_holder import Process
 
 STASHED = Asynchrony()
-STEPS = 40
+STEPS = 24
 
 Happening = Callable[[], Coroutine[Any, Any, None]]
 
@@ -80,8 +80,8 @@ async def test_who_comes_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
             await household.mesh.join("c")
             household.start("c")
 
-        epochs = await course(household, job, options(2, STASHED, 300), 3, join)
-        epochs.assert_by_formula(job, delayed_job, STASHED, 300)
+        epochs = await course(household, job, options(2, STASHED, 150), 3, join)
+        epochs.assert_by_formula(job, delayed_job, STASHED, 150)
         if "join" in reasons(household):  # where that pays, by times measured here and now
             assert all(version == told for version, told, _ in epochs.begun)
 

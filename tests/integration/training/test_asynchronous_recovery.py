@@ -19,7 +19,7 @@ from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import assert_same_weights, steps_of
 
 STASHED, TWO_VERSIONS = Asynchrony(), Asynchrony(Weights.DOUBLE)
-STEPS = 60
+STEPS = 36
 
 
 class Killing:

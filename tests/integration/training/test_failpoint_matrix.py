@@ -11,8 +11,8 @@ from tests.fault_checks import problems
 from tests.fault_list import every_fault, random_fault
 from tests.faults import GROUP, PIPELINE, Fault, Outcome, outcome_of, undisturbed
 
-SAMPLE = 10
-RANDOM_KILLS = 3
+SAMPLE = 6
+RANDOM_KILLS = 2
 
 
 def _sample() -> list[Fault]:

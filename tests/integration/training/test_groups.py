@@ -80,9 +80,13 @@ async def test_any_plan_trains_as_plain_torch(
     _check_plain_torchs(outcome, case)
 
 
-@pytest.mark.parametrize("model", ["cnn", "residual", "unet", "frozen", "custom_loss", "gpt"])
 @pytest.mark.parametrize(
-    "plan", [[dealt(3, 1)], [divided(4), dealt(2, 2)], [dealt(2, 2), dealt(1, 3)]], ids=_named
+    ("plan", "model"),
+    [
+        *(([dealt(3, 1)], model) for model in ("unet", "frozen", "custom_loss", "gpt")),
+        *(([divided(4), dealt(2, 2)], model) for model in ("cnn", "residual", "gpt")),
+        *(([dealt(2, 2), dealt(1, 3)], model) for model in ("residual", "gpt")),
+    ],
 )
 async def test_whole_micro_batches_are_exact_for_any_model(
     monkeypatch: pytest.MonkeyPatch, plan: Sequence[Stage], model: str

@@ -26,7 +26,7 @@ from tests.integration.training.test_asynchronous_life import course
 from tests.integration.training.test_recovery_holder import Process
 
 STASHED = Asynchrony()
-STEPS = 40
+STEPS = 20
 
 
 class Deciding:

@@ -33,7 +33,7 @@ from tests.integration.training.jobs import (
 from tests.integration.training.test_recovery_holder import again, killed
 from tests.support.memory_household import MemoryHousehold
 
-STEPS = 40
+STEPS = 20
 KEPT_AT = 3
 """The only version that is kept."""
 DEATH_AT = 12

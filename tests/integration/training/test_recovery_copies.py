@@ -28,7 +28,7 @@ from tests.integration.training.jobs import (
 
 pytestmark = pytest.mark.usefixtures("all_go_back")
 
-STEPS = 40
+STEPS = 28
 
 
 def _job() -> Job:

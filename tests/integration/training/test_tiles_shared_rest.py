@@ -73,12 +73,12 @@ async def test_planners_share_a_long_rest(monkeypatch: pytest.MonkeyPatch, case:
     long_rest(monkeypatch)
     made, way = SHARED[case]
     what = made()
-    options = TrainOptions(wait_for=4, steps=20, planner="tiles")
+    options = TrainOptions(wait_for=4, steps=6, planner="tiles")
     async with devices(4) as household:
-        ours = await trained(household, what, 20, options)
+        ours = await trained(household, what, 6, options)
         first, behind = household.plan.stages
     assert (first.allocation, behind.allocation) == (Allocation.TILES, way)
     assert (len(first.devices), len(behind.devices)) == (2, 2)
-    found = difference(ours, by_plain_torch(made(), 20))
+    found = difference(ours, by_plain_torch(made(), 6))
     assert found.loss < TOLERANCE
     assert found.state < TOLERANCE
