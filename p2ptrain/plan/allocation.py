@@ -26,7 +26,7 @@ class Allocation(StrEnum):
     MICRO_BATCHES = "micro_batches"
     """Whole micro-batches of a round; the shares sum to `micro_batches`."""
     TILES = "tiles"
-    """Tiles of every map, in row order; shares sum to the grid's tiles (docs/internals/tiling.md)."""
+    """Tiles of every map, in row order; shares sum to the grid (docs/internals/tiling.md)."""
 
 
 EVERY_ALLOCATION = frozenset({Allocation.SAMPLES, Allocation.MICRO_BATCHES})
