@@ -12,7 +12,7 @@ from p2ptrain.plan.shared.infeasible import unit_bytes
 from p2ptrain.plan.shared.judge import Judged
 from p2ptrain.plan.shared.orders import whole_seconds
 from p2ptrain.plan.shared.question import Question
-from p2ptrain.plan.simulation.bound import interface_seconds
+from p2ptrain.plan.simulation.group_bound import interface_seconds
 from p2ptrain.plan.simulation.steady_bound import mini_batches_each
 from p2ptrain.plan.split import BatchSplit
 

@@ -1,4 +1,4 @@
-"""The lower bound of `bound.py` for stages of several devices: the same chains, lane by lane.
+"""The lower bound of `bound.py` in the plain cost model: its chains, lane by lane.
 
 A lane is one device's part of one stage. The first piece of work reaches a lane, and the last one
 leads from it back to the first stage, only over lanes with which it shares samples:
@@ -79,7 +79,7 @@ def group_bound(cost: CostModel, draft: Draft) -> float:
     return _GroupRound(cost, draft).longest()
 
 
-def group_interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
+def interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
     """Occupation of every device's uplink ("up") and downlink ("down") in a round."""
     chains = _GroupRound(cost, draft)
     chains.longest()
