@@ -35,7 +35,7 @@ from tests.integration.training.jobs import (
 from tests.integration.training.made_up import UNIT_SECONDS, make_up_profiles
 from tests.reference import Outcome
 
-LONG = 60
+LONG = 40
 MICRO_BATCHES = 4
 PIPELINE = one_stage_each(3)
 
