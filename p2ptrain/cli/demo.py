@@ -26,13 +26,12 @@ WAIT_SECONDS = 60
 LOOPBACK = "127.0.0.1"
 
 _DESCRIPTION = """\
-Starts a household of three devices on this machine: separate processes that find each other by
-multicast, pair with a code, talk over TLS and train a small convolutional network on
-scikit-learn's handwritten digits, each with its own part of the network. On the way one of them is
-killed, and the others go on as if nothing had been: the losses are, to the last bit, those of a
-household in which nobody dies. The last line is the accuracy on digits the network has not seen.
-On one machine this shows how it works, not a gain in speed: the devices share its cores. Nothing
-is left behind."""
+Starts three devices on this computer: separate processes that find each other by multicast,
+pair with a code, talk over TLS and train a small convolutional network on scikit-learn's
+handwritten digits, each with its own part of the network. One of them is killed in the middle,
+and the others go on with exactly the same losses as without that. The last line is the accuracy
+on digits the network has not seen. On one computer this is not faster, because the devices
+share its cores. Nothing is left behind."""
 
 
 def add_parser(commands: Any) -> None:
@@ -40,7 +39,7 @@ def add_parser(commands: Any) -> None:
     parser = groups.command(
         commands,
         "demo",
-        summary="a household of several devices on this machine trains a real model",
+        summary="try it: three devices on this computer train a real model",
         description=_DESCRIPTION,
         example="  p2ptrain demo",
     )
@@ -51,9 +50,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Train, and say how well."""
     if importlib.util.find_spec("sklearn") is None:
-        raise UserError(
-            "the demo trains on scikit-learn's digits: run  pip install 'p2ptrain[demo]'  first"
-        )
+        raise UserError("the demo needs scikit-learn: run  pip install 'p2ptrain[demo]'")
     output.show_progress(STEPS)
     _introduce(output)
     with sigterm_interrupts() as interrupt, tempfile.TemporaryDirectory(prefix="p2ptrain-") as room:
@@ -68,8 +65,8 @@ def _introduce(output: Output) -> None:
     if not output.json:
         names = ", ".join((HOLDER, *MEMBERS))
         output.writer.write(
-            f"three devices on this machine: {names}\n"
-            "on one machine they share its cores: this shows how it works, not a gain in speed"
+            f"Three devices on this computer: {names}.\n"
+            "They share its cores, so this shows how p2ptrain works, not how fast."
         )
 
 
@@ -97,7 +94,7 @@ async def _train(room: Path, output: Output) -> float:
             if event is not None:
                 output.show(event)
             if isinstance(event, Step) and event.step == DIES_AFTER:
-                output.show(Warned(f"{DIES} is killed now, in the middle of its work"))
+                output.show(Warned(f"Killing {DIES} now, in the middle of its work."))
             if isinstance(event, Eval):
                 accuracy = event.metrics["accuracy"]
     if accuracy is None:

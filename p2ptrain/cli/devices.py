@@ -13,8 +13,7 @@ from p2ptrain.cli.tables import aligned, words
 from p2ptrain.cli.usage import DONE
 
 _DESCRIPTION = """\
-Lists the devices that may take part: everything that was paired with this household and not
-removed since, whether it is here now or not."""
+Lists the devices that are paired with this household, running or not."""
 
 
 def add_parser(commands: Any) -> None:
@@ -22,7 +21,7 @@ def add_parser(commands: Any) -> None:
     parser = groups.command(
         commands,
         "devices",
-        summary="list the trusted devices",
+        summary="list the paired devices",
         description=_DESCRIPTION,
         example="  p2ptrain devices\n  p2ptrain devices --json",
     )
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
 def devices_text(devices: Sequence[Mapping[str, Any]]) -> str:
     """A line a device: its name, the start of its id, and what else is known of it."""
     if not devices:
-        return "no trusted devices yet: run `p2ptrain join --code CODE` on another device"
+        return "No paired devices yet. On another device run: p2ptrain join --code CODE"
     rows = [(str(d.get("name", "?")), str(d.get("id", ""))[:12], _rest(d)) for d in devices]
     return "\n".join(aligned([("name", "id", ""), *rows]))
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from p2ptrain.cli.checks.check import Check
 
 _DESCRIPTION = """\
-Looks at this device and its network: versions, clock, memory, the state folder, the network
-interfaces, a firewall, whether multicast works on each interface, which other devices are heard
-within three seconds, and, where `join` runs here, how fast the links to the other members are. Each
-line is ok, warn or bad, and says what to do."""
+Checks this device and its network: versions, clock, memory, the state folder, the network
+interfaces, firewall and multicast, and which other devices answer within three seconds. While
+`join` runs here it also measures how fast the network to the other devices is. Each line is ok,
+warn or bad, and says what to do."""
 
 
 def add_parser(commands: Any) -> None:

@@ -31,32 +31,35 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "--state-dir",
         metavar="DIR",
         type=options.state_dir,
-        help="folder of this device's identity "
-        f"(default: ${STATE_DIR_VARIABLE}, else the system's place for it)",
+        help="folder for this device's name, keys and pairings "
+        f"(default: ${STATE_DIR_VARIABLE}, else the system's usual place)",
     )
     group.add_argument(
-        "--json", action="store_true", help="print one JSON object a line, logs go to stderr"
+        "--json", action="store_true", help="print JSON, one object a line; logs go to stderr"
     )
-    group.add_argument("--debug", action="store_true", help="full traceback and more logs")
+    group.add_argument("--debug", action="store_true", help="show tracebacks and more logs")
 
 
 def add_node(parser: argparse.ArgumentParser) -> None:
     """How this device stands in the household: `join`'s options."""
     group = parser.add_argument_group("this device in the household")
     group.add_argument(
-        "--name", metavar="N", type=options.name, help="this device's name (default: the host's)"
+        "--name",
+        metavar="N",
+        type=options.name,
+        help="this device's name (default: the name of the computer)",
     )
     code = group.add_mutually_exclusive_group()
     code.add_argument(
         codes.OPTION,
         type=options.code,
-        help="pairing code, eight digits; needed once per device. - asks for it",
+        help="the pairing code (eight digits), needed once on each device; - asks for it",
     )
     code.add_argument(
         codes.FILE_OPTION,
         metavar="FILE",
         type=options.path,
-        help=f"a file that holds the code and nothing else (or set ${codes.VARIABLE})",
+        help=f"read the code from this file (or set ${codes.VARIABLE})",
     )
     group.add_argument(
         "--peer",
@@ -64,7 +67,7 @@ def add_node(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=options.peer,
-        help="a device to reach directly, where the network blocks multicast; may be repeated",
+        help="another device, where devices are not found automatically; may be repeated",
     )
     group.add_argument(
         "--interface",
@@ -78,10 +81,13 @@ def add_node(parser: argparse.ArgumentParser) -> None:
         "--memory",
         metavar="SIZE",
         type=options.size_bytes,
-        help="memory p2ptrain may use here, such as 2GiB (default: measured)",
+        help="memory p2ptrain may use on this device, such as 2GiB (default: measured)",
     )
     group.add_argument(
-        "--threads", metavar="T", type=options.threads, help="CPU threads for computing"
+        "--threads",
+        metavar="T",
+        type=options.threads,
+        help="CPU threads to compute with (default: as many as torch chooses)",
     )
 
 
@@ -138,7 +144,7 @@ def add_planning_files(parser: argparse.ArgumentParser) -> None:
         metavar="C.json",
         required=True,
         type=options.path,
-        help="the devices and links, as docs/user/planning.md describes them",
+        help="the devices and links (p2ptrain.cluster/1)",
     )
 
 

@@ -1,4 +1,4 @@
-"""`p2ptrain invite`: the pairing code again, and the window open again."""
+"""`p2ptrain invite`: shows the pairing code and opens the window again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from p2ptrain.cli.usage import DONE
 from p2ptrain.observe.events import Pairing
 
 _DESCRIPTION = """\
-Shows the pairing code of the member that runs on this device, and opens its pairing window
-again for 10 minutes. Run `p2ptrain join --code CODE` on the new device meanwhile."""
+Shows the pairing code and accepts new devices for 10 minutes. Run `p2ptrain join --code CODE`
+on the new device within that time. `p2ptrain join` must be running on this device."""
 
 
 def add_parser(commands: Any) -> None:
@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
     parser = groups.command(
         commands,
         "invite",
-        summary="show the pairing code again, and open the window again",
+        summary="show the pairing code and let new devices in for 10 minutes",
         description=_DESCRIPTION,
         example="  p2ptrain invite",
     )

@@ -23,17 +23,16 @@ if TYPE_CHECKING:
     from p2ptrain.control.server import ControlServer
 
 _DESCRIPTION = """\
-Makes this device a member of the household until it is stopped. It trains for whichever
-member holds data. The first start on an empty network creates a pairing code and prints it;
-devices started with the same --code pair with each other, in any order, within 10 minutes of
-each one's start. Once paired, later starts need no code. Ctrl-C or SIGTERM leaves gracefully:
-this device's work moves away first."""
+Lets this device compute for trainings of the household, until you stop it. The first device
+shows a pairing code. Start the others with --code and that code, in any order, each within
+10 minutes. Paired devices need no code any more. Ctrl-C or SIGTERM leaves: the other devices
+take over this one's work first."""
 
 _EXAMPLE = """\
   p2ptrain join                        on the first device: prints a code, such as 1234 5678
   p2ptrain join --code -               on every other device: asks for it
   p2ptrain join --peer 192.168.1.20    where the network blocks multicast
-  p2ptrain join --only-for laptop      computes for the laptop's jobs, and nobody else's"""
+  p2ptrain join --only-for laptop      computes only for trainings of laptop"""
 
 
 def add_parser(commands: Any) -> None:
@@ -41,7 +40,7 @@ def add_parser(commands: Any) -> None:
     parser = groups.command(
         commands,
         "join",
-        summary="make this device a member until it is stopped",
+        summary="let this device compute for the household until you stop it",
         description=_DESCRIPTION,
         example=_EXAMPLE,
     )
@@ -52,8 +51,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         type=device_name,
-        help="compute only for jobs of this device (as it is named when it first asks); may be "
-        "repeated",
+        help="compute only for trainings started on device NAME; may be repeated",
     )
     groups.add_common(parser)
     parser.set_defaults(run=run)
@@ -107,7 +105,7 @@ async def _join(
 async def _be_member(
     options: NodeOptions, output: Output, stop: asyncio.Event, lender: Lender
 ) -> NodeOptions:
-    """A member until `stop`, or until somebody borrows the place; returns how to come back."""
+    """A member until `stop`, or while a train borrows the place; returns how to come back."""
     from p2ptrain.node import Node
 
     show = _shown(output)
@@ -123,7 +121,9 @@ async def _be_member(
     lender.window = node.window  # asked last: while it leaves, tries count and removals close it
     place = Place(str(status["name"]), int(status["port"]), lender.window)
     if lender.wanted.is_set() and not stop.is_set():
-        output.show(Warned(message="another program here uses this device's place until it ends"))
+        output.show(
+            Warned(message="p2ptrain train runs on this device now: join continues when it ends")
+        )
         lender.lend(place)
     return {**options, "name": place.name, "port": place.port, "code": None}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import groups, options
+from p2ptrain.cli.experimental import Experimental
 from p2ptrain.cli.files import read_cluster, read_profile, write_whole
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.planners import PLANNERS, add_tiling, any_planner, check_tiling
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from p2ptrain.plan.request import PlanRequest
 
 _DESCRIPTION = """\
-Decides which device computes which units of a model, from a profile (`p2ptrain profile`) and a
-cluster file, and predicts the speed. Nothing is sent anywhere. --json prints the plan
+Decides which device computes which layers of a model, and predicts the speed. It needs a
+profile (`p2ptrain profile`) and a cluster file, and uses no network. --json prints the plan
 (p2ptrain.plan/1) on one line; `p2ptrain simulate` shows its timeline.
 
 planners:
@@ -48,6 +49,7 @@ def add_parser(commands: Any) -> None:
     _add_constraints(parser)
     parser.add_argument("--out", metavar="FILE", type=options.path, help="write the plan here too")
     groups.add_common(parser)
+    _add_experimental(Experimental(parser))
     parser.set_defaults(run=run, logs=False)
 
 
@@ -58,13 +60,14 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=options.positive,
         required=True,
-        help="samples of a mini-batch, after which the weights are updated",
+        help="samples of one update",
     )
     group.add_argument(
         "--micro-batch",
         metavar="B",
         type=options.positive,
-        help="samples of a micro-batch (default: the planner chooses); ignored with --mode async",
+        help="samples computed at once, as parts of a batch (default: the planner chooses); "
+        "ignored with --mode async",
     )
     planners = group.add_mutually_exclusive_group()
     planners.add_argument(
@@ -74,35 +77,38 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     planners.add_argument(
         "--compare",
         action="store_true",
-        help="every planner beside auto; --json prints one object a line for each",
+        help="show the plans of all planners; --json prints one line for each",
     )
     group.add_argument(
         "--mode",
         choices=("sync", "async"),
         default="sync",
-        help="sync: the time of a round; async: steady throughput (default: sync)",
+        help="sync (default): least time for a step; async: most samples a second",
     )
-    group.add_argument(
+
+
+def _add_experimental(group: Experimental) -> None:
+    group.add(
         "--overlap",
         action="store_true",
-        help="optimise what the runtime does instead of the plain cost model",
+        text="predict what train really does, instead of the simpler documented cost model",
     )
-    group.add_argument(
+    group.add(
         "--schedule",
         choices=("1f1b", "zero-bubble", "auto"),
-        help="1f1b: whole backwards; zero-bubble: gradients of inputs first, those of weights fill "
-        "the waiting; auto: where that is faster (default: auto with --overlap and planner auto, "
-        "else 1f1b)",
+        text="order of the work: 1f1b: forward and backward in turn; zero-bubble: gradients of "
+        "weights wait until a device has nothing else to do; auto: the faster one (default: auto "
+        "with --overlap and --planner auto, else 1f1b)",
     )
+    group.add("--straight", action="store_true", text="one device for each part of the model")
 
 
 def _add_constraints(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("constraints")
     group.add_argument(
-        "--private", action="store_true", help="the holder alone has the first and the last stage"
-    )
-    group.add_argument(
-        "--straight", action="store_true", help="one device a stage, as `train` executes today"
+        "--private",
+        action="store_true",
+        help="the device with the data computes the first and the last layers alone",
     )
     group.add_argument(
         "--exclude",
@@ -110,7 +116,7 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="devices that take no part; the holder then only feeds",
+        help="devices not to use; the device with the data then only sends it",
     )
     group.add_argument(
         "--require",
@@ -118,7 +124,7 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="devices that must have a part",
+        help="devices that must be used",
     )
     group.add_argument(
         "--cap",
@@ -126,8 +132,7 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=options.name_and_part,
-        help="the largest part of a round's work that a device may take, such as pi=0.25; may be "
-        "repeated",
+        help="give a device at most this part of the work, such as pi=0.25; may be repeated",
     )
 
 
@@ -139,7 +144,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"the folder of {out} does not exist")
     if out is not None and args.compare:
-        raise UsageError("--out writes one plan: name its --planner instead of --compare")
+        raise UsageError("--out writes one plan: choose it with --planner instead of --compare")
     profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
     if args.compare:
         _compare(profile, cluster, plan_request(args, cluster), output)
@@ -198,8 +203,8 @@ def _check(args: argparse.Namespace, is_sync: bool) -> None:
     """What contradicts itself, whatever the files say."""
     check_tiling(args)
     if args.overlap and not is_sync:
-        raise UsageError("--overlap knows synchronous rounds only, not --mode async")
+        raise UsageError("--overlap works with --mode sync only")
     if args.schedule not in (None, "1f1b") and not is_sync:
-        raise UsageError(f"--schedule {args.schedule} is of synchronous rounds, not --mode async")
+        raise UsageError(f"--schedule {args.schedule} works with --mode sync only")
     for name in sorted({*args.require} & {*args.exclude}):
-        raise UsageError(f'device "{name}" is in both --require and --exclude')
+        raise UsageError(f"{name} is in both --require and --exclude")

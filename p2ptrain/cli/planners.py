@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from p2ptrain.cli.usage import UsageError
 
 PLANNERS: Mapping[str, str] = {
-    "auto": "the best plan found; the only one that leaves devices out",
-    "hybrid": "Asteroid's: stages of one device or several, devices sorted by memory",
-    "pipedream": "PipeDream's: as for equal devices and links, every share equal",
-    "ftpipehd": "FTPipeHD's: one device a stage by capacity, the holder first, then by name",
-    "pp": "one device a stage, equal shares of time",
-    "tiles": "the first units in tiles of their maps, the rest on the fastest that holds it",
-    "dp": "every device the whole model, shares by speed and memory",
+    "auto": "fastest plan, may leave devices out",
+    "hybrid": "as in the paper Asteroid: parts of one or several devices, devices sorted by memory",
+    "pipedream": "as in the paper PipeDream: as if all devices and links were equal",
+    "ftpipehd": "as in the paper FTPipeHD: one device for each part, sized by speed",
+    "pp": "a pipeline: one device for each part, all parts take the same time",
+    "tiles": "the first layers of an image model in tiles of the image, the rest on one device",
+    "dp": "data parallel: each device has the whole model and a share of the samples",
     "single": "the fastest device alone",
 }
 
@@ -35,7 +35,9 @@ def grid(text: str) -> tuple[int, int]:
     """`2x3`: rows and columns of tiles."""
     match = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no grid: give rows x columns, such as 2x3")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a grid: give rows x columns, such as 2x3"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -47,7 +49,7 @@ def unit_groups(text: str) -> tuple[int, ...]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (-1, -1)
         if first != borders[-1] or last < first:
             raise argparse.ArgumentTypeError(
-                f"{text!r}: groups of units follow each other from unit 0 on, such as 0-3,4-9"
+                f"{text!r} is not a list of layers from 0 on without gaps, such as 0-3,4-9"
             )
         borders.append(last + 1)
     return tuple(borders)
@@ -66,8 +68,8 @@ def add_tiling(group: argparse._ArgumentGroup) -> None:
         metavar="0-3,4-9",
         type=unit_groups,
         default=(),
-        help="planner tiles: units between whose groups halos are exchanged; the last one ends the "
-        "tiled part (default: the planner chooses)",
+        help="planner tiles: numbers of the layers computed in tiles, in groups; devices exchange "
+        "the tiles' borders between groups (default: the planner chooses)",
     )
 
 
@@ -78,4 +80,4 @@ def check_tiling(args: argparse.Namespace) -> None:
 
 
 def _unknown(text: str) -> str:
-    return f"there is no planner {text!r} here: choose from {', '.join(PLANNERS)}"
+    return f"unknown planner {text!r}: choose from {', '.join(PLANNERS)}"

@@ -26,9 +26,9 @@ BUDGET_SECONDS = 30.0
 training a tenth of that must do; a file may be better."""
 
 _DESCRIPTION = """\
-Measures the units that SCRIPT's model is cut into, on this device: bytes, flops and the time of
-the forward and the backward for each batch size. The file (p2ptrain.profile/1) is what planning
-starts from."""
+Measures each layer of SCRIPT's model on this device: memory, operations, and the time of the
+forward and the backward for each batch size. `p2ptrain plan` needs this file
+(p2ptrain.profile/1)."""
 
 
 def add_parser(commands: Any) -> None:
@@ -49,10 +49,13 @@ def add_parser(commands: Any) -> None:
         metavar="N,N,...",
         type=options.whole_numbers,
         default=DEFAULT_BATCH_SIZES,
-        help="numbers of samples to time (default: 1,4,16)",
+        help="numbers of samples to measure with (default: 1,4,16)",
     )
     parser.add_argument(
-        "--threads", metavar="T", type=options.threads, help="CPU threads for computing"
+        "--threads",
+        metavar="T",
+        type=options.threads,
+        help="CPU threads to compute with (default: as many as torch chooses)",
     )
     groups.add_common(parser)
     parser.set_defaults(run=run)
@@ -74,7 +77,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     units = len(profile.units)
     output.result(
         {"event": "profile", "out": str(out), "units": units, "sizes": list(profile.times.sizes)},
-        f"{units} units timed for {', '.join(map(str, profile.times.sizes))} samples: {out}",
+        f"measured {units} layers with {', '.join(map(str, profile.times.sizes))} samples: {out}",
     )
     return DONE
 

@@ -11,8 +11,8 @@ from p2ptrain.cli.output import Output
 from p2ptrain.cli.usage import DONE
 
 _DESCRIPTION = """\
-Revokes the trust in a device, everywhere in the household: its connections end at once, and it
-can only come back by pairing anew. A job that it works for goes on as after its death."""
+Takes a device out of the household: its connections end at once, and it has to be paired again
+to come back. Trainings that it computes for go on without it."""
 
 
 def add_parser(commands: Any) -> None:
@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     parser = groups.command(
         commands,
         "remove",
-        summary="revoke a device at once",
+        summary="take a device out of the household at once",
         description=_DESCRIPTION,
         example="  p2ptrain remove old-laptop",
     )
@@ -33,5 +33,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Remove it."""
     name: str = args.name
     ask(groups.state_dir(args), lambda member: member.remove(name))
-    output.result({"event": "removed", "name": name}, f"{name} is no longer trusted")
+    output.result(
+        {"event": "removed", "name": name}, f"{name} is not part of the household any more"
+    )
     return DONE

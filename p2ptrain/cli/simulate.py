@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from p2ptrain.plan.simulation.simulate import Simulation, TimelineEntry
 
 _DESCRIPTION = """\
-Predicts one round of a plan (p2ptrain.plan/1, ours or anyone's) by the plain cost model: when each
-device computes, sends and waits, and the memory it needs. Of an asynchronous plan it shows a
-stretch of steady running. --gantt draws it."""
+Predicts one step of a plan (p2ptrain.plan/1): when each device computes, sends and waits, and
+how much memory it needs. Of an asynchronous plan it shows a few steps. --gantt draws it."""
 
 _EXAMPLE = """\
   p2ptrain simulate --profile digits.json --cluster home.json --plan plan.json --gantt round.svg"""
@@ -41,25 +40,23 @@ def add_parser(commands: Any) -> None:
         metavar="PLAN.json",
         required=True,
         type=options.path,
-        help="as `p2ptrain plan` writes it",
+        help="the plan, as `p2ptrain plan` writes it",
     )
     parser.add_argument(
         "--batch-size",
         metavar="N",
         type=options.positive,
-        help="samples of a mini-batch, which the plan's file does not tell (default: what its "
-        "prediction implies, else as many as its micro-batches hold)",
+        help="samples of one update (default: computed from the plan)",
     )
     parser.add_argument(
         "--overlap",
         action="store_true",
-        help="predict what the runtime does instead of the plain cost model",
+        help="predict what train really does, instead of the simpler documented cost model",
     )
     parser.add_argument(
         "--schedule",
         choices=("1f1b", "zero-bubble"),
-        help="as if the plan's backwards were whole, or split as zero-bubble does (default: as the "
-        "plan says)",
+        help="use this order of the work (default: the plan's)",
     )
     parser.add_argument(
         "--gantt", metavar="FILE.svg", type=_svg_file, help="draw the timeline into this file"
@@ -89,7 +86,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     plan, shown = read_plan(args.plan, args.batch_size), output.json or chart is not None
     is_tiled = plan.stages[0].tiling is not None
     if is_tiled and args.schedule is not None:
-        raise UsageError("a plan with tiles has one schedule: leave --schedule away")
+        raise UsageError("--schedule does not work with a plan in tiles: leave it out")
     with naming(args.plan):
         if is_tiled:
             simulation = simulate_tiled(

@@ -13,8 +13,8 @@ from p2ptrain.cli.tables import aligned, words
 from p2ptrain.cli.usage import DONE
 
 _DESCRIPTION = """\
-Shows the household as the member on this device sees it: who is here, who coordinates, what
-runs and how fast. Any member gives the same answer."""
+Shows which devices are here, which one plans the work, what runs and how fast.
+`p2ptrain join` or `train` must be running on this device."""
 
 
 def add_parser(commands: Any) -> None:
@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
     parser = groups.command(
         commands,
         "status",
-        summary="who is here, who coordinates, what runs",
+        summary="which devices are here and what runs",
         description=_DESCRIPTION,
         example="  p2ptrain status\n  p2ptrain status --json",
     )
@@ -54,9 +54,9 @@ def _member_row(member: Mapping[str, Any]) -> tuple[str, str, str]:
 def _coordinator(status: Mapping[str, Any]) -> str:
     coordinator = status.get("coordinator")
     if coordinator is None:
-        return "coordinator: none yet"
-    return f"coordinator: {coordinator['name']} (term {coordinator['term']})"
+        return "plans the work: no device yet"
+    return f"plans the work: {coordinator['name']}"
 
 
 def _job(job: Mapping[str, Any] | None) -> str:
-    return "job: none" if job is None else f"job: {words(job)}"
+    return "training: none" if job is None else f"training: {words(job)}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain import event_loop
 from p2ptrain.cli import groups, options
+from p2ptrain.cli.experimental import Experimental
 from p2ptrain.cli.groups import NodeOptions
 from p2ptrain.cli.loading import load_training, loading
 from p2ptrain.cli.output import Output
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from p2ptrain.training.options import TrainOptions
 
 _DESCRIPTION = """\
-Trains the model of SCRIPT's job() on the devices of the household. This device holds the
-data: it waits for N devices (itself included), measures, plans, trains and writes the weights.
-The others need no script, no data and no copy of the model beforehand. --local trains on this
-device alone, by the same code: the reference for loss and speed."""
+Trains the model that SCRIPT's job() returns, on all devices of the household. This device has
+the data. It waits for N devices (itself included), measures them, plans the work, trains and
+writes the weights. The other devices need no script, no data and no copy of the model. --local
+trains on this device alone, to compare loss and speed."""
 
 _EXAMPLE = """\
   p2ptrain train digits.py --wait-for 3 --out digits.safetensors
@@ -47,11 +48,11 @@ def add_parser(commands: Any) -> None:
     )
     groups.add_script_options(parser)
     _add_household(parser)
-    _add_asynchronous(parser)
     _add_overrides(parser)
     _add_files(parser)
     groups.add_node(parser)
     groups.add_common(parser)
+    _add_experimental(Experimental(parser))
     parser.set_defaults(run=run)
 
 
@@ -75,15 +76,16 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         type=any_planner,
         default="auto",
-        help="; ".join(f"{name}: {words}" for name, words in PLANNERS.items()) + " (default: auto)",
+        help=f"auto (default): {PLANNERS['auto']}. Others are for comparison: "
+        "see  p2ptrain plan --help",
     )
     add_tiling(group)
     group.add_argument(
         "--mode",
         choices=("sync", "async", "auto"),
         default="sync",
-        help="sync: updates as on one device; async: no device waits for another's update; auto: "
-        "the one predicted to reach the same accuracy sooner (docs/user/async.md) (default: sync)",
+        help="sync (default): the same results as on one device; async: faster steps with slightly "
+        "older weights; auto: the one that should reach the same accuracy sooner",
     )
     group.add_argument(
         "--private", action="store_true", help="raw inputs and labels never leave this device"
@@ -94,85 +96,96 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-replan",
         action="store_true",
-        help="keep the plan except after a failure, a leave or a join",
+        help="change the plan only when a device joins, leaves or fails, not when speeds change",
     )
     group.add_argument(
         "--wire",
         choices=("exact", "bf16", "int8"),
         default="exact",
-        help="round activations and gradients between devices: half or a quarter of the bytes, "
-        "results change a little (docs/user/wire.md)",
+        help="how values travel between devices: exact (default), or rounded to bf16 (half the "
+        "data) or int8 (a quarter), which changes results a little",
     )
-    group.add_argument(
+
+
+def _add_experimental(group: Experimental) -> None:
+    group.add(
         "--recovery",
         choices=("light", "heavy", "respipe"),
         default="light",
-        help="after a failure: a plan close to the old one, one from zero, or the dead device's "
-        "part to the device after it",
+        text="the plan after a failure: light (default): close to the old one; heavy: a new one; "
+        "respipe: the failed device's part goes to the device after it",
     )
-    group.add_argument(
+    group.add(
         "--whole-copies",
         metavar="N",
         type=options.positive,
-        help="bring a copy of all weights and optimizer state to this device's memory about every "
-        "N updates: where several devices die at once, that is what is gone back to",
+        text="keep a copy of everything in this device's memory, renewed about every N updates; "
+        "used when several devices fail at once",
     )
+    _add_asynchronous(group)
 
 
-def _add_asynchronous(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("with --mode async or auto: which weights a mini-batch sees")
-    group.add_argument(
+def _add_asynchronous(group: Experimental) -> None:
+    group.add(
         "--vertical-sync",
         action="store_true",
-        help="weights of one version in all stages (default: the newest of each stage)",
+        text="with --mode async: all devices use weights of the same age for a batch (default: "
+        "each device its newest)",
     )
-    group.add_argument(
+    group.add(
         "--aggregate",
         metavar="K",
         type=options.positive,
-        help="stage p of n goes on from the mean of its n-p versions after every K(n-p) updates",
+        text="with --mode async: from time to time continue with the mean of the weights of "
+        "different ages; a larger K does it less often",
     )
-    group.add_argument(
+    group.add(
         "--versions",
         metavar="2",
         type=int,
         choices=(2,),
-        help="at most two versions a stage: divides mini-batches, all weights are one update old",
+        text="with --mode async: keep only two copies of the weights on each device; needs less "
+        "memory",
     )
-    group.add_argument(
+    group.add(
         "--no-stashing",
         action="store_true",
-        help="backwards with other weights than their forwards: for comparisons only",
+        text="with --mode async: keep only one copy of the weights, so that gradients belong to "
+        "other weights than the outputs",
     )
-    group = parser.add_argument_group("with --mode async --planner ftpipehd: at which updates")
-    group.add_argument(
+    group.add(
         "--repartition",
         metavar="FIRST,EVERY",
         type=options.two_counts,
-        help="compare devices with the plan, and cut the model anew where that pays: first, and "
-        "from then on (default: 10,100)",
+        text="with --mode async --planner ftpipehd: divide the layers again where that is faster, "
+        "after FIRST updates and then every EVERY (default: 10,100)",
     )
-    group.add_argument(
+    group.add(
         "--replicate",
         metavar="CHAIN,WHOLE",
         type=options.two_counts,
-        help="copy every stage to a neighbour, and all of them to this device (default: 50,100)",
+        text="with --mode async --planner ftpipehd: copy each device's weights to a neighbour "
+        "every CHAIN updates, and to this device every WHOLE (default: 50,100)",
     )
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("instead of what the script's Job says")
-    group.add_argument("--epochs", metavar="E", type=options.positive)
-    group.add_argument("--batch-size", metavar="N", type=options.positive)
+    group.add_argument(
+        "--epochs", metavar="E", type=options.positive, help="how often to go through the data"
+    )
+    group.add_argument(
+        "--batch-size", metavar="N", type=options.positive, help="samples of one update"
+    )
     group.add_argument(
         "--micro-batch",
         metavar="B",
         type=options.positive_or_auto,
-        help="samples computed together; auto: as the plan likes, whatever that changes (default: "
-        "the plan's choice where that changes no result)",
+        help="samples computed at once, as parts of a batch; auto: what is fastest, even if "
+        "results differ (default: what is fastest without changing results)",
     )
     group.add_argument(
-        "--steps", metavar="S", type=options.positive, help="stop after S updates in all"
+        "--steps", metavar="S", type=options.positive, help="stop after S updates in total"
     )
 
 
@@ -182,23 +195,28 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="FILE.safetensors", type=_weights_file, help="write the weights here"
     )
     group.add_argument(
-        "--checkpoint", metavar="DIR", type=options.path, help="write checkpoints into this folder"
+        "--checkpoint",
+        metavar="DIR",
+        type=options.path,
+        help="save the training into this folder from time to time, so that --resume can continue",
     )
     group.add_argument(
         "--checkpoint-every",
         metavar="STEPS",
         type=options.positive,
-        help="write one every STEPS updates and after each epoch (default: each epoch, and in "
-        "between where it costs little time)",
+        help="save every STEPS updates and after each epoch (default: after each epoch, and "
+        "between where that takes little time)",
     )
     group.add_argument(
         "--resume",
         metavar="DIR",
         type=options.path,
-        help="go on from the checkpoint in this folder",
+        help="continue from the checkpoint in this folder",
     )
     group.add_argument(
-        "--fresh", action="store_true", help="begin anew even if members hold the job unfinished"
+        "--fresh",
+        action="store_true",
+        help="start from the beginning, even where an unfinished training could be continued",
     )
 
 
@@ -237,7 +255,7 @@ def _keep_places(args: argparse.Namespace, folder: Path) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What can be told without the script is told before it is loaded, which may take a while."""
+    """Refuse what is wrong without the script before it is loaded, which may take a while."""
     if args.local and args.wait_for > 1:
         raise UsageError("--local trains on this device alone: leave out --wait-for")
     if args.local and args.whole_copies is not None:
@@ -247,7 +265,7 @@ def _check(args: argparse.Namespace) -> None:
     check_tiling(args)
     if args.planner == "tiles" and (args.private or args.mode == "async"):
         raise UsageError(
-            "--planner tiles sends images to all devices, in synchronous rounds: leave out "
+            "--planner tiles sends images to all devices and trains in sync: leave out "
             + ("--private" if args.private else "--mode async")
         )
     _check_asynchronous(args)
@@ -258,9 +276,9 @@ def _check(args: argparse.Namespace) -> None:
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"the folder of {path} does not exist")
     if args.checkpoint is not None and args.checkpoint.exists() and not args.checkpoint.is_dir():
-        raise UsageError(f"--checkpoint {args.checkpoint} is no folder")
+        raise UsageError(f"--checkpoint {args.checkpoint} is a file, not a folder")
     if args.resume is not None and not args.resume.is_dir():
-        raise UsageError(f"--resume {args.resume}: there is no such folder")
+        raise UsageError(f"--resume {args.resume}: this folder does not exist")
 
 
 def _check_asynchronous(args: argparse.Namespace) -> None:
@@ -272,21 +290,23 @@ def _check_asynchronous(args: argparse.Namespace) -> None:
     chosen = [name for name, is_wanted in wanted.items() if is_wanted]
     aggregates = ["--aggregate"] if args.aggregate is not None else []
     if args.mode == "sync" and (chosen or aggregates):
-        raise UsageError(f"{[*chosen, *aggregates][0]} is of asynchronous training: --mode async")
+        raise UsageError(f"{[*chosen, *aggregates][0]} needs --mode async")
     if args.mode == "auto" and args.no_stashing:
-        raise UsageError("--no-stashing is for comparisons, and never chosen: --mode async")
+        raise UsageError("--no-stashing is for comparisons and needs --mode async")
     if len(chosen) > 1:
-        raise UsageError(f"{chosen[0]} and {chosen[1]} exclude each other")
+        raise UsageError(f"use either {chosen[0]} or {chosen[1]}, not both")
     if aggregates and chosen and chosen[0] != "--vertical-sync":
         raise UsageError(
-            f"--aggregate takes the mean of versions that {chosen[0]} does not keep: leave out one"
+            f"--aggregate needs older weights, which {chosen[0]} does not keep: leave out one"
         )
 
 
 def _check_ftpipehd(args: argparse.Namespace) -> None:
     if args.mode == "async" and args.planner == "ftpipehd" and not args.local:
         if args.whole_copies is not None:
-            raise UsageError("FTPipeHD's intervals of copies are --replicate CHAIN,WHOLE")
+            raise UsageError(
+                "with --planner ftpipehd use --replicate CHAIN,WHOLE instead of --whole-copies"
+            )
         return
     wanted = {
         "--repartition": args.repartition,
@@ -294,7 +314,7 @@ def _check_ftpipehd(args: argparse.Namespace) -> None:
     }
     for name, value in wanted.items():
         if value is not None:
-            raise UsageError(f"{name} is of FTPipeHD: --mode async --planner ftpipehd")
+            raise UsageError(f"{name} needs --mode async --planner ftpipehd")
 
 
 def _ftpipehd(args: argparse.Namespace) -> Ftpipehd:

@@ -103,7 +103,7 @@ def test_a_planner_that_is_not_here_names_those_that_are(
 ) -> None:
     with pytest.raises(SystemExit):
         cli.main(["train", "x.py", "--planner", "fast"])
-    assert "no planner 'fast' here: choose from auto, hybrid, pipedream" in capsys.readouterr().err
+    assert "unknown planner 'fast': choose from auto, hybrid, pipedream" in capsys.readouterr().err
 
 
 def test_usage_found_late_is_exit_code_2(
