@@ -94,7 +94,7 @@ async def _train(room: Path, output: Output) -> float:
             if event is not None:
                 output.show(event)
             if isinstance(event, Step) and event.step == DIES_AFTER:
-                output.show(Warned(f"Killing {DIES} now, in the middle of its work."))
+                output.show(Warned(f"{DIES} is killed now, in the middle of its work"))
             if isinstance(event, Eval):
                 accuracy = event.metrics["accuracy"]
     if accuracy is None:

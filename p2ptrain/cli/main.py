@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, *, for_good: bool = False) -> int:
 
 
 def _parsed(argv: Sequence[str] | None, *, for_good: bool) -> argparse.Namespace:
-    """The command line; where it makes no sense, programs that asked for JSON are told too."""
+    """The command line; where it makes no sense, programs that asked for JSON get an event too."""
     try:
         return build_parser().parse_args(argv)
     except Misused as end:
@@ -92,8 +92,8 @@ def _run(args: argparse.Namespace, output: Output) -> int:
         if args.run is not join.run and early.release():
             raise KeyboardInterrupt
         exit_code: int = args.run(args, output)
-    except KeyboardInterrupt:
-        return _interrupted(output)
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(str(interrupt) or "p2ptrain: interrupted", output)
     except BrokenPipeError:
         return FAILED
     except SystemExit:
@@ -140,9 +140,9 @@ def _say(message: str, output: Output) -> None:
     sys.stderr.write(f"p2ptrain: error: {line}\n")
 
 
-def _interrupted(output: Output) -> int:
-    if output.writer.closed:  # we interrupted ourselves: nobody reads our output any more
+def _interrupted(line: str, output: Output) -> int:
+    if output.writer.closed:  # we interrupted ourselves: our output has no reader any more
         return FAILED
     output.close()
-    sys.stderr.write("p2ptrain: interrupted\n")
+    sys.stderr.write(f"{line}\n")
     return INTERRUPTED

@@ -1,4 +1,4 @@
-"""A plan as a person reads it: who computes what, what it costs, and who is left out. Pure."""
+"""A plan as a person reads it: who computes what, what it costs, and who is not used. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.work import plan_parts
 
-_STAGES = ("stage", "units", "device", "share", "warm-up")
+_STAGES = ("part", "layers", "device", "share", "warm-up")
 _DEVICES = ("device", "work", "peak memory", "of")
 
 
@@ -24,7 +24,7 @@ def plan_text(plan: Plan, profile: Profile, cluster: Cluster) -> str:
         aligned([_DEVICES, *_device_rows(plan, profile, cluster)]),
     ]
     if plan.left_out:
-        blocks.append(["left out:", *(f"  {out.name}: {out.reason}" for out in plan.left_out)])
+        blocks.append(["not used:", *(f"  {out.name}: {out.reason}" for out in plan.left_out)])
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
@@ -56,7 +56,7 @@ def _pieces(plan: Plan) -> str:
 
 def period(mode: Mode) -> str:
     """What `round_seconds` are the seconds of."""
-    return "mini-batch" if mode is Mode.ASYNC else "round"
+    return "mini-batch" if mode is Mode.ASYNC else "step"
 
 
 def _stage_rows(plan: Plan, profile: Profile) -> Iterator[Sequence[str]]:

@@ -15,10 +15,10 @@ from p2ptrain.cli.loading import load_training, loading
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.planners import PLANNERS, add_tiling, any_planner, check_tiling
 from p2ptrain.cli.script import load_job
-from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.cli.usage import DONE, Interrupted, UsageError
 from p2ptrain.cli.waiting import sigterm_interrupts
 from p2ptrain.errors import OptionError
-from p2ptrain.observe.events import Event, Failed, Stopped
+from p2ptrain.observe.events import Event, Failed, Step, Stopped
 
 if TYPE_CHECKING:
     from p2ptrain.training.asynchronous.delays import Asynchrony
@@ -236,14 +236,26 @@ def run(args: argparse.Namespace, output: Output) -> int:
         job = override(load_job(args.script, args.job_options), args)
     _keep_places(args, here)
     chosen = train_options(args)
-    output.show_progress(job.total_steps(args.steps))
+    steps = job.total_steps(args.steps)
+    output.show_progress(steps)
+    shown = _Shown(output)
     with sigterm_interrupts() as interrupt:
         output.writer.on_closed = interrupt
-        if args.local:
-            _train_here(job, chosen, args, output)
-        else:
-            event_loop.run(_train(job, chosen, groups.node_options(args), output))
+        try:
+            if args.local:
+                _train_here(job, chosen, args, shown)
+            else:
+                event_loop.run(_train(job, chosen, groups.node_options(args), shown))
+        except KeyboardInterrupt as error:
+            raise Interrupted(_stopped_at(shown.step, steps, args.checkpoint)) from error
     return DONE
+
+
+def _stopped_at(step: int, steps: int, checkpoint: Path | None) -> str:
+    where = f"Stopped at step {step:,} of {steps:,}."
+    if checkpoint is None:
+        return f"{where} No weights were saved: use --checkpoint DIR to be able to go on."
+    return f"{where} To go on from the last checkpoint, if there is one yet: --resume {checkpoint}"
 
 
 def _keep_places(args: argparse.Namespace, folder: Path) -> None:
@@ -386,38 +398,46 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
     )
 
 
-def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, output: Output) -> None:
+def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, shown: _Shown) -> None:
     from p2ptrain.node import train
 
     train(
         job,
         options=chosen,
-        on_event=_shown(output),
+        on_event=shown,
         state_dir=groups.state_dir(args),
         memory_bytes=args.memory,
         threads=args.threads,
     )
 
 
-async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, output: Output) -> None:
+async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, shown: _Shown) -> None:
     from p2ptrain.control.place import FixedMember
     from p2ptrain.control.server import ControlServer
     from p2ptrain.node import Node
 
     await load_training(exporting=True)
     async with (
-        Node(**node_options, role="holder", on_event=_shown(output)) as node,
+        Node(**node_options, role="holder", on_event=shown) as node,
         ControlServer(node_options["state_dir"], FixedMember(node)),
     ):
         run = await node.train(job, chosen)
         await run.result()
 
 
-def _shown(output: Output) -> Any:
-    """Show what happens; how the command ends is said by the command itself."""
+class _Shown:
+    """Shows what happens; how the command ends is said by the command itself.
 
-    def show(event: Event) -> None:
+    Attributes:
+        step: the last one that was reported.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.step = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self.step = event.step
         if not isinstance(event, Stopped | Failed):
-            output.show(event)
-
-    return show
+            self._output.show(event)

@@ -10,5 +10,9 @@ WRONG_USAGE = 2
 INTERRUPTED = 130
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with what a person should know about what was interrupted."""
+
+
 class UsageError(OptionError):
     """Wrong usage that only shows after argparse is through: exit code 2."""

@@ -12,7 +12,13 @@ from rich.text import Text
 
 from p2ptrain.net.read_form import one_line
 from p2ptrain.observe import events as ev
-from p2ptrain.observe.describe import describe, devices_text, metrics_text, plan_lines
+from p2ptrain.observe.describe import (
+    describe,
+    devices_text,
+    layers_text,
+    metrics_text,
+    plan_head,
+)
 
 
 class ConsoleRenderer:
@@ -37,7 +43,7 @@ class ConsoleRenderer:
             case ev.Step():
                 self._show_step(event)
             case ev.PlanEvent():
-                self._line(plan_lines(event)[0], "bold")  # a table's title breaks at its width
+                self._line(plan_head(event), "bold")  # a table's title breaks at its width
                 self._console.print(plan_table(event))
             case ev.Eval():
                 self._line(f"after step {event.step}: {metrics_text(event)}", "bold")
@@ -56,7 +62,8 @@ class ConsoleRenderer:
         self._progress.stop()
 
     def _line(self, text: str, style: str) -> None:
-        self._console.print(Text(_lines(text), style=style), soft_wrap=True)
+        if text:
+            self._console.print(Text(_lines(text), style=style), soft_wrap=True)
 
     def _show_step(self, event: ev.Step) -> None:
         if self._task is None:
@@ -78,20 +85,17 @@ def _lines(text: str) -> str:
     return "\n".join(map(one_line, text.split("\n")))
 
 
+def _cell(text: str) -> Text:
+    return Text(one_line(text))
+
+
 def plan_table(event: ev.PlanEvent) -> Table:
-    """The stages of a plan, then the devices left out with their reasons."""
+    """Which devices compute which layers, then the devices not used with their reasons."""
     table = Table()
-    table.add_column("stage")
-    table.add_column("devices")
-    table.add_column("units")
-    table.add_column("tensors", justify="right")
-    for index, stage in enumerate(event.stages):
-        first, end = stage.units
-        units = f"{first} to {end - 1}"
-        table.add_row(
-            str(index), Text(one_line(devices_text(stage))), units, str(len(stage.parameters))
-        )
+    table.add_column("device")
+    table.add_column("computes")
+    for stage in event.stages:
+        table.add_row(_cell(devices_text(stage)), _cell(layers_text(stage)))
     for left_out in event.left_out:
-        reason = Text(one_line(f"left out: {left_out.reason}"))
-        table.add_row("-", Text(one_line(left_out.name)), reason, "")
+        table.add_row(_cell(left_out.name), _cell(f"not used: {left_out.reason}"))
     return table

@@ -7,28 +7,27 @@ from p2ptrain.observe import events as ev
 
 _MEMBER_WORDS = {
     "alive": "is here",
-    "suspect": "does not answer, asking others about it",
-    "dead": "is gone",
+    "dead": "stopped answering",
     "left": "has left",
 }
 _PLAN_WORDS = {
-    "start": "first plan",
-    "failure": "new plan after a device was lost",
-    "drift": "new plan, speeds have changed",
-    "join": "new plan, a device has joined",
-    "leave": "new plan, a device is leaving",
+    "start": "First plan",
+    "failure": "New plan (a device was lost)",
+    "drift": "New plan (speeds have changed)",
+    "join": "New plan (a device has joined)",
+    "leave": "New plan (a device is leaving)",
 }
 
 
 _ALLOCATION_WORDS = {
-    "samples": "samples of each micro-batch",
-    "micro_batches": "whole micro-batches",
-    "tiles": "tiles of its maps",
+    "samples": "sharing the samples of each piece",
+    "micro_batches": "sharing whole pieces",
+    "tiles": "sharing the image in tiles",
 }
 
 
 def describe(event: ev.Event) -> str:
-    """`event` in a line (a plan in several), without the end of line.
+    """`event` in a line (a plan in several), without the end of line; "" where no person needs it.
 
     Texts of other devices were checked where they came in; here nothing passes that a terminal
     would obey, whatever was forgotten there.
@@ -59,13 +58,13 @@ def _describe_member(event: ev.Event) -> str:
         case ev.PairingFailed():
             return f"pairing failed: {event.message} ({event.attempts_left} tries left)"
         case ev.PairingClosed(reason=reason):
-            return f"no device can pair now: {reason}; `p2ptrain invite` opens the window again"
+            return f"No device can pair now: {reason}. To let one in, run  p2ptrain invite"
         case ev.Renamed():
-            return f"another device is called {event.previous}: this one is now {event.name}"
+            return f"{event.previous} is another device's name: this one is now {event.name}"
+        case ev.CoordinatorEvent() | ev.MemberEvent(state="suspect"):
+            return ""  # the household sorts it out by itself
         case ev.MemberEvent():
             return f"{event.name} {_MEMBER_WORDS.get(event.state, event.state)}"
-        case ev.CoordinatorEvent():
-            return f"{event.name} coordinates (term {event.term})"
         case ev.Stopped():
             return "stopped"
         case _:
@@ -81,12 +80,13 @@ def _describe_job(
         case ev.Eval():
             return f"step {event.step}  {metrics_text(event)}"
         case ev.Waiting():
-            return f"waiting for {event.waiting_for} to come back"
+            return f"Training waits until {event.waiting_for} is back."
         case ev.Failure():
-            return f"lost {event.name}"
+            return f"Lost {event.name}. The others go on without it."
         case ev.Recovered():
-            again = f", {event.replayed_steps} steps done again" if event.replayed_steps else ""
-            return f"going on after {event.seconds:.1f} s{again}"
+            again = f", {counted(event.replayed_steps, 'step')} repeated"
+            lost = f"{event.seconds:.1f} s lost{again if event.replayed_steps else ''}"
+            return f"Training goes on ({lost})."
         case ev.Done():
             return done_line(event)
 
@@ -100,7 +100,7 @@ def done_line(event: ev.Done) -> str:
     """The last line of a job."""
     kept = f", weights in {event.out}" if event.out else ""
     return (
-        f"done: {event.steps} steps in {event.seconds:.1f} s "
+        f"done: {counted(event.steps, 'step')} in {event.seconds:.1f} s "
         f"({event.samples_per_s:,.1f} samples/s){kept}"
     )
 
@@ -108,8 +108,8 @@ def done_line(event: ev.Done) -> str:
 def pairing_line(code: str) -> str:
     """How to let another device in."""
     return (
-        f"pairing code {spaced_code(code)}: on each other device run  "
-        f"p2ptrain join --code {code}  (within 10 minutes)"
+        f"Pairing code {spaced_code(code)}. On each other device run, within 10 minutes:  "
+        f"p2ptrain join --code {code}"
     )
 
 
@@ -119,36 +119,48 @@ def spaced_code(code: str) -> str:
 
 
 def plan_lines(event: ev.PlanEvent) -> list[str]:
-    """The plan: its reason, its stages, and who is left out and why."""
-    head = (
-        f"plan {event.epoch} ({_PLAN_WORDS.get(event.reason, event.reason)}): "
-        f"{_pieces(event)}, predicted {event.predicted_samples_per_s:,.1f} samples/s"
-    )
-    stages = [f"  stage {i}: {stage_text(stage)}" for i, stage in enumerate(event.stages)]
+    """The plan: its reason, who computes which layers, and who is not used and why."""
+    lines = [f"  {devices_text(stage)}: {layers_text(stage)}" for stage in event.stages]
     if event.mode_reason:
-        chosen = "without a barrier" if event.mode == "async" else "in synchronous rounds"
-        stages.append(f"  {chosen}: {event.mode_reason}")
+        lines.append(f"  --mode {event.mode} is used: {event.mode_reason}")
     if event.wire != "exact":
-        stages.append(f"  values are rounded between devices (--wire {event.wire})")
-    return [head, *stages, *(f"  left out: {o.name}: {o.reason}" for o in event.left_out)]
+        lines.append(f"  values are rounded between devices (--wire {event.wire})")
+    unused = (f"  {out.name} is not used: {out.reason}" for out in event.left_out)
+    return [plan_head(event), *lines, *unused]
+
+
+def plan_head(event: ev.PlanEvent) -> str:
+    """Why there is a plan, how a batch is computed and how fast that should be."""
+    reason = _PLAN_WORDS.get(event.reason, f"New plan ({event.reason})")
+    speed = float(f"{event.predicted_samples_per_s:.3g}")
+    return f"{reason}: {_pieces(event)}, about {speed:,.10g} samples/s"
 
 
 def _pieces(event: ev.PlanEvent) -> str:
-    if event.mode == "sync" or event.micro_batches > 1:
-        return f"{event.micro_batches} micro-batches of {event.micro_batch}"
-    return f"mini-batches of {event.micro_batch}, {len(event.stages)} under way"
+    if event.mode == "async" and event.micro_batches == 1:
+        return f"batches of {event.micro_batch}, {len(event.stages)} at a time"
+    if event.micro_batches == 1:
+        return f"batches of {event.micro_batch} in one piece"
+    return f"batches in {event.micro_batches} pieces of {event.micro_batch}"
 
 
-def stage_text(stage: ev.PlannedStage) -> str:
-    """A stage's units and devices, with shares where several devices have one."""
-    first, end = stage.units
-    return f"units {first} to {end - 1} on {devices_text(stage)}"
+def layers_text(stage: ev.PlannedStage) -> str:
+    """A stage's first and last layer that has weights, such as `layers conv1 to layer3.0`."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in stage.parameters))
+    if not layers:
+        return "layers without weights"
+    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
 
 
 def devices_text(stage: ev.PlannedStage) -> str:
-    """The devices of a stage, such as `laptop` or `laptop + pi, whole micro-batches 5:3`."""
+    """The devices of a stage, such as `laptop` or `laptop + pi (sharing whole pieces 5:3)`."""
     names = " + ".join(device.name for device in stage.devices)
     if len(stage.devices) == 1:
         return names
-    what = _ALLOCATION_WORDS.get(stage.allocation, stage.allocation)
-    return f"{names}, {what} {':'.join(str(device.share) for device in stage.devices)}"
+    how = _ALLOCATION_WORDS.get(stage.allocation, stage.allocation)
+    return f"{names} ({how} {':'.join(str(device.share) for device in stage.devices)})"
+
+
+def counted(number: int, thing: str) -> str:
+    """Such as `1 step` or `1,320 steps`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

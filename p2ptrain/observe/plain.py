@@ -30,7 +30,8 @@ class PlainRenderer:
         self._release(unless=event)
         if isinstance(event, Step):
             self._next_step_at = self._monotonic() + STEP_INTERVAL_SECONDS
-        self._writer.write(describe(event))
+        if line := describe(event):
+            self._writer.write(line)
 
     def close(self) -> None:
         """Write the last step if it was kept back."""

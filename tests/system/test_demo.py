@@ -64,15 +64,15 @@ async def test_three_devices_train_one_dies_and_the_last_line_is_the_accuracy(
     words, accuracy = lines[-1].rsplit(maxsplit=1)
     assert words == "test accuracy"
     assert 0.97 <= float(accuracy) <= 1
-    stages = [line for line in lines if line.startswith("  stage ")]
-    assert len({line.rsplit(maxsplit=1)[-1] for line in stages}) >= 3
+    stages = [line for line in lines if line.startswith("  ") and ": layer" in line]
+    assert len({line.partition(":")[0] for line in stages}) >= 3
     killed = next(number for number, line in enumerate(lines) if "is killed now" in line)
     dead = lines[killed].split()[1]
     after = lines[killed:]
-    assert [line for line in after if dead in line and "lost" in line]
-    assert len([line for line in lines if line.startswith("plan ")]) == 2
-    (plan,) = [number for number, line in enumerate(after) if line.startswith("plan ")]
-    stages = [line for line in after[plan:] if line.startswith("  stage ")]
+    assert [line for line in after if dead in line and "Lost" in line]
+    assert len([line for line in lines if " plan" in line and "pieces" in line]) == 2
+    (plan,) = [number for number, line in enumerate(after) if line.startswith("New plan")]
+    stages = [line for line in after[plan:] if line.startswith("  ") and ": layer" in line]
     assert stages
     assert not [line for line in stages if dead in line]
     assert [line for line in after[plan:] if line.startswith("step ")]

@@ -140,7 +140,10 @@ def test_local_needs_no_node(
             ["--mode", "async", "--planner", "ftpipehd", "--whole-copies", "9"],
             "use --replicate CHAIN,WHOLE",
         ),
-        (["--planner", "ftpipehd", "--replicate", "5,5"], "--replicate needs --mode async --planner ftpipehd"),
+        (
+            ["--planner", "ftpipehd", "--replicate", "5,5"],
+            "--replicate needs --mode async --planner ftpipehd",
+        ),
         (["--mode", "async", "--repartition", "5,5"], "--repartition needs --mode async"),
     ],
 )

@@ -49,12 +49,12 @@ EVENTS = [
 
 def test_without_a_barrier_a_plan_says_how_much_is_under_way() -> None:
     plan = replace(PLAN, mode="async", micro_batches=1)
-    assert "mini-batches of 16, 2 under way, predicted" in describe(plan)
-    assert "4 micro-batches of 16" in describe(replace(plan, micro_batches=4))
+    assert "batches of 16, 2 at a time, about" in describe(plan)
+    assert "4 pieces of 16" in describe(replace(plan, micro_batches=4))
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("async", "without a barrier: so"), ("sync", "in synchronous rounds: so")]
+    ("mode", "words"), [("async", "--mode async is used: so"), ("sync", "--mode sync is used: so")]
 )
 def test_a_mode_that_was_chosen_is_told_with_its_reason(mode: str, words: str) -> None:
     assert words in describe(replace(PLAN, mode=mode, mode_reason="so"))
@@ -86,20 +86,59 @@ def test_json_lines_hold_no_nan() -> None:
     assert out.getvalue().count("\n") == 1
 
 
-def test_every_event_has_words() -> None:
+def test_events_have_words_unless_the_household_sorts_them_out_by_itself() -> None:
+    silent = (ev.CoordinatorEvent(name="pi", term=3), ev.MemberEvent(name="pi", state="suspect"))
     for event in EVENTS:
-        assert describe(event)
+        assert bool(describe(event)) is (event not in silent)
         assert "{" not in describe(event)
 
 
 def test_a_plan_says_who_is_left_out_and_why() -> None:
     lines = describe(PLAN).splitlines()
-    assert lines[0].startswith("plan 1 (first plan): 4 micro-batches of 16")
-    assert lines[1:] == [
-        "  stage 0: units 0 to 2 on laptop",
-        "  stage 1: units 3 to 4 on pi + tv, samples of each micro-batch 10:6",
-        "  left out: [red]phone: slower than its share would take",
+    assert lines == [
+        "First plan: batches in 4 pieces of 16, about 1,230 samples/s",
+        "  laptop: layer 0",
+        "  pi + tv (sharing the samples of each piece 10:6): layer 4",
+        "  [red]phone is not used: slower than its share would take",
     ]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        (("conv1.weight", "conv1.bias", "layer3.0.bn.weight"), "layers conv1 to layer3.0.bn"),
+        (("scale",), "layer scale"),
+        ((), "layers without weights"),
+    ],
+)
+def test_a_part_is_named_by_its_layers(parameters: tuple[str, ...], text: str) -> None:
+    plan = replace(PLAN, stages=(replace(PLAN.stages[0], parameters=parameters),))
+    assert describe(plan).splitlines()[1] == f"  laptop: {text}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"), [(0, "(0.3 s lost)"), (1, "1 step repeated"), (2, "2 steps repeated")]
+)
+def test_a_recovery_says_what_it_cost(steps: int, text: str) -> None:
+    event = ev.Recovered(
+        epoch=2,
+        seconds=0.3,
+        replayed_steps=steps,
+        resumed_seconds=0.2,
+        planning_seconds=0.1,
+        moved_bytes=5,
+        version=4,
+    )
+    assert text in describe(event)
+
+
+def test_an_election_is_no_line() -> None:
+    out, screen = io.StringIO(), io.StringIO()
+    renderers = PlainRenderer(LineWriter(out)), ConsoleRenderer(Console(file=screen))
+    for renderer in renderers:
+        renderer.show(ev.CoordinatorEvent(name="pi", term=3))
+        renderer.close()
+    assert out.getvalue() + screen.getvalue().strip() == ""
 
 
 def test_plain_lines_hold_at_most_a_step_a_second_and_the_last_one() -> None:
