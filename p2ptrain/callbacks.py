@@ -89,7 +89,7 @@ class CallWatch:
                     said.add(since)
                     self._warn(
                         f"on_event, at the event {event!r}, has not returned for {seconds:.0f} s: "
-                        "nothing of this device goes on meanwhile. Do what takes long in a thread"
+                        "everything on this device waits for it. Do long work in a thread"
                     )
 
 

@@ -58,7 +58,7 @@ LEAVE_SECONDS = 30.0
 """Longest wait until the others have taken over what this device did for them."""
 LINK_SECONDS = 3.0
 """For the measuring of one link: several may be slow, and somebody waits."""
-_OUTSIDE = "this node is not in the household: use it as an async context"
+_OUTSIDE = "this node has not joined: use it with  async with p2ptrain.Node() as node"
 
 
 class Node:
@@ -147,7 +147,7 @@ class Node:
             UserError: another process has the state folder, and does not step aside.
         """
         if self._has_begun:
-            raise OptionError("a node joins once: make another one to join again")
+            raise OptionError("a node can join only once: make a new p2ptrain.Node")
         self._has_begun = True
         torch_version.check()
         keep_freed_memory()

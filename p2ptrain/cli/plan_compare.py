@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from p2ptrain.cli.planners import PLANNERS
-from p2ptrain.cli.tables import aligned, size_text
+from p2ptrain.cli.tables import aligned
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.size_text import size_text
 
 _TITLES = (
     *("planner", "seconds", "samples/s", "of auto", "stages", "devices"),

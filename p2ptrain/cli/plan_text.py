@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from p2ptrain.cli.tables import aligned, size_text
+from p2ptrain.cli.tables import aligned
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.plan.cluster import Cluster
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.work import plan_parts
+from p2ptrain.size_text import size_text
 
 _STAGES = ("part", "layers", "device", "share", "warm-up")
 _DEVICES = ("device", "work", "peak memory", "of")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain.cli import groups, options
 from p2ptrain.cli.files import naming, read_cluster, read_plan, read_profile, write_whole
 from p2ptrain.cli.output import Output
-from p2ptrain.cli.tables import aligned, size_text
+from p2ptrain.cli.tables import aligned
 from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.size_text import size_text
 
 if TYPE_CHECKING:
     from p2ptrain.plan.cluster import Cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import filesize
+from p2ptrain.size_text import size_text
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -24,11 +24,6 @@ def words(values: Mapping[str, Any]) -> str:
         for key, value in values.items()
         if value is not None and not isinstance(value, Mapping | list | tuple)
     )
-
-
-def size_text(size_bytes: int) -> str:
-    """Such as `410.0 MB`."""
-    return filesize.decimal(size_bytes)
 
 
 def _phrase(key: str, value: Any) -> str:

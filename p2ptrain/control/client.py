@@ -99,7 +99,7 @@ class ControlClient:
 
     async def abandoned(self) -> None:
         """Wait until the member that has stepped aside is gone: nobody will come back."""
-        assert self._lent is not None, "the member has not stepped aside"
+        assert self._lent is not None, "p2ptrain join on this device does not give up its place"
         while not self._lent.closed:
             await self._lent.receive()  # it has nothing more to say
 
@@ -139,9 +139,13 @@ class ControlClient:
         except aiohttp.ClientConnectorError as error:
             raise not_running(self._folder) from error
         except TimeoutError as error:
-            raise UserError(f"the member (process {self._record.pid}) does not answer") from error
+            raise UserError(
+                f"p2ptrain on this device (process {self._record.pid}) does not answer"
+            ) from error
         except (aiohttp.ClientError, aiohttp.WSMessageTypeError, *_NO_ANSWER) as error:
-            raise UserError(f"the member stopped before it answered ({error})") from error
+            raise UserError(
+                f"p2ptrain on this device stopped before it answered ({error})"
+            ) from error
 
 
 async def _give_back(socket: aiohttp.ClientWebSocketResponse, loan: Loan) -> None:

@@ -103,13 +103,13 @@ class Lender:
         """
         if self._lent is not None:
             raise UserError(
-                "another program on this device has its place in the household: wait until it ends"
+                "another p2ptrain on this device is in the household now: wait until it ends"
             )
         holder = self.member.trains_for() if self.member is not None else None
         if holder is not None:
             raise UserError(
-                f"this device has a part in the job of {holder}, which would fail without it: "
-                "wait until it has ended (`p2ptrain status` shows it), or train with --local"
+                f"this device is computing for {holder}'s training: wait until that ends "
+                "(`p2ptrain status` shows it), or train with --local"
             )
         self._lent = asyncio.get_running_loop().create_future()
         self.given_back.clear()

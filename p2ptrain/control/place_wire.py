@@ -52,8 +52,7 @@ def read_place(fields: object, now: float) -> Place:
         said = read_form(_Said, fields, "a place", extra=True)
     except ProtocolError as error:
         raise UserError(
-            "the member on this device answers in a way that this version does not know: stop "
-            "`p2ptrain join` and start it again"
+            "the running p2ptrain join is another version: stop it and start it again"
         ) from error
     return Place(said.name, said.port, _window(said.window, now))
 

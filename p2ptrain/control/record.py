@@ -75,6 +75,6 @@ def remove_record(folder: Path, record: ControlRecord) -> None:
 def not_running(folder: Path) -> NotRunning:
     """The error of a command that needs a running member."""
     return NotRunning(
-        f"no member runs with the state folder {folder}: start `p2ptrain join`, "
-        "or give the --state-dir of the one that runs"
+        "p2ptrain is not running on this device. Start it: p2ptrain join. (If you started it "
+        f"with --state-dir, give the same here; now it is {folder}.)"
     )

@@ -135,7 +135,9 @@ class ControlServer:
 
     def _member(self) -> Member:
         if self._host.member is None:
-            raise UserError("the member is starting or stopping: try again in a moment")
+            raise UserError(
+                "p2ptrain on this device is starting or stopping: try again in a moment"
+            )
         return self._host.member
 
     async def _status(self, request: web.Request) -> web.Response:

@@ -132,7 +132,7 @@ async def _watch(member: DeviceProcess) -> None:
     async for _ in member.events():
         pass
     await _expect_success(member)
-    raise UserError(f"the device {member.name} ended before the training did")
+    raise UserError(f"{member.name} ended before the training did")
 
 
 async def _expect_success(device: DeviceProcess) -> None:
@@ -140,6 +140,6 @@ async def _expect_success(device: DeviceProcess) -> None:
     if exit_code != 0:
         words = device.stderr[-1] if device.stderr else "it said nothing"
         raise UserError(
-            f"the device {device.name} ended with exit code {exit_code}: "
+            f"{device.name} ended with exit code {exit_code}: "
             f"{words.removeprefix('p2ptrain: error: ')}"
         )

@@ -65,6 +65,6 @@ class AddressKeeper:
         try:  # the next process may write the same file: this thread must be done
             await to_the_end(partial(self._file.save_addresses, addresses))
         except UserError as error:
-            self._warn(f"{error}: after its next start this device may find others more slowly")
+            self._warn(f"{error}: after its next start this device may take longer to find others")
         else:
             self._kept = addresses

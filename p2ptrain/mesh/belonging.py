@@ -123,8 +123,8 @@ class Belonging:
             self._parts.connections.keep(device_id)
         if code is not None and self._parts.codes.is_spent(code):
             self._parts.notices.warn(
-                "a device that was removed may know the code of this start, so nobody can pair "
-                "with it: leave it out, or run `p2ptrain invite` for a new one"
+                "a removed device may know this code, so it does not count any more: leave out "
+                "--code, or run `p2ptrain invite` for a new one"
             )
             code = None
         if code is not None:
@@ -152,7 +152,8 @@ class Belonging:
             write()
         except UserError as error:  # a full disk
             self._parts.notices.warn(
-                f"{error}: after the next start a code that is known to a removed device may count"
+                f"{error}: after the next start a removed device may be able to pair with an old "
+                "code"
             )
 
     async def _tell_of_end(self, window: Window) -> None:

@@ -283,7 +283,7 @@ class Connections:
         waiting = [link for link in dialled if link.theirs is None]
         if len(waiting) >= WAITING_LIMIT:
             self._forget(waiting[0])  # at once: several may come before it has ended
-            waiting[0].link.abort("the device has dialled too often")
+            waiting[0].link.abort("the device connects too often")
 
     def _forget(self, link: PeerLink) -> None:
         """A timer would keep it longer, and it may be one of many with large buffers."""

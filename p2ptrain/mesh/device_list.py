@@ -64,9 +64,9 @@ def find_device(name: str, devices: Sequence[Device]) -> Device:
     if not found and len(name) >= ID_DIGITS_LEAST:
         found = [device for device in devices if device.id.startswith(name)]
     if not devices:
-        raise UserError(f"no trusted device is called {name!r}: this device trusts no other one")
+        raise UserError(f"no paired device is called {name!r}: no other device is paired")
     if len(found) != 1:
         known = ", ".join(f"{d.name} ({d.id[:ID_DIGITS_LEAST]})" for d in devices)
-        many = "several trusted devices are" if found else "no trusted device is"
+        many = "several paired devices are" if found else "no paired device is"
         raise UserError(f"{many} called {name!r}: give a name or the digits of an id of {known}")
     return found[0]

@@ -61,7 +61,7 @@ class GivenPeers:
         try:
             found = await self._hooks.resolve(peer)
         except LinkClosed as error:  # what was known of it before may still be right
-            self._hooks.warn(f"{error}: it is looked up again while devices are missing")
+            self._hooks.warn(f"{error}: trying again while devices are missing")
             return
         if found != self._known.get(peer):
             self._known[peer] = found

@@ -80,13 +80,13 @@ class Guard:
         reason = printable(judgement.reason, _REASON_LIMIT_CHARACTERS)
         log.warning("conduct", name=name, id=peer_id[:16], step=judgement.step.name.lower())
         if judgement.step is Step.WARN:
-            text = f"{name} {reason}: if that goes on, this device ends its link to it"
+            text = f"{name} {reason}: if that goes on, this device stops talking to it"
             self._hooks.emit(Warned(text, name))
             return
         self._cut_off[peer_id] = reason
         text = (
-            f"{name} {reason}: this device has ended its link to it, and listens to it "
-            f"no more until it starts again; `p2ptrain remove {name}` throws it out everywhere"
+            f"{name} {reason}: this device does not talk to it any more, until this device starts "
+            f"again; `p2ptrain remove {name}` removes it from the household"
         )
         self._hooks.emit(Warned(text, name))
         self._hooks.soon(lambda: self._hooks.cut_off(peer_id))

@@ -126,7 +126,7 @@ def _named(name: str, available: Sequence[Address]) -> list[str]:
     found = [a.ip for a in available if name in (a.interface, a.ip, without_scope(a.ip))]
     if not found:
         there = ", ".join(f"{a.interface} ({a.ip})" for a in available) or "none"
-        raise OptionError(f"there is no interface {name!r} that is up; there are: {there}")
+        raise OptionError(f"there is no network interface {name!r} that is up; there are: {there}")
     return found
 
 

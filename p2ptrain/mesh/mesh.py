@@ -189,8 +189,8 @@ class NetworkMesh:
         self._emit(Ready(self.name, self.self_id, self.address, self.port))
         if self._is_new and self._trust.trusted:
             self._notices.warn(
-                f"{IDENTITY_FILE} was not in the state folder: this device has another identity "
-                "from now on, and has to be paired anew"
+                f"{IDENTITY_FILE} was not in the state folder: this device has a new identity "
+                "now, and has to be paired again"
             )
         self._roster.start()
         self.belonging.start(self._code, self._config.window)
@@ -466,7 +466,9 @@ class NetworkMesh:
         try:
             self._file.keep_term(term)
         except UserError as error:
-            self._notices.warn(f"{error}: this device goes on; make room before it starts again")
+            self._notices.warn(
+                f"{error}: this device goes on, but free some disk space before its next start"
+            )
 
     def _fail(self, error: UserError) -> None:
         """End this device's membership with `error`."""

@@ -113,4 +113,4 @@ class NameKeeper:
         self._hooks.emit(Renamed(name, previous))
 
     def _warn(self, error: UserError) -> None:
-        self._hooks.warn(f"{error}: names may be those of before after the next start")
+        self._hooks.warn(f"{error}: after the next start devices may have older names")

@@ -36,6 +36,6 @@ class Notices:
     def distrusted(self, peer_id: str) -> None:
         """A device that this one was connected to has removed it."""
         self.warn(
-            f"{self._name_of(peer_id)} does not trust this device any more: to come back, run "
+            f"{self._name_of(peer_id)} does not accept this device any more. To come back, run "
             "`p2ptrain invite` there and start this one with that --code"
         )

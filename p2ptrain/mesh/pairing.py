@@ -310,10 +310,12 @@ def _refused(said: _Refused) -> PairingError | VersionMismatch:
         case "version":
             return VersionMismatch(mismatch(said.version, said.software))
         case "closed":
-            return WindowClosed("the other device takes no codes now: run `p2ptrain invite` there")
+            return WindowClosed(
+                "the other device does not accept a code now: run `p2ptrain invite` on it"
+            )
         case "busy":
-            return Busy("the other device's own attempt to pair goes on")
+            return Busy("the other device is pairing with this one already")
         case "wrong code":
-            why = "the code is wrong: type the one that the other device shows"
+            why = "the code is wrong: give the one that the other device shows"
             return WrongCode(why, said.tries_left)
-    return PairingError("the other device broke the pairing off")
+    return PairingError("the other device stopped the pairing")

@@ -110,7 +110,7 @@ class PairingDialer:
         except WindowClosed as error:
             self._later(key, str(error))
             if self._service.is_open:  # else the answer is our own
-                self._warn(f"the device at {addresses[0][0]} cannot be paired with: {error}")
+                self._warn(f"pairing with {addresses[0][0]} failed: {error}")
         except (BrokenOff, Busy, LinkClosed, socket.gaierror) as error:
             self._later(key, str(error))
         except WrongCode:
@@ -118,7 +118,7 @@ class PairingDialer:
         except PeerError as error:
             log.info("pairing_failed", device=key[:16], why=str(error))
             self._forget(addresses)
-            self._warn(f"pairing with the device at {addresses[0][0]} failed: {error}")
+            self._warn(f"pairing with {addresses[0][0]} failed: {error}")
         finally:
             self._running.pop(key, None)
             self._wake.set()

@@ -124,7 +124,7 @@ class PairingService:
         """A device was removed: forget the code, which it knows."""
         was_open, self.window = self.is_open, None
         if was_open:
-            self._say_closed("a device was removed, which knows the code")
+            self._say_closed("a removed device knows the code")
 
     def time_passed(self) -> None:
         """Say so once the window's time is over; harmless when repeated."""
@@ -150,14 +150,14 @@ class PairingService:
         except (Busy, WindowClosed, WrongCode, VersionMismatch) as error:
             log.info("pairing_refused", address=channel.address, why=str(error))
             if isinstance(error, VersionMismatch):
-                self._hooks.warn(f"the device at {channel.address} cannot pair: {error}")
+                self._hooks.warn(f"{channel.address} could not pair with this device: {error}")
             await _send_last(channel, refusal(error, self._tries_left()))
         except PeerError as error:
             log.info("pairing_broken_off", address=channel.address, why=str(error))
             if isinstance(error, NotPaired):
                 self._hooks.warn(
-                    f"pairing with a device at {channel.address} failed, as it did not prove its "
-                    "own key: something between the two devices may change what they say"
+                    f"pairing with a device at {channel.address} failed, because it did not prove "
+                    "its key: something in the network may change what the devices send"
                 )
             channel.abort("the pairing failed")
         finally:
@@ -220,9 +220,9 @@ class PairingService:
         if client_id == self._identity.id:
             raise PairingError("a device cannot pair with itself")
         if client_id in self._serving:
-            raise Busy("an attempt of that device is under way")
+            raise Busy("that device is pairing already")
         if client_id in self._dialling and self._identity.id < client_id:
-            raise Busy("our own attempt to pair with that device goes on")
+            raise Busy("this device is pairing with it already")
         if not self._may_come(client_id):
             raise WindowClosed("that device was removed: run `p2ptrain invite` to let it in again")
         self._serving[client_id] = server
@@ -258,10 +258,11 @@ class PairingService:
 
     def _open_window(self) -> Window:
         if self.window is None:
-            raise WindowClosed("this device takes no codes now")
+            raise WindowClosed("this device does not accept a code now")
         if not self.is_open:
             raise WindowClosed(
-                f"this device takes no codes now: {self.window.why_closed(self._hooks.now())}"
+                "this device does not accept a code now: "
+                f"{self.window.why_closed(self._hooks.now())}"
             )
         return self.window
 
@@ -274,7 +275,7 @@ class PairingService:
         """
         window = self._open_window()
         if self._guesses >= window.tries_left:
-            raise Busy("other attempts may use up the tries that are left")
+            raise Busy("other devices are trying codes now, and few tries are left")
         return window
 
     def _count_broken_off(self, device: str, error: BrokenOff) -> None:
@@ -321,7 +322,7 @@ async def _answer_to_guess(channel: PairingChannel, client: Client) -> bytes:
     except WrongCode:
         raise
     except PeerError as error:
-        raise BrokenOff(f"the other device broke the pairing off: {error}") from error
+        raise BrokenOff(f"the other device stopped the pairing: {error}") from error
 
 
 async def _message(channel: PairingChannel) -> bytes:

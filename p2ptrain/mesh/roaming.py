@@ -120,10 +120,10 @@ class RoamingDiscovery:
     ) -> None:
         ips = self._begun_on = self._own.ips
         if not ips:
-            self._warn("this device has no network now: it looks for others once it has one")
+            self._warn("No network: waiting for one.")
             return
         if all(map(_is_loopback, ips)):
-            self._warn("this device has no network now: only its own processes find each other")
+            self._warn("No network: only programs on this device find each other.")
         self._inner = self._make(ips)
         try:
             await self._inner.start(device_id, port, on_found)

@@ -34,4 +34,4 @@ async def follow(
         try:
             move(own.ips)
         except OptionError as error:  # tried again at the next look
-            warn(f"{error}: others cannot dial this device there")
+            warn(f"{error}: other devices cannot connect there")

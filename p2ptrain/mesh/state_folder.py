@@ -62,7 +62,7 @@ class StateFolder:
             if _open_to_others(file):
                 raise UserError(
                     f"{file} can be read by other users of this machine: run "
-                    f"`chmod 600 {file}`, and pair anew if somebody may have copied it"
+                    f"`chmod 600 {file}`, and pair again if another user may have copied it"
                 )
             return file.read_bytes()
         except OSError as error:
@@ -162,7 +162,7 @@ class BrokenFile(UserError):
     def __init__(self, file: Path, why: str) -> None:
         super().__init__(
             f"{file} is broken ({why}): restore it from a copy, or remove it and pair this device "
-            "anew"
+            "again"
         )
         self.file = file
         self.why = why

@@ -105,11 +105,11 @@ class TrustExchange:
             verdict = self._store.take(record)
         except UserError as error:  # a full disk
             if not self._store.is_removed(about.id):
-                self._hooks.warn(f"{error}: {about.name} stays a stranger to this device")
+                self._hooks.warn(f"{error}: {about.name} is not paired with this device yet")
                 return None, str(error)
             self._hooks.warn(
-                f"{error}: {about.name}, which was removed, may come back to this device for a "
-                "moment after the next start"
+                f"{error}: {about.name} was removed, but may come back for a moment after the "
+                "next start"
             )
             return self._store.book[about.id], "removed"
         if verdict.too_many:

@@ -31,7 +31,7 @@ def normalised_code(text: str) -> str:
     digits = text.translate(str.maketrans("", "", " -\N{NO-BREAK SPACE}\N{EN DASH}\t"))
     if len(digits) != CODE_DIGITS or not (digits.isascii() and digits.isdigit()):
         raise OptionError(
-            f"a pairing code is {CODE_DIGITS} digits, such as 1234-5678; type the one that the "
+            f"a pairing code is {CODE_DIGITS} digits, such as 1234-5678; give the one that the "
             "other device shows"
         )
     return digits

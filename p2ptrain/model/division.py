@@ -87,5 +87,5 @@ def _nodes(description: ModelDescription, unit: int) -> Sequence[Node]:
 def _named(description: ModelDescription, units: Sequence[int]) -> str:
     first = description.units[units[0]].name
     if len(units) == 1:
-        return f"unit {first}"
-    return f"unit {first} and {len(units) - 1} more"
+        return f"layer {first}"
+    return f"layer {first} and {len(units) - 1} more"

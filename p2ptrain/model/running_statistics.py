@@ -73,7 +73,7 @@ def written_buffers(description: ModelDescription, first: int, end: int) -> dict
         if new is None or description.tensors_by_name[name].kind is TensorKind.PARAMETER:
             unit = next(u for u in description.units[first:end] if index < u.train[1])
             raise NotShareable(
-                f"training changes {name} in unit {unit.name} in a way that devices cannot add up"
+                f"training changes {name} in layer {unit.name} in a way that devices cannot add up"
             )
         written[name] = _both(name, written.get(name), new)
     return written

@@ -32,6 +32,7 @@ from p2ptrain.model.own_backward import OWN_BACKWARD, own_backward
 from p2ptrain.model.packed import CHECKED, noted_steps
 from p2ptrain.model.program import Program
 from p2ptrain.model.values import ValueDescription
+from p2ptrain.size_text import size_text
 
 MOST_WORK = 1e16
 """Arithmetic of one unit's forward: months of a small computer's."""
@@ -152,7 +153,7 @@ def refuse_too_large(description: ModelDescription, batch: int, offered_bytes: i
     states = [_sizes_of_state(description, unit, unit + 1) for unit in units]
     for unit, sizes in zip(units, states, strict=True):
         drawn = sum(sizes) + 2 * max(sizes, default=0)
-        _fit(f"unit {description.units[unit].name}", max(drawn, 2 * sum(sizes)), memory_bytes)
+        _fit(f"layer {description.units[unit].name}", max(drawn, 2 * sum(sizes)), memory_bytes)
     needs = needs_of(description, 0, len(units), "train", batch)
     if sum(need.work for need in needs) > MEASURED_WORK:
         raise TooLarge("the model would be measured for hours, even with the fewest samples")
@@ -160,7 +161,7 @@ def refuse_too_large(description: ModelDescription, batch: int, offered_bytes: i
     for unit, need in enumerate(needs):
         values = need.peak_bytes - kept_before
         kept_before += need.kept_bytes
-        where = f"unit {description.units[unit].name} with {batch} samples"
+        where = f"layer {description.units[unit].name} with {batch} samples"
         _fit(where, 2 * need.state_bytes + values, memory_bytes)
 
 
@@ -200,14 +201,15 @@ def _sizes_of_state(description: ModelDescription, first: int, end: int) -> list
 def _fit(what: str, needed_bytes: int, memory_bytes: int) -> None:
     if needed_bytes > memory_bytes:
         raise TooLarge(
-            f"the model does not fit: {what} takes {needed_bytes >> 20} MiB of memory, and this "
-            f"device offers {memory_bytes >> 20} MiB"
+            f"the model does not fit: {what} needs {size_text(needed_bytes)}, and this device may "
+            "use "
+            f"{size_text(memory_bytes)}"
         )
 
 
 def _limit(size_bytes: int, what: str) -> None:
     if size_bytes > _MOST_BYTES:
-        raise TooLarge(f"the model fits no device: {what} takes more than {_MOST_BYTES >> 40} TiB")
+        raise TooLarge(f"the model fits no device: {what} needs more than {size_text(_MOST_BYTES)}")
 
 
 def _made(tensor: TensorDescription) -> Tensor:

@@ -265,7 +265,7 @@ class Listener:
             return self._door.make_link(certificate_id(certificate_der))
         channel = PairingChannel(host)
         if self._door.on_unpaired is None:
-            raise PeerError("this device takes no unpaired connections now")
+            raise PeerError("this device pairs with no device now")
         channel.expire_after(self._settings.handshake_seconds)
         return channel
 

@@ -357,5 +357,5 @@ def _explain(error: ssl.SSLError) -> PeerError:
     """Our error for what OpenSSL says; an alert about a certificate means the trust is missing."""
     reason = error.reason or str(error)
     if any(sign in reason for sign in _TRUST_REASONS):
-        return NotPaired(f"the devices do not trust one another ({reason}): pair them again")
+        return NotPaired(f"the devices are not paired ({reason}): pair them again")
     return LinkClosed(f"TLS failed: {reason}")

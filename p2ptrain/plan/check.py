@@ -10,6 +10,7 @@ from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.work import ROUNDING, plan_parts
+from p2ptrain.size_text import size_text
 
 
 def check_plan(plan: Plan, profile: Profile, cluster: Cluster, *, private: bool = False) -> None:
@@ -21,7 +22,7 @@ def check_plan(plan: Plan, profile: Profile, cluster: Cluster, *, private: bool 
     """
     end = plan.stages[-1].units[1]
     if end != len(profile.units):
-        raise OptionError(f"plan.stages: they end at unit {end}, of {len(profile.units)} units")
+        raise OptionError(f"plan.stages: they end at layer {end}, of {len(profile.units)} layers")
     _check_devices(plan, cluster)
     _check_holder(plan, cluster.holder.name, private=private)
 
@@ -33,7 +34,7 @@ def _check_devices(plan: Plan, cluster: Cluster) -> None:
     for name in sorted(named - known):
         raise OptionError(f'plan: device "{name}" is not in the cluster')
     for name in sorted(known - named):
-        raise OptionError(f'plan.left_out: device "{name}" is in no stage and not left out')
+        raise OptionError(f"plan.left_out: {name} is in no stage and not left out")
 
 
 def _check_holder(plan: Plan, holder: str, *, private: bool) -> None:
@@ -56,8 +57,8 @@ def check_memory(peak_bytes: Mapping[str, int], cluster: Cluster) -> None:
         if needed > device.memory_bytes:
             missing = needed - device.memory_bytes
             raise PlanError(
-                f'device "{device.name}" would need {needed} bytes and has {device.memory_bytes}: '
-                f"{missing} bytes missing"
+                f"{device.name} would need {size_text(needed)} and has "
+                f"{size_text(device.memory_bytes)}: {size_text(missing)} missing"
             )
 
 
@@ -70,16 +71,16 @@ def check_request(plan: Plan, profile: Profile, request: PlanRequest) -> None:
     parts = plan_parts(plan, profile)
     for name in sorted(request.required - parts.keys()):
         raise PlanError(
-            f'{planner} gives device "{name}" no part, and it must have one: try --planner auto'
+            f"{planner} does not use {name}, which --require asks for: try --planner auto"
         )
     if request.only is not None:
         for name in sorted(parts.keys() - request.only):
-            raise PlanError(f'{planner} uses device "{name}", which the request does not allow')
+            raise PlanError(f"{planner} uses {name}, which must not be used")
     for name, cap in sorted(request.caps.items()):
         if parts.get(name, 0.0) > cap + ROUNDING:
             raise PlanError(
-                f'{planner} gives device "{name}" {parts[name]:.3f} of the round\'s work, more '
-                f"than its cap of {cap:g}: raise the cap or try --planner auto"
+                f"{planner} gives {name} {parts[name]:.3f} of the work, more than its "
+                f"--cap of {cap:g}: raise it or try --planner auto"
             )
     _check_groups(plan, request)
 
@@ -92,11 +93,11 @@ def _check_groups(plan: Plan, request: PlanRequest) -> None:
             continue
         if not request.groups:
             raise PlanError(
-                f'planner "{plan.planner}" gives stage {p} {len(stage.devices)} devices, and the '
-                "request allows one device a stage: try --planner auto"
+                f'planner "{plan.planner}" gives part {p} to {len(stage.devices)} devices, and '
+                "only one is allowed: try --planner auto"
             )
         if stage.allocation not in request.allocations:
             raise PlanError(
-                f'planner "{plan.planner}" divides {stage.allocation} in stage {p}, which the '
-                "request does not allow: try --planner auto"
+                f'planner "{plan.planner}" divides {stage.allocation} in part {p}, which is not '
+                "allowed: try --planner auto"
             )

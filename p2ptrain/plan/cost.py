@@ -50,7 +50,7 @@ class CostModel:
         updates_ahead: bool = True,
     ) -> None:
         if overlap and mode is Mode.ASYNC:
-            raise OptionError("overlap is known of synchronous rounds only, not of mode async")
+            raise OptionError("overlap works with mode sync only")
         self.profile = profile
         self.mode = mode
         self.weights = weights

@@ -66,15 +66,17 @@ def choose(
     gain = rounds_seconds / (free_seconds * factor)
     mode = Mode.ASYNC if gain >= LEAST_GAIN else Mode.SYNC
     found = (
-        f"an update takes {rounds_seconds:.3g} s in rounds and {free_seconds:.3g} s without a "
-        f"barrier, where {factor:.3g} times as many lead to the same accuracy, as weights are "
-        f"{sum(late) / len(late):.3g} updates old on average"
+        f"a step takes {rounds_seconds:.3g} s with sync and {free_seconds:.3g} s with async, "
+        f"which needs {factor:.3g} times as many steps for the same accuracy, because its weights "
+        f"are {sum(late) / len(late):.3g} steps old on average"
     )
     if mode is Mode.ASYNC:
-        return Choice(mode, f"{found}: {gain:.2f} times sooner there")
+        return Choice(mode, f"{found}: async is {gain:.2f} times faster")
     if gain > 1:
-        return Choice(mode, f"{found}: {gain:.2f} times sooner there is too little to give up")
-    return Choice(mode, f"{found}: {1 / gain:.2f} times sooner in rounds")
+        return Choice(
+            mode, f"{found}: async is {gain:.2f} times faster, which is too little to use it"
+        )
+    return Choice(mode, f"{found}: sync is {1 / gain:.2f} times faster")
 
 
 def chosen(rounds: Plan, rounds_seconds: float, free: Plan, weights: Weights) -> Plan:

@@ -236,7 +236,7 @@ def _check_tiles(plan: Plan, stage: PlannedStage, where: str) -> None:
         raise OptionError(f"{where}.held: the backward of a tiled stage is not split")
     if tiling.units != stage.units[1]:
         raise OptionError(
-            f"{where}.groups: they end at unit {tiling.units}, the stage at {stage.units[1]}"
+            f"{where}.groups: they end at layer {tiling.units}, the stage at {stage.units[1]}"
         )
     found = sum(device.share for device in stage.devices)
     if found != tiling.tiles or any(device.share < 1 for device in stage.devices):

@@ -68,8 +68,9 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     cost = cost_model(profile, cluster, request)
     if request.schedule is Schedule.ZERO_BUBBLE and not cost.can_split:
         raise OptionError(
-            "schedule zero-bubble: no profile says what part of a backward is gradients of weights "
-            '(times[size]["weight"]): profile the model again'
+            "this profile has no "
+            '"weight" times, which --schedule zero-bubble needs: make it again with p2ptrain '
+            "profile"
         )
     question = _question(cost, request)
     try:
@@ -136,7 +137,9 @@ def plan_of(cost: CostModel, planner: str, answer: Answer) -> Plan:
             simulation.round_seconds, simulation.samples_per_s, simulation.peak_bytes
         ),
         left_out=tuple(
-            LeftOut(cost.name(device), answer.reasons.get(device, "the request does not allow it"))
+            LeftOut(
+                cost.name(device), answer.reasons.get(device, "--exclude or --require forbid it")
+            )
             for device in unused
         ),
         found_by=answer.found_by,
@@ -192,8 +195,8 @@ def _check_caps(caps: Mapping[int, float], devices: tuple[int, ...]) -> None:
     together = sum(caps.get(device, 1.0) for device in devices)
     if together < 1 - ROUNDING:
         raise PlanError(
-            f"the caps of all devices that may take part sum to {together:.3g}, so no plan can "
-            "hold a whole round's work: raise a cap or allow another device"
+            f"the --cap values of all devices together allow only {together:.3g} of the work: "
+            "raise one, or allow another device"
         )
 
 
@@ -202,8 +205,8 @@ def _allowed(cost: CostModel, request: PlanRequest) -> tuple[int, ...]:
         return tuple(range(len(cost.devices)))
     allowed = sorted(cost.index(name) for name in request.only)
     if not allowed:
-        raise PlanError("no device is left that the plan may use")
+        raise PlanError("no device is left to use: exclude fewer")
     if request.private and cost.holder not in allowed:
         name = cost.name(cost.holder)
-        raise PlanError(f'with --private the plan needs the data holder "{name}"')
+        raise PlanError(f"with --private the plan needs {name}, which has the data")
     return tuple(allowed)

@@ -96,16 +96,14 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         if (self.grid or self.groups_of_units) and self.planner != "tiles":
-            raise OptionError(
-                f'a grid and groups of units are for planner tiles, not for "{self.planner}"'
-            )
+            raise OptionError(f"grid and groups are for planner tiles, not for {self.planner}")
         if self.batch_size < 1:
             raise OptionError(f"batch_size must be at least 1, found {self.batch_size}")
         check_samples("batch_size", self.batch_size)
         if not 0 < self.effort <= 1:
             raise OptionError(f"effort must lie above 0 and at most 1, found {self.effort}")
         if self.mode is Mode.ASYNC and self.schedule not in (None, Schedule.ONE_F_ONE_B):
-            raise OptionError(f"schedule {self.schedule} is of synchronous rounds, not mode async")
+            raise OptionError(f"schedule {self.schedule} works with mode sync only")
         if self.groups and not self.allocations:
             raise OptionError("groups must be allowed some way to divide their work, or forbidden")
         for name, cap in sorted(self.caps.items()):
@@ -113,7 +111,7 @@ class PlanRequest:
                 raise OptionError(f'the cap of "{name}" must lie above 0 and at most 1: {cap}')
         excluded = self.required - self.only if self.only is not None else frozenset()
         for name in sorted(excluded):
-            raise OptionError(f'device "{name}" must take part, and is not among those that may')
+            raise OptionError(f"{name} is required, but it is excluded")
 
     @property
     def wanted_schedule(self) -> Schedule:

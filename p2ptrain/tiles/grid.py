@@ -193,10 +193,10 @@ class GroupLayout:
                 network, group = self.grid.network, self.group
                 first, last = network.units[group.first], network.units[group.end - 1]
                 tiles = [end - first for first, end in pairwise(lines)]
-                who = f"units {first.name} to {last.name} need together"
+                who = f"layers {first.name} to {last.name} need together"
                 advice = f"Take fewer {axis}, or shorter groups"
                 if first is last:
-                    who, advice = f"unit {first.name} needs", f"Take fewer {axis}"
+                    who, advice = f"layer {first.name} needs", f"Take fewer {axis}"
                 raise GridError(
                     f"tiles of {network.made_by(number)} have {tiles} {axis}, narrower than "
                     f"the halo that {who}: tile {index} needs {axis} {span.first} to "

@@ -65,7 +65,7 @@ def map_lines(
             raise GridError(
                 f"a grid of {len(weights)} {axis} does not fit the map of "
                 f"{network.made_by(number)}, which has {feature_map.size(axis)} {axis}. "
-                f"Take fewer {axis}, or tile fewer units"
+                f"Take fewer {axis}, or compute fewer layers in tiles"
             )
     lines: list[Lines | None] = [None] * len(network.maps)
     if aligned:

@@ -178,7 +178,7 @@ class MapNetwork:
     def made_by(self, number: int) -> str:
         """What to call a map in an error: the unit that makes it."""
         unit = self.unit_of_map[number]
-        return "the model's input" if unit is None else f"unit {self.units[unit].name}"
+        return "the model's input" if unit is None else f"layer {self.units[unit].name}"
 
     def bytes_per_position(self, maps: Iterable[int]) -> int:
         """Of one position of one sample, all channels of these maps."""

@@ -40,6 +40,7 @@ from p2ptrain.errors import OptionError, TrainingError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.sealed import Damaged, open_json, seal_json
 from p2ptrain.replace_file import replace_file, where_links_lead
+from p2ptrain.size_text import size_text
 
 log = get_logger(__name__)
 
@@ -310,9 +311,8 @@ def check_space(wanted: Mapping[Path, int]) -> None:
         needed[disk] = needed.get(disk, 0) + size
         if needed[disk] > free:
             raise OptionError(
-                f"there is too little room on the disk of {folder}: {needed[disk] >> 20} MiB are "
-                f"to be written there, and {free >> 20} MiB are free. Free some, or give another "
-                "place"
+                f"too little space on the disk of {folder}: {size_text(needed[disk])} are needed, "
+                f"and {size_text(free)} are free. Free some, or give another folder"
             )
 
 

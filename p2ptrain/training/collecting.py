@@ -19,6 +19,7 @@ from p2ptrain.errors import PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Priority
+from p2ptrain.size_text import size_text
 from p2ptrain.training.budget import available_memory_bytes, is_out_of_memory
 from p2ptrain.training.digests import Digest
 from p2ptrain.training.fetching import version_source
@@ -76,7 +77,7 @@ class Collecting:
         seconds = paced_seconds(now - self._offered.get(units, self._begun))
         self._offered[units] = now
         work = self._collect(order, nbytes, Pacing(now, seconds))
-        task = asyncio.create_task(work, name=f"collect units {order.first} to {order.end}")
+        task = asyncio.create_task(work, name=f"collect layers {order.first} to {order.end}")
         self._tasks[units] = task
         task.add_done_callback(partial(self._ended, units))
 
@@ -161,7 +162,7 @@ class Collecting:
         """Where the kernel gives away more than it has, taking it would end this process."""
         needed = nbytes - sum(tensor.nbytes for tensor in slot.values())
         if needed > 0 and needed > available_memory_bytes():
-            raise PeerError(f"{self._mesh.name} has no {needed >> 20} MiB free for a copy")
+            raise PeerError(f"{self._mesh.name} has no {size_text(needed)} free for a copy")
 
     def _paced(self, owner: str, pacing: Pacing) -> Pace:
         begun, left_before = 0.0, 0

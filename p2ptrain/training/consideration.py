@@ -19,6 +19,7 @@ from p2ptrain.plan.replanning.replicas import place_replicas
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.tiling.tiled_plan import round_seconds
 from p2ptrain.plan.trusted import trusted_seconds
+from p2ptrain.size_text import size_text
 from p2ptrain.training.household_plan import MeasuredHousehold, question
 from p2ptrain.training.plan_request import PlanningRequest
 
@@ -97,7 +98,7 @@ def decide(
     # At a round's border every device has what it trains, and copies are older.
     held = place_replicas(present.plan, chain=False)
     migration = plan_migration(profile, cluster, present.plan, held, best)
-    moved = f"moving {migration.size_bytes} bytes in {migration.seconds:.2g} s"
+    moved = f"moving {size_text(migration.size_bytes)} in {migration.seconds:.2g} s"
     replanned = Replanned(best, migration, 0, moved)
     if present.plan.device_names & household.leaving:
         return Decision(Action.MOVE, best, migration, None, moved)

@@ -262,7 +262,7 @@ class Engagement:
             place = self.assignment.stages[index]
             if (place.first, place.end) == (first, end):
                 return runner
-        raise ProtocolError(f"no stage of units {first} to {end} here")
+        raise ProtocolError(f"no stage of layers {first} to {end} here")
 
     @staticmethod
     async def _run(index: int, runner: StageRunner | DelayedRunner, on_failure: OnFailure) -> None:

@@ -12,6 +12,7 @@ from p2ptrain.model.division_probe import with_own_buffers
 from p2ptrain.model.program import Program
 from p2ptrain.model.randomness import randomness_lock
 from p2ptrain.model.stage import NO_SEED
+from p2ptrain.size_text import size_text
 from p2ptrain.training.budget import usable_memory_bytes
 from p2ptrain.training.data import Samples
 from p2ptrain.training.job import Metric
@@ -87,7 +88,7 @@ def tried_metrics(
     if over_all and kept_bytes > KEPT_SHARE * usable_memory_bytes():
         raise ScriptError(
             f"the metric {min(over_all)!r} is no mean over samples, and keeping what the model "
-            f"gives for all of eval_data takes {kept_bytes >> 20} MiB: write it as an object with "
+            f"gives for all of eval_data takes {size_text(kept_bytes)}: write it as an object with "
             "update(output, target), compute() and reset(), as torchmetrics has them"
         )
     return over_all

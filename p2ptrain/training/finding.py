@@ -78,33 +78,32 @@ def told(
         micro_batch: of its round.
         where: it is known whether it was in a forward or a backward.
     """
-    advice = "lower the learning rate, clip the gradients, or look at that unit's input"
+    advice = ". Try a smaller learning rate or clip_grad_norm=1.0"
     if finding is None:
-        return f"; {advice}"
+        return advice
     sample = "" if finding.sample is None else f", sample {finding.sample} of the data"
     if not finding.units:
-        place = f"{finding.devices[0]} gives it to unit {units[finding.first]}"
         if finding.stage == 0 and finding.sample is not None:
             return (
-                f"; data[{finding.sample}] is not finite, in the input data of micro-batch "
-                f"{micro_batch}, already where {place}; look at the samples"
+                f". The data contain NaN or infinity (data[{finding.sample}]). Look at that sample"
             )
         if finding.stage == 0:
             return (
-                f"; the input data of its micro-batch {micro_batch} is not finite already where "
-                f"{place}; look at the samples"
+                f". The data contain NaN or infinity (in micro-batch {micro_batch} of this step). "
+                "Look at the samples"
             )
-        return f"; what the stage in front has made is not finite already where {place}; {advice}"
+        place = f'layer "{units[finding.first]}" on {finding.devices[0]}'
+        return f". The first NaN or infinity came into {place} from the layer before{advice}"
     first, last = units[finding.units[0]], units[finding.units[-1]]
-    place = f"unit {first}"
+    place = f'layer "{first}"'
     if len(finding.units) > 1:
-        place = f"units {first} to {last}"
-        advice = advice.replace("that unit's", "those units'")
-    place = f"{'tiled ' * finding.tiled}{place} on {', '.join(finding.devices)}"
+        place = f'layers "{first}" to "{last}"'
+    tiled = " (in tiles)" if finding.tiled else ""
+    place = f"{place}{tiled} on {', '.join(finding.devices)}"
     if finding.parameters:
-        return f"; the weights of {place} had stopped being finite by an earlier update; {advice}"
+        return f". An earlier update made weights of {place} NaN or infinite{advice}"
     if where:
         what = "" if finding.parameter is None else f" (the gradient of {finding.parameter})"
         way = "backward" if finding.backward else "forward"
         place += f", in the {way} of micro-batch {micro_batch}{sample}{what}"
-    return f"; values first stopped being finite in {place}; {advice}"
+    return f". The first NaN or infinity came from {place}{advice}"

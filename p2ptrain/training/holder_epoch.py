@@ -22,6 +22,7 @@ from p2ptrain.model import clip
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.share import Span
 from p2ptrain.net.message import Message
+from p2ptrain.size_text import size_text
 from p2ptrain.training.arrivals import Arrival, Arrivals
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.clipping import NormGathering
@@ -425,11 +426,11 @@ class HolderEpoch:
 
         The kernel ends a process that takes too much without a word; only its own log tells.
         """
-        advice = "`dmesg` there tells, and --memory gives it less"
+        advice = "see `dmesg` there, and start it with a smaller --memory"
         free_bytes = self._free_bytes.get(device)
         if free_bytes is None or free_bytes >= SHORT_BYTES:
             return f" (if it ran out of memory, {advice})"
-        free = f"{free_bytes >> 20} MiB of its memory were free when it last reported"
+        free = f"{size_text(free_bytes)} of its memory were free when it last reported"
         return f" ({free}: it may have run out of memory; {advice})"
 
     # -- helpers ---------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from p2ptrain.plan.tiling.tiled_plan import simulate_tiled
 from p2ptrain.plan.times import TimeTable, bytes_by_flop
 from p2ptrain.plan.trusted import trusted_change, trusted_plan
 from p2ptrain.plan.versions import Weights
+from p2ptrain.size_text import size_text
 from p2ptrain.training.alike import Measured, shared
 from p2ptrain.training.memory_needs import (
     PROCESS_BYTES,
@@ -328,7 +329,7 @@ def unusable(
                 two = MeasuredHousehold([*own, one], dict.fromkeys(names, Link(1e6, 1e-3)), holder)
                 CostModel(*question(request, two))
             except OptionError as error:
-                found[device] = f"its profile is of no use: {error}"
+                found[device] = f"its measurements cannot be used: {error}"
     return found
 
 
@@ -353,8 +354,8 @@ def _within_memory(
         cluster = household.cluster(found, reserved)
     name, missing = short[0].name, needed[short[0].name] - short[0].memory_bytes
     raise PlanError(
-        f'device "{name}" has too little memory for any plan found: {missing} bytes missing; '
-        "free some there, offer more with --memory, or use a smaller --micro-batch"
+        f"{name} has too little memory for any plan found: {size_text(missing)} missing. Free some "
+        "there, allow more with --memory, or use a smaller --micro-batch"
     )
 
 

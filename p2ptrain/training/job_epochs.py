@@ -401,7 +401,7 @@ class JobEpochs:
 
     def _part_ends(self, first: int, end: int, devices: tuple[str, ...]) -> TrainingError:
         names = ", ".join(self.reports.name(device) for device in devices)
-        units = f"unit {first}" if end == first + 1 else f"units {first} to {end - 1}"
+        units = f"layer {first}" if end == first + 1 else f"layers {first} to {end - 1}"
         return TrainingError(
             f"the part with {units} has ended {len(devices)} devices right after beginning "
             f"({names}): the job ends before it ends others. Something in these units ends the "

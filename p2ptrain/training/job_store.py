@@ -184,7 +184,7 @@ class JobStore:
         whole = await self._states.whole(self._job, version_source(version), unit, end)
         if whole is not None:
             return Part(end, Kind.GLOBAL, whole, {})
-        raise PeerError(f"{self._device} does not have unit {unit} after update {version.step}")
+        raise PeerError(f"{self._device} does not have layer {unit} after update {version.step}")
 
     def _digests(self, version: Version, first: int, end: int) -> Mapping[str, Digest]:
         """Of what `find` gives, as far as they were taken; of whole copies none are."""

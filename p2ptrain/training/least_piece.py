@@ -85,7 +85,7 @@ def _failure(captured: Captured, samples: Samples, size: int) -> str | None:
         torch.autograd.backward(program.run(*leaves, NO_SEED)[0])
     except OPERATORS_RAISE as error:
         unit = unit_of(error)
-        return f"{'' if unit is None else f'unit {unit}: '}{first_line(error)}"
+        return f"{'' if unit is None else f'layer {unit}: '}{first_line(error)}"
     if size < captured.trains.known:
         return f"it may do something else with fewer than {captured.trains.known}"
     return None

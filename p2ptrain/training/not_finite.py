@@ -48,7 +48,7 @@ def broken_update(
     broken: Broken, step: int, description: ModelDescription, first: int, end: int
 ) -> NotFinite:
     """What units [first, end) have to say of an update with a tensor that is not finite."""
-    unit = f" (unit {first_user(description, first, end, broken.name)})"
+    unit = f" (layer {first_user(description, first, end, broken.name)})"
     message = _SAID[broken.what].format(name=broken.name, unit=unit, step=step)
     return NotFinite(message, step, is_update=broken.what in ("weight", "optimizer state"))
 

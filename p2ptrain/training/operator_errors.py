@@ -25,5 +25,5 @@ def first_line(error: BaseException) -> str:
 def failure_text(error: BaseException) -> str:
     """Of a model that fails as it does in plain torch."""
     unit = unit_of(error)
-    where = "its backward" if unit is None else f"unit {unit}"
+    where = "its backward" if unit is None else f"layer {unit}"
     return f"the model fails in {where}: {first_line(error)}"

@@ -257,7 +257,7 @@ class NoMoreRounds(FrameFields):
 def check_units(first: int, end: int) -> None:
     """ValueError where [first, end) is empty."""
     if not first < end:
-        raise ValueError(f"units {first} to {end} are none")
+        raise ValueError(f"layers {first} to {end} are none")
 
 
 @dataclass(frozen=True, slots=True)

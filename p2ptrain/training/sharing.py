@@ -145,7 +145,7 @@ def looks_across(
     found = _first_mixing(description, state, *(_few(leaves, few) for leaves in batch))
     if found is None:
         return Across(statistics=text)
-    where = f"unit {description.units[found.unit].name}"
+    where = f"layer {description.units[found.unit].name}"
     if found.unit == len(description.units) - 1 and not found.is_sum:
         where += ", or the loss is no mean over samples"
     if found.is_sum:
@@ -167,7 +167,7 @@ def _first_mixing(
         if unit is None:
             raise
         raise ScriptError(
-            f"unit {unit} cannot compute with samples of the data: {first_line(error)}; look at "
+            f"layer {unit} cannot compute with samples of the data: {first_line(error)}; look at "
             "types other than the model's, and for labels and indices out of range"
         ) from error
 

@@ -65,7 +65,7 @@ class Spoiled:
         return tuple(device for device in devices if device != holder)
 
     def ending(self, units: Sequence[str], origin: Origin | None, order: Sequence[int]) -> str:
-        """What people hear.
+        """The message for people.
 
         Args:
             units: names of the model's.
@@ -76,7 +76,7 @@ class Spoiled:
         number = error.micro_batch or 0
         if origin is None:
             if error.is_update:
-                return f"{error}; lower the learning rate or clip the gradients"
+                return f"{error}. Try a smaller learning rate or clip_grad_norm=1.0"
             return f"{error}{told(self.found, units, number)}"
         if origin.unit is None and origin.row is None:
             found = Finding((self.names[self._at(0, origin)[0]],), 0, 0, range(0), False)

@@ -14,6 +14,7 @@ from p2ptrain.errors import TooLarge
 from p2ptrain.model.description import ModelDescription
 from p2ptrain.model.sizes import stage_needs
 from p2ptrain.plan.allocation import Allocation, sample_ranges
+from p2ptrain.size_text import size_text
 from p2ptrain.training.assignment import Assignment, StagePlace
 
 KNOWN_WITHIN = 1.25
@@ -65,9 +66,9 @@ def refuse_large_stages(
         return
     units = " and ".join(f"{place.first} to {place.end - 1}" for place in places)
     raise StageTooLarge(
-        f"units {units} take {known_bytes >> 20} MiB of memory here by their sizes "
-        f"({planned_bytes >> 20} MiB in the plan), and this device offers {offered_bytes >> 20} "
-        "MiB",
+        f"layers {units} need {size_text(known_bytes)} of memory ({size_text(planned_bytes)} in "
+        "the "
+        f"plan), and this device may use {size_text(offered_bytes)}",
         int(planned_bytes * offered_bytes / known_bytes),
     )
 

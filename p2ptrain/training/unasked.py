@@ -17,6 +17,7 @@ from p2ptrain.errors import PeerError, TrainingError
 from p2ptrain.logs import get_logger
 from p2ptrain.model.unit_chain import WHOLE
 from p2ptrain.process.box import Box, Ended, How, Question
+from p2ptrain.size_text import size_text
 from p2ptrain.training.boxed import WORK, Asked
 from p2ptrain.training.compute import ComputeThread
 from p2ptrain.training.profiling import BOX_SECONDS, MOST_SECONDS, ProfileCache, measure_boxed
@@ -152,7 +153,7 @@ class UnaskedWork:
 def _why(ended: Ended, memory_bytes: int) -> str:
     where = _where(ended.place)
     if ended.how is How.MEMORY:
-        return f"takes more than {memory_bytes // MIB} MiB of memory {where}"
+        return f"takes more than {size_text(memory_bytes)} of memory {where}"
     if ended.how is How.TIME:
         return f"computes for more than {BOX_SECONDS:.0f} s {where}"
     return f"ends the process that runs it {where} ({ended.by})"
@@ -160,5 +161,5 @@ def _why(ended: Ended, memory_bytes: int) -> str:
 
 def _where(place: int | None) -> str:
     if place is None:
-        return "before its first unit"
-    return "in all its units together" if place == WHOLE else f"in unit {place}"
+        return "before its first layer"
+    return "in all its layers together" if place == WHOLE else f"in layer {place}"

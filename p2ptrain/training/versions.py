@@ -82,7 +82,7 @@ class VersionStore:
         """
         lacking = self.lacking(first, end, tensors)
         if lacking or kind is Kind.LIVE:
-            raise InternalError(f"{kind} copy of units {first} to {end} lacks {lacking[:3]}")
+            raise InternalError(f"{kind} copy of layers {first} to {end} lacks {lacking[:3]}")
         self._entries[Holding(first, end, version, kind)] = _Entry(dict(tensors), dict(digests))
         # What has not changed came from an older copy, which may have been forgotten meanwhile.
         used = {id(tensor) for tensor in tensors.values()}

@@ -109,7 +109,7 @@ async def test_a_member_that_trains_is_not_taken_away_by_a_train_of_its_own(
     await holder.expect("step")
     second = await household.start("a", "train", SCRIPT)
     assert await second.exit_code() == 1
-    assert "a part in the job of desk" in second.said[-1]["message"]
+    assert "computing for desk's training" in second.said[-1]["message"]
     await _goes_on(holder)
 
 

@@ -92,7 +92,7 @@ async def test_a_removed_device_is_out_until_it_is_invited(household: Household)
     listed = await household.ask("b", "devices")
     assert [device["name"] for device in listed.events[0]["devices"]] == ["a"]
     await third.expect_that(  # it still knows the code, and tries it
-        lambda e: e["event"] == "warning" and "takes no codes" in e["message"], "it is refused"
+        lambda e: e["event"] == "warning" and "does not accept a code" in e["message"], "it is refused"
     )
     assert await _members(household, "b") == {"a": "alive", "b": "alive"}
     invited = await household.ask("b", "invite")
@@ -137,7 +137,7 @@ async def test_wrong_words_and_missing_members_are_said(household: Household) ->
         answer = await household.ask("nobody", command)
         assert answer.exit_code == 1
         assert answer.events[0]["event"] == "error"
-        assert "start `p2ptrain join`" in answer.stderr
+        assert "Start it: p2ptrain join" in answer.stderr
     for words in (["--bogus"], ["--code", "123"], ["--peer", "a:b:c"], ["--name", "a/b"]):
         answer = await household.ask("nobody", "join", *words)
         assert answer.exit_code == 2, words
@@ -154,7 +154,7 @@ async def test_doctor_looks_at_versions_interfaces_and_multicast(household: Hous
     assert "firewall" in subjects
     links = answer.events[-1]
     assert (links["subject"], links["verdict"]) == ("links", "ok")
-    assert "start `p2ptrain join`" in links["found"]
+    assert "Start it: p2ptrain join" in links["found"]
 
 
 async def test_doctor_measures_the_links_of_the_member_that_runs_here(

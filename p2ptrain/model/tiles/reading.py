@@ -125,7 +125,7 @@ class _Reader:
         except NotTiled as error:
             unit = self._unit_at(index)
             raise NotTiled(
-                f"tiling ends in unit {unit.name} at {node.name} ({node.operator}): {error}"
+                f"tiling ends in layer {unit.name} at {node.name} ({node.operator}): {error}"
             ) from None
 
     def _take(self, index: int, node: Node) -> None:

@@ -23,6 +23,7 @@ from p2ptrain.plan.papers.published import dealing_by_speed, fastest, refuse_gro
 from p2ptrain.plan.shared.judge import Judged
 from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.size_text import size_text
 
 MOST_FOR_EACH = 4
 """Micro-batches a device, on average, beyond the usual sizes of micro-batches."""
@@ -40,8 +41,8 @@ def plan_dp(question: Question) -> Answer:
     refuse_groups(question, "dp")
     if question.private and len(question.devices) > 1:
         raise PlanError(
-            "planner dp sends raw inputs and labels to every device, which --private forbids: "
-            "use --planner auto or pp"
+            "planner dp sends raw inputs and labels to every device, which --private forbids: use "
+            "--planner auto or pp"
         )
     _refuse_small_devices(question)
     judged = judge_dp(question)
@@ -115,9 +116,10 @@ def _refuse_small_devices(question: Question) -> None:
         memory = _memory(cost, device)
         if memory < needed:
             raise PlanError(
-                f"planner dp gives every device the whole model, which needs {needed} bytes with "
-                f'one sample, and "{cost.name(device)}" has {memory}: {needed - memory} bytes '
-                "missing; use --planner auto, or leave that device out"
+                f"planner dp gives every device the whole model, which needs "
+                f"{size_text(needed)} with one sample, and {cost.name(device)} has "
+                f"{size_text(memory)}: {size_text(needed - memory)} missing; use --planner auto, "
+                "or leave that device out"
             )
 
 
@@ -144,7 +146,7 @@ def _why_not(question: Question) -> str:
     return (
         f"planner dp gives every device the whole model: beside it the devices hold "
         f"{sum(takes.values())} samples together, of micro-batches of at least "
-        f'{splits[0].first_samples}, and "{cost.name(least)}" holds {takes[least]}: use a smaller '
+        f"{splits[0].first_samples}, and {cost.name(least)} holds {takes[least]}: use a smaller "
         "--micro-batch or --planner auto"
     )
 

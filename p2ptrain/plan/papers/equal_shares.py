@@ -44,8 +44,8 @@ def plan_pp(question: Question) -> Answer:
     stages = len(question.devices) + (question.private and len(question.devices) > 1)
     if stages > question.cost.unit_count:
         raise PlanError(
-            f"planner pp gives every device a stage, but the model has "
-            f"{question.cost.unit_count} units for {stages} stages: use --planner auto, which "
+            "planner pp gives every device its own layers, but the model has "
+            f"{question.cost.unit_count} layers for {stages} parts: use --planner auto, which "
             "leaves devices out"
         )
     judged = judge_pp(question)

@@ -50,6 +50,7 @@ from p2ptrain.plan.shared.infeasible import explain
 from p2ptrain.plan.shared.judge import Judged
 from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.size_text import size_text
 
 EXACT_UNITS, EXACT_DEVICES = 24, 8
 """No grid up to here."""
@@ -250,6 +251,6 @@ class _Search:
 def _no_room(question: Question, device: int) -> str:
     memory = question.cost.devices[device].memory_bytes
     return (
-        f"Asteroid's Algorithm 1 gives it no samples: its memory of {memory} bytes holds no sample "
-        "of the units that its place in the order of memory gives it"
+        f"planner hybrid sorts devices by memory, and this one's {size_text(memory)} are too "
+        "little for one sample of the layers that it would get"
     )

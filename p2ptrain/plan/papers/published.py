@@ -127,8 +127,8 @@ def refuse_groups(question: Question, planner: str) -> None:
     """PlanError where stages of several devices are needed and not allowed."""
     if not question.groups and len(question.devices) > 1:
         raise PlanError(
-            f"planner {planner} gives stages to several devices, which the request does not allow: "
-            "use --planner ftpipehd or pp, which do not"
+            f"planner {planner} gives layers to several devices together, which is not allowed "
+            "here: use --planner ftpipehd or pp, which do not"
         )
 
 
@@ -136,15 +136,19 @@ def refuse_short_models(question: Question, planner: str, *, straight: bool = Fa
     """PlanError where there are fewer units than stages that must exist.
 
     Arguments:
-        straight: the planner gives every device a stage.
+        straight: the planner gives every device its own layers.
     """
     part = inner_part(question)
     ends = 2 if part.private else 0
     stages = ends + (len(part.devices) if straight else 1)
     if stages <= question.cost.unit_count:
         return
-    what = "gives every device a stage" if straight else "needs a unit between the holder's ends"
+    what = (
+        "gives every device its own layers"
+        if straight
+        else "needs a layer between the first and the last, which --private keeps on one device"
+    )
     raise PlanError(
-        f"planner {planner} {what}, but the model has {question.cost.unit_count} units for "
-        f"{stages} stages: use --planner auto, which leaves devices out"
+        f"planner {planner} {what}, but the model has {question.cost.unit_count} layers for "
+        f"{stages} parts: use --planner auto, which leaves devices out"
     )

@@ -10,6 +10,7 @@ from p2ptrain.plan.shared.infeasible import explain
 from p2ptrain.plan.shared.judge import Judge, Judged
 from p2ptrain.plan.shared.question import Answer, Question
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.size_text import size_text
 
 
 def best_singles(
@@ -38,8 +39,8 @@ def plan_single(question: Question) -> Answer:
     allowed = [device for device in able if may_be_alone(question, device)]
     if not allowed:
         raise PlanError(
-            'planner "single" uses one device, and none may be alone: devices with a cap below 1 '
-            "and those beside a required one may not; try --planner auto"
+            "planner single uses one device, and --cap or --require forbid that for each device: "
+            "try --planner auto"
         )
     singles = best_singles(question.judge, question.splits, allowed)
     if not singles:
@@ -59,12 +60,12 @@ def _reason(question: Question, singles: dict[int, Judged], best: int, device: i
     cost = question.cost
     chosen = f"{cost.name(best)}'s {singles[best].seconds:.3g} s"
     if question.private:
-        return "planner single with --private uses the data holder alone"
+        return "planner single with --private uses only the device with the data"
     if not may_be_alone(question, device):
-        return "planner single uses one device, and the request does not allow this one alone"
+        return "planner single uses one device, and --cap or --require forbid this one alone"
     if device in singles:
         seconds = singles[device].seconds
-        return f"planner single uses one device: {seconds:.3g} s a round here, not {chosen}"
+        return f"planner single uses one device: {seconds:.3g} s a step here, not {chosen}"
     needed = cost.peak_bytes(0, cost.unit_count, question.splits[0].first_samples)
     memory = cost.devices[device].memory_bytes
-    return f"the whole model needs {needed} bytes, this device has {memory}"
+    return f"the whole model needs {size_text(needed)}, this device has {size_text(memory)}"

@@ -56,15 +56,15 @@ def respipe(
     if draft is None:
         names = ", ".join(sorted(f'"{d.name}"' for stage in stages for d in stage.devices))
         raise PlanError(
-            f"handing a dead device's units to its successor does not fit the memory of {names}; "
-            "use --recovery light"
+            f"the layers of the lost device do not fit the memory of {names}, which is next: use "
+            "--recovery light"
         )
-    reasons = dict.fromkeys(range(len(cost.devices)), "recovery respipe takes no device in")
+    reasons = dict.fromkeys(range(len(cost.devices)), "--recovery respipe adds no devices")
     new = plan_of(cost, plan.planner, Answer(draft, reasons))
     check_plan(new, profile, cluster, private=request.private)
     check_memory(new.predicted.peak_bytes, cluster)
     migration = plan_migration(profile, cluster, plan, held, new)
-    return Replanned(new, migration, 1, "the dead device's units went to its successor")
+    return Replanned(new, migration, 1, "the lost device's layers went to the next device")
 
 
 def _alive(held: Replicas, cluster: Cluster) -> Replicas:
@@ -82,7 +82,7 @@ def _handed_on(plan: Plan, alive: set[str]) -> list[PlannedStage]:
             stages.append(replace(stage, units=(first, stage.units[1]), devices=devices))
             first = stage.units[1]
     if not stages:
-        raise PlanError("every device of the plan is gone")
+        raise PlanError("all devices of the plan are lost")
     last = plan.stages[-1].units[1]
     stages[-1] = replace(stages[-1], units=(stages[-1].units[0], last))
     if len(stages) == 2 and stages[0].devices == stages[1].devices:

@@ -73,16 +73,20 @@ def weigh(
     new = trusted_seconds(found.plan) if whole else found.plan.predicted.round_seconds
     gain = now / new - 1 if new > 0 else 0.0
     if found.plan.stages == plan.stages:
-        return Decision(Action.STAY, plan, NOTHING, 0.0, "no plan found that is faster now")
+        return Decision(Action.STAY, plan, NOTHING, 0.0, "no faster plan was found")
     said = f"{_percent(gain)} more throughput ({found.reason})"
     if gain < asked:
-        return _stay(plan, gain, f"{said} is less than the {_percent(asked)} asked for now")
+        return _stay(
+            plan, gain, f"{said} is less than the {_percent(asked)} for which a change pays now"
+        )
     pause = found.migration.seconds + PAUSE_SECONDS
     horizon = REPAY_SECONDS if remaining_rounds is None else remaining_rounds * now
     saved = horizon * (1 - new / now)
     if saved <= pause:
         return _stay(
-            plan, gain, f"{said} saves {saved:.2g} s in {horizon:.3g} s, a pause of {pause:.2g} s"
+            plan,
+            gain,
+            f"{said} saves {saved:.2g} s in {horizon:.3g} s, and changing takes {pause:.2g} s",
         )
     return Decision(Action.MOVE, found.plan, found.migration, gain, said)
 

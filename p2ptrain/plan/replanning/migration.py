@@ -156,9 +156,8 @@ def _choose_senders(
 
 def _lost(profile: Profile, unit: int) -> str:
     return (
-        f'unit {unit} "{profile.units[unit].name}" is on no living device: every device that '
-        "trained it or kept a copy is gone. Go on from a checkpoint (--resume), or bring one of "
-        "them back"
+        f'the weights of layer "{profile.units[unit].name}" are lost, with every device that had '
+        "them or a copy: continue from a checkpoint (--resume), or bring one of these devices back"
     )
 
 

@@ -32,6 +32,7 @@ from p2ptrain.plan.replanning.pause import Pause
 from p2ptrain.plan.replanning.replicas import Replicas, place_replicas
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.shared.question import Answer
+from p2ptrain.size_text import size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ def replan(
     best = search.run()
     if best is None:
         return _from_zero(profile, cluster, plan, request, held)
-    reasons = dict.fromkeys(search.allowed, "the light re-plan found no place where it pays")
+    reasons = dict.fromkeys(search.allowed, "no place was found where it makes training faster")
     found_by = "replan" if plan.planner == "auto" else None
     new = plan_of(search.cost, plan.planner, Answer(best.draft, reasons, found_by))
     check_plan(new, profile, cluster, private=request.private)
@@ -101,7 +102,7 @@ def living(cluster: Cluster, dead: Iterable[str]) -> Cluster:
     gone = frozenset(dead)
     if cluster.holder.name in gone:
         raise PlanError(
-            f'the data holder "{cluster.holder.name}" is gone: training waits until it is back'
+            f"{cluster.holder.name}, which has the data, is gone: training waits until it is back"
         )
     devices = tuple(device for device in cluster.devices if device.name not in gone)
     links = {pair: link for pair, link in cluster.links.items() if not gone & set(pair)}
@@ -125,7 +126,7 @@ def _from_zero(
     """Where no plan close to the old one fits: any plan that does, or PlanError."""
     new = make_plan(profile, cluster, fixed(plan, request))
     migration = plan_migration(profile, cluster, plan, held, new)
-    return Replanned(new, migration, 0, "no plan close to the old one fits: planned from zero")
+    return Replanned(new, migration, 0, "no plan close to the old one fits: a new one was made")
 
 
 def _reason(old: Plan, new: Plan, migration: Migration) -> str:
@@ -135,8 +136,8 @@ def _reason(old: Plan, new: Plan, migration: Migration) -> str:
     changes += [f'with "{name}"' for name in sorted(after - before)]
     if not changes:
         same = new.stages == old.stages
-        changes = ["nothing changed" if same else "work spread anew"]
+        changes = ["nothing changed" if same else "work divided again"]
     return (
         f"{', '.join(changes)}: {new.predicted.samples_per_s:.4g} samples/s after moving "
-        f"{migration.size_bytes} bytes in {migration.seconds:.2g} s"
+        f"{size_text(migration.size_bytes)} in {migration.seconds:.2g} s"
     )

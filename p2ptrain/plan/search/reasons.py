@@ -15,6 +15,7 @@ from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.simulation.group_bound import interface_seconds
 from p2ptrain.plan.simulation.steady_bound import mini_batches_each
 from p2ptrain.plan.split import BatchSplit
+from p2ptrain.size_text import size_text
 
 SAME = 1.005
 """Rounds within half a per cent are called equally fast."""
@@ -30,8 +31,7 @@ def too_small(cost: CostModel, device: int, split: BatchSplit) -> str | None:
     if memory >= least:
         return None
     return (
-        f"its memory of {_amount(memory)} holds no unit: the smallest needs {_amount(least)} "
-        f"at a micro-batch of {samples}"
+        f"its memory of {size_text(memory)} holds no layer: the smallest needs {size_text(least)}"
     )
 
 
@@ -40,9 +40,11 @@ def no_place(question: Question) -> str:
     units = question.cost.unit_count
     if question.private and units < PRIVATE_UNITS:
         holder = question.cost.name(question.cost.holder)
-        return f"--private keeps the first and the last units on {holder}, and none lies between"
-    caps = " and keeps the caps" if question.caps else ""
-    return f"no plan found that gives it a stage fits the memory of all devices in it{caps}"
+        return (
+            f"--private keeps the first and the last layers on {holder}, and there are none between"
+        )
+    broken = ", or breaks a --cap" if question.caps else ""
+    return f"every plan found with it needs more memory than a device in it has{broken}"
 
 
 def no_gain(cost: CostModel, device: int, best: Judged, other: Judged) -> str:
@@ -51,8 +53,8 @@ def no_gain(cost: CostModel, device: int, best: Judged, other: Judged) -> str:
     what = _what(cost)
     blame = _blame(cost, device, other)
     if other.seconds <= best.seconds * SAME:
-        return f"would not make {what} faster than {before}: {blame}"
-    return f"would slow {what} from {before} to {after}: {blame}"
+        return f"with it {what} would take no less than {before}, because {blame}"
+    return f"with it {what} would take {after} instead of {before}, because {blame}"
 
 
 def no_faster_than(cost: CostModel, device: int, other: int) -> str:
@@ -66,12 +68,12 @@ def no_faster_than(cost: CostModel, device: int, other: int) -> str:
 
 def _what(cost: CostModel) -> str:
     """What is timed."""
-    return "the round" if cost.mode is Mode.SYNC else "a mini-batch"
+    return "a step" if cost.mode is Mode.SYNC else "a batch"
 
 
 def _each_round(cost: CostModel) -> str:
     """How often a group's gradients are summed; asynchronously it depends on how they share."""
-    return " a round" if cost.mode is Mode.SYNC else ""
+    return " in each step" if cost.mode is Mode.SYNC else ""
 
 
 def _blame(cost: CostModel, device: int, other: Judged) -> str:
@@ -85,11 +87,13 @@ def _blame(cost: CostModel, device: int, other: Judged) -> str:
     computing = _computing(cost, device, draft)
     exchanged = summing * _exchanges(cost, device, draft)
     if exchanged > max(busiest, latency * rounds, computing):
-        return f"summing its group's gradients takes {_time(summing)}{_each_round(cost)}"
+        return (
+            f"summing its gradients with other devices' takes {_time(summing)}{_each_round(cost)}"
+        )
     if max(busiest, latency * rounds) > computing:
         if latency * rounds > busiest:
-            return f"its link answers after {_time(latency)}"
-        return f"its link carries {_amount(rate)}/s"
+            return f"its network answers only after {_time(latency)}"
+        return f"its network carries only {size_text(rate)}/s"
     return _slowness(cost, device, other)
 
 
@@ -142,17 +146,10 @@ def _slowness(cost: CostModel, device: int, other: Judged) -> str:
     slowdown = whole_seconds(cost, device) / max(whole_seconds(cost, fastest), 1e-300)
     if slowdown >= 1.5:
         return f"it computes {slowdown:.1f} times slower than {cost.name(fastest)}"
-    return "handing work on costs more than sharing it saves"
+    return "sending data takes more time than sharing the work saves"
 
 
 def _time(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3g} ms"
-
-
-def _amount(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} bytes"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.request import Mode
 from p2ptrain.plan.shared.question import Question
+from p2ptrain.size_text import size_text
 
 
 def explain(question: Question, *, every_device: bool = False, one_device: bool = False) -> str:
@@ -29,13 +30,12 @@ def explain(question: Question, *, every_device: bool = False, one_device: bool 
             return f"{reason} ({_what(cost, samples)})"
     if question.required or question.caps:
         return (
-            f"no plan was found in which {_asked(question)}: loosen one of these, allow more "
+            f"no plan was found where {_asked(question)}: loosen one of these, allow more "
             "devices or try a smaller --micro-batch"
         )
     return (
-        f"no way to cut the model's {cost.unit_count} units into consecutive stages fits the "
-        f"memory of {_names(question)}, though it would fit all together "
-        f"({_what(cost, samples)})"
+        f"the model's {cost.unit_count} layers cannot be divided among {_names(question)} so that "
+        f"each part fits, though all of it would fit their memory together ({_what(cost, samples)})"
     )
 
 
@@ -46,14 +46,14 @@ def unit_bytes(cost: CostModel, unit: int, samples: int) -> int:
 
 def _what(cost: CostModel, samples: int) -> str:
     state = 2 + cost.profile.optimizer_state_ratio
-    piece, option = f"a micro-batch of {samples}", "--micro-batch"
+    piece, option = f"{samples} samples", "--micro-batch"
     if cost.mode is Mode.ASYNC:
-        piece, option = f"a mini-batch of {samples}", "--batch-size"
+        piece, option = f"a batch of {samples}", "--batch-size"
     if cost.full_depths:
-        piece += ", and both again for each more that is under way"
+        piece += ", and both again for each further batch at the same time"
     return (
-        f"parameters x {state:g} for weights, gradients and optimizer, and activations for "
-        f"{piece}; try a smaller {option}, a leaner optimizer or more devices"
+        f"that is {state:g} times the weights, for gradients and optimizer, and the layers' "
+        f"outputs for {piece}; try a smaller {option}, a leaner optimizer or more devices"
     )
 
 
@@ -66,9 +66,9 @@ def _largest_unit(question: Question, samples: int) -> str | None:
         return None
     unit = needs.index(max(needs))
     return (
-        f'unit "{cost.profile.units[unit].name}" needs {needs[unit]} bytes, and no device offers '
-        f'more than the {memory} bytes of "{cost.name(biggest)}": {needs[unit] - memory} bytes '
-        "missing"
+        f'layer "{cost.profile.units[unit].name}" needs {size_text(needs[unit])}, and no device '
+        f"has more than the {size_text(memory)} of {cost.name(biggest)}: "
+        f"{size_text(needs[unit] - memory)} missing"
     )
 
 
@@ -80,10 +80,13 @@ def _whole_model(question: Question, samples: int, *, one_device: bool) -> str |
     needed = cost.peak_bytes(0, cost.unit_count, samples)
     if needed <= offered:
         return None
-    who = "the largest device offers" if one_device else "all devices together offer"
+    who = "the largest device has" if one_device else "all devices together have"
     if len(devices) == 1:
-        who = f'"{cost.name(devices[0])}" offers'
-    return f"the model needs {needed} bytes, and {who} {offered}: {needed - offered} bytes missing"
+        who = f"{cost.name(devices[0])} has"
+    return (
+        f"the model needs {size_text(needed)}, and {who} {size_text(offered)}: "
+        f"{size_text(needed - offered)} missing"
+    )
 
 
 def _ends(question: Question, samples: int) -> str | None:
@@ -94,12 +97,12 @@ def _ends(question: Question, samples: int) -> str | None:
     if needed <= holder.memory_bytes:
         return None
     units = cost.profile.units
-    kept = f'the first and the last unit ("{units[0].name}" and "{units[last].name}")'
+    kept = f'the first and the last layer ("{units[0].name}" and "{units[last].name}")'
     if not last:
-        kept = f'all units ("{units[0].name}")'
+        kept = f'all layers ("{units[0].name}")'
     return (
-        f'with --private "{holder.name}" keeps {kept}, which need {needed} bytes, and it has '
-        f"{holder.memory_bytes}: {needed - holder.memory_bytes} bytes missing"
+        f"with --private {holder.name} keeps {kept}, which need {size_text(needed)}, and it has "
+        f"{size_text(holder.memory_bytes)}: {size_text(needed - holder.memory_bytes)} missing"
     )
 
 
@@ -111,17 +114,18 @@ def _useless_device(question: Question, samples: int, needed: Sequence[int]) -> 
         memory = cost.devices[device].memory_bytes
         if memory < least:
             return (
-                f'device "{cost.name(device)}" has {memory} bytes, and the smallest unit '
-                f'"{cost.profile.units[unit].name}" needs {least}: {least - memory} bytes missing'
+                f"{cost.name(device)} has {size_text(memory)}, and the smallest layer "
+                f'"{cost.profile.units[unit].name}" needs {size_text(least)}: '
+                f"{size_text(least - memory)} missing"
             )
     return None
 
 
 def _asked(question: Question) -> str:
     cost = question.cost
-    parts = [f'"{cost.name(device)}" takes part' for device in sorted(question.required)]
+    parts = [f"{cost.name(device)} takes part" for device in sorted(question.required)]
     parts += [
-        f'"{cost.name(device)}" does at most {cap:g} of the work'
+        f"{cost.name(device)} does at most {cap:g} of the work"
         for device, cap in sorted(question.caps.items())
     ]
     return " and ".join(parts)

@@ -94,11 +94,11 @@ def _scheduled(cost: CostModel, draft: Draft, schedule: Schedule | None) -> Draf
     if schedule is None:
         return draft
     if schedule is Schedule.AUTO:
-        raise OptionError("schedule auto is for planners: a simulation follows one or the other")
+        raise OptionError("schedule auto is for planners: a simulation needs one or the other")
     if schedule is Schedule.ONE_F_ONE_B:
         return replace(draft, held=())
     if cost.mode is Mode.ASYNC:
-        raise OptionError("schedule zero-bubble is of synchronous rounds, not mode async")
+        raise OptionError("schedule zero-bubble works with mode sync only")
     return split_usually(cost, draft)
 
 

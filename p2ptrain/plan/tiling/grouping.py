@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.tiling.cost import Costs
+from p2ptrain.size_text import size_text
 
 MOST_WAYS = 500
 """Kept for each border where memory is short: of more the slowest go, not the one with most groups.
@@ -172,9 +173,12 @@ def _too_large(costs: Costs) -> TilesTooLarge:
         why = f"tiles do not fit the memory, and smaller groups do not fit the grid: {refusal}"
         return TilesTooLarge(why, needed)
     lacking = [
-        f"{device.name} needs {used / 2**20:.1f} MiB and has {device.memory_bytes / 2**20:.1f}"
+        f"{device.name} needs {size_text(used)} and has {size_text(device.memory_bytes)}"
         for used, device in zip(needed, costs.devices, strict=True)
         if used > device.memory_bytes
     ]
-    why = f"tiles do not fit, even with a group a unit: {', '.join(lacking)}"
+    why = (
+        "tiles do not fit the memory, even with borders exchanged after every layer: "
+        f"{', '.join(lacking)}"
+    )
     return TilesTooLarge(why, needed)

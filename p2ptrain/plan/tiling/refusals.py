@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2ptrain.errors import PlanError
+from p2ptrain.size_text import size_text
 
 
 class NoTile(PlanError):
@@ -12,9 +13,9 @@ class NoTile(PlanError):
 
     def __init__(self, name: str, needed_bytes: float, offered_bytes: float) -> None:
         super().__init__(
-            f"{name} holds no tile: filters, and what follows the tiles on it, need more than "
-            f"{needed_bytes:.0f} bytes, and it has {offered_bytes:.0f} for the model; give it "
-            "more memory, leave it out, or try --planner auto"
+            f"{name} has too little memory for a tile: it needs more than "
+            f"{size_text(needed_bytes)} and has {size_text(offered_bytes)}; give it more, leave "
+            "it out, or try --planner auto"
         )
         self.name, self.needed_bytes = name, needed_bytes
 

@@ -28,6 +28,7 @@ from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
 from p2ptrain.plan.tiling.refusals import NothingFits, NoTile
 from p2ptrain.plan.tiling.shares import Shares, balanced_shares
 from p2ptrain.plan.tiling.simulate import lower_bound
+from p2ptrain.size_text import size_text
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
 from p2ptrain.tiles.shape import owners
 
@@ -145,7 +146,7 @@ def best_tiling(
     reasons: list[PlanError] = []
     best = best_of(_candidates(problem, ordered, asked, rest), asked, reasons, alone)
     if best is None:
-        raise NothingFits(reasons or [PlanError("no device holds the first units")])
+        raise NothingFits(reasons or [PlanError("no device has the memory for the first layers")])
     return best
 
 
@@ -324,8 +325,8 @@ def _checked(costs: Costs, borders: tuple[int, ...]) -> tuple[int, ...]:
     for device, needed in zip(costs.devices, memory, strict=True):
         if needed > device.memory_bytes:
             raise TilesTooLarge(
-                f"{device.name} needs {needed / 2**20:.1f} MiB for its tiles in these groups and "
-                f"has {device.memory_bytes / 2**20:.1f}",
+                f"{device.name} needs {size_text(needed)} for its tiles in these groups and has "
+                f"{size_text(device.memory_bytes)}",
                 memory,
             )
     return borders

@@ -62,7 +62,9 @@ def balanced_shares(speeds: Table, caps: Table | None = None) -> Shares:
     if len(speeds) * len(speeds[0]) <= MOST_TILES:
         best = _best(speeds, caps, best)
     if best is None:
-        raise PlanError("the maps do not fit: no lines leave every tile what its memory holds")
+        raise PlanError(
+            "the images do not fit: every way to cut them needs more memory than a device has"
+        )
     return best
 
 

@@ -66,7 +66,7 @@ def simulate(costs: Costs, borders: Sequence[int], *, record: bool = False) -> S
     for first, end in pairwise(borders):
         group = costs.group(first, end)
         if group is None:
-            raise InternalError(f"units {first} to {end - 1} do not fit the grid as one group")
+            raise InternalError(f"layers {first} to {end - 1} do not fit the grid as one group")
         groups.append(group)
     there: list[TileSpan] | None = [] if record else None
     back: list[TileSpan] | None = [] if record else None

@@ -42,8 +42,8 @@ from p2ptrain.tiles.network import MapNetwork
 from p2ptrain.tiles.shape import MOST_TILES, TileShape, owners
 
 _ONE_TILE = (
-    "--grid 1x1 divides no maps: the whole model would be on one device (ask for more tiles, or "
-    "for --planner single)"
+    "--grid 1x1 is one tile, so the whole model would be on one device: give more tiles, or use "
+    "--planner single"
 )
 
 
@@ -103,7 +103,7 @@ def tiled_plan(
             tiling, least = pipelined.tiling, pipelined.tiling.seconds
             best = _plan(setting, tiling, pipelined.row, pipelined.depths)
     if best is None:
-        raise PlanError(told(reasons) or "nothing with tiles is faster")
+        raise PlanError(told(reasons) or "no plan with tiles is faster")
     return with_prediction(cost, replace(best, planner=request.planner))
 
 
@@ -210,7 +210,10 @@ def costs_of(cost: CostModel, plan: Plan) -> Tiled:
     network, shape, end = tiled_network(cost.profile), first.tiling, first.units[1]
     assert shape is not None
     if network is None or end > len(network.units):
-        raise PlanError(f"the profile does not say how units 0 to {end - 1} are cut into tiles")
+        raise PlanError(
+            f"this profile has no convolution sizes (spatial) of layers 0 to {end - 1}: make it "
+            "again with p2ptrain profile"
+        )
     devices = tuple(cost.index(device.name) for device in first.devices)
     setting = Setting.of(cost, network, plan.split, devices)
     problem = setting.problem.first_units(end)
@@ -291,32 +294,33 @@ def with_prediction(cost: CostModel, plan: Plan) -> Plan:
 
 def _network(cost: CostModel, request: PlanRequest) -> MapNetwork:
     if request.private:
-        raise PlanError("with --private images stay on one device: their tiles are not sent")
+        raise PlanError(
+            "--private keeps images on one device, and tiles send them to others: leave out one"
+        )
     if cost.mode is not Mode.SYNC:
         raise PlanError("stages are tiled in mode sync only")
     if not request.groups:
-        raise PlanError("tiles are several devices for one stage, which the request does not allow")
+        raise PlanError("tiles need several devices for the same layers, which is not allowed here")
     network = tiled_network(cost.profile)
     if network is None:
         raise PlanError(
-            "no unit of this profile can be cut into tiles: none says its windows and maps"
+            "this profile has no convolution sizes (spatial): make it again with p2ptrain profile"
         )
     count = min(len(network.units), cost.unit_count - 1)  # somebody computes the loss
     if count < 1:
-        raise PlanError("a model of one unit cannot be tiled: something must follow the tiles")
+        raise PlanError("a model of one layer cannot be computed in tiles: another must follow")
     if count < network.least:
-        raise PlanError(
-            "the last unit reads the model's input, and something must follow the tiles"
-        )
+        raise PlanError("the last layer reads the images, so no layer can follow the tiles")
     wanted = request.groups_of_units
     if wanted and wanted[-1] > count:
         raise PlanError(
-            f"--groups: units 0 to {count - 1} can be cut into tiles, not unit {wanted[-1] - 1}"
+            f"--groups: layers 0 to {count - 1} can be computed in tiles, not layer "
+            f"{wanted[-1] - 1}"
         )
     if wanted and wanted[-1] < network.least:
         raise PlanError(
-            f"--groups: tiles cannot end behind unit {wanted[-1] - 1}, as unit {network.least - 1} "
-            "reads the model's input too"
+            f"--groups: tiles cannot end after layer {wanted[-1] - 1}, because layer "
+            f"{network.least - 1} reads the images too"
         )
     return network.first_units(count)
 

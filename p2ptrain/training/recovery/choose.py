@@ -263,7 +263,7 @@ def _still_has(inventory: Inventory | None, missing: Sequence[int]) -> bool:
 
 
 def _why(missing: Sequence[int], past: Past) -> str:
-    units = f"units {missing[0]} to {missing[-1]}" if len(missing) > 1 else f"unit {missing[0]}"
+    units = f"layers {missing[0]} to {missing[-1]}" if len(missing) > 1 else f"layer {missing[0]}"
     if not past.copies:
         return (
             f"{units} of the model are on no living device, and nobody has the first weights or a "

@@ -46,7 +46,7 @@ def fetches(choice: Choice, stages: Sequence[StageNeed]) -> dict[str, tuple[Fetc
         for unit in range(stage.first, stage.end):
             places = choice.places[unit]
             if not places:
-                raise InternalError(f"unit {unit} is nowhere at version {choice.version.step}")
+                raise InternalError(f"layer {unit} is nowhere at version {choice.version.step}")
             relay: str | None = None
             for device in stage.devices:
                 if device in places:

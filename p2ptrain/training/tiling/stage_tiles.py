@@ -57,7 +57,7 @@ def _reader_of(description: ModelDescription, value: InputRef | NodeRef, mode: M
     for unit in reversed(description.units):
         first, end = unit.nodes(mode.value)
         if any(value in node.references() for node in nodes[first:end]):
-            return f"unit {unit.name} reads"
+            return f"layer {unit.name} reads"
     return "its output holds"
 
 

@@ -425,7 +425,7 @@ async def test_a_relay_between_two_devices_pairs_nobody(home: Household, tmp_pat
 async def test_removing_an_unknown_device_names_the_known(home: Household) -> None:
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)
-    with pytest.raises(UserError, match=r"no trusted device is called 'cora'.* bert"):
+    with pytest.raises(UserError, match=r"no paired device is called 'cora'.* bert"):
         anna.mesh.belonging.remove("cora")
 
 

@@ -137,7 +137,7 @@ def test_a_device_of_a_group_is_left_out_for_its_gradients() -> None:
     profile = examples.profile([(1.0, 1.0)], parameter_bytes=10**9, input_bytes=1)
     plan = make_plan(profile, examples.cluster("a", "b", link=Link(1e6, 0.0)), PlanRequest(8, 2))
     (out,) = plan.left_out
-    assert out.reason.startswith("would slow the round from 16.00 s to ")
+    assert " instead of 16.00 s, because " in out.reason
     assert out.reason.endswith("summing its group's gradients takes 1000.00 s a round")
 
 

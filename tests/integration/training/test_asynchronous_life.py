@@ -159,7 +159,7 @@ async def test_checkpoints_are_cuts_to_resume_from(tmp_path: Path, batch_size: i
 async def test_a_loss_that_is_not_finite_stops_with_its_step_and_unit() -> None:
     job = job_that_ends_in_nan()
     async with devices(3) as household:
-        where = "nan at step 1; values first stopped being finite in unit [12]"
+        where = 'nan at step 1. The first NaN or infinity came from layer "[12]"'
         with pytest.raises(TrainingError, match=where):
             await household.holder_run(job, options(3, STASHED, 5)).run()
         await household.until_idle("b")

@@ -62,7 +62,7 @@ def test_devices_take_turns_where_the_weights_kept_allow_it() -> None:
     ):
         assert f"with {name} has one device a stage" in unshared(how, mlp)
         alone = replace(asked(how, "dp").sharing, unshared=unshared(how, mlp))
-        with pytest.raises(PlanError, match="planner dp gives stages to several devices"):
+        with pytest.raises(PlanError, match="planner dp gives layers to several devices"):
             plan_household(asked(how, "dp", sharing=alone), household())
     plan = plan_household(asked(STASHED, "dp"), household())
     assert [(len(s.devices), s.warmup, s.allocation) for s in plan.stages] == [(3, 3, DEALT)]

@@ -243,14 +243,14 @@ async def test_a_device_with_a_part_in_a_job_refuses_a_job_of_its_own() -> None:
         begin = on_step(household, 1, lambda: refused.append(asyncio.create_task(other.run())))
         await household.holder_run(make_job(), listener=begin).run()
         assert len(household.losses) == 6
-        with pytest.raises(OptionError, match="a part in the job of a: wait"):
+        with pytest.raises(OptionError, match="computing for a's training: wait"):
             await refused[0]
 
 
 async def test_a_loss_that_is_not_finite_stops_with_its_step_and_unit() -> None:
     job = job_that_ends_in_nan(micro_batch=4)
     async with devices(3) as household:
-        where = "nan at step 1; values first stopped being finite in unit [12]"
+        where = 'nan at step 1. The first NaN or infinity came from layer "[12]"'
         with pytest.raises(TrainingError, match=where):
             await household.holder_run(job).run()
         await household.until_idle("b")
@@ -265,7 +265,7 @@ async def test_weights_that_an_update_broke_are_blamed_on_the_update() -> None:
 
 async def test_a_model_larger_than_all_memory_is_refused_with_the_numbers() -> None:
     async with devices(2, memory_bytes=1000) as household:
-        with pytest.raises(PlanError, match=r"unit .* bytes missing"):
+        with pytest.raises(PlanError, match=r"layer .* missing"):
             await household.holder_run(make_job()).run()
 
 

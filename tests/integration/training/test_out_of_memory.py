@@ -91,7 +91,7 @@ async def test_a_device_that_never_has_enough_ends_the_job_with_a_plain_line(
 ) -> None:
     monkeypatch.setattr(Stage, "forward", failing_forward(lambda: True))
     async with devices(1) as household:
-        with pytest.raises(PlanError, match=r"the model needs .* bytes missing"):
+        with pytest.raises(PlanError, match=r"the model needs .* missing"):
             await _losses(household, "single")
 
 
@@ -203,9 +203,9 @@ async def test_a_device_that_is_gone_may_have_run_out_of_memory(
         await asyncio.gather(*killing)
         assert caught.value.name == "b"
         warnings = [e.message for e in household.events if isinstance(e, Warned)]
-        assert any("10 MiB of its memory were free" in one for one in warnings) is hint
+        assert any("10.5 MB of its memory were free" in one for one in warnings) is hint
     told = str(caught.value)
-    assert ("10 MiB of its memory were free" in told) is hint
+    assert ("10.5 MB of its memory were free" in told) is hint
     assert "ran out of memory, `dmesg` there tells, and --memory gives it less" in told or hint
     assert "--memory" in told
 

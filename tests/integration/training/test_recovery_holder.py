@@ -369,7 +369,7 @@ async def test_waiting_devices_refuse_others_until_they_have_waited_long(
         await killed(household, tmp_path, 3)
         await household.until_waiting("b", "c")
         assert household.members["b"].service.waiting_for == "a"
-        with pytest.raises(OptionError, match="a part in the job of a"):
+        with pytest.raises(OptionError, match="computing for a's training"):
             await run_of_b(household, make_job(epochs=1)).run()
         monkeypatch.setattr(service_module, "PARK_LEAST_SECONDS", 0.0)
         job = make_job(epochs=1)

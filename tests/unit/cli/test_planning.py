@@ -74,7 +74,7 @@ def test_people_read_stages_memory_and_reasons(run: Run) -> None:
     assert "0-2 (unit0 to unit2)" in out
     assert "samples/s" in out
     assert "old-phone: " in out
-    assert out.count("1.0 MB") == 2  # the budgets
+    assert out.count("  1 MB") == 2  # the budgets
 
 
 def test_out_writes_the_same_plan(run: Run, folder: Path) -> None:

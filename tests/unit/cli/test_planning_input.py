@@ -144,8 +144,8 @@ def time(value: object) -> Change:
             lambda c: c.pop("default_link"),
             'links does not list "laptop" to "pi"',
         ),
-        ("plan", lambda c: c["stages"].pop(), "plan.stages: they end at unit"),
-        ("plan", lambda c: c["stages"][-1].update(units=[1, 9]), "end at unit 9, of 3 units"),
+        ("plan", lambda c: c["stages"].pop(), "plan.stages: they end at layer"),
+        ("plan", lambda c: c["stages"][-1].update(units=[1, 9]), "end at layer 9, of 3 layers"),
         ("plan", lambda c: c["stages"][0]["devices"][0].update(name="x"), '"x" is not in the'),
         ("plan", lambda c: c["stages"][0].update(warmup=9), "stages[0].warmup: 9 must lie"),
         ("plan", lambda c: c.update(micro_batches=0), "plan.micro_batches: expected at least 1"),
@@ -233,9 +233,9 @@ def test_a_huge_file_is_not_read_whole(room: Room, monkeypatch: pytest.MonkeyPat
         (["--require", "nas"], 'no device "nas" in the cluster'),
         (["--cap", "nas=0.5"], 'no device "nas" in the cluster'),
         (["--exclude", "pi", "laptop"], "no device is left"),
-        (["--exclude", "laptop", "--private"], 'needs the data holder "laptop"'),
-        (["--cap", "pi=0.2", "--cap", "laptop=0.2"], "sum to 0.4"),
-        (["--cap", "pi=0.1", "--planner", "pp"], "more than its cap of 0.1: raise the cap"),
+        (["--exclude", "laptop", "--private"], "needs laptop, which has the data"),
+        (["--cap", "pi=0.2", "--cap", "laptop=0.2"], "allow only 0.4 of the work"),
+        (["--cap", "pi=0.1", "--planner", "pp"], "more than its --cap of 0.1: raise it"),
     ],
 )
 def test_what_cannot_be_asked_is_named(room: Room, more: list[str], message: str) -> None:
@@ -246,8 +246,8 @@ def test_too_little_memory_names_the_unit_and_the_bytes(room: Room) -> None:
     for number in (0, 1):
         room.contents["cluster"]["devices"][number]["memory_bytes"] = 10
     error = room.error("plan")
-    assert 'unit "unit0" needs 3100 bytes, and no device offers more than the 10' in error
-    assert "3090 bytes missing" in error
+    assert 'layer "unit0" needs 3.1 kB, and no device has more than the 10' in error
+    assert "3.09 kB missing" in error
 
 
 @pytest.mark.parametrize(

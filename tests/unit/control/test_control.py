@@ -46,7 +46,7 @@ class FakeMember:
 
     async def remove(self, name: str) -> None:
         if name == "ghost":
-            raise UserError("no trusted device is called ghost")
+            raise UserError("no paired device is called ghost")
         self.removed.append(name)
 
 
@@ -101,7 +101,7 @@ async def test_a_dead_member_s_record_means_no_member(tmp_path: Path, lender: Le
         record = read_record(tmp_path)
     write_record(tmp_path, record)  # as a killed process leaves it
     async with ControlClient(tmp_path) as client:
-        with pytest.raises(NotRunning, match="no member runs"):
+        with pytest.raises(NotRunning, match="p2ptrain is not running"):
             await client.status()
 
 
@@ -310,7 +310,7 @@ async def test_a_place_is_lent_to_one_only(
 
     leaving = asyncio.create_task(member_leaves())
     async with client.step_aside(), ControlClient(tmp_path) as second:
-        with pytest.raises(UserError, match="another program"):
+        with pytest.raises(UserError, match="another p2ptrain"):
             async with second.step_aside():
                 pass
     await leaving
@@ -320,7 +320,7 @@ async def test_a_member_with_a_part_in_a_job_does_not_step_aside(
     client: ControlClient, member: FakeMember, lender: Lender
 ) -> None:
     member.holder = "desk"
-    with pytest.raises(UserError, match=r"a part in the job of desk.* wait until it has ended"):
+    with pytest.raises(UserError, match=r"computing for desk's training: wait until that ends"):
         async with client.step_aside():
             pass
     assert not lender.wanted.is_set()

@@ -41,7 +41,7 @@ def test_nothing_else_is_left_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_no_record_means_no_member(tmp_path: Path) -> None:
-    with pytest.raises(NotRunning, match="start `p2ptrain join`"):
+    with pytest.raises(NotRunning, match="Start it: p2ptrain join"):
         read_record(tmp_path / "never")
 
 

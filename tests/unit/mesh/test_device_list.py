@@ -17,12 +17,12 @@ def test_a_name_or_the_beginning_of_an_id_is_enough() -> None:
 
 
 def test_others_are_named() -> None:
-    with pytest.raises(UserError, match=r"no trusted device is called 'pi': .* of phone \(ab12"):
+    with pytest.raises(UserError, match=r"no paired device is called 'pi': .* of phone \(ab12"):
         find_device("pi", [_PHONE])
-    with pytest.raises(UserError, match=r"several trusted devices are called 'phone'"):
+    with pytest.raises(UserError, match=r"several paired devices are called 'phone'"):
         find_device("phone", [_PHONE, _TWIN])
 
 
 def test_where_nobody_is_trusted_nothing_is_offered() -> None:
-    with pytest.raises(UserError, match=r"'pi': this device trusts no other one$"):
+    with pytest.raises(UserError, match=r"'pi': no other device is paired$"):
         find_device("pi", [])

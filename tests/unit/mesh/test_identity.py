@@ -59,7 +59,7 @@ def test_a_broken_file_says_what_to_do(tmp_path: Path, cut: int) -> None:
     load_or_create(folder)
     content = (folder.path / IDENTITY_FILE).read_bytes()
     folder.write(IDENTITY_FILE, content[:cut])
-    with pytest.raises(UserError, match=r"device\.pem is broken .* pair this device anew"):
+    with pytest.raises(UserError, match=r"device\.pem is broken .* pair this device again"):
         load_or_create(folder)
 
 

@@ -32,5 +32,5 @@ def test_devices_are_named() -> None:
     notices.distrusted("a")
     notices.mismatch("b", "it is older")
     first, second = (event.message for event in told if isinstance(event, Warned))
-    assert first.startswith("<a> does not trust this device any more")
+    assert first.startswith("<a> does not accept this device any more")
     assert second == "<b> is not connected: it is older"

@@ -123,7 +123,7 @@ async def test_it_is_not_made_again_for_ever_and_people_hear_why(
     for _ in range(RETRIES):
         with pytest.raises(BrokenOff):
             await _dial(household)
-    with pytest.raises(WrongCode, match=r"broke the pairing off: .* \(3 times\)"):
+    with pytest.raises(WrongCode, match=r"stopped the pairing: .* \(3 times\)"):
         await _dial(household)
     assert not household.service.may_try(household.bert.id)
     [failure] = household.failures

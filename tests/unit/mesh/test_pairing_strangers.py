@@ -142,6 +142,6 @@ async def test_guesses_side_by_side_are_no_more_than_there_are_tries(
             await anna.dial([(second, 1)])
     assert strangers.guesses == 1
     strangers.answers.set()
-    with pytest.raises(PairingError, match="broke the pairing off"):
+    with pytest.raises(PairingError, match="stopped the pairing"):
         await waiting
     assert not anna.is_open

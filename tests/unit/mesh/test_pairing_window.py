@@ -225,9 +225,7 @@ async def test_a_removal_is_said_where_it_closes_the_window(identities: list[Ide
     anna = Anna(identities[0])
     for _ in range(2):
         anna.service.close()
-    assert anna.heard(PairingClosed) == [
-        PairingClosed("a device was removed, which knows the code")
-    ]
+    assert anna.heard(PairingClosed) == [PairingClosed("a removed device knows the code")]
 
 
 async def test_one_try_over_two_protocols_is_one_try(

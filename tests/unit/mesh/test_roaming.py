@@ -103,7 +103,7 @@ async def test_only_this_machine_is_said() -> None:
     roaming = machine.roaming()
     await roaming.start("id", 1, lambda _found: None)
     await roaming.close()
-    assert "only its own processes" in machine.warnings[0]
+    assert "only programs on this device" in machine.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -188,4 +188,4 @@ async def test_listening_follows_the_interface_and_waits_where_it_is_gone() -> N
         await looks.acquire()  # it tries again
     following.cancel()
     assert moves[:1] + moves[-1:] == [[HOME.ip], [OFFICE.ip]]
-    assert all("others cannot dial this device there" in text for text in machine.warnings)
+    assert all("other devices cannot connect there" in text for text in machine.warnings)

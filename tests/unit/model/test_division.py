@@ -44,10 +44,10 @@ def test_models_that_compute_each_sample_alone_divide_without_effects(
 def test_what_looks_across_samples_is_named_with_its_unit(prepared: Get) -> None:
     (statistics,) = division_effects(prepared("cnn").model.description)
     assert statistics.startswith(
-        "BatchNorm statistics are those of each part of a micro-batch (unit "
+        "BatchNorm statistics are those of each part of a micro-batch (layer "
     )
     (random,) = division_effects(prepared("dropout").model.description)
-    assert random.startswith("dropout and its like draw other random numbers (unit ")
+    assert random.startswith("dropout and its like draw other random numbers (layer ")
 
 
 def _effects_of(
@@ -86,7 +86,7 @@ def test_a_loss_that_is_no_mean_over_samples_is_read_from_its_arguments(
     for loss in (nn.CrossEntropyLoss(**options), _after_softmax(nn.NLLLoss(**options))):
         (effect,) = _effects(loss)
         assert effect.startswith(words)
-        assert "(unit " in effect
+        assert "(layer " in effect
 
 
 def _after_softmax(loss: nn.Module) -> Callable[..., Tensor]:

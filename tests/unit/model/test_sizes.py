@@ -161,7 +161,9 @@ def test_what_is_too_much_is_refused_before_it_runs(
 ) -> None:
     description = _with(plain, *nodes)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises((TooLarge, ProtocolError, ValueError), match=r"\b[a-z]\d? \(|MiB|hours"):
+    with pytest.raises(
+        (TooLarge, ProtocolError, ValueError), match=r"\b[a-z]\d? \(|may use|hours"
+    ):
         measure_units(description, batch_sizes=[1], memory_bytes=MEMORY_BYTES)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB
 
@@ -200,7 +202,7 @@ def test_weights_and_samples_are_counted_before_they_are_made(
     changed = copy.deepcopy(plain)
     change(changed)
     description = ModelDescription.from_bytes(cbor.dumps(changed))
-    with pytest.raises((TooLarge, ProtocolError, ValueError), match=r"size|MiB|TiB|same reduction"):
+    with pytest.raises((TooLarge, ProtocolError, ValueError), match=r"size|GB|TB|same reduction"):
         measure_units(description, batch_sizes=[1], memory_bytes=MEMORY_BYTES)
 
 
@@ -211,7 +213,7 @@ def test_a_backward_of_the_models_own_is_counted_too(plain: dict[str, Any]) -> N
         _node("e", "aten.relu.default", _X),
         ["f", "p2ptrain.own_backward", [[_n(0)], [_X], [], backward], [], True],
     )
-    with pytest.raises(TooLarge, match="MiB"):
+    with pytest.raises(TooLarge, match="this device may use"):
         measure_units(description, batch_sizes=[1], memory_bytes=MEMORY_BYTES)
 
 

@@ -62,7 +62,7 @@ def test_dp_says_what_is_missing_where_it_cannot_deal(micro_batch: int, advice: 
 def test_a_plan_is_held_against_what_was_allowed() -> None:
     request = PlanRequest(64, 8, "dp", allocations=DIVIDING)
     plan = make_plan(MODEL, HOUSEHOLD, request)
-    with pytest.raises(PlanError, match="divides samples in stage 0"):
+    with pytest.raises(PlanError, match="divides samples in part 0"):
         check_request(plan, MODEL, replace(request, allocations=DEALING))
 
 

@@ -52,7 +52,9 @@ def test_ends_that_meet_are_one_unit_of_the_holder() -> None:
     (stage,) = fold.unfold(plan).stages
     assert stage.units == (0, COUNT)
     assert [device.name for device in stage.devices] == ["a"]
-    nothing_between = "--private keeps the first and the last units on a, and none lies between"
+    nothing_between = (
+        "--private keeps the first and the last layers on a, and there are none between"
+    )
     assert [out.reason for out in plan.left_out] == [nothing_between] * 2
 
 

@@ -164,11 +164,11 @@ def test_a_plan_must_cover_the_units_and_the_devices() -> None:
     cluster = examples.cluster("a", "b")
     whole = examples.straight_plan(SPLIT, ("a", (0, 2), 2), ("b", (2, 3), 1))
     check_plan(whole, PROFILE, cluster)
-    with pytest.raises(OptionError, match="end at unit 3, of 1 units"):
+    with pytest.raises(OptionError, match="end at layer 3, of 1 layers"):
         check_plan(whole, examples.profile([(1, 1)]), cluster)
     with pytest.raises(OptionError, match='"b" is not in the cluster'):
         check_plan(whole, PROFILE, examples.cluster("a"))
-    with pytest.raises(OptionError, match='"c" is in no stage and not left out'):
+    with pytest.raises(OptionError, match="c is in no stage and not left out"):
         check_plan(whole, PROFILE, examples.cluster("a", "b", "c"))
     with pytest.raises(OptionError, match="with --private"):
         check_plan(whole, PROFILE, cluster, private=True)
@@ -184,7 +184,9 @@ def test_only_the_holder_may_have_both_ends() -> None:
 def test_memory_is_checked_by_device() -> None:
     cluster = examples.cluster("a", memory_bytes=100)
     check_memory({"a": 100}, cluster)
-    with pytest.raises(PlanError, match=r'"a" would need 103 bytes and has 100: 3 bytes missing'):
+    with pytest.raises(
+        PlanError, match=r"a would need 103 bytes and has 100 bytes: 3 bytes missing"
+    ):
         check_memory({"a": 103}, cluster)
 
 

@@ -182,14 +182,14 @@ def grid(network: MapNetwork, rows: int, columns: int, borders: list[int]) -> La
 
 def test_a_grid_larger_than_a_map_is_refused() -> None:
     network = chain([POOLING, POOLING], 12)
-    with pytest.raises(GridError, match=r"4 rows does not fit the map of unit unit1.* 3 rows"):
+    with pytest.raises(GridError, match=r"4 rows does not fit the map of layer unit1.* 3 rows"):
         grid(network, 4, 1, [0, 1, 2])
 
 
 def test_a_halo_wider_than_the_tiles_is_refused() -> None:
     network = chain([CONVOLUTION] * 5, 9)
     grid(network, 1, 3, [0, 1, 4, 5])
-    with pytest.raises(GridError, match=r"of unit unit0 have \[3, 3, 3\] columns.*unit1 to unit4"):
+    with pytest.raises(GridError, match=r"of layer unit0 have \[3, 3, 3\] columns.*unit1 to unit4"):
         grid(network, 1, 3, [0, 1, 5])
 
 

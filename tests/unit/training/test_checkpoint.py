@@ -260,7 +260,7 @@ def test_too_little_room_is_found_before_anything_is_written(tmp_path: Path) -> 
     checkpoint.check_space({tmp_path: 1, tmp_path / "not there": 2 * free})
     other = tmp_path / "other"
     other.mkdir()
-    with pytest.raises(OptionError, match=r"too little room on the disk of .*MiB are free"):
+    with pytest.raises(OptionError, match=r"too little space on the disk of .*B are free"):
         checkpoint.check_space({tmp_path: free // 2 + 1, other: free})
 
 

@@ -16,29 +16,26 @@ UNITS = ["one", "two", "three", "four"]
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
-        (None, "; lower the learning rate, "),
+        (None, ". Try a smaller learning rate"),
         (
             Finding(("a",), 0, 0, range(0), False, tiled=True),
-            "; the input data of its micro-batch 7 is not finite already where a gives it to unit "
-            "one; look at the samples",
+            ". The data contain NaN or infinity (in micro-batch 7 of this step). Look at the",
         ),
         (
             Finding(("b",), 1, 2, range(0), False),
-            "; what the stage in front has made is not finite already where b gives it to unit "
-            "three; lower the learning rate",
+            '. The first NaN or infinity came into layer "three" on b from the layer before. Try',
         ),
         (
             Finding(("b",), 1, 2, range(3, 4), False),
-            "; values first stopped being finite in unit four on b; lower the learning rate",
+            '. The first NaN or infinity came from layer "four" on b. Try a smaller learning rate',
         ),
         (
             Finding(("a", "b"), 0, 0, range(1, 3), False, tiled=True),
-            "; values first stopped being finite in tiled units two to three on a, b; lower the "
-            "learning rate, clip the gradients, or look at those units' input",
+            '. The first NaN or infinity came from layers "two" to "three" (in tiles) on a, b. Try',
         ),
         (
             Finding(("a", "b"), 0, 0, range(1), True, tiled=True),
-            "; the weights of tiled unit one on a, b had stopped being finite by an earlier update",
+            '. An earlier update made weights of layer "one" (in tiles) on a, b NaN or infinite.',
         ),
     ],
 )

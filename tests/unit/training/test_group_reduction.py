@@ -370,7 +370,7 @@ def test_a_running_statistic_that_is_not_finite_is_called_one(prepared: Prepared
     assert stage.statistics is not None
     stage.statistics.sums[name].fill_(torch.nan)
     bucket = next(bucket for bucket in summed.buckets if name in bucket.names)
-    with pytest.raises(NotFinite, match=rf"the running statistic {name} \(unit .* step 8"):
+    with pytest.raises(NotFinite, match=rf"the running statistic {name} \(layer .* step 8"):
         summed.pack(bucket, 8)
 
 

@@ -102,7 +102,7 @@ def test_a_piece_of_one_that_the_model_cannot_compute_is_refused(
 def test_a_piece_of_two_of_the_hardest_three_is_refused(
     batch_size: int, micro_batch: int | None
 ) -> None:
-    says = "on 2 samples .*unit .* a micro-batch of so few: .* is below 3"
+    says = "on 2 samples .*layer .* a micro-batch of so few: .* is below 3"
     with pytest.raises(CaptureError, match=says):
         of_three(batch_size, micro_batch)
 

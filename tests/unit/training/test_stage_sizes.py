@@ -76,7 +76,7 @@ def test_more_than_there_is_is_refused_whatever_the_plan_says(model: ModelDescri
         asked.append(needed_bytes)
         return MIB if needed_bytes > MIB else None
 
-    with pytest.raises(StageTooLarge, match=r"units 0 to 1 take \d+ MiB .* \(0 MiB in the plan\)"):
+    with pytest.raises(StageTooLarge, match=r"layers 0 to 1 need .* of memory \(.* in the plan\)"):
         refuse_large_stages(assignment, model, "a", 0.0, 1000, short_of)
     with pytest.raises(StageTooLarge) as caught:
         refuse_large_stages(assignment, model, "a", 0.0, asked[0] // 2, short_of)

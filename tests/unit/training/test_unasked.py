@@ -117,10 +117,10 @@ async def test_a_profile_from_the_box_has_what_this_device_spends_beside() -> No
 @pytest.mark.parametrize(
     ("ended", "text"),
     [
-        (Ended(How.CRASH, 7, "SIGSEGV"), "ends the process that runs it in unit 7 (SIGSEGV)"),
-        (Ended(How.MEMORY, 2, ""), "takes more than 300 MiB of memory in unit 2"),
-        (Ended(How.TIME, WHOLE, ""), "computes for more than 35 s in all its units together"),
-        (Ended(How.CRASH, None, "SIGABRT"), "before its first unit (SIGABRT)"),
+        (Ended(How.CRASH, 7, "SIGSEGV"), "ends the process that runs it in layer 7 (SIGSEGV)"),
+        (Ended(How.MEMORY, 2, ""), "takes more than 315 MB of memory in layer 2"),
+        (Ended(How.TIME, WHOLE, ""), "computes for more than 35 s in all its layers together"),
+        (Ended(How.CRASH, None, "SIGABRT"), "before its first layer (SIGABRT)"),
     ],
 )
 async def test_how_it_ended_is_said_to_both(ended: Ended, text: str) -> None:
@@ -140,7 +140,7 @@ async def test_a_model_that_crashed_is_not_run_again_whoever_asks() -> None:
         with pytest.raises(TrainingError):
             await measure(unasked, model())
         for source in ("evil", "other"):
-            with pytest.raises(TrainingError, match="in unit 7"):
+            with pytest.raises(TrainingError, match="in layer 7"):
                 await measure(unasked, model(source=source))
         assert len(box.asked) == 1
         await measure(unasked, model("d2"))
@@ -151,7 +151,7 @@ async def test_one_that_lacked_memory_is_tried_again_after_a_while() -> None:
     async with work(box) as unasked:
         with pytest.raises(TrainingError):
             await measure(unasked, model())
-        with pytest.raises(TrainingError, match="300 MiB"):
+        with pytest.raises(TrainingError, match="315 MB"):
             await measure(unasked, model())
         box.now += UnaskedConfig().short_seconds
         await measure(unasked, model())

@@ -46,7 +46,7 @@ def test_maps_and_windows() -> None:
     assert part.leaving == ((NodeRef(3), 4),)
     assert (part.stop, part.whole) == (4, 2)
     assert part.reason is not None
-    assert part.reason.startswith("tiling ends in unit unit2 at node4 (aten.mean.default):")
+    assert part.reason.startswith("tiling ends in layer unit2 at node4 (aten.mean.default):")
 
 
 def test_what_is_written_in_place_is_another_map_for_later_readers() -> None:
@@ -164,7 +164,7 @@ def test_what_cannot_be_tiled_is_named(
     part = read_tiled_part(description)
     assert part.whole == 1
     assert part.reason is not None
-    assert f"unit unit1 at node1 ({operator})" in part.reason
+    assert f"layer unit1 at node1 ({operator})" in part.reason
     assert reason in part.reason
 
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_tiled_is_named(
     [((4, 12), torch.float32), ((4, 12, 10), torch.uint8), ((4, 12, 10), torch.float64)],
 )
 def test_a_model_without_images_is_refused(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    with pytest.raises(NotTiled, match="unit unit0 at node0"):
+    with pytest.raises(NotTiled, match="layer unit0 at node0"):
         read_tiled_part(describe([convolution(IMAGE), LOSS], shape=shape, dtype=dtype))
 
 
@@ -241,7 +241,7 @@ def test_the_unit_in_which_tiling_ends_is_divided() -> None:
     assert crossing.shape(5) == (5, CHANNELS, 12, 10)
     assert crossing.may_require_grad
     assert part.reason is not None
-    assert "unit unit1 at node2" in part.reason
+    assert "layer unit1 at node2" in part.reason
 
 
 def test_counters_are_no_operators() -> None:

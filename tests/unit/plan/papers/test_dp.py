@@ -58,7 +58,7 @@ def test_a_further_micro_batch_goes_to_whoever_has_it_done_first() -> None:
 
 def test_a_device_too_small_for_the_model_is_named_with_what_is_missing() -> None:
     cluster = household(("laptop", 1.0, 10**6), ("watch", 1.0, STATE + 30))
-    with pytest.raises(PlanError, match=r'280 bytes with one sample, and "watch" has 270: 10 '):
+    with pytest.raises(PlanError, match=r"280 bytes with one sample, and watch has 270 bytes: 10 "):
         make_plan(EIGHT, cluster, PlanRequest(8, planner="dp"))
 
 
@@ -78,7 +78,7 @@ def test_private_data_and_stages_of_one_device_are_refused() -> None:
     cluster = household(("laptop", 1.0, 10**6), ("pi", 3.0, 10**6))
     with pytest.raises(PlanError, match="which --private forbids"):
         make_plan(EIGHT, cluster, PlanRequest(8, planner="dp", private=True))
-    with pytest.raises(PlanError, match="planner dp gives stages to several devices"):
+    with pytest.raises(PlanError, match="planner dp gives layers to several devices"):
         make_plan(EIGHT, cluster, PlanRequest(8, planner="dp", groups=False))
 
 

@@ -86,9 +86,9 @@ def test_private_data_stay_with_the_holder() -> None:
 
 def test_more_devices_than_units_are_refused() -> None:
     cluster = examples.cluster("a", "b", "c")
-    with pytest.raises(PlanError, match="2 units for 3 stages: use --planner auto"):
+    with pytest.raises(PlanError, match="2 layers for 3 parts: use --planner auto"):
         make_plan(examples.profile([(1, 1)] * 2), cluster, PlanRequest(8, 1, "ftpipehd"))
-    with pytest.raises(PlanError, match="3 units for 4 stages"):
+    with pytest.raises(PlanError, match="3 layers for 4 parts"):
         make_plan(
             examples.profile([(1, 1)] * 3), cluster, PlanRequest(8, 1, "ftpipehd", private=True)
         )

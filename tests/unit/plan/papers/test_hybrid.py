@@ -69,7 +69,7 @@ def test_a_device_without_room_has_no_samples_and_a_reason() -> None:
     assert stages_of(plan) == [((0, 4), {"a": 2})]
     (out,) = plan.left_out
     assert out.name == "watch"
-    assert "Algorithm 1 gives it no samples: its memory of 9 bytes" in out.reason
+    assert "this one's 9 bytes are too little" in out.reason
 
 
 def test_memory_counts_the_warm_up_depth() -> None:
@@ -113,7 +113,7 @@ def test_private_data_stay_with_the_holder() -> None:
 
 def test_groups_must_be_allowed() -> None:
     cluster = examples.cluster("a", "b")
-    with pytest.raises(PlanError, match="planner hybrid gives stages to several devices"):
+    with pytest.raises(PlanError, match="planner hybrid gives layers to several devices"):
         make_plan(
             examples.profile([(1.0, 1.0)]), cluster, PlanRequest(8, planner="hybrid", groups=False)
         )

@@ -112,13 +112,13 @@ def test_private_data_stay_with_the_holder() -> None:
         ((1, 3), ["a", "z"]),
         ((3, 4), ["m"]),
     ]
-    with pytest.raises(PlanError, match="2 units for 3 stages"):
+    with pytest.raises(PlanError, match="2 layers for 3 parts"):
         make_plan(two_units(0), cluster, PlanRequest(8, 1, "pipedream", private=True))
 
 
 def test_groups_must_be_allowed() -> None:
     cluster = examples.cluster("a", "b")
-    with pytest.raises(PlanError, match="planner pipedream gives stages to several devices"):
+    with pytest.raises(PlanError, match="planner pipedream gives layers to several devices"):
         make_plan(two_units(0), cluster, PlanRequest(8, 1, "pipedream", groups=False))
 
 
@@ -249,5 +249,5 @@ def test_asynchronous_stages_of_one_device_are_cut_as_for_equal_devices(
 def test_asynchronous_stages_of_one_device_need_a_unit_each() -> None:
     cluster = examples.cluster("a", "b", "c", link=Link(10.0, 0.0))
     request = PlanRequest(1, planner="pipedream", mode=Mode.ASYNC, groups=False)
-    with pytest.raises(PlanError, match="2 units for 3 stages"):
+    with pytest.raises(PlanError, match="2 layers for 3 parts"):
         make_plan(two_units(0), cluster, request)

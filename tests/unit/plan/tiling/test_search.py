@@ -141,7 +141,7 @@ def test_a_refusal_says_what_the_first_lines_lacked() -> None:
     tight = blocks()
     rooms = [tight.filter_memory_bytes + p * sum(tight.kept_bytes) for p in (0.6, 0.41)]
     devices = [TileDevice(name, 1.0, room) for name, room in zip("ab", rooms, strict=True)]
-    with pytest.raises(PlanError, match=r"[ab] needs .* MiB for its tiles in these groups"):
+    with pytest.raises(PlanError, match=r"[ab] needs .* for its tiles in these groups"):
         best_alone(tight, devices, Asked(grid=(1, 2), borders=(0, 2)))
 
 

@@ -30,7 +30,7 @@ def test_memory_bounds_a_tile() -> None:
 
 
 def test_too_little_memory_is_refused() -> None:
-    with pytest.raises(PlanError, match="the maps do not fit"):
+    with pytest.raises(PlanError, match="the images do not fit"):
         balanced_shares([[1.0, 1.0]], [[0.4, 0.5]])
 
 
@@ -43,7 +43,7 @@ def test_memory_that_only_uneven_lines_meet_is_found() -> None:
 
 
 def test_memory_for_next_to_nothing_is_none() -> None:
-    with pytest.raises(PlanError, match="the maps do not fit"):
+    with pytest.raises(PlanError, match="the images do not fit"):
         balanced_shares([[1.0, 1.0]], [[1.0, 1e-10]])
 
 

@@ -153,7 +153,7 @@ def test_two_versions_take_less_than_stashing_and_more_pieces() -> None:
 def test_a_shallower_pipeline_is_no_answer_to_little_memory() -> None:
     """It would have other delays than the job asked for."""
     needed = plan_household(asked(STASHED), household()).predicted.peak_bytes["d0"]
-    with pytest.raises(PlanError, match="both again for each more that is under way"):
+    with pytest.raises(PlanError, match="both again for each further batch"):
         plan_household(asked(STASHED), household(needed - 2 * UNIT_BYTES))
 
 

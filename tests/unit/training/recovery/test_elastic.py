@@ -327,7 +327,9 @@ def test_a_plan_that_is_to_stay_changes_only_for_who_comes_or_goes() -> None:
     assert core.handle(Drifted(), 1.0) == []
     core.handle(Appeared("c"), 2.0)
     found = look(core.tick(4.0))
-    assert core.handle(answered(found.number, AB), 5.0) == []  # the same devices, work spread anew
+    assert (
+        core.handle(answered(found.number, AB), 5.0) == []
+    )  # the same devices, work divided again
     core.handle(Appeared("d"), 6.0)
     found = look(core.tick(8.0))
     assert core.handle(answered(found.number, AB | {"d"}), 9.0) == [ChangePlan(Reason.JOIN)]

@@ -35,7 +35,7 @@ def test_a_group_passes_on_what_it_lacks() -> None:
 
 
 def test_a_unit_without_a_place_is_a_bug() -> None:
-    with pytest.raises(InternalError, match="unit 1 is nowhere"):
+    with pytest.raises(InternalError, match="layer 1 is nowhere"):
         fetches(_choice("a", ""), [StageNeed(0, 2, ("a",))])
 
 

@@ -52,7 +52,7 @@ def test_tiles_may_end_where_nobody_behind_reads_the_input() -> None:
     for units in range(2, 6):
         for mode in Mode:
             assert len(tiled_units(description, units, mode).network.units) == units
-    with pytest.raises(NotTiled, match="unit unit1 reads the model's input input_0 too"):
+    with pytest.raises(NotTiled, match="layer unit1 reads the model's input input_0 too"):
         tiled_units(description, 1, Mode.TRAIN)
     assert unit_windows(network) == ()
 
@@ -66,8 +66,8 @@ def test_what_reads_the_input_behind_all_tiles_is_named_with_what_ends_them() ->
         ("aten.mean.default", (NodeRef(3),)),
     ]
     reasons = (
-        r"^tiling ends in unit unit2 at node2 \(aten.softmax.int\): it is no operator that works "
-        r"on tiles; unit unit3 reads the model's input input_0 too, which only tiles have$"
+        r"^tiling ends in layer unit2 at node2 \(aten.softmax.int\): it is no operator that works "
+        r"on tiles; layer unit3 reads the model's input input_0 too, which only tiles have$"
     )
     with pytest.raises(NotTiled, match=reasons):
         tileable(describe(steps, cuts=[1, 2, 3, 4]))
@@ -80,7 +80,7 @@ def test_the_input_under_another_name_stays_with_the_tiles_too() -> None:
         ("aten.add.Tensor", (NodeRef(1), NodeRef(0))),
         ("aten.mean.default", (NodeRef(2),)),
     ]
-    with pytest.raises(NotTiled, match="unit unit1 reads the model's input input_0 too"):
+    with pytest.raises(NotTiled, match="layer unit1 reads the model's input input_0 too"):
         tiled_units(describe(steps, cuts=[2, 3]), 1, Mode.TRAIN)
 
 
