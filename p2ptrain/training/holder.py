@@ -157,7 +157,7 @@ class HolderRun:
         holder = self._service.holder_name
         if holder is not None:
             raise OptionError(
-                f"this device has a part in the job of {holder}: wait until it has ended"
+                f"this device is computing for {holder}'s training: wait until that ends"
             )
 
     def _offer(self, started: Started) -> None:

@@ -92,7 +92,8 @@ async def test_a_removed_device_is_out_until_it_is_invited(household: Household)
     listed = await household.ask("b", "devices")
     assert [device["name"] for device in listed.events[0]["devices"]] == ["a"]
     await third.expect_that(  # it still knows the code, and tries it
-        lambda e: e["event"] == "warning" and "does not accept a code" in e["message"], "it is refused"
+        lambda e: e["event"] == "warning" and "does not accept a code" in e["message"],
+        "it is refused",
     )
     assert await _members(household, "b") == {"a": "alive", "b": "alive"}
     invited = await household.ask("b", "invite")

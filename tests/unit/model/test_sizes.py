@@ -161,9 +161,7 @@ def test_what_is_too_much_is_refused_before_it_runs(
 ) -> None:
     description = _with(plain, *nodes)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(
-        (TooLarge, ProtocolError, ValueError), match=r"\b[a-z]\d? \(|may use|hours"
-    ):
+    with pytest.raises((TooLarge, ProtocolError, ValueError), match=r"\b[a-z]\d? \(|may use|hours"):
         measure_units(description, batch_sizes=[1], memory_bytes=MEMORY_BYTES)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # KiB
 
