@@ -103,7 +103,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 schedule=None if args.schedule is None else Schedule(args.schedule),
             )
     if chart is not None:
-        from p2ptrain.plan.gantt.chart import draw_gantt
+        from p2ptrain.plan.gantt import draw_gantt
 
         write_whole(chart, draw_gantt(simulation, profile.model, period(plan.mode)))
     text = "" if output.json else "\n".join(_lines(simulation, cluster, period(plan.mode)))

@@ -11,7 +11,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.draft import alone, draft_groups, peak_bytes, with_held
-from p2ptrain.plan.gantt.chart import draw_gantt
+from p2ptrain.plan.gantt import draw_gantt
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile

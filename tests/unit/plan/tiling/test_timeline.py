@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.gantt.chart import draw_gantt
+from p2ptrain.plan.gantt import draw_gantt
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.simulation.simulate import group_of
 from p2ptrain.plan.simulation.timeline import TimelineEntry

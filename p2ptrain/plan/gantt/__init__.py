@@ -1,1 +1,0 @@
-"""A simulated round as a picture."""
