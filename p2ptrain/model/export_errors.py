@@ -45,8 +45,8 @@ _SELECTED = (
 )
 _CHECKS_VALUES = (
     "the model checks the values of a tensor in Python (an assertion, an `if` that raises), and a "
-    "trace has no values. Remove the check: a loss that is no finite number ends the training by "
-    "itself, and says which unit it comes from"
+    "trace has no values. Remove the check: a loss that is not finite ends the training anyway, "
+    "with a message that names the layer"
 )
 _FIXED_BATCH = (
     "the model works for one batch size only. Use x.shape[0] or -1 where the batch size is written "

@@ -116,7 +116,7 @@ class ChangePlanning:
         """All devices are ready: where no device was to blame either, that plan was."""
         if self._trouble is not None and not self._heard.unable:
             device, reason = self._trouble
-            self._planner.was_useless(device, f"made a plan that no device could use ({reason})")
+            self._planner.was_useless(device, f"made a plan that cannot be used ({reason})")
 
     async def plan(self, make: rules.MakePlan) -> Made:
         """With keepers for its copies.
@@ -288,7 +288,7 @@ class ChangePlanning:
         left_out += [LeftOut(name, "it came while training stood still") for name in later.values()]
         for out in left_out:
             if out.name == self._name(holder):
-                raise PlanError(f"the data holder's own profile failed: {out.reason}")
+                raise PlanError(f"measuring this device failed: {out.reason}")
         known |= {d: answer for d, answer in found.items() if isinstance(answer, Candidate)}
         if self._request.planning.ftpipehd is not None:
             known = with_times_of(holder, known)
@@ -334,4 +334,4 @@ def _naming(left_out: Sequence[LeftOut], error: PlanError) -> PlanError:
     if not left_out:
         return error
     reasons = "; ".join(f"{out.name}: {out.reason}" for out in left_out)
-    return PlanError(f"{error}. Left out: {reasons}")
+    return PlanError(f"{error}. Not used: {reasons}")

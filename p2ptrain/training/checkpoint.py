@@ -141,8 +141,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Written:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainingError(
-            f"could not write a checkpoint to {folder}: {_reason(error)}; the last whole one there "
-            "is untouched. Free some space or give another folder, then go on with --resume"
+            f"could not write a checkpoint to {folder}: {_reason(error)}; the previous checkpoint "
+            "is still complete. Free some space or give another folder, then continue with --resume"
         ) from error
     _remove_others(folder, keep=(name, before))
     kinds = (("model", checkpoint.model), ("optimizer", checkpoint.optimizer))
@@ -190,7 +190,7 @@ def load(folder: Path, warn: Callable[[str], None]) -> Checkpoint:
             damages.append(error)
             continue
         for damage in damages:
-            warn(f"{damage}: going on from the checkpoint of step {found.progress.step} instead")
+            warn(f"{damage}: continuing from the checkpoint of step {found.progress.step} instead")
         return found
     raise damages[0]
 
@@ -216,7 +216,7 @@ def _read_of(folder: Path, index: dict[str, Any], file: Path) -> Checkpoint:
         progress = _checked(Progress(**index["progress"]))
         digests = dict(index["sha256"])
     except (KeyError, TypeError, ValueError) as error:
-        raise OptionError(f"{file} is not a checkpoint's index: {error}") from error
+        raise OptionError(f"{file} is not a p2ptrain checkpoint: {error}") from error
     if place.parent != folder:
         raise OptionError(f"{file} names a folder elsewhere")
     return Checkpoint(

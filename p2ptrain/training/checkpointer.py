@@ -198,7 +198,7 @@ class Checkpointer:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            why = "not enough memory here for all of the model's state"
+            why = "this device has too little memory for the whole model"
             failure = TrainingError(f"no checkpoint of step {version.step}: {why}")
             self._fail(version.step, failure, why)
         finally:

@@ -134,7 +134,7 @@ class Due:
         if name in self._only_for and self._meant.setdefault(name, holder) == holder:
             return
         names = " and ".join(self._only_for)
-        raise PeerError(f"{self._mesh.name} computes only for jobs of {names} (--only-for)")
+        raise PeerError(f"{self._mesh.name} computes only for trainings of {names} (--only-for)")
 
     def is_in_charge(self, peer: str) -> bool:
         """Whether it coordinates, or holds the data of the job here."""

@@ -180,7 +180,7 @@ class EpochRuns:
     async def _watch(self, epoch: HolderEpoch) -> None:
         devices = await standstill(self._mesh, epoch)
         names = ", ".join(sorted(self._reports.name(device) for device in devices))
-        self._reports.warn(f"nothing moves any more, and {names} did not finish: beginning again")
+        self._reports.warn(f"nothing moves any more, and {names} did not finish: making a new plan")
         self._post(rules.Stuck(devices))
 
     async def _watch_silence(self, epoch: HolderEpoch) -> None:
@@ -219,7 +219,7 @@ class EpochRuns:
                 device, cleared = error.witness, frozenset(blamed - {error.witness})
         if device is not None:
             name = self._reports.name(device)
-            why = f"{name} blames one device after another"
+            why = f"{name} reports one device after another as failed"
             if device == error.device:
                 why = str(error)
             elif error.device == self._mesh.self_id:
@@ -230,7 +230,7 @@ class EpochRuns:
     def _name(self, device: str, why: str) -> None:
         name = self._reports.name(device)
         self._reports.faulty[name] = why
-        self._reports.warn(f"{why}: {name} gets no more work in this job", name)
+        self._reports.warn(f"{why}: {name} is not used any more in this training", name)
 
     def _one_failed(self, epoch: HolderEpoch, failed: PartFailed) -> None:
         """Raises what it says, where others have had it too."""
@@ -241,7 +241,7 @@ class EpochRuns:
                 return
         elif self._complaints.ends_job(failed.device):
             raise failed.error
-        self._name(failed.device, f"{failed}; tried without {failed.name}")
+        self._name(failed.device, f"{failed}; continuing without {failed.name}")
         self._post(rules.Faulty(failed.device))
 
     def link_ended(self, one: str, other: str) -> bool:
@@ -251,7 +251,7 @@ class EpochRuns:
         name, whose = self._reports.name(one), self._reports.name(other)
         if name in self._reports.faulty:
             return False
-        self._name(one, f"{name} says again and again that its link to {whose} has ended")
+        self._name(one, f"{name} says again and again that its connection to {whose} has ended")
         self._post(rules.Faulty(one))
         return False
 

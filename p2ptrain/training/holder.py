@@ -115,8 +115,8 @@ class HolderRun:
         how = self._options.asynchrony
         if how is not None and how.weights is Weights.UNSTASHED:
             self._warn(
-                "without stashing a mini-batch's backward uses other weights than its forward: "
-                "the updates are no gradients of the loss at any weights; for comparisons only"
+                "with --no-stashing the gradients belong to other weights than the outputs: for "
+                "comparisons only"
             )
         saying = asyncio.create_task(doings.say(self._warn), name="say what takes long")
         try:
@@ -130,7 +130,7 @@ class HolderRun:
         for warning in started.prepared.warnings:
             self._warn(warning)
         if started.prepared.only_rounds:
-            self._warn(f"training in synchronous rounds: {started.prepared.only_rounds}")
+            self._warn(f"training with --mode sync: {started.prepared.only_rounds}")
         unevaluated = missing_loss(self._job.metrics, started.prepared.captured)
         if unevaluated:
             self._warn(unevaluated)
@@ -381,14 +381,17 @@ class HolderRun:
         """After the rounds under way."""
         self._interrupted = interrupted = asyncio.get_running_loop().create_future()
         epoch.is_draining = True
-        self._warn(f"interrupted: the weights of the last step will be in {out}")
+        self._warn(f"stopping: the weights of the last step will be in {out}")
         await asyncio.wait(
             [interrupted, running],
             timeout=INTERRUPT_SECONDS,
             return_when=asyncio.FIRST_COMPLETED,
         )
         if not interrupted.done():
-            self._warn(f"the weights were not written to {out}: they could not be fetched in time")
+            self._warn(
+                f"the weights were not written to {out}: the other devices did not send them in "
+                "time"
+            )
             return
         try:
             self._write(out)
@@ -502,7 +505,7 @@ class HolderRun:
             self._spoiled.over()
             raise SentWrong(
                 verdict.liar,
-                f"{spoiled.names[verdict.liar]} sent values that the model does not make, at step "
+                f"{spoiled.names[verdict.liar]} sent values that the model cannot give, at step "
                 f"{spoiled.error.step}",
                 self._mesh.self_id,
             )
@@ -512,7 +515,7 @@ class HolderRun:
         out = self._options.out
         if out is not None:
             self._write(out)
-        place = "the model" if out is None else str(out)
+        place = "The model" if out is None else str(out)
         raise TrainingError(
             f"{verdict.message}. {place} has the weights of step {spoiled.good_steps}, the last "
             "good one"
@@ -529,11 +532,11 @@ class HolderRun:
         names = [spoiled.names[one] for one in suspects]
         name, step = spoiled.names[device], spoiled.error.step
         why = (
-            f"step {step} is not finite, but it is where this device computes it alone: "
-            f"{' or '.join(names)} spoils it"
+            f"step {step} has NaN or infinite values, but not where this device computes it alone: "
+            f"{' or '.join(names)} sends wrong values"
         )
         if len(names) > 1:
-            why += f"; tried without {name}"
+            why += f": continuing without {name}"
         raise SentWrong(
             device, why, self._mesh.self_id, frozenset(() if cleared is None else (cleared,))
         )

@@ -188,7 +188,7 @@ def plan_household(
     try:
         free = plan_household(request.settled(asynchronous=True), household, run)
     except PlanError as error:
-        return replace(rounds, mode_reason=f"without a barrier there is no plan: {error}")
+        return replace(rounds, mode_reason=f"with --mode async there is no plan: {error}")
     seconds = _plain_seconds(rounds, *question(rounds_request, household))
     return chosen(rounds, seconds, free, request.asynchrony.weights)
 
@@ -295,7 +295,7 @@ def question(request: PlanningRequest, household: MeasuredHousehold) -> tuple[Pr
     """
     holder = next((c for c in household.candidates if c.name == household.holder), None)
     if holder is None:
-        raise PlanError(f'the data holder "{household.holder}" has not measured the model')
+        raise PlanError(f"{household.holder}, which has the data, has not measured the model")
     profile = to_profile(holder.measured, request)
     found = _found(household.candidates, profile, request.batch_size)
     profile = replace(profile, times=found[holder.name].times, maps=request.maps)
@@ -413,7 +413,7 @@ def _plan_within(
         except PlanError:
             if last == 0:
                 raise
-    raise PlanError("this model allows no plan")
+    raise PlanError("there is no plan for this model")
 
 
 def _check_delays(plan: Plan, request: PlanningRequest) -> None:
@@ -425,8 +425,8 @@ def _check_delays(plan: Plan, request: PlanningRequest) -> None:
         pieces = -(-request.batch_size // plan.micro_batch)
         if pieces < count:
             raise PlanError(
-                f"two versions of the weights need a micro-batch a stage, and {count} stages have "
-                f"{pieces}: use a smaller --micro-batch"
+                f"with --versions 2 each of the {count} parts needs its own micro-batch, and "
+                f"there are {pieces}: use a smaller --micro-batch"
             )
 
 

@@ -335,8 +335,8 @@ class JobEpochs:
         """A coordinator is not asked for a while, and whoever works for this job hears so."""
         minutes, name = PASSED_OVER_SECONDS / 60, self.reports.name(device)
         self.reports.warn(
-            f"{name}, which coordinates, {why}: it is passed over for "
-            f"{minutes:.0f} minutes, and the job goes on without it",
+            f"{name}, which plans the work, {why}: another device does that for "
+            f"{minutes:.0f} minutes",
             name,
         )
         self._distrust(device)
@@ -395,7 +395,7 @@ class JobEpochs:
         if self._core.faulty:
             names = ", ".join(sorted(self.reports.name(device) for device in self._core.faulty))
             reasons = "; ".join(self.reports.faulty.values())
-            why = f"{error}. Without {names} nobody can go on ({reasons})"
+            why = f"{error}. The others cannot go on without {names} ({reasons})"
             error = TrainingError(why)
         self._fail(error)
 
@@ -403,10 +403,10 @@ class JobEpochs:
         names = ", ".join(self.reports.name(device) for device in devices)
         units = f"layer {first}" if end == first + 1 else f"layers {first} to {end - 1}"
         return TrainingError(
-            f"the part with {units} has ended {len(devices)} devices right after beginning "
-            f"({names}): the job ends before it ends others. Something in these units ends the "
-            "process that computes them, or takes more memory than there is: `dmesg` there may "
-            "tell; start those devices again, and try --local"
+            f"{units} ended p2ptrain on {len(devices)} devices right after the start ({names}), "
+            "so the training stops before more end. Something in these layers crashes, or needs "
+            "more memory than there is: see `dmesg` there. Start those devices again, and try "
+            "--local"
         )
 
     def _fail(self, error: BaseException) -> None:

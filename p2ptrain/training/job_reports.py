@@ -134,7 +134,7 @@ class JobReports:
         if step <= self.reported.step:
             return
         self._left_out.add(step)
-        self.warn(f"step {step} is not finite: its update is left out, and the job goes on")
+        self.warn(f"step {step} has NaN or infinite values: it is skipped, and training goes on")
 
     @property
     def updates_left_out(self) -> int:
@@ -178,15 +178,15 @@ class JobReports:
         if places == (self._mesh.self_id,):
             name = self._mesh.name
             return DeviceLost(
-                f"what {name} had itself ended with its earlier process, {layers}: {reason}; start "
-                "again: the job begins anew, or with --resume from the last checkpoint",
+                f"what {name} had was lost when p2ptrain last stopped there, {layers}: {reason}. "
+                "Start again from the beginning, or with --resume from the last checkpoint",
                 name=name,
             )
         names = sorted(self.name(device) for device in places) or ["a device"]
         verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
         hint = "".join(dict.fromkeys(self._hints.get(device, "") for device in places))
         return DeviceLost(
-            f"{', '.join(names)} {verb} gone{hint}, and {layers} with {them}: {reason}; start "
+            f"{', '.join(names)} {verb} gone{hint}, and {layers} with {them}: {reason}. Start "
             f"again without {them}, or with --resume from the last checkpoint",
             name=names[0],
         )

@@ -148,7 +148,7 @@ class Journal:
             self._failed_at = None
             self.committed(self._entry.reported)  # it may have been written before a step since
         if was_broken and self._failed_at is None:
-            self._warn("the job's journal can be written again")
+            self._warn("the training's record can be written again")
 
     def stable(self, version: Version) -> None:
         """The same for a version that is now safe; within a second, off the event loop."""
@@ -215,8 +215,8 @@ class Journal:
         is_news, self._failed_at = self._failed_at is None, monotonic()
         if is_news:
             self._warn(
-                f"the job's journal cannot be written ({error}): the job goes on, but would not go "
-                "on after this device's own end"
+                f"the training's record cannot be written ({error}): training goes on, but could "
+                "not be continued if p2ptrain stopped on this device"
             )
         self._close()
         forget(self._folder)
@@ -235,7 +235,10 @@ def find(folder: StateFolder, warn: Callable[[str], None]) -> JournalEntry | Non
         return None if job is None else _entry(job, folder.read(REPORTED_FILE))
     except (UserError, ProtocolError) as error:
         why = error.why if isinstance(error, BrokenFile) else str(error)
-        warn(f"{folder.path / JOB_FILE} cannot be used ({why}): the job it tells of does not go on")
+        warn(
+            f"{folder.path / JOB_FILE} cannot be used ({why}): that unfinished training cannot be "
+            "continued"
+        )
         return None
 
 

@@ -219,10 +219,10 @@ class KeptVersions:
     def _tell_abandoned(self, what: Abandoned) -> None:
         name = self._name(what.device)
         log.info("version_abandoned", step=what.version.step, device=name, why=what.why)
-        line = f"{name} could not keep a copy of stage {what.stage}: {what.why}"
+        line = f"{name} could not keep a copy of part {what.stage}: {what.why}"
         if what.device not in self._warned:
             self._warned.add(what.device)
-            self._warn(f"{line}; training goes on, and a death goes back to an older version")
+            self._warn(f"{line}; training goes on, but a failure now goes back to an older copy")
 
     # -- what devices are told -------------------------------------------------------------------
 

@@ -48,8 +48,8 @@ async def hand_over(
         why = wording(reply.fields, "refused", 1024)
         left = max(until - monotonic(), 0.0)
         warn(
-            f"the others cannot do without this device ({why}): it stays until the job has ended, "
-            f"{left:.0f} s at most; interrupt again to leave now, which is a failure for the job"
+            f"the others cannot take over this device's work ({why}). Leaving in {left:.0f} s at "
+            "most; press Ctrl-C again to leave now and break the training"
         )
         async with asyncio.timeout(left):
             await service.idle.wait()

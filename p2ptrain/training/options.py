@@ -104,7 +104,10 @@ class TrainOptions:
         if (self.grid or self.groups) and self.planner != "tiles":
             raise OptionError("grid and groups are for planner tiles")
         if self.planner == "tiles" and (self.private or self.asynchrony is not None):
-            raise OptionError("planner tiles sends images to all devices, in synchronous rounds")
+            raise OptionError(
+                "planner tiles sends images to all devices and trains in sync: leave out private "
+                "and async"
+            )
         if self.wait_for is None or self.wait_for < 1:
             raise OptionError("wait_for counts this device too: give 1 or more")
         if self.steps is not None and self.steps < 1:
@@ -118,7 +121,10 @@ class TrainOptions:
         if self.chooses_mode and self.asynchrony is None:
             raise OptionError("chooses_mode needs to know how to train asynchronously: asynchrony")
         if self.chooses_mode and self.asynchrony == Asynchrony(Weights.UNSTASHED):
-            raise OptionError("training without stashing is for comparisons, and never chosen")
+            raise OptionError(
+                "training without stashing is for comparisons: choose it by itself, not with mode "
+                "auto"
+            )
         if self.local and self.wait_for > 1:
             raise OptionError("local trains on this device alone: leave out wait_for")
 

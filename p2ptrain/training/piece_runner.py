@@ -267,8 +267,8 @@ def _refused(error: Exception, unit: str, order: RoundOrder, piece: Piece) -> st
     shape, number = order.round, piece.key.micro_batch - order.round.first
     where = "the evaluation" if shape.mode is Mode.EVAL else f"step {shape.step + 1}"
     return (
-        f"layer {unit} cannot compute with micro-batch {number} of {where}: {first_line(error)}; "
-        "look at its samples: labels and indices out of range, values that the model does not take"
+        f"layer {unit} failed with micro-batch {number} of {where}: {first_line(error)}. Look at "
+        "its samples: labels or indices out of range, or values that the model does not take"
     )
 
 

@@ -194,7 +194,7 @@ class _Asking(Generic[T]):
         if self._without_plan is not None:
             device, why = self._without_plan
             if device != self._mesh.self_id:
-                self._pass_over(device, f"found no plan where there is one ({why})")
+                self._pass_over(device, f"found no plan, though there is one ({why})")
         return self._found
 
     def _do(
@@ -233,7 +233,9 @@ class _Asking(Generic[T]):
             log.info("not_answered", by=device[:12], why=why)
             pardoned = question.pardons(error)
             self._say(
-                rules.NoAnswer() if pardoned else rules.Useless(f"gave no answer of use ({why})")
+                rules.NoAnswer()
+                if pardoned
+                else rules.Useless(f"gave an answer that cannot be used ({why})")
             )
 
     async def _ask_for_sign(self, device: str) -> None:

@@ -28,8 +28,8 @@ async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None
         names = ", ".join(sorted(_alive(mesh)))
         raise UserError(
             f"waited {timeout_seconds:g} s for {count} devices, but only {len(_alive(mesh))} "
-            f"are here ({names}); start `p2ptrain join` on the others, or ask `p2ptrain doctor` "
-            "why they are not seen"
+            f"are here ({names}); start `p2ptrain join` on the others, or see why they are not "
+            "found with `p2ptrain doctor`"
         )
 
 

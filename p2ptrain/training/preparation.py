@@ -332,7 +332,7 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
     for field in ("digest", "samples", "batch_size", "seed", "optimizer"):
         if getattr(found.progress, field) != getattr(wanted, field):
             raise OptionError(
-                f"the checkpoint in {options.resume} is of another job: its "
+                f"the checkpoint in {options.resume} is of another training: its "
                 f"{'model' if field == 'digest' else field} differs"
             )
     model = {f"model:{name}": tensor for name, tensor in found.model.items()}
@@ -343,8 +343,8 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
     state = {**prepared.state, **read}
     if found.progress.step > prepared.steps:
         raise OptionError(
-            f"the checkpoint in {options.resume} is of step {found.progress.step}, and the job "
-            f"ends at step {prepared.steps}: ask for more steps or epochs"
+            f"the checkpoint in {options.resume} is of step {found.progress.step}, and this "
+            f"training ends at step {prepared.steps}: give more --steps or --epochs"
         )
     first, evaluated = found.progress.step, found.progress.evaluated
     if evaluated is None:  # a file that does not say: taken to be told
@@ -374,7 +374,7 @@ def _slots(prepared: Prepared, found: Checkpoint, options: TrainOptions) -> dict
         if not more:
             more, verbs = sorted(wanted - there), ("keeps no", "does")
         raise OptionError(
-            f"the checkpoint in {options.resume} is of another job: its optimizer {verbs[0]} "
+            f"the checkpoint in {options.resume} is of another training: its optimizer {verbs[0]} "
             f"{more[0]}, which {prepared.job.optimizer.name} as given {verbs[1]}: give it the "
             "arguments that it had"
         )

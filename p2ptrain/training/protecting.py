@@ -147,8 +147,8 @@ def _warning(missing: Unprotected, names: Mapping[str, str]) -> str:
     short = missing.short
     where = "" if short in (None, missing.device) else f" on {names[short or '']}"
     return (
-        f"stage {missing.stage} on {names[missing.device]} has no copy: not enough memory{where}; "
-        "a death there goes back to the last checkpoint, or ends the job"
+        f"part {missing.stage} on {names[missing.device]} has no copy, for lack of memory{where}: "
+        "if that device fails, training goes back to the last checkpoint, or ends"
     )
 
 

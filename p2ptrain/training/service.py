@@ -277,7 +277,7 @@ class TrainingService:
             return
         if not part.is_over and not self._gives_way(part):
             whose = "" if part.holder is None else f", that of {self._name(part.holder)}"
-            raise PeerError(f"{self.mesh.name} already works for another job{whose}")
+            raise PeerError(f"{self.mesh.name} already computes for another training{whose}")
         await self.drop()
 
     def _gives_way(self, part: Participation) -> bool:
@@ -308,7 +308,7 @@ class TrainingService:
         """What this device has measured and offers, while it goes on with whatever it does."""
         job = text(message.fields, "job", 64)
         if self.job not in (None, job):
-            raise PeerError(f"{self.mesh.name} works for another job")
+            raise PeerError(f"{self.mesh.name} computes for another training")
         known = self.measures.facts(text(message.fields, "digest", 64))
         return Message(FACTS, {}, (known.to_part(),))
 

@@ -76,8 +76,8 @@ class Sharing:
             return
         if self.unshared and planner in _SHARE_BY_NATURE:
             raise PlanError(
-                f"planner {planner} gives stages to several devices, which this model's cannot "
-                f"have ({self.unshared}): use --planner auto"
+                f"planner {planner} gives layers to several devices, which this model does not "
+                f"allow ({self.unshared}): use --planner auto"
             )
 
     def changes(self, plan: Plan) -> tuple[str, ...]:
@@ -167,8 +167,8 @@ def _first_mixing(
         if unit is None:
             raise
         raise ScriptError(
-            f"layer {unit} cannot compute with samples of the data: {first_line(error)}; look at "
-            "types other than the model's, and for labels and indices out of range"
+            f"layer {unit} failed with samples of the data: {first_line(error)}. Look for types "
+            "other than the model's, and for labels or indices out of range"
         ) from error
 
 

@@ -79,7 +79,7 @@ async def silence(mesh: Mesh, epoch: HolderEpoch, say: Callable[[str], None]) ->
                 return _told(epoch, found)
             if now - still_since >= due:
                 names = ", ".join(sorted(epoch.name(device) for device in tracker.waits_for))
-                say(f"nothing has moved for {now - still_since:.0f} s; {names} did not finish")
+                say(f"nothing has moved for {now - still_since:.0f} s: {names} did not finish")
                 due = 3 * (now - still_since)
         else:
             still_since, due = now, SAY_SECONDS

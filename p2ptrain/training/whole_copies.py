@@ -135,8 +135,8 @@ class WholeCopies:
         if not self._has_warned:
             self._has_warned = True
             self._warn(
-                "not enough memory here for a copy of the whole model: where several devices die "
-                "at once, training may go back further"
+                "too little memory here for a copy of the whole model: if several devices fail at "
+                "once, training may go back further"
             )
 
 

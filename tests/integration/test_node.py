@@ -133,7 +133,7 @@ async def test_devices_at_work_for_others_are_left_out_with_the_reason(start: St
     plans = [event async for event in second if isinstance(event, PlanEvent)]
     reasons = {out.name: out.reason for out in plans[0].left_out}
     assert reasons.keys() == {"desk", "shelf"}
-    assert all("already works for another job" in reason for reason in reasons.values())
+    assert all("already computes for another training" in reason for reason in reasons.values())
     assert shelf.status()["job"] is not None
     assert not first.done
     await first.cancel()
@@ -148,7 +148,9 @@ async def test_where_no_plan_fits_people_hear_who_was_left_out_and_why(start: St
         await (await attic.train(make_job(), over(3))).result()
     said = str(caught.value)
     assert "Left out: " in said
-    assert all(f"{name} already works for another job" in said for name in ("desk", "shelf"))
+    assert all(
+        f"{name} already computes for another training" in said for name in ("desk", "shelf")
+    )
     await first.cancel()
 
 
@@ -193,7 +195,7 @@ async def test_what_ends_a_job_is_raised_by_the_iteration_and_the_result(start: 
 
 
 async def test_a_node_outside_its_context_trains_nothing(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="async context"):
+    with pytest.raises(OptionError, match="not joined"):
         await p2ptrain.Node(state_dir=tmp_path).train(make_job())
 
 
@@ -311,7 +313,7 @@ async def test_an_apps_own_error_leaves_the_context_as_it_is(start: Start, tmp_p
 async def test_what_a_node_is_asked_outside_its_context_is_refused_in_words(tmp_path: Path) -> None:
     node = p2ptrain.Node(state_dir=str(tmp_path), interfaces="127.0.0.1", port=0)
     for ask in (node.status, node.devices, node.invite, lambda: node.window):
-        with pytest.raises(OptionError, match="not in the household"):
+        with pytest.raises(OptionError, match="not joined"):
             ask()
     async with node:
         assert node.status()["address"] == "127.0.0.1"

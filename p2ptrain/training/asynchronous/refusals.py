@@ -22,32 +22,32 @@ def check_asynchronous(job: Job, description: ModelDescription, options: TrainOp
     """Raises OptionError: the job cannot be trained asynchronously, and why."""
     if job.clip_grad_norm is not None:
         raise OptionError(
-            "clip_grad_norm needs the gradients of all stages before any of them is applied, and "
-            "asynchronous training waits for nobody: use --mode sync, or a job without it"
+            "clip_grad_norm needs the gradients of all layers before an update, and async "
+            "training does not wait for them: use --mode sync, or leave it out"
         )
     if job.skip_nonfinite:
         raise OptionError(
-            "skip_nonfinite leaves an update out on all devices at once, and asynchronous training "
-            "waits for nobody: use --mode sync, or a job without it"
+            "skip_nonfinite skips an update on all devices at once, and async training does not "
+            "wait for them: use --mode sync, or leave it out"
         )
     tied = _tied(description)
     if tied and not options.local:
         raise OptionError(
-            f"{tied[0]} is used by several units: its copies in different stages would see "
-            "mini-batches at different times and drift apart; use --mode sync"
+            f"{tied[0]} is used by several layers: on different devices its copies would be "
+            "updated at different times and drift apart. Use --mode sync"
         )
     written = _written_parameters(description)
     if written:
         raise OptionError(
-            f"the model writes to its parameter {written[0]} while it computes: mini-batches under "
-            "way would write to different versions of it; use --mode sync"
+            f"the model writes to its parameter {written[0]} while it computes: with async, "
+            "batches at the same time would write to different copies of it. Use --mode sync"
         )
 
 
 def unshared(how: Asynchrony, description: ModelDescription) -> str:
     """Why every stage needs a device of its own; "" where devices may take mini-batches in turn."""
     if not how.may_share:
-        return f"asynchronous training with {_NAMES[how.weights]} has one device a stage"
+        return f"asynchronous training with {_NAMES[how.weights]} has one device for each part"
     if written_names(description, 0, len(description.units)):
         return (
             "its running statistics are of all mini-batches in order, which devices that take "

@@ -150,7 +150,7 @@ class ChangeCore:
         self._attempts = 0
         self._stock.pop(device, None)
         if device == self._ask.holder:
-            self._refuse("the device with the data is gone", again=True)
+            self._refuse("the device with the data stopped answering", again=True)
         elif self._choice is not None:
             self._try_again()  # planned with it, or with what it has
         else:
@@ -185,7 +185,7 @@ class ChangeCore:
             or trouble.memory_bytes is not None
             or trouble.source is not None
         )
-        reason = f"{spent} attempts to begin again failed{why}"
+        reason = f"{spent} attempts to start again failed{why}"
         self._refuse(reason, again=passes, spoiled=spent if passes else 0)
 
     def _came(self, device: str) -> None:

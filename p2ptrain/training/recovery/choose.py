@@ -266,11 +266,11 @@ def _why(missing: Sequence[int], past: Past) -> str:
     units = f"layers {missing[0]} to {missing[-1]}" if len(missing) > 1 else f"layer {missing[0]}"
     if not past.copies:
         return (
-            f"{units} of the model are on no living device, and nobody has the first weights or a "
-            "checkpoint"
+            f"{units} of the model are lost with the devices that had them, and no device has the "
+            "first weights or a checkpoint"
         )
     newest = max(copy.version.step for copy in past.copies)
     return (
-        f"{units} of the model are on no living device, and the newest whole copy is of step "
-        f"{newest}, {past.reported - newest} steps back"
+        f"{units} of the model are lost with the devices that had them, and the newest complete "
+        f"copy is of step {newest}, {past.reported - newest} steps back"
     )

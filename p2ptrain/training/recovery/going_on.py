@@ -91,13 +91,16 @@ def decide(
         steps = max(one.newest.step for one in same)
         return Verdict(
             Start.REFUSE,
-            f"other devices keep this job unfinished, up to step {steps}, but this device has no "
-            "journal of it any more and would tell steps twice: begin anew with --fresh, or go on "
-            "from a checkpoint with --resume",
+            f"other devices have this training up to step {steps}, but this device has lost its "
+            "record of it: start from the beginning with --fresh, or from a checkpoint with "
+            "--resume",
         )
     reason = ""
     if old:
-        reason = "an unfinished job of this device is given up: its script or options were others"
+        reason = (
+            "an unfinished training of this device is dropped, because the script or its options "
+            "changed"
+        )
     return Verdict(Start.ANEW, reason, frozenset(old))
 
 
@@ -113,5 +116,8 @@ def _with_journal(
         return Verdict(Start.GO_ON, ending=old - {job})
     reason = ""
     if others:
-        reason = "no device keeps anything of this unfinished job any more: it begins anew"
+        reason = (
+            "no device has anything of the unfinished training any more: it starts from the "
+            "beginning"
+        )
     return Verdict(Start.ANEW, reason, old)

@@ -95,5 +95,5 @@ class Refusals:
 
     def _again(self, reason: str) -> Verdict:
         if self._spoiled > MOST_SPOILED:
-            return StopJob(f"{self._spoiled} times in a row no plan could be made ready: {reason}")
+            return StopJob(f"{self._spoiled} times in a row a new plan could not start: {reason}")
         return AskAgain(RETRY_SECONDS * 2 ** max(self._spoiled - 1, 0))

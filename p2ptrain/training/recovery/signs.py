@@ -93,10 +93,10 @@ class Signs:
         silent = now - self._spoke
         flows = now - self._flowed < limits.silent_seconds
         if silent >= (limits.flowing_seconds if flows else limits.silent_seconds):
-            return f"has given no sign of life for {silent:.0f} s"
+            return f"has not answered for {silent:.0f} s"
         idle, fruitless = self._spoke - self._worked, self._spoke - self._moved
         if idle >= limits.still_seconds:
-            return f"has done nothing of what it was asked for {idle:.0f} s"
+            return f"has done none of its work for {idle:.0f} s"
         if fruitless >= limits.fruitless_seconds:
-            return f"says that it works, but nothing has come of it for {fruitless:.0f} s"
+            return f"says that it works, but has finished nothing for {fruitless:.0f} s"
         return None

@@ -83,7 +83,7 @@ async def cut_off(device: Device, liar: Device) -> None:
     await device.until(lambda: liar.mesh.self_id in device.mesh.belonging.cut_off)
     await device.until(lambda: liar.mesh.self_id not in device.mesh.members)
     assert liar.mesh.self_id not in device.mesh.connected
-    assert "listens to it no more until it starts again" in of_eve(device)[-1]
+    assert "does not talk to it any more, until this device starts again" in of_eve(device)[-1]
     (listed,) = [d for d in device.mesh.belonging.devices() if d.name == "eve"]
     assert listed.cut_off is not None
 

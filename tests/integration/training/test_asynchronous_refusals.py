@@ -60,7 +60,7 @@ def test_devices_take_turns_where_the_weights_kept_allow_it() -> None:
         (UNSTASHED, "no stashing"),
         (Asynchrony(aggregate=2), "aggregation"),
     ):
-        assert f"with {name} has one device a stage" in unshared(how, mlp)
+        assert f"with {name} has one device for each part" in unshared(how, mlp)
         alone = replace(asked(how, "dp").sharing, unshared=unshared(how, mlp))
         with pytest.raises(PlanError, match="planner dp gives layers to several devices"):
             plan_household(asked(how, "dp", sharing=alone), household())

@@ -53,7 +53,7 @@ async def test_a_device_whose_box_the_model_ends_is_left_out_and_the_others_trai
         placed = {device.name for stage in household.plan.stages for device in stage.devices}
         warnings = [message for name, message in household.warned if name == "b"]
     assert left_out.name == "b"
-    assert "in unit 1 (SIGSEGV)" in left_out.reason
+    assert "in layer 1 (SIGSEGV)" in left_out.reason
     assert placed == {"a", "c"}
     assert len(household.losses) == 6
     assert len(warnings) == 1

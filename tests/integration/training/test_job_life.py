@@ -397,7 +397,7 @@ async def test_a_job_whose_device_was_taken_by_another_says_so_and_comes_after_i
         await warned.wait()
         assert [event.message for event in told if isinstance(event, Warned)] == [
             "this job waits, and asks again: the device with the data does not answer: "
-            "b already works for another job, that of a"
+            "b already computes for another training, that of a"
         ]
         first.cancel()
         with suppress(asyncio.CancelledError):

@@ -126,7 +126,7 @@ async def test_it_ends_the_job_before_it_counts_and_its_origin_is_named(
         with pytest.raises(TrainingError) as caught:
             await household.holder_run(what, options).run()
     way = "backward" if where == "backward" else "forward"
-    told = rf"step 6; .* unit layers\.3\S* on [abc], in the {way} of micro-batch 1, sample "
+    told = rf"step 6\. .* layer \"layers\.3\S* on [abc], in the {way} of micro-batch 1, sample "
     assert re.search(told + rf"{marked()} of the data; .* weights of step 5", str(caught.value))
     assert steps(household) == [1, 2, 3, 4, 5]
     if plan == "a pipeline":
@@ -203,7 +203,7 @@ async def test_data_that_is_not_finite_is_named_by_its_index() -> None:
     data[marked()][0][2] = torch.inf
     object.__setattr__(what, "data", data)
     async with devices(2) as household:
-        told = rf"data\[{marked()}\] is not finite, in the input data of micro-batch 1"
+        told = rf"The data contain NaN or infinity \(data\[{marked()}\]\)"
         with pytest.raises(TrainingError, match=told):
             await household.holder_run(what).run()
     assert steps(household) == [1, 2, 3, 4, 5]
@@ -265,7 +265,7 @@ async def test_left_out_where_the_job_says_so(
     assert steps(household) == list(range(1, 13))
     told = [event.message for event in household.events if isinstance(event, Warned)]
     assert [message for message in told if "step 6" in message] == [
-        "step 6 is not finite: its update is left out, and the job goes on"
+        "step 6 has NaN or infinite values: it is skipped, and training goes on"
     ]
     (done,) = [event for event in household.events if isinstance(event, Done)]
     assert done.updates_left_out == 1

@@ -145,7 +145,7 @@ async def test_where_nobody_has_memory_training_goes_on_without_copies_and_says_
         assert course.stable == []
         warnings = [e.message for e in household.events if isinstance(e, Warned)]
         assert len(warnings) == len(set(warnings)) <= 2
-        assert all("could not keep a copy of stage" in line for line in warnings)
+        assert all("could not keep a copy of part" in line for line in warnings)
 
 
 def fails_at(monkeypatch: pytest.MonkeyPatch, is_short: Callable[[str], bool]) -> None:

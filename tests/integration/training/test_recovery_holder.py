@@ -217,7 +217,7 @@ async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others
                 parameter.add_(1.0)
         await household.restart("a")
         run = household.holder_run(job, options, folder=process.left)
-        with pytest.raises(PeerError, match="a had itself ended with its earlier process"):
+        with pytest.raises(PeerError, match="what a had was lost when p2ptrain last stopped there"):
             await run.run()
         for name in ("b", "c"):
             await household.until_idle(name)
@@ -296,7 +296,7 @@ async def test_without_the_journal_it_is_refused_and_nobody_loses_anything(tmp_p
         left = process.left.read(JOB_FILE)
         assert left is not None
         process.left.remove(JOB_FILE)
-        with pytest.raises(OptionError, match="keep this job unfinished, up to step"):
+        with pytest.raises(OptionError, match="have this training up to step"):
             await again(household, process, momentum_job(), one_stage_each(2))
         alone: list[Event] = []  # asks nobody for anything, and ends nothing
         local = replace(one_stage_each(2), wait_for=1, local=True)
@@ -444,7 +444,7 @@ async def test_a_process_that_asks_and_does_not_go_on_ends_no_wait(
         services = [household.members[name].service for name in ("b", "c")]
         parked = [service.parked for service in services]
         process.left.remove(JOB_FILE)
-        with pytest.raises(OptionError, match="keep this job unfinished, up to step"):
+        with pytest.raises(OptionError, match="have this training up to step"):
             await again(household, process, momentum_job(), one_stage_each(3))
         assert [service.parked for service in services] == parked
         await household.mesh.leave("a")

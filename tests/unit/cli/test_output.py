@@ -76,7 +76,7 @@ def test_a_full_disk_hides_no_error_behind_a_traceback(tmp_path: Path) -> None:
             check=False,
         )
     assert ended.returncode == 1
-    assert "p2ptrain: error: no member runs" in ended.stderr
+    assert "p2ptrain: error: p2ptrain is not running" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -30,7 +30,7 @@ def test_without_stdout_the_error_still_stands_on_stderr(
 ) -> None:
     done = _started_without("01", "status", "--state-dir", str(tmp_path), *json_too)
     assert done.returncode == 1
-    assert done.stderr.startswith("p2ptrain: error: no member runs")
+    assert done.stderr.startswith("p2ptrain: error: p2ptrain is not running")
     assert done.stderr.count("\n") == 1
 
 

@@ -129,7 +129,7 @@ def test_an_index_with_a_number_that_is_none_is_refused(
         index = open_json((place / INDEX).read_bytes())
         index["progress"][field] = value
         (place / INDEX).write_bytes(seal_json(index))
-    with pytest.raises(OptionError, match=r"is not a checkpoint's index: .* not whole numbers"):
+    with pytest.raises(OptionError, match=r"is not a p2ptrain checkpoint: .* not whole numbers"):
         whole(tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_the_newest_whole_one_is_taken_and_the_damaged_one_named(tmp_path: Path,
         assert found.model["w"][0].item() == 4.0
         [warning] = warnings
         assert "step-00000008" in warning
-        assert "going on from the checkpoint of step 4" in warning
+        assert "continuing from the checkpoint of step 4" in warning
 
 
 def test_a_damaged_index_costs_no_checkpoint(tmp_path: Path) -> None:

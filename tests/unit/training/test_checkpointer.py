@@ -121,7 +121,7 @@ async def test_no_memory_for_a_checkpoint_is_told_and_ends_nothing(
     run.checkpointer.take(Version(2, 1))
     await run.checkpointer.idle()
     assert run.warned == [str(run.checkpointer.failure)]
-    assert "not enough memory" in str(run.checkpointer.failure)
+    assert "too little memory" in str(run.checkpointer.failure)
     run.refuse = None
     assert await run.wants(4)
     run.checkpointer.take(Version(4, 1))
@@ -199,7 +199,7 @@ async def test_a_last_one_that_failed_is_neither_tried_nor_told_again(tmp_path: 
     await run.checkpointer.make_sure(Version(2, 1), _stages)
     run.checkpointer.conclude(2)
     assert len(run.warned) == 1
-    assert "not enough memory" in str(run.checkpointer.failure)
+    assert "too little memory" in str(run.checkpointer.failure)
 
 
 async def test_an_epoch_that_ends_before_the_update_holds_nothing_up(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every sample has one device a stage, and travels from it to the one that needs it, once."""
+"""Every sample has one device for each part, and travels from it to the one that needs it, once."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ async def test_a_device_computes_only_for_whom_its_person_names(mesh: MemoryHous
     due = Due(mesh["b"], only_for=["c"])
     due.check_job_of(memory_id("c"))
     due.check_job_of(memory_id("b"))
-    with pytest.raises(PeerError, match="b computes only for jobs of c"):
+    with pytest.raises(PeerError, match="b computes only for trainings of c"):
         due.check_job_of(memory_id("a"))
     Due(mesh["b"]).check_job_of(memory_id("a"))
 
@@ -94,7 +94,7 @@ async def test_others_are_refused_in_plain_words(mesh: MemoryHousehold, kind: st
     member = await member_b(mesh, "a")
     fields = {**MEASURE, **STOCK, "holder": memory_id("c"), "peers": []}
     try:
-        with pytest.raises(PeerError, match="b computes only for jobs of a"):
+        with pytest.raises(PeerError, match="b computes only for trainings of a"):
             await mesh["c"].call(memory_id("b"), Message(kind, fields), timeout_seconds=5)
     finally:
         await member.close()

@@ -54,7 +54,7 @@ def test_planners_see_the_same_times_of_devices_with_the_same_processor(
 
 def test_without_the_holders_own_profile_there_is_no_question() -> None:
     home = household(1.0, 1.0)
-    with pytest.raises(PlanError, match='holder "device-0" has not measured the model'):
+    with pytest.raises(PlanError, match="device-0, which has the data, has not measured the model"):
         question(REQUEST, replace(home, candidates=home.candidates[1:]))
 
 

@@ -115,7 +115,7 @@ def test_an_optimizer_that_keeps_something_else_is_refused(
     tmp_path: Path, before: SGD | Adam, now: SGD | Adam, words: str
 ) -> None:
     kept(tmp_path, before)
-    with pytest.raises(OptionError, match=f"of another job: {words}: give it the arguments"):
+    with pytest.raises(OptionError, match=f"of another training: {words}: give it the arguments"):
         prepared(tmp_path, optimizer=now)
 
 

@@ -127,10 +127,10 @@ def test_a_stage_nobody_has_room_for_is_told_of() -> None:
     safe = found(x=PEAK + slots * 1000, y=PEAK + slots * 600, z=PEAK + slots * (400 + 600))
     assert [stage.copies_to for stage in safe.stages] == [None, "iz", None]
     assert safe.warnings == (
-        "stage 0 on x has no copy: not enough memory; a death there goes back to the "
-        "last checkpoint, or ends the job",
-        "stage 2 on z has no copy: not enough memory; a death there goes back to the "
-        "last checkpoint, or ends the job",
+        "part 0 on x has no copy, for lack of memory: if that device fails, training goes "
+        "back to the last checkpoint, or ends",
+        "part 2 on z has no copy, for lack of memory: if that device fails, training goes "
+        "back to the last checkpoint, or ends",
     )
 
 
@@ -139,8 +139,8 @@ def test_without_room_for_its_own_copy_of_anyone_there_is_nothing_to_go_back_to(
     assert [stage.copies_to for stage in safe.stages] == [None, None, None]
     assert safe.cost is None
     assert safe.warnings[0] == (
-        "stage 0 on x has no copy: not enough memory on z; a death there goes back to the "
-        "last checkpoint, or ends the job"
+        "part 0 on x has no copy, for lack of memory on z: if that device fails, training goes "
+        "back to the last checkpoint, or ends"
     )
 
 

@@ -46,9 +46,9 @@ def test_what_cannot_be_divided_is_not(planner: str) -> None:
 
 def test_planners_that_share_by_nature_refuse_a_model_that_cannot_be_shared() -> None:
     own = Sharing(unshared="training changes weight_u in unit 1 by other means")
-    with pytest.raises(PlanError, match=r"dp gives stages to several devices.*weight_u"):
+    with pytest.raises(PlanError, match=r"dp gives layers to several devices.*weight_u"):
         own.check("dp")
-    with pytest.raises(PlanError, match=r"tiles gives stages to several devices.*weight_u"):
+    with pytest.raises(PlanError, match=r"tiles gives layers to several devices.*weight_u"):
         own.check("tiles")
     own.check("auto")
     own.check("pp")

@@ -31,4 +31,4 @@ def test_a_link_is_judged_by_rate_and_latency(
 async def test_without_a_member_nothing_is_measured(tmp_path: Path) -> None:
     [found] = await links(tmp_path)
     assert found.verdict is Verdict.OK
-    assert found.found.startswith("not measured: no member runs")
+    assert found.found.startswith("not measured: p2ptrain is not running")

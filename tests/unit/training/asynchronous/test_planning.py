@@ -146,7 +146,10 @@ def test_two_versions_take_less_than_stashing_and_more_pieces() -> None:
     assert plan.micro_batch == 2, "eight pieces, where nobody fixed their size"
     assert plan.predicted.peak_bytes["d0"] < stashed["d0"]
     assert plan_household(asked(DOUBLE, micro_batch=4), household()).micro_batch == 4
-    with pytest.raises(PlanError, match="3 stages have 2: use a smaller --micro-batch"):
+    with pytest.raises(
+        PlanError,
+        match="each of the 3 parts needs its own micro-batch, and there are 2: use a smaller",
+    ):
         plan_household(asked(DOUBLE, micro_batch=8), household())
 
 

@@ -39,7 +39,7 @@ def test_it_goes_on_while_somebody_keeps_something_or_may(
 def test_it_begins_anew_where_all_have_lost_everything() -> None:
     verdict = decide("f00d-", SAME, {"b"}, {"b": None}, fresh=False)
     assert verdict.start is Start.ANEW
-    assert "begins anew" in verdict.reason
+    assert "starts from the beginning" in verdict.reason
     assert verdict.ending == {MINE}
 
 
@@ -74,7 +74,7 @@ def test_another_job_ends_the_unfinished_one_and_says_so() -> None:
     verdict = decide("f00d-", OTHER, {"b"}, {"b": kept}, fresh=False)
     assert verdict.start is Start.ANEW
     assert verdict.ending == {"cafe-1"}
-    assert "given up" in verdict.reason
+    assert "is dropped" in verdict.reason
     assert decide("f00d-", None, (), {"b": kept}, fresh=False).ending == {"cafe-1"}
 
 

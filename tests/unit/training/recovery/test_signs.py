@@ -24,7 +24,7 @@ def _still_waits(signs: Signs, sign: WorkSign | None, seconds: float) -> float:
 def test_one_that_answers_nothing_is_waited_for_seconds() -> None:
     signs = Signs(0.0)
     assert _still_waits(signs, None, 100.0) == USUAL.silent_seconds
-    assert signs.why_not(6.0) == "has given no sign of life for 6 s"
+    assert signs.why_not(6.0) == "has not answered for 6 s"
 
 
 def test_one_that_works_may_take_minutes() -> None:
@@ -39,7 +39,7 @@ def test_one_that_says_so_for_ever_is_not_believed_for_ever() -> None:
 def test_one_that_answers_and_is_idle_has_lost_what_it_was_asked() -> None:
     signs = Signs(0.0)
     assert _still_waits(signs, WorkSign(3, 0), 100.0) == USUAL.still_seconds
-    assert signs.why_not(8.0) == "has done nothing of what it was asked for 8 s"
+    assert signs.why_not(8.0) == "has done none of its work for 8 s"
 
 
 @pytest.mark.parametrize("rises", ["tasks", "fetched_bytes"])
