@@ -35,7 +35,7 @@ def take_out_of_sight(
     """Start this process again without the code among its arguments, if there is one.
 
     Nothing happens on Windows, which cannot do that, nor where the arguments are wrong: what stands
-    there is no code, or nobody knows which counts.
+    there is no code, or several are given.
 
     Args:
         arguments: what follows the program's name.
@@ -44,7 +44,7 @@ def take_out_of_sight(
     if code is None or os.name != "posix" or not merging_heap.is_whole_process(arguments):
         return
     program = sys.orig_argv[1 : -len(arguments)]
-    with contextlib.suppress(OSError):  # then it goes on as it is
+    with contextlib.suppress(OSError):  # then it stays as it is
         changed = {**environment, VARIABLE: code}
         execute(sys.executable, [sys.executable, *program, *rest], changed)
 
@@ -66,7 +66,7 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
         return None, rest
     try:
         return normalised_code(found[0]), rest
-    except OptionError:  # "-", or a slip: the parser tells of it
+    except OptionError:  # "-", or a slip: the parser refuses it
         return None, rest
 
 

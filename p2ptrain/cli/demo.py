@@ -103,7 +103,7 @@ async def _train(room: Path, output: Output) -> float:
 
 
 async def _interface() -> str | None:
-    """Loopback where it carries multicast: then no real household hears of the demo's devices,
+    """Loopback where it carries multicast: then a real household does not see the demo's devices,
     whose code would count as a wrong try there."""
     from p2ptrain.cli.checks.multicast import ECHO_SECONDS, echo
 

@@ -85,7 +85,7 @@ def _check_required(
 
 
 def _wanted(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
-    """The type that a value must have; str if nothing tells."""
+    """The type that a value must have; str if it is not known."""
     default = parameter.default
     wanted = hints.get(parameter.name)
     if wanted is None:
@@ -159,7 +159,7 @@ def _plain(text: str, wanted: Any) -> Any:
     if wanted is float:
         return float(text)
     if wanted is Path or (isinstance(wanted, type) and issubclass(wanted, Path)):
-        return Path(os.path.expanduser(text))  # leaves a ~ of nobody as it is
+        return Path(os.path.expanduser(text))  # leaves a ~ of an unknown user as it is
     return text
 
 

@@ -1,4 +1,4 @@
-"""A process in whose heap freed blocks merge: started anew with glibc's thread caches off.
+"""A process in whose heap freed blocks merge: started again with glibc's thread caches off.
 
 Torch wants blocks on 64-byte borders. glibc cuts each out of a larger one, and the pieces of at
 most 96 bytes that remain at its ends are "freed": into the thread's cache of small blocks, where
@@ -50,7 +50,7 @@ def ensure(
     if CACHE in tunables or not (_is_glibc() if is_glibc is None else is_glibc):
         return
     changed = {**environment, VARIABLE: f"{tunables}:{SETTING}".lstrip(":")}
-    with contextlib.suppress(OSError):  # then it goes on as it is: with more holes
+    with contextlib.suppress(OSError):  # then it stays as it is: with more holes
         execute(sys.executable, [sys.executable, *sys.orig_argv[1:]], changed)
 
 

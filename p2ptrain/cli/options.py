@@ -152,7 +152,7 @@ def path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: nobody here has that name") from error
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no such user") from error
 
 
 def state_dir(text: str) -> Path:

@@ -120,7 +120,7 @@ def _stdout_kept_aside(for_good: bool) -> Iterator[TextIO]:
         if not for_good:
             sys.stdout = before
             os.dup2(descriptor, 1)
-        with contextlib.suppress(OSError):  # a reader that is gone, a full disk: that was told
+        with contextlib.suppress(OSError):  # a reader that is gone, a full disk: that was said
             stream.close()
         os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""argparse's parser; what is wrong on the command line can be told to programs too."""
+"""argparse's parser; what is wrong on the command line reaches programs too."""
 
 from __future__ import annotations
 

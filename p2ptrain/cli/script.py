@@ -34,7 +34,7 @@ def load_job(script: str, settings: Sequence[tuple[str, str]]) -> Job:
         ScriptError: the script cannot be loaded, or `job()` fails or returns something else.
         UsageError: a setting that `job()` does not take, or a value of another type.
     """
-    path = Path(os.path.expanduser(script)).absolute()  # leaves a ~ of nobody as it is
+    path = Path(os.path.expanduser(script)).absolute()  # leaves a ~ of an unknown user as it is
     make_job = load_job_function(path, shown=script)
     arguments = job_arguments(make_job, settings)
     made = _call(lambda: make_job(**arguments), path, script)

@@ -1,4 +1,4 @@
-"""stdin, stdout and stderr are there, also where whoever starts a command has closed some of them.
+"""stdin, stdout and stderr are there, also where the parent process has closed some of them.
 
 Without them Python has None as `sys.stdout`, and the next socket becomes file descriptor 1, into
 which `--json` or a C library underneath would then write.

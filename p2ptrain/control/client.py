@@ -87,7 +87,7 @@ class ControlClient:
     async def step_aside(self) -> AsyncIterator[Loan]:
         """Have the member leave its place; it comes back when the context ends.
 
-        It goes on with the `window` that the loan has then.
+        It continues with the `window` that the loan has then.
         """
         async with contextlib.AsyncExitStack() as stack:
             socket, place = await self._borrow(stack)
@@ -98,7 +98,7 @@ class ControlClient:
                 await _give_back(socket, loan)
 
     async def abandoned(self) -> None:
-        """Wait until the member that has stepped aside is gone: nobody will come back."""
+        """Wait until the member that has stepped aside is gone: it will not come back."""
         assert self._lent is not None, "p2ptrain join on this device does not give up its place"
         while not self._lent.closed:
             await self._lent.receive()  # it has nothing more to say

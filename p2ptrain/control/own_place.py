@@ -110,7 +110,7 @@ async def _borrow(
 
 @contextlib.asynccontextmanager
 async def _folder_kept(client: ControlClient, folder: Path, command: str) -> AsyncIterator[None]:
-    """Keep `folder` locked, whether or not the member that lent its place goes on."""
+    """Keep `folder` locked, whether or not the member that lent its place still runs."""
     task = asyncio.create_task(_take_over(client, folder, command), name="take over the folder")
     try:
         yield

@@ -68,7 +68,7 @@ class Loan:
     Attributes:
         place: as the lender left it.
         window: what is left of the pairing window when the loan ends; None where it is closed, or
-            where nobody knows.
+            where that is not known.
     """
 
     place: Place
@@ -80,9 +80,9 @@ class Lender:
 
     Attributes:
         member: the member that runs here now, or None while it does not.
-        wanted: somebody asks for the place.
-        given_back: nobody has borrowed it.
-        window: the pairing window as whoever had the place last left it.
+        wanted: another program asks for the place.
+        given_back: it is not lent.
+        window: the pairing window as the last user of the place left it.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Lender:
         """Ask for the place, wait until the member has left it, and give it back at the end.
 
         Raises:
-            UserError: somebody else has it, or the member has a part in a job, which would fail
+            UserError: another program has it, or the member has a part in a job, which would fail
                 without it.
         """
         if self._lent is not None:

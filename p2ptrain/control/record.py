@@ -1,6 +1,6 @@
 """`control.json`: where the running member listens for commands, and the token that opens it.
 
-Whoever can read this file (0600, in a 0700 folder) may command the member; nobody else can.
+A program that can read this file (0600, in a 0700 folder) may command the member; no other can.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class HouseholdPlan:
         folder: room for their state folders.
         train_arguments: SCRIPT and options of the holder's `train`.
         interface: what to find each other on; None for all.
-        dies: name of the member whose process is killed on the way; None = nobody's.
+        dies: name of the member whose process is killed on the way; None = no member's.
         dies_after: the step whose report it does not outlive.
     """
 
@@ -106,7 +106,7 @@ class _Household:
         watcher.cancel()
         await asyncio.wait([watcher])
         await next(device for device in self._devices if device.name == name).kill()
-        sweep(self._plan.folder / name)  # nobody starts there again who would
+        sweep(self._plan.folder / name)  # no device starts there again that would
 
     async def until(self, coming: Awaitable[T]) -> T:
         """The result of `coming`, unless a watched device ends before. Raises UserError."""

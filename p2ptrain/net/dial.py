@@ -27,7 +27,7 @@ Address: TypeAlias = tuple[str, int]
 """(host name or address, port); an IPv6 address may carry a scope ("fe80::1%eth0")."""
 MakeLink: TypeAlias = Callable[[str], Link]
 """peer id -> a link for it, not connected yet: `lambda peer_id: Link(peer_id, receiver, ...)`.
-Messages may be delivered from then on, before whoever asked for the link has it in hand."""
+Messages may be delivered from then on, before the caller has the link in hand."""
 
 User = TypeVar("User", Link, PairingChannel)
 
@@ -49,8 +49,8 @@ async def dial(
         stagger_seconds: head start of an address before the next.
 
     Raises:
-        NotPaired: nobody proved to be that device, but somebody with another certificate answered.
-        LinkClosed: nobody answered.
+        NotPaired: no answer came from that device, but one with another certificate.
+        LinkClosed: no answer came.
     """
 
     def accept(certificate_der: bytes, host: str) -> Link:
@@ -70,7 +70,7 @@ async def dial_unpaired(
         The channel, and the server's certificate in DER, which proves nothing yet.
 
     Raises:
-        LinkClosed: nobody answered.
+        LinkClosed: no answer came.
     """
 
     def accept(certificate_der: bytes, host: str) -> PairingChannel:

@@ -1,4 +1,4 @@
-"""Both ways a link comes about: somebody dials us (`Listener`), or we dial somebody (`dial`)."""
+"""Both ways a link comes about: a device dials us (`Listener`), or we dial one (`dial`)."""
 
 from __future__ import annotations
 

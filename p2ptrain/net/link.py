@@ -344,7 +344,7 @@ class Link:
             if lane is None:
                 return  # what is next is being compressed
             if lane is Priority.REPLICA:
-                break  # nobody waits for it, but for what may have come meanwhile
+                break  # no caller waits for it, but for what may have come meanwhile
         if not self._turn_taken:
             self._turn_taken = True
             self._loop.call_soon(self._next_turn)

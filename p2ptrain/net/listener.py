@@ -66,7 +66,7 @@ class ListenerSettings:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What a listener asks and tells. All are called on the event loop and must not block.
+    """What a listener asks and reports. All are called on the event loop and must not block.
 
     Attributes:
         context: the `tls.server_context` to accept the next connection with.
@@ -187,7 +187,9 @@ class Listener:
         while True:
             in_a_row = (in_a_row + 1) % ACCEPTS_A_TURN
             if not in_a_row:
-                await asyncio.sleep(0)  # accepting does not wait where somebody is there already
+                await asyncio.sleep(
+                    0
+                )  # accepting does not wait where a connection is there already
             try:
                 connection, address = await loop.sock_accept(listening)
             except ConnectionAbortedError:
@@ -237,7 +239,7 @@ class Listener:
 
     @contextlib.asynccontextmanager
     async def _admitted(self, host: str) -> AsyncIterator[asyncio.Timeout]:
-        """A stranger's place, for a limited time; its end is the end of whoever has to make room.
+        """A stranger's place, for a limited time; it ends early where another needs it.
 
         Raises:
             TimeoutError: the time is over.

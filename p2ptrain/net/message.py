@@ -27,7 +27,7 @@ class Priority(IntEnum):
     CONTROL = 0
     """Heartbeats, votes, commands."""
     TENSOR = 1
-    """Activations and gradients: somebody is waiting for them."""
+    """Activations and gradients: a device is waiting for them."""
     COLLECTIVE = 2
     """All-reduce and tied-gradient sums."""
     BULK = 3

@@ -1,6 +1,6 @@
 """How often something that costs may happen: token buckets, one a key and one for all together.
 
-Pure: time is an argument. What is not allowed now is waited for or refused by whoever asks.
+Pure: time is an argument. What is not allowed now is waited for or refused by the code that asks.
 """
 
 from __future__ import annotations

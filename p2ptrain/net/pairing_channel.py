@@ -2,7 +2,7 @@
 
     | length: u16 <= 4096 | content |   repeated
 
-Whoever is at the other end is a stranger: messages are small, few may wait, and nothing is sent
+The other end is a stranger: messages are small, few may wait, and nothing is sent
 before the pairing protocol above writes.
 """
 
@@ -178,7 +178,7 @@ class PairingChannel:
     def _fail(self, error: PeerError) -> None:
         if self._why_ended is None:
             self._why_ended = type(error), str(error)
-        self._writable.set()  # whoever waits finds the error
+        self._writable.set()  # a waiting writer finds the error
         self._wake()
 
     def _wake(self) -> None:

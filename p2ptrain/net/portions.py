@@ -32,7 +32,7 @@ class Portions:
 
     Attributes:
         frame_bytes: most payload of a frame.
-        lowest_frame_bytes: the same in the lowest lane, which nobody waits for.
+        lowest_frame_bytes: the same in the lowest lane, which is never waited for.
         unsent_bytes: most that the kernel should hold of what has not left this device.
     """
 

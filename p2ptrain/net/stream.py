@@ -43,7 +43,7 @@ class ByteStream(Protocol):
         """Read what has come, however little."""
 
     def arrival(self) -> Arrival | None:
-        """What has come below the stream; None where nobody knows more than its user."""
+        """What has come below the stream; None where its user knows no less."""
 
     def ends(self) -> tuple[str, str] | None:
         """The IPs of this device and of the peer that it runs between; None without a network."""

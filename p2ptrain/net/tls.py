@@ -61,7 +61,7 @@ def client_context(credentials: Credentials, pinned_der: Iterable[bytes]) -> ssl
 
 
 def unpaired_client_context() -> ssl.SSLContext:
-    """For a first contact: encrypted to whoever answers; pairing then proves who that is.
+    """For a first contact: encrypted to the device that answers; pairing then proves who that is.
 
     It shows no certificate, so that a stranger learns nothing about this device.
     """
@@ -86,7 +86,7 @@ def _load(context: ssl.SSLContext, credentials: Credentials) -> None:
 def _pin(context: ssl.SSLContext, pinned_der: Iterable[bytes]) -> None:
     for certificate_der in pinned_der:
         if not _is_taken(context, certificate_der):
-            # Of one device only: whoever vouched for it must not keep all others apart.
+            # Of one device only: the device that vouched for it must not keep all others apart.
             log.warning("certificate_not_pinned", id=certificate_id(certificate_der)[:16])
 
 

@@ -1,6 +1,6 @@
 """Where TLS records begin and end in a stream of cipher text (RFC 8446, section 5.1).
 
-Nothing of a record can be read before all of it has come, so whoever knows how much of it is
+Nothing of a record can be read before all of it has come, so code that knows how much of it is
 missing need not be woken for less. Its first five bytes say how long it is:
 
     type (1) | legacy version (2) | length (2, big-endian) | cipher text ...

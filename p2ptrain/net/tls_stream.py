@@ -61,7 +61,7 @@ class TlsStream(asyncio.BufferedProtocol):
     """One TLS connection.
 
     Once it has ended it refers to nothing that refers to it: it may have been one of thousands of
-    strangers', and nobody knows when the garbage collector comes.
+    strangers', and it is not known when the garbage collector comes.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a job and a member tell the world, one frozen dataclass an event.
+"""What a job and a member report, one frozen dataclass an event.
 
 `to_json` gives the object that `--json` prints; field names are fixed by the command contract
 (docs/user/events.md) and are only ever added to.

@@ -31,7 +31,7 @@ class LineWriter:
 
     Attributes:
         closed: the reader is gone.
-        on_closed: what to do when that is noticed; set by whoever runs the command.
+        on_closed: what to do when that is noticed; set by the command.
     """
 
     def __init__(self, stream: TextIO) -> None:

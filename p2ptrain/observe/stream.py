@@ -1,7 +1,7 @@
 """Events to any number of readers, each with a bounded buffer of its own.
 
 Readers are iterators rather than generators: a generator ends where a wait for its next event is
-cancelled, and apps wait with a timeout. One that nobody holds any more gets nothing any more.
+cancelled, and apps wait with a timeout. One that is not referenced any more gets nothing any more.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class EventReader:
         self._closed = False
 
     def put(self, event: Event) -> None:
-        """Take an event for whoever iterates; none once it is closed."""
+        """Take an event for the iterating reader; none once it is closed."""
         if not self._closed:
             self._events.append(event)
             self._more.set()

@@ -42,7 +42,7 @@ STARTED_BYTES = 400 << 20
 START_SECONDS = 120.0
 """For a process to load torch, on a small board; a question's time begins after it."""
 END_SECONDS = 2.0
-"""Whoever closes its side without an answer has ended, or soon has."""
+"""A side that closes without an answer has ended, or soon has."""
 
 
 class How(Enum):
@@ -173,7 +173,7 @@ class Box:
         return self._nursery.pid
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """No question comes any more."""
         self._nursery.close()
 
 
@@ -235,7 +235,7 @@ def _name(status: int) -> str:
 
 
 class _Fork:
-    """A child of the zygote. Whoever kills it asks the zygote: its number may be another's soon."""
+    """A child of the zygote. To kill it, ask the zygote: its number may be another's soon."""
 
     def __init__(
         self,
@@ -346,7 +346,7 @@ class Zygote:
         self._control = control
 
     def close(self) -> None:
-        """It ends, and a child that it has, as nobody can ask it any more."""
+        """It ends, and a child that it has, as it can get no questions any more."""
         self._loaded = False
         if self._control is not None:
             self._control.close()

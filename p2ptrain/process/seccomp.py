@@ -2,10 +2,10 @@
 
 It may use memory, locks, clocks and threads of its own, and read and write what is open already.
 It opens nothing: no file, no socket; it starts, signals and looks into no other process. Everything
-that is not listed fails with EPERM: torch asks for this and that, and goes on without it.
+that is not listed fails with EPERM: torch asks for this and that, and works without it.
 
 A filter is a small program for the kernel's classic BPF machine that looks at each call's number
-(seccomp(2), bpf(4)). It stays for the life of the process, and nobody can take it off.
+(seccomp(2), bpf(4)). It stays for the life of the process, and cannot be taken off.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _CLONE_THREAD = 0x00010000
 _PR_SET_NO_NEW_PRIVS, _SET_MODE_FILTER = 38, 1
 _STATUS_OF_SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")
 _SPECULATION_ALLOWED = 1 << 2
-"""Kernels before 5.16 slow down whoever is filtered, and times would be those of no other."""
+"""Kernels before 5.16 slow down a filtered process, and times would be those of no other."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def forked_box() -> Box | None:
 
 
 def started_box(preload: Sequence[str]) -> Box | None:
-    """Whoever has it closes it; None where there is no Python to start, but an app.
+    """Its user closes it; None where there is no Python to start, but an app.
 
     Args:
         preload: modules that a started process imports.

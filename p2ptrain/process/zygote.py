@@ -9,7 +9,7 @@ have (OpenMP's). So the member forks its zygote when it has loaded torch and not
 cannot be, as in an app, and on systems that are no Linux, the process is started as `python -m
 p2ptrain.process.zygote`. Without fork it answers one question itself.
 
-A question is this program's own; an answer is bytes that nobody need believe.
+A question is this program's own; an answer is bytes that are not trusted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import NoReturn, TypeAlias
 from p2ptrain.process.confinement import confine, end_with_parent
 
 Mark: TypeAlias = Callable[[int], None]
-"""Notes where the computation is: who asked hears of it when the child does not end well."""
+"""Notes where the computation is: the asker learns it when the child does not end well."""
 Function: TypeAlias = Callable[[bytes, Mark], bytes]
 
 HEAD = struct.Struct(">QQQ")
@@ -68,7 +68,7 @@ def fork(control: socket.socket, page: mmap.mmap) -> int:
 
 
 def serve(control: socket.socket, page: mmap.mmap | None) -> NoReturn:
-    """Fork a child for each question, one at a time, until whoever asks is gone.
+    """Fork a child for each question, one at a time, until the asker is gone.
 
     It says READY. A question is ASK, with the child's end of a pair; the answer to it is the
     child's exit status.
@@ -166,7 +166,7 @@ def _read(descriptor: int, length: int) -> bytes:
     while left:
         part = os.read(descriptor, min(left, 1 << 20))
         if not part:
-            os._exit(0)  # nobody waits
+            os._exit(0)  # no process waits
         parts.append(part)
         left -= len(part)
     return b"".join(parts)

@@ -383,7 +383,7 @@ class HolderEpoch:
                 held_as = optional(message.fields, "held_as")
                 self.tracker.fail(
                     UpdateNotFinite(
-                        told if piece is not None else f"{name}, stage {stage}: {told}",
+                        told if piece is not None else f"{name}: {told}",
                         step=step,
                         micro_batch=piece,
                         held_as=held_as,
@@ -396,13 +396,13 @@ class HolderEpoch:
                 has = integer(message.fields, "memory_bytes")
                 self.tracker.fail(OutOfMemory(peer, name, has))
             case "user":
-                error = TrainingError(f"{name}, stage {stage}: {told}")
+                error = TrainingError(f"{name}: {told}")
                 self.tracker.fail(PartFailed(peer, name, error))
             case "link":
                 back = bool(message.fields.get("back"))
                 self._on_link(peer, text(message.fields, "peer", 64), back)
             case "peer":
-                broken = PeerError(f"{name}, stage {stage}: {told}")
+                broken = PeerError(f"{name}: {told}")
                 self.tracker.fail(PartFailed(peer, name, broken))
             case _:
                 bug = InternalError(f"{name}, stage {stage} failed: {told}")

@@ -147,7 +147,7 @@ async def test_where_no_plan_fits_people_hear_who_was_left_out_and_why(start: St
     with pytest.raises(PlanError, match="missing") as caught:
         await (await attic.train(make_job(), over(3))).result()
     said = str(caught.value)
-    assert "Left out: " in said
+    assert "Not used: " in said
     assert all(
         f"{name} already computes for another training" in said for name in ("desk", "shelf")
     )
@@ -317,7 +317,7 @@ async def test_what_a_node_is_asked_outside_its_context_is_refused_in_words(tmp_
             ask()
     async with node:
         assert node.status()["address"] == "127.0.0.1"
-    with pytest.raises(OptionError, match="a node joins once"):
+    with pytest.raises(OptionError, match="a node can join only once"):
         await node.__aenter__()
 
 

@@ -33,7 +33,7 @@ def firewall(
     ufw_settings: Path = UFW_SETTINGS,
     firewalld_runs: Path = FIREWALLD_RUNS,
 ) -> Check:
-    """One line; of a firewall that is on nobody can say more than that from here."""
+    """One line; what a firewall that is on lets through cannot be seen from here."""
     if platform == "darwin":
         return _judged("macOS's", "enabled" in _said(_MAC_COMMAND).lower(), _PYTHON_ADVICE)
     if platform == "win32":

@@ -25,7 +25,7 @@ async def links(folder: Path) -> list[Check]:
     except UserError as error:
         return [ok("links", f"not measured: {error}")]
     if not found:
-        return [ok("links", "no other member is here")]
+        return [ok("links", "no other device is here")]
     return [_link(entry) for entry in found]
 
 
@@ -33,7 +33,7 @@ def _link(entry: Mapping[str, Any]) -> Check:
     subject = f"link to {entry['name']}"
     if "error" in entry:
         return bad(
-            subject, f"carries nothing: {entry['error']}", "see that device's own  p2ptrain doctor"
+            subject, f"does not work: {entry['error']}", "run  p2ptrain doctor  on that device"
         )
     rate, latency = float(entry["bytes_per_s"]), float(entry["latency_s"])
     found = f"{rate * 8 / 1e6:.3g} Mbit/s, {latency * 1e3:.2g} ms"

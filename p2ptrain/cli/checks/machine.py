@@ -16,6 +16,7 @@ from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.cli.checks.check import Check, bad, ok, warn
 from p2ptrain.errors import UserError
 from p2ptrain.process.confinement import Protection, protections
+from p2ptrain.size_text import size_text
 
 _LITTLE_MEMORY_BYTES = 512 * 1024**2
 _KEPT_BYTES = 256 * 1024  # the identity, who is trusted, a job's journal
@@ -52,7 +53,7 @@ def _zeroconf() -> Check:
 def clock(today: datetime.date) -> Check:
     """A clock from before this version is wrong. Neither links nor training ask what time it is."""
     if today < datetime.date(2025, 1, 1):
-        advice = "set this device's date and time: p2ptrain does not mind, but downloads do"
+        advice = "set this device's date and time: p2ptrain works without, but downloads need it"
         return warn("clock", f"says {today}", advice)
     return ok("clock", f"says {today}")
 
@@ -60,9 +61,11 @@ def clock(today: datetime.date) -> Check:
 def memory() -> Check:
     """What is free now."""
     free_bytes = psutil.virtual_memory().available
-    found = f"{free_bytes / 1024**3:.1f} GiB free, {psutil.cpu_count() or 1} CPU threads"
+    found = f"{size_text(free_bytes)} free, {psutil.cpu_count() or 1} CPU threads"
     if free_bytes < _LITTLE_MEMORY_BYTES:
-        return warn("memory", found, "close other programs: there is hardly room for a stage")
+        return warn(
+            "memory", found, "close other programs: there is hardly room for a part of a model"
+        )
     return ok("memory", found)
 
 
@@ -71,9 +74,11 @@ def box(found: Sequence[Protection] | None = None) -> Check:
     held = protections() if found is None else found
     words = ", ".join(held)
     if Protection.CALLS in held:
-        return ok("models of others", f"are measured with: {words}")
+        return ok("models of other devices", f"are measured with: {words}")
     advice = "pair only devices whose owners you trust with this one"
-    return warn("models of others", f"are measured with no more than: {words}", advice)
+    return warn(
+        "models of other devices", f"are measured with too little protection: {words}", advice
+    )
 
 
 def state_folder(folder: Path) -> Check:
@@ -92,7 +97,8 @@ def state_folder(folder: Path) -> Check:
         return bad(
             "state folder",
             found,
-            "see that its disk has room and may be written, or choose another with --state-dir",
+            "make sure that its disk has room and can be written, or choose another with "
+            "--state-dir",
         )
     made = "is private" if exists else "will be made at the first start"
     return ok("state folder", f"{folder} {made}")

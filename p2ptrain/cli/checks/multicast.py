@@ -45,7 +45,8 @@ async def _echo(interface: str, ip: str) -> Check:
 
 
 _FIREWALL_ADVICE = (
-    "let UDP port 5353 pass this device's firewall, or use  --peer HOST  on one of the devices"
+    "allow UDP port 5353 in this device's firewall, or name a device by its address on the "
+    "others:  p2ptrain join --peer ADDRESS"
 )
 
 
@@ -65,7 +66,7 @@ async def echo(ip: str, timeout_seconds: float) -> bool:
 
 
 def _query(label: str) -> bytes:
-    """A well-formed question (RFC 1035) for a name that nobody has."""
+    """A well-formed question (RFC 1035) for a name that no device has."""
     name = b"".join(bytes([len(part)]) + part.encode() for part in (label, "p2ptrain", "local"))
     header = struct.pack("!6H", 0, 0, 1, 0, 0, 0)  # id, flags, one question, no records
     return header + name + b"\0" + struct.pack("!2H", 1, 1)  # type A, class IN
@@ -128,9 +129,9 @@ async def neighbours() -> list[Check]:
         return [
             warn(
                 "devices",
-                f"none was heard in {LISTEN_SECONDS:.0f} s",
-                "start `p2ptrain join` on another device; if one runs, the network may block "
-                "multicast (guest Wi-Fi, client isolation): use  --peer HOST",
+                f"no other device answered in {LISTEN_SECONDS:.0f} s",
+                "start  p2ptrain join  on another device. If it runs there, the network may block "
+                "multicast (guest Wi-Fi, client isolation): run  p2ptrain join --peer ADDRESS",
             )
         ]
     return [ok("devices", f"heard {name}") for name in sorted(found)]

@@ -18,7 +18,7 @@ def interfaces() -> list[Check]:
             bad(
                 "interfaces",
                 "this device has no network address that others could reach",
-                "connect it to the network (only processes on this machine can pair now)",
+                "connect it to the network (only programs on this device can pair now)",
             )
         ]
     return [_interface(address, addresses) for address in addresses if not address.is_loopback]

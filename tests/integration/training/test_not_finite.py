@@ -127,7 +127,7 @@ async def test_it_ends_the_job_before_it_counts_and_its_origin_is_named(
             await household.holder_run(what, options).run()
     way = "backward" if where == "backward" else "forward"
     told = rf"step 6\. .* layer \"layers\.3\S* on [abc], in the {way} of micro-batch 1, sample "
-    assert re.search(told + rf"{marked()} of the data; .* weights of step 5", str(caught.value))
+    assert re.search(told + rf"{marked()} of the data\. .* weights of step 5", str(caught.value))
     assert steps(household) == [1, 2, 3, 4, 5]
     if plan == "a pipeline":
         assert household.losses == wanted.losses
@@ -154,7 +154,7 @@ async def test_without_a_barrier_too(tmp_path: Path, kind: str) -> None:
     async with devices(3) as household:
         if kind == "stashed":
             run = household.holder_run(what, asynchronous(3, Asynchrony(), 12, out=out))
-            with pytest.raises(TrainingError, match=rf"step 6; .* sample {marked()} of the data"):
+            with pytest.raises(TrainingError, match=rf"step 6\. .* sample {marked()} of the data"):
                 await run.run()
         else:
             with Speeds({}).in_place():
@@ -186,7 +186,7 @@ async def test_weights_that_an_update_would_leave_infinite(
 
     wanted, what, count = undisturbed(growing(), 3), growing(), device_count(PLANS[plan])
     async with devices(count) as household:
-        told = r"the update of \S+ .* would leave it NaN or infinite at step 4; lower"
+        told = r"the update of \S+ .* would leave it NaN or infinite at step 4\. Try"
         with pytest.raises(TrainingError, match=told):
             await household.holder_run(what, TrainOptions(wait_for=count)).run()
     assert steps(household) == [1, 2, 3]

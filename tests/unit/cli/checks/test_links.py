@@ -17,7 +17,7 @@ from p2ptrain.cli.checks.links import _link, links
         ({"bytes_per_s": 11.7e6, "latency_s": 0.0012}, Verdict.OK, "93.6 Mbit/s, 1.2 ms"),
         ({"bytes_per_s": 1.0e6, "latency_s": 0.003}, Verdict.WARN, "8 Mbit/s, 3 ms"),
         ({"bytes_per_s": 11.7e6, "latency_s": 0.045}, Verdict.WARN, "93.6 Mbit/s, 45 ms"),
-        ({"error": "the link has ended"}, Verdict.BAD, "carries nothing: the link has ended"),
+        ({"error": "the link has ended"}, Verdict.BAD, "does not work: the link has ended"),
     ],
 )
 def test_a_link_is_judged_by_rate_and_latency(
