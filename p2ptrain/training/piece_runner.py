@@ -266,8 +266,9 @@ class PieceRunner(ABC):
 def _refused(error: Exception, unit: str, order: RoundOrder, piece: Piece) -> str:
     shape, number = order.round, piece.key.micro_batch - order.round.first
     where = "the evaluation" if shape.mode is Mode.EVAL else f"step {shape.step + 1}"
+    why = first_line(error).rstrip(".")
     return (
-        f"layer {unit} failed with micro-batch {number} of {where}: {first_line(error)}. Look at "
+        f"layer {unit} failed with micro-batch {number} of {where}: {why}. Look at "
         "its samples: labels or indices out of range, or values that the model does not take"
     )
 

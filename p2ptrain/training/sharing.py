@@ -166,8 +166,9 @@ def _first_mixing(
         unit = unit_of(error)
         if unit is None:
             raise
+        why = first_line(error).rstrip(".")
         raise ScriptError(
-            f"layer {unit} failed with samples of the data: {first_line(error)}. Look for types "
+            f"layer {unit} failed with samples of the data: {why}. Look for types "
             "other than the model's, and for labels or indices out of range"
         ) from error
 

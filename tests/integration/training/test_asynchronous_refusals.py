@@ -32,7 +32,7 @@ from tests.unit.training.asynchronous.test_planning import (
     ("name", "changes", "words"),
     [
         ("mlp", {"clip_grad_norm": 1.0}, "clip_grad_norm needs the gradients of all stages"),
-        ("gpt", {}, "is used by several units"),
+        ("gpt", {}, "is used by several layers"),
     ],
 )
 def test_what_has_no_meaning_without_a_barrier_is_refused_with_the_reason(

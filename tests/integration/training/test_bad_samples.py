@@ -39,7 +39,7 @@ def job(*, label: int = 0, token: int = 0, **changes: object) -> Job:
 async def test_what_an_operator_refuses_is_told_by_unit_step_and_micro_batch(
     count: int, odd: dict[str, int], unit: str, why: str
 ) -> None:
-    said = rf"[ab], stage \d: unit {unit} cannot compute with micro-batch [01] of step \d: {why}"
+    said = rf"[ab]: layer {unit} failed with micro-batch [01] of step \d: {why}"
     async with devices(count) as household:
         with pytest.raises(TrainingError, match=said):
             await household.holder_run(job(**odd), one_stage_each(count, 8)).run()

@@ -131,7 +131,7 @@ async def test_of_a_group_whose_sums_are_spoiled_one_after_the_other_is_left_out
     assert len(warned) < len(names)
     used = {device.name for stage in household.plan.stages for device in stage.devices}
     assert liar not in used
-    blamed = {out.name for out in household.plan.left_out if "spoils it" in out.reason}
+    blamed = {out.name for out in household.plan.left_out if "sends wrong values" in out.reason}
     assert blamed == {liar}
 
 
@@ -150,7 +150,7 @@ async def test_it_is_named_and_planned_around(monkeypatch: pytest.MonkeyPatch, k
         assert_undisturbed(household, job, wanted)
     told = [event for event in household.events if isinstance(event, Warned)]
     assert [event.name for event in told] == ["b"]
-    assert "b gets no more work in this job" in told[0].message
+    assert "b is not used any more in this training" in told[0].message
     plans = [event for event in household.events if isinstance(event, PlanEvent)]
     names = [{d.name for stage in plan.stages for d in stage.devices} for plan in plans]
     assert names[0] == {"a", "b", "c"}

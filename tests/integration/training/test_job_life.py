@@ -144,7 +144,7 @@ async def test_a_checkpoint_beyond_the_end_is_refused_and_one_at_the_end_is_kept
     async with devices(1) as household:
         keep = TrainOptions(steps=4, checkpoint=tmp_path, checkpoint_every=1)
         await household.holder_run(make_job(), keep).run()
-        with pytest.raises(OptionError, match="is of step 4, and the job ends at step 2"):
+        with pytest.raises(OptionError, match="is of step 4, and this training ends at step 2"):
             await household.holder_run(make_job(), TrainOptions(steps=2, resume=tmp_path)).run()
         again = make_job()
         await household.holder_run(again, TrainOptions(steps=4, resume=tmp_path)).run()

@@ -146,7 +146,9 @@ async def test_a_part_that_ends_every_device_that_computes_it_ends_the_job(
                 (victim,) = event.stages[-1].devices
                 killing.append(asyncio.create_task(household.mesh.kill(victim.name)))
 
-        with pytest.raises(TrainingError, match=r"units? .* has ended 2 devices .* \(\w, \w\):"):
+        with pytest.raises(
+            TrainingError, match=r"layers? .* ended p2ptrain on 2 devices .* \(\w, \w\):"
+        ):
             await household.holder_run(momentum_job(), one_stage_each(5), listen).run()
         await asyncio.gather(*killing)
         assert len(killing) == 2

@@ -122,7 +122,7 @@ NOBODY = "~no-such-user/folder"
 
 def test_a_home_that_nobody_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for parse in (options.path, options.state_dir):
-        with pytest.raises(argparse.ArgumentTypeError, match="nobody here has that name"):
+        with pytest.raises(argparse.ArgumentTypeError, match="there is no such user"):
             parse(NOBODY)
     monkeypatch.setenv(default_folder.STATE_DIR_VARIABLE, NOBODY)
     with pytest.raises(OptionError, match=r"\$P2PTRAIN_STATE_DIR is '~no-such-user/folder'"):

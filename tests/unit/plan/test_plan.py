@@ -223,7 +223,7 @@ def test_a_tiled_stage_reads_and_writes_back() -> None:
         (tiled_stage(grid=[2]), "stages[0].grid: expected [rows, columns]"),
         (tiled_stage(grid=[2**40, 2]), "stages[0].grid: at most 4096 tiles"),
         (tiled_stage(groups=[[0, 1], [2, 12]]), "stages[0].groups[1]: groups [first, end) follow"),
-        (tiled_stage(groups=[[0, 11]]), "stages[0].groups: they end at unit 11, the stage at 12"),
+        (tiled_stage(groups=[[0, 11]]), "stages[0].groups: they end at layer 11, the stage at 12"),
         (tiled_stage(rows=[0]), "stages[0].rows[0]: expected a number above zero"),
         (tiled_stage(allocation="samples"), "a tiled stage has a grid and groups, and no other"),
         (tiled_stage(aligned=1), "stages[0].aligned: expected true or false"),
