@@ -31,7 +31,7 @@ from tests.unit.training.asynchronous.test_planning import (
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("mlp", {"clip_grad_norm": 1.0}, "clip_grad_norm needs the gradients of all stages"),
+        ("mlp", {"clip_grad_norm": 1.0}, "clip_grad_norm needs the gradients of all layers"),
         ("gpt", {}, "is used by several layers"),
     ],
 )

@@ -287,7 +287,7 @@ async def test_another_job_of_the_same_device_takes_the_place_at_once(tmp_path: 
         await again(household, process, make_job("cnn"), TrainOptions(wait_for=2, planner="pp"))
         assert steps_of(household) == [1, 2, 3, *range(1, 7)]
         [warning] = [e.message for e in household.events if isinstance(e, Warned)]
-        assert "given up" in warning
+        assert "is dropped" in warning
 
 
 async def test_without_the_journal_it_is_refused_and_nobody_loses_anything(tmp_path: Path) -> None:
