@@ -200,4 +200,4 @@ def test_without_a_member_questions_end_in_one_line(
 ) -> None:
     for command in (["status"], ["invite"], ["devices"], ["remove", "pi"]):
         assert cli.main([*command, "--state-dir", f"{tmp_path}/none"]) == 1
-        assert "start `p2ptrain join`" in capsys.readouterr().err
+        assert "Start it: p2ptrain join" in capsys.readouterr().err
