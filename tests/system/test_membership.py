@@ -88,7 +88,7 @@ async def test_a_removed_device_is_out_until_it_is_invited(household: Household)
     for device in (first, second):
         await device.expect("member", name="c", state="dead")
     told = (await third.expect("warning"))["message"]  # by whichever cut it off first
-    assert any(f"{name} does not trust" in told for name in "ab"), told
+    assert any(f"{name} does not accept this device" in told for name in "ab"), told
     listed = await household.ask("b", "devices")
     assert [device["name"] for device in listed.events[0]["devices"]] == ["a"]
     await third.expect_that(  # it still knows the code, and tries it
