@@ -62,7 +62,7 @@ async def test_multicast_finds_devices_also_one_that_gets_its_address_late(
         for index, device in enumerate(devices[:2]):
             assert (await device.expect("ready"))["address"] == network.address(index)
         late = devices[2]
-        assert "no network" in (await late.expect("warning"))["message"]
+        assert "No network" in (await late.expect("warning"))["message"]
         await _all_alive(*devices[:2])
         await late.expect("ready")
         assert late.events("member") == []

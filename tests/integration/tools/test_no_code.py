@@ -27,7 +27,10 @@ WATCHED = {
     *("pickle.find_class", "exec", "compile", "os.system", "subprocess.Popen", "os.exec"),
     *("os.fork", "os.posix_spawn", "ctypes.dlopen", "socket.connect", "marshal.loads"),
 }
-WRITES = {"device_pem", "trusted_json", "journal", "checkpoint_index"}
+WRITES = {
+    *("device_pem", "trusted_json", "journal", "checkpoint_index"),
+    *("device_json", "codes_json", "addresses_json"),
+}
 """Targets that put what they read into a file first."""
 
 

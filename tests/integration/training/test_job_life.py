@@ -259,7 +259,9 @@ async def test_a_loss_that_is_not_finite_stops_with_its_step_and_unit() -> None:
 async def test_weights_that_an_update_broke_are_blamed_on_the_update() -> None:
     job = make_job("cnn", optimizer=SGD(lr=1e30))
     async with devices(2) as household:
-        with pytest.raises(TrainingError, match=r"at step \d+\. The first NaN or infinity came from"):
+        with pytest.raises(
+            TrainingError, match=r"at step \d+\. The first NaN or infinity came from"
+        ):
             await household.holder_run(job).run()
 
 

@@ -397,4 +397,4 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
         assert_planned(household, job, wanted, ["start"] if looked else ["start", "leave"])
         assert "b" in used(household)
     [line] = told
-    assert "cannot do without this device (too little memory" in line
+    assert "cannot take over this device's work (too little memory" in line

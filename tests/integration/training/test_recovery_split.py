@@ -194,7 +194,7 @@ async def test_what_turns_out_to_be_gone_ends_the_wait(monkeypatch: pytest.Monke
             if isinstance(event, Waiting) and not ending:
                 ending.append(asyncio.create_task(end()))
 
-        lost = r"b, c are gone.*, and \w+(\.\w+)* to \w+(\.\w+)* with them: units \d+ to \d+"
+        lost = r"b, c are gone.*, and \w+(\.\w+)* to \w+(\.\w+)* with them: layers \d+ to \d+"
         with pytest.raises(DeviceLost, match=lost):
             await household.holder_run(momentum_job(), one_stage_each(3), listen).run()
         await ending[0]
