@@ -7,6 +7,7 @@ nothing depends on its answer: a holder that gets none plans by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net import cbor
@@ -57,7 +58,7 @@ class CoordinatorService:
         self._due.check_coordinates()
         question = await read_beside(PlanQuestion.from_bytes, part_of(message))
         self._looks.give_up(peer)
-        plan = await self._plans.do(peer, peer, self._search.plan(question))
+        plan = await self._plans.do(peer, peer, partial(self._search.plan, question))
         return Message(PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
 
     async def _consider(self, peer: str, message: Message) -> Message:
@@ -69,7 +70,7 @@ class CoordinatorService:
         self._due.check_coordinates()
         request = await read_beside(ConsiderRequest.from_bytes, part_of(message))
         look = Consideration(self._mesh, request, self._surveyor, self._search.plan)
-        considered = await self._looks.do(peer, peer, look.answer())
+        considered = await self._looks.do(peer, peer, look.answer)
         return Message(CONSIDER, {}, (memoryview(considered.to_bytes()),))
 
     def _coordinates(self, _peer: str, _fields: Fields) -> None:

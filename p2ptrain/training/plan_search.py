@@ -120,7 +120,7 @@ class PlanSearch:
         question = await read_beside(PlanQuestion.from_bytes, part_of(message))
         haste = Haste(integer(message.fields, "haste", min(Haste), max(Haste)))
         key = peer, integer(message.fields, "search")
-        plan = await self._searches.do(key, peer, search(question, haste))
+        plan = await self._searches.do(key, peer, partial(search, question, haste))
         return Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
 
     def _in_charge(self, peer: str, _fields: Fields) -> None:

@@ -9,7 +9,7 @@ who asks                            who works
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, TypeVar
 
 from p2ptrain.errors import PeerError
@@ -37,7 +37,7 @@ class WantedWork:
         self._what = what
         self._working: dict[Hashable, asyncio.Task[Any]] = {}
 
-    async def do(self, key: Hashable, peer: str, work: Coroutine[Any, Any, T]) -> T:
+    async def do(self, key: Hashable, peer: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What `work` returns or raises.
 
         Args:
@@ -48,8 +48,11 @@ class WantedWork:
             PeerError: it was given up, or asked for once more, or `peer` is gone.
         """
         self.give_up(key)  # whoever asks again waits for the first answer no longer
-        wanted = unless(self._mesh, lambda: is_gone(self._mesh, peer), work)
-        working = self._working[key] = asyncio.create_task(wanted, name=self._what)
+
+        async def wanted() -> T | None:  # given up before it begins, there is no work to end
+            return await unless(self._mesh, lambda: is_gone(self._mesh, peer), work())
+
+        working = self._working[key] = asyncio.create_task(wanted(), name=self._what)
         try:
             await asyncio.wait([working])
         finally:

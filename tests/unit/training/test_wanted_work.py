@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -29,9 +32,9 @@ async def test_who_asks_again_gets_the_new_answer_and_the_old_work_ends() -> Non
     async with MemoryHousehold(["a", "b"]) as mesh:
         work, asker = WantedWork(mesh["a"], "look"), mesh["b"].self_id
         begun, ended = asyncio.Event(), asyncio.Event()
-        first = asyncio.create_task(work.do(asker, asker, _never(begun, ended)))
+        first = asyncio.create_task(work.do(asker, asker, partial(_never, begun, ended)))
         await begun.wait()
-        assert await work.do(asker, asker, _one()) == 1
+        assert await work.do(asker, asker, _one) == 1
         with pytest.raises(PeerError, match="that look has been given up"):
             await first
         assert ended.is_set()
@@ -51,11 +54,11 @@ async def test_work_that_ends_late_leaves_the_next_one_to_be_given_up() -> None:
                 await asked_again.wait()
             raise AssertionError
 
-        first = asyncio.create_task(work.do(asker, asker, slow_to_end()))
+        first = asyncio.create_task(work.do(asker, asker, slow_to_end))
         await begun.wait()
         work.give_up(asker)
         begun.clear()
-        second = asyncio.create_task(work.do(asker, asker, _never(begun, ended)))
+        second = asyncio.create_task(work.do(asker, asker, partial(_never, begun, ended)))
         await begun.wait()
         asked_again.set()
         with pytest.raises(PeerError):
@@ -64,3 +67,22 @@ async def test_work_that_ends_late_leaves_the_next_one_to_be_given_up() -> None:
         with pytest.raises(PeerError):
             await second
         assert ended.is_set()
+
+
+async def test_work_that_is_given_up_before_it_begins_is_never_made() -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        work, asker = WantedWork(mesh["a"], "look"), mesh["b"].self_id
+        begun = False
+
+        def begin() -> Coroutine[Any, Any, int]:
+            nonlocal begun
+            begun = True
+            return _one()
+
+        asking = asyncio.create_task(work.do(asker, asker, begin))
+        await asyncio.sleep(0)  # it is under way, and its task has not run yet
+        assert work.has(asker)
+        work.give_up(asker)
+        with pytest.raises(PeerError, match="given up"):
+            await asking
+        assert not begun
