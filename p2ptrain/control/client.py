@@ -99,7 +99,7 @@ class ControlClient:
 
     async def abandoned(self) -> None:
         """Wait until the member that has stepped aside is gone: it will not come back."""
-        assert self._lent is not None, "p2ptrain join on this device does not give up its place"
+        assert self._lent is not None, "the member has not stepped aside"
         while not self._lent.closed:
             await self._lent.receive()  # it has nothing more to say
 

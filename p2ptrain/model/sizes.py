@@ -202,8 +202,7 @@ def _fit(what: str, needed_bytes: int, memory_bytes: int) -> None:
     if needed_bytes > memory_bytes:
         raise TooLarge(
             f"the model does not fit: {what} needs {size_text(needed_bytes)}, and this device may "
-            "use "
-            f"{size_text(memory_bytes)}"
+            f"use {size_text(memory_bytes)}"
         )
 
 

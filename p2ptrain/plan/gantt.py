@@ -138,9 +138,10 @@ def _stages(stages: Set[int]) -> str:
 def _bar(entry: TimelineEntry, scale: float, y: int, height: int) -> str:
     left, right = _span(entry, scale)
     # A single very short task would vanish; an update may take no time at all.
-    width = _number(max(right - left, 1.0 if entry.kind == "update" else 0.2))
+    width = max(right - left, 1.0 if entry.kind == "update" else 0.2)
+    left = max(right - width, 0.0)  # it ends where the plot does
     return (
-        f'<rect class="{_style(entry)}" x="{_number(left)}" y="{y}" width="{width}" '
+        f'<rect class="{_style(entry)}" x="{_number(left)}" y="{y}" width="{_number(width)}" '
         f'height="{height}"><title>{_title(entry)}</title></rect>'
     )
 

@@ -41,7 +41,7 @@ async def test_losses_and_weights_are_those_of_the_formula(
     assert len(names) == count
     assert_undisturbed(household, job, by_formula(delayed_job(name), names, how, steps))
     told = [event.message for event in household.events if isinstance(event, Warned)]
-    assert any("stash" in line for line in told) is (how.weights is Weights.UNSTASHED)
+    assert any("with --no-stashing" in line for line in told) is (how.weights is Weights.UNSTASHED)
 
 
 async def test_a_hundred_mini_batches() -> None:
