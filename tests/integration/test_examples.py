@@ -14,6 +14,7 @@ from p2ptrain.observe.events import Eval
 from p2ptrain.training.asynchronous.delays import Asynchrony
 from p2ptrain.training.job import Job
 from p2ptrain.training.options import TrainOptions
+from p2ptrain.training.profiling import ProfileCache
 from tests.curves import by_plain_torch
 from tests.integration.training.delayed import by_formula, cut_of
 from tests.integration.training.household import devices
@@ -66,14 +67,15 @@ async def test_trained_weights_learn_new_digits_and_come_back_to_the_old_level(
     before = accuracy(job)
     assert before < level - 0.2, "it does not know the new digits yet"
     how = Asynchrony()
-    async with devices(3) as household:
+    # The accuracy depends on the cut: measured in full, as by a member.
+    async with devices(3, profiles=ProfileCache(None)) as household:
         options = TrainOptions(wait_for=3, planner="pp", asynchrony=how)
         await household.holder_run(job, options).run()
         names = cut_of(household)
         found = [e.metrics["accuracy"] for e in household.events if isinstance(e, Eval)]
         losses = household.losses
     assert len(names) == 3
-    assert found[-1] > level - 0.05  # the cut, and with it the delays, follow measured times
+    assert found[-1] > level - 0.02
     updates = job.steps_per_epoch
     wanted = by_formula(continual(*start), names, how, len(losses), {updates: names})
     assert losses == wanted.losses

@@ -35,6 +35,7 @@ class Devices:
     """The household and what its holder, the first device, told.
 
     Attributes:
+        profiles: by which devices without a box measure models.
         boxes: where devices measure models of others, by name; others do in this process.
         waiting: what the other devices told: (who, for whom).
         warned: what they told their person: (who, message).
@@ -44,6 +45,7 @@ class Devices:
     mesh: MemoryHousehold
     memory_bytes: int | None
     boxes: Mapping[str, Box] = field(default_factory=dict)
+    profiles: ProfileCache = _PROFILES
     members: dict[str, TrainingMember] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     waiting: list[tuple[str, str]] = field(default_factory=list)
@@ -72,7 +74,7 @@ class Devices:
         mesh, box = self.mesh[name], self.boxes.get(name)
         member = TrainingMember(
             mesh,
-            profiles=_PROFILES if box is None else ProfileCache(None, _AT_ONCE),
+            profiles=self.profiles if box is None else ProfileCache(None, _AT_ONCE),
             jobs=jobs,
             memory_bytes=self.memory_bytes,
             emit=emit,
@@ -141,12 +143,15 @@ def hold_rounds(monkeypatch: pytest.MonkeyPatch, step: int, until: Callable[[], 
 
 @asynccontextmanager
 async def devices(
-    count: int, memory_bytes: int | None = 1 << 30, boxes: Mapping[str, Box] | None = None
+    count: int,
+    memory_bytes: int | None = 1 << 30,
+    boxes: Mapping[str, Box] | None = None,
+    profiles: ProfileCache = _PROFILES,
 ) -> AsyncIterator[Devices]:
     """`count` devices called a, b, c, ..."""
     names = [chr(ord("a") + index) for index in range(count)]
     async with MemoryHousehold(names, link_speed=FAST) as mesh:
-        household = Devices(names, mesh, memory_bytes, boxes or {})
+        household = Devices(names, mesh, memory_bytes, boxes or {}, profiles)
         try:
             yield household
         finally:
