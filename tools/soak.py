@@ -95,7 +95,7 @@ async def connects() -> AsyncIterator[None]:
     """Each: a link from the handshake to its end, and the member has forgotten it."""
     from p2ptrain.mesh.identity import load_or_create
     from p2ptrain.mesh.state_folder import StateFolder
-    from p2ptrain.net.endpoint import dial
+    from p2ptrain.net.dial import dial
     from p2ptrain.net.link import Link
     from p2ptrain.net.tls import Credentials, client_context
     from tests.unit.mesh.household import household

@@ -31,9 +31,10 @@ from p2ptrain.mesh.identity import Identity, load_or_create  # noqa: E402
 from p2ptrain.mesh.state_folder import StateFolder  # noqa: E402
 from p2ptrain.model.wire import Unpacking, pack  # noqa: E402
 from p2ptrain.net.compression import ChooserSettings  # noqa: E402
-from p2ptrain.net.endpoint import Door, Listener, dial  # noqa: E402
+from p2ptrain.net.dial import dial  # noqa: E402
 from p2ptrain.net.header import Header  # noqa: E402
 from p2ptrain.net.link import Link, LinkSettings  # noqa: E402
+from p2ptrain.net.listener import Door, Listener  # noqa: E402
 from p2ptrain.net.message import Message, PartKind, Priority  # noqa: E402
 from p2ptrain.net.tls import (  # noqa: E402
     Credentials,
@@ -249,7 +250,10 @@ async def run_link(duty: Duty) -> dict[str, Any]:
     def make_link(peer_id: str) -> Link:
         meter = Meter(duty)
         meters.append((meter, TensorReceiver(meter.window)))
-        return Link(peer_id, meters[-1][1], settings, _executor(duty))
+        link = Link(peer_id, meters[-1][1], settings, _executor(duty))
+        if not duty.port:
+            up.set_result(link)
+        return link
 
     own, peer = keys(duty)
     listener: Listener | None = None
@@ -258,8 +262,7 @@ async def run_link(duty: Duty) -> dict[str, Any]:
         address = (duty.host, duty.port)
         link = await dial([address], context, certificate_id(peer), make_link)
     else:
-        door = Door(lambda: server_context(own, [peer]), make_link, up.set_result)
-        listener = Listener(door)
+        listener = Listener(Door(lambda: server_context(own, [peer]), make_link))
         await listener.start([duty.host])
         print(listener.port, flush=True)
         link = await up

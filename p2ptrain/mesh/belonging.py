@@ -15,6 +15,7 @@ from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.connections import Connections
+from p2ptrain.mesh.device_file import DeviceFile
 from p2ptrain.mesh.device_list import Device, find_device, list_devices
 from p2ptrain.mesh.discovered import CandidateTable
 from p2ptrain.mesh.guard import Guard
@@ -23,16 +24,15 @@ from p2ptrain.mesh.known_codes import KnownCodes
 from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.pairing import PairedDevice
 from p2ptrain.mesh.pairing_dialer import PairingDialer
-from p2ptrain.mesh.pairing_service import PairingHooks, PairingService
+from p2ptrain.mesh.pairing_service import PairingService
 from p2ptrain.mesh.roster import Roster
 from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.mesh.tls_contexts import TlsContexts
 from p2ptrain.mesh.trust import TrustedDevice
-from p2ptrain.mesh.trust_exchange import TrustExchange, TrustHooks
+from p2ptrain.mesh.trust_exchange import TrustExchange
 from p2ptrain.mesh.trust_store import TrustStore
 from p2ptrain.mesh.window import Window, new_code
 from p2ptrain.net.pairing_channel import PairingChannel
-from p2ptrain.observe.events import Event
 
 log = get_logger(__name__)
 
@@ -45,13 +45,12 @@ class Parts:
     """What follows when somebody is trusted, or is not any more.
 
     Attributes:
+        file: has this device's name.
         guard: of members gone bad.
-        name: this device's name now.
-        now: monotonic seconds.
-        emit: takes events for people.
     """
 
     identity: Identity
+    file: DeviceFile
     codes: KnownCodes
     trust: TrustStore
     contexts: TlsContexts
@@ -61,9 +60,6 @@ class Parts:
     notices: Notices
     guard: Guard
     tasks: TaskScope
-    name: Callable[[], str]
-    now: Callable[[], float]
-    emit: Callable[[Event], None]
 
 
 class Belonging:
@@ -77,30 +73,18 @@ class Belonging:
         self._parts = parts
         self._given: Sequence[Address] = ()  # from --peer
         self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
-        trust, connections = parts.trust, parts.connections
+        self._now = asyncio.get_running_loop().time
         self.exchange = TrustExchange(
-            trust,
-            TrustHooks(
-                post=connections.post,
-                connected=connections.connected,
-                addresses=lambda device: connections.addresses(device).proven,
-                changed=self._on_trust_changed,
-                cut=connections.cut,
-                warn=parts.notices.warn,
-                note=parts.guard.note,
-            ),
+            parts.trust, parts.connections, parts.guard, parts.notices, self._on_trust_changed
         )
         self._pairing = PairingService(
             parts.identity,
-            PairingHooks(
-                name=parts.name,
-                now=parts.now,
-                store=self._on_paired,
-                is_paired=self._is_paired,
-                is_removed=trust.is_removed,
-                emit=parts.emit,
-                warn=parts.notices.warn,
-            ),
+            parts.file,
+            parts.trust,
+            parts.notices,
+            self._on_paired,
+            self._is_paired,
+            self._now,
         )
         self._watch: asyncio.Task[None] | None = None  # for the end of the window
         self._dialer = PairingDialer(
@@ -130,7 +114,7 @@ class Belonging:
         if code is not None:
             self._pairing.open(code)
             self._start_dialling()
-        elif window is not None and window.is_open(self._parts.now()):
+        elif window is not None and window.is_open(self._now()):
             self._pairing.go_on(window)
             self._start_dialling()
         elif not self._parts.trust.trusted:
@@ -157,7 +141,7 @@ class Belonging:
             )
 
     async def _tell_of_end(self, window: Window) -> None:
-        await asyncio.sleep(window.closes_at - self._parts.now() + TIMERS_EARLY_SECONDS)
+        await asyncio.sleep(window.closes_at - self._now() + TIMERS_EARLY_SECONDS)
         self._pairing.time_passed()
 
     def _start_dialling(self) -> None:
@@ -180,7 +164,7 @@ class Belonging:
         """The trusted devices, this one not among them."""
         parts = self._parts
         connected, cut_off = parts.connections.connected(), parts.guard.cut_off
-        return list_devices(parts.trust.book, parts.name(), connected, cut_off)
+        return list_devices(parts.trust.book, parts.file.name, connected, cut_off)
 
     def remove(self, name: str) -> Device:
         """Trust the device `name` (or of an id beginning so) no more, everywhere and at once.
@@ -223,10 +207,6 @@ class Belonging:
         """A stranger has dialled us to pair."""
         self._parts.tasks.spawn(self._pairing.serve(channel), "pairing")
 
-    def is_heard(self, device_id: str) -> bool:
-        """Whether that device is trusted, and was not cut off since this process began."""
-        return self._parts.trust.is_trusted(device_id) and device_id not in self.cut_off
-
     def end_links(self, device_id: str) -> None:
         """The device was cut off: this device hears nothing more of it, nor about it."""
         self._parts.connections.drop(device_id, "the device was cut off")
@@ -259,7 +239,7 @@ class Belonging:
             self._pairing.close()
             self._safely(parts.codes.spend)
             parts.connections.drop(entry.id, "the device was removed")
-        elif self.is_heard(entry.id):
+        elif parts.guard.is_heard(entry.id):
             candidate = parts.candidates.get(entry.id)
             parts.connections.keep(entry.id)
             found = candidate.addresses if candidate is not None else ()

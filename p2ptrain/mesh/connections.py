@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeAlias
@@ -26,6 +26,8 @@ from p2ptrain.errors import (
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address, AddressBook
 from p2ptrain.mesh.backoff import Backoff
+from p2ptrain.mesh.conduct import Offence
+from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.hello import (
     Hello,
     Refusal,
@@ -43,13 +45,15 @@ from p2ptrain.mesh.link_rules import (
     between_instances,
     judge_incoming,
 )
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.paths import PathConfig, PathProbe, PathSchedule, better_path
 from p2ptrain.mesh.peer_link import PeerLink
+from p2ptrain.mesh.probe import PING_KIND, TIMEOUT_SECONDS
 from p2ptrain.mesh.refused_port import all_refuse
 from p2ptrain.mesh.router import Router
 from p2ptrain.mesh.tasks import TaskScope
 from p2ptrain.net.link import Link
-from p2ptrain.net.message import Message
+from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.stream import Arrival
 
 log = get_logger(__name__)
@@ -82,42 +86,6 @@ class ConnectionTimes:
     goodbye_seconds: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What connections need of the mesh around them.
-
-    Attributes:
-        self_id: this device.
-        own_hello: what to say now, without tokens.
-        dial: how to reach a device.
-        is_trusted: whether a device may connect.
-        on_up: (peer id, its hello) a link is up.
-        on_lost: (peer id, whether a redial was refused) the last link is gone; may come twice,
-            the second time with True.
-        on_not_paired: (peer id) a device that we trust does not trust us.
-        is_reachable: (peer id) asks over the current link whether the peer still answers.
-        on_mismatch: (peer id, in whose words) it speaks another protocol version.
-        on_copied: (peer id, where) it says that an older process there has this one's identity.
-        on_breach: (peer id, what it sent) its link was ended for what it sent.
-        on_fatal: this process must stop.
-        executor: where links compress.
-    """
-
-    self_id: str
-    own_hello: Callable[[], Hello]
-    dial: Dial
-    is_trusted: Callable[[str], bool]
-    on_up: Callable[[str, Hello], None]
-    on_lost: Callable[[str, bool], None]
-    on_not_paired: Callable[[str], None]
-    is_reachable: Callable[[str], Awaitable[None]]
-    on_mismatch: Callable[[str, str], None]
-    on_copied: Callable[[str, Sequence[Address]], None]
-    on_breach: Callable[[str, str], None]
-    on_fatal: Callable[[UserError], None]
-    executor: Executor
-
-
 @dataclass(slots=True, eq=False)
 class _Peer:
     """What is known of one trusted device; `current` is its link that is up."""
@@ -137,21 +105,56 @@ class _Peer:
 
 
 class Connections:
-    """Owns all links of this device; a `peer_link.LinkOwner`."""
+    """Owns all links of this device; a `peer_link.LinkOwner`.
+
+    Attributes:
+        is_copy: an older process has this one's identity, so this one ends.
+    """
 
     def __init__(
         self,
-        around: Surroundings,
+        self_id: str,
         router: Router,
+        guard: Guard,
+        notices: Notices,
         tasks: TaskScope,
         rng: Random,
+        *,
+        own_hello: Callable[[], Hello],
+        dial: Dial,
+        on_up: Callable[[str, Hello], None],
+        on_lost: Callable[[str, bool], None],
+        on_not_paired: Callable[[str], None],
+        on_copied: Callable[[str, Sequence[Address]], None],
         times: ConnectionTimes | None = None,
         paths: PathConfig | None = None,
     ) -> None:
-        self._around = around
+        """Nothing is dialled before `keep`.
+
+        Args:
+            self_id: this device.
+            own_hello: what to say now, without tokens.
+            dial: how to reach a device.
+            on_up: (peer id, its hello) a link is up.
+            on_lost: (peer id, whether a redial was refused) the last link is gone; may come twice,
+                the second time with True.
+            on_not_paired: (peer id) a device that we trust does not trust us.
+            on_copied: (peer id, where) it says that an older process there has our identity.
+        """
+        self.is_copy = False
+        self._self_id = self_id
         self._router = router
+        self._guard = guard
+        self._notices = notices
         self._tasks = tasks
         self._rng = rng
+        self._say = own_hello
+        self._dial = dial
+        self._on_up = on_up
+        self._on_lost = on_lost
+        self._on_not_paired = on_not_paired
+        self._on_copied = on_copied
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="p2ptrain-lz4")
         self._times = times or ConnectionTimes()
         self._paths = paths or PathConfig()
         self._peers: dict[str, _Peer] = {}
@@ -209,7 +212,7 @@ class Connections:
         peer = _Peer(Backoff(self._rng), PathSchedule(self._paths))
         peer.addresses.prove(proven)
         self._peers[peer_id] = peer
-        if peer_id != self._around.self_id:
+        if peer_id != self._self_id:
             peer.task = self._tasks.spawn(self._keep_dialling(peer_id, peer), "dial")
 
     def hint(self, peer_id: str, addresses: Iterable[Address]) -> None:
@@ -247,6 +250,7 @@ class Connections:
             if peer.task is not None:
                 peer.task.cancel()
         await asyncio.gather(*(self._say_goodbye(link) for link in tuple(self._all_links)))
+        self._executor.shutdown(wait=False)
 
     async def _say_goodbye(self, link: PeerLink) -> None:
         try:
@@ -268,7 +272,7 @@ class Connections:
         """
         if self._leaving:
             raise LinkClosed("this device is leaving")
-        if peer_id != self._around.self_id and not self._around.is_trusted(peer_id):
+        if peer_id != self._self_id and not self._guard.is_heard(peer_id):
             raise NotPaired(f"device {peer_id[:16]} is not paired")
         self._make_room(peer_id)
         link = self._new_link(peer_id, None)
@@ -320,21 +324,21 @@ class Connections:
             return  # a link that never was up, or was replaced
         log.info("link_lost", peer=link.peer_id[:16], why=str(error))
         if isinstance(error, ProtocolError):
-            self._around.on_breach(link.peer_id, str(error))
+            self._guard.note(link.peer_id, Offence.MALFORMED, why=str(error))
         self._router.lost(link.peer_id, f"the link to {_name(link)} ended: {error}")
-        self._around.on_lost(link.peer_id, False)
+        self._on_lost(link.peer_id, False)
 
     async def _welcome(self, link: PeerLink, hello: Hello) -> None:
         if self._leaving:
             await _send_last(link, refused(Refusal.LEAVING))
             return
         peer = self._peers.get(link.peer_id)
-        own = self._around.own_hello()
+        own = self._say()
         current = peer.current.theirs if peer is not None and peer.current is not None else None
         if current is not None and peer is not None and peer.current is not None:
             current = replace(current, token=peer.current.token)
         dialling = peer is not None and peer.dialling
-        here = Situation(self._around.self_id, own, current, dialling)
+        here = Situation(self._self_id, own, current, dialling)
         decision = judge_incoming(link.peer_id, hello, here)
         if decision.action is Action.ASK_OLD and peer is not None and peer.current is not None:
             decision = await self._ask_old(peer.current, hello)
@@ -345,7 +349,8 @@ class Connections:
         before = old.theirs_now()
         try:
             async with asyncio.timeout(self._times.ask_old_seconds):
-                await self._around.is_reachable(old.peer_id)
+                ping = Message(PING_KIND)
+                await self._router.call(old.peer_id, ping, TIMEOUT_SECONDS, Priority.CONTROL, None)
         except (Error, TimeoutError):  # a peer's answer may name any error of ours
             return Decision(Action.ACCEPT, "its earlier process does not answer")
         if before is None or self.link(old.peer_id) is not old:
@@ -359,10 +364,10 @@ class Connections:
         log.debug("hello", peer=link.peer_id[:16], action=decision.action.name, why=decision.reason)
         if decision.action is Action.STOP_SELF:
             await _send_last(link, refused(Refusal.LEAVING))
-            self._around.on_fatal(copied_identity())
+            self._end_this_process()
             return
         if decision.refusal is Refusal.VERSION:
-            self._around.on_mismatch(link.peer_id, mismatch(hello.version, hello.software))
+            self._notices.mismatch(link.peer_id, mismatch(hello.version, hello.software))
         if decision.refusal is not None or self._leaving:
             older = self.hello_of(link.peer_id) if decision.refusal is Refusal.COPIED else None
             await _send_last(link, refused(decision.refusal or Refusal.LEAVING, older))
@@ -385,7 +390,7 @@ class Connections:
         old, peer.current = peer.current, None
         if old is not None:
             self._router.lost(old.peer_id, f"the link to {_name(old)} was replaced")
-            self._around.on_lost(old.peer_id, False)
+            self._on_lost(old.peer_id, False)
             old.link.abort(reason)
 
     def _establish(self, peer: _Peer, link: PeerLink, hello: Hello) -> None:
@@ -400,10 +405,10 @@ class Connections:
         peer.backoff.reset()
         self._posts[link] = self._tasks.spawn(link.run_post(), "post")
         log.info("link_up", peer=link.peer_id[:16], name=hello.name, dialled=link.own is not None)
-        self._around.on_up(link.peer_id, hello)
+        self._on_up(link.peer_id, hello)
 
     def _new_link(self, peer_id: str, own: Hello | None) -> PeerLink:
-        link = PeerLink(peer_id, self, self._router, own, self._around.executor)
+        link = PeerLink(peer_id, self, self._router, own, self._executor)
         self._all_links[link] = None
         return link
 
@@ -414,7 +419,7 @@ class Connections:
     # Links that we dial
 
     async def _keep_dialling(self, peer_id: str, peer: _Peer) -> None:
-        if self._around.self_id > peer_id:
+        if self._self_id > peer_id:
             await asyncio.sleep(self._times.crossing_seconds)
         while True:
             peer.wake.clear()
@@ -432,7 +437,7 @@ class Connections:
         """Until a device is dialled again, or the paths to it are looked at; None: until woken."""
         if peer.current is None:
             return peer.backoff.next_seconds() if peer.addresses.all() else None
-        return peer.paths.seconds_left(self._now()) if self._around.self_id < peer_id else None
+        return peer.paths.seconds_left(self._now()) if self._self_id < peer_id else None
 
     # Other paths to a device that has a link
 
@@ -469,7 +474,7 @@ class Connections:
     async def _measure(self, peer_id: str, address: Address) -> float:
         """Bytes/s over a connection of its own. Raises PeerError."""
         probe = PathProbe()
-        link = await self._around.dial([address], peer_id, lambda peer: Link(peer, probe))
+        link = await self._dial([address], peer_id, lambda peer: Link(peer, probe))
         try:
             return await probe.bytes_per_s(link, self._paths)
         finally:
@@ -484,7 +489,7 @@ class Connections:
 
     async def _leave_path(self, peer_id: str, peer: _Peer, link: PeerLink) -> None:
         try:
-            if self._around.self_id > peer_id:  # both sides may have seen the path die
+            if self._self_id > peer_id:  # both sides may have seen the path die
                 await asyncio.sleep(self._times.ask_old_seconds)
             if peer.current is link:
                 await self._move(peer_id, link, _elsewhere(peer))
@@ -511,11 +516,11 @@ class Connections:
         try:
             await self.dial(peer_id, addresses)
         except VersionMismatch as error:
-            self._around.on_mismatch(peer_id, str(error))
+            self._notices.mismatch(peer_id, str(error))
         except PeerError as error:
             log.debug("dial_failed", peer=peer_id[:16], why=str(error))
             if peer.missed and await all_refuse(peer.at) and peer.current is None:
-                self._around.on_lost(peer_id, True)
+                self._on_lost(peer_id, True)
 
     async def dial(
         self, peer_id: str, addresses: Sequence[Address], replaces: PeerLink | None = None
@@ -539,7 +544,7 @@ class Connections:
             return made[-1].link
 
         try:
-            await self._around.dial(addresses, peer_id, make_link)
+            await self._dial(addresses, peer_id, make_link)
             # Anew, since connecting takes time: the two uptimes decide which device is younger.
             made[-1].own = made[-1].said = self._own_hello(own.token, own.last_token)
             await self._greet(made[-1], peer)
@@ -549,21 +554,28 @@ class Connections:
                     link.link.abort("no link came of the dial")
                     self._forget(link)
 
+    def _end_this_process(self) -> None:
+        async def fail() -> None:
+            raise copied_identity()
+
+        self.is_copy = True
+        self._tasks.spawn(fail(), "failure")
+
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
     def _own_hello(self, token: str, last_token: str) -> Hello:
-        return replace(self._around.own_hello(), token=token, last_token=last_token)
+        return replace(self._say(), token=token, last_token=last_token)
 
     async def _greet(self, link: PeerLink, peer: _Peer | None) -> None:
         if peer is not None:
             peer.dialling = True
         try:
             async with asyncio.timeout(self._times.hello_seconds):
-                await link.link.send(to_message(link.own or self._around.own_hello()))
+                await link.link.send(to_message(link.own or self._say()))
                 refusal = await link.settled
         except NotPaired:
-            self._around.on_not_paired(link.peer_id)
+            self._on_not_paired(link.peer_id)
             raise
         except TimeoutError as error:
             raise LinkClosed(f"device {link.peer_id[:16]} did not answer our hello") from error
@@ -575,10 +587,10 @@ class Connections:
 
     def _refused(self, link: PeerLink, message: Message) -> None:
         said = refusal_of(message)
-        if said.reason is Refusal.COPIED and link.peer_id == self._around.self_id:
-            self._around.on_fatal(copied_identity())  # it has our key: that is proved
+        if said.reason is Refusal.COPIED and link.peer_id == self._self_id:
+            self._end_this_process()  # it has our key: that is proved
         elif said.reason is Refusal.COPIED:
-            self._around.on_copied(link.peer_id, said.elsewhere)
+            self._on_copied(link.peer_id, said.elsewhere)
         if said.reason is Refusal.VERSION:
             raise VersionMismatch(mismatch(said.version, said.software))
         raise LinkClosed(f"device {link.peer_id[:16]} refused the link: {said.reason.value}")

@@ -60,6 +60,7 @@ class DeviceFile:
         self.asked_name = checked_name(asked_name or known.asked_name or fallback)
         self.name = known.name if known.asked_name == self.asked_name else self.asked_name
         self._is_saved = False
+        self._saved_addresses: Mapping[str, list[Address]] | None = None
         self._save()
 
     def rename(self, name: str) -> None:
@@ -93,8 +94,10 @@ class DeviceFile:
         return {device_id: [*filter(is_usable, known[device_id])] for device_id in known}
 
     def save_addresses(self, addresses: Mapping[str, list[Address]]) -> None:
-        """Replace the last known addresses."""
-        self._folder.write_json(ADDRESSES_FILE, dict(addresses))
+        """Replace the last known addresses, unless they are on disk already. Raises UserError."""
+        if addresses != self._saved_addresses:
+            self._folder.write_json(ADDRESSES_FILE, dict(addresses))
+            self._saved_addresses = addresses
 
     def _save(self) -> None:
         self._is_saved = False

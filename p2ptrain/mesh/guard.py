@@ -6,51 +6,42 @@ is listened to again when this process starts anew, or when the two pair with a 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from time import monotonic
 from types import MappingProxyType
 
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Conduct, ConductConfig, Judgement, Offence, Step
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.text import printable
-from p2ptrain.observe.events import Event, Warned
+from p2ptrain.mesh.trust_store import TrustStore
+from p2ptrain.observe.events import Warned
 
 log = get_logger(__name__)
 
 _REASON_LIMIT_CHARACTERS = 300
 
 
-@dataclass(frozen=True, slots=True)
-class GuardHooks:
-    """What the guard needs around it.
-
-    Attributes:
-        name: (device id) as people know it.
-        is_paired: (device id) whether it is, or was, paired with this device.
-        emit: takes events for people.
-        cut_off: (device id) ends its links, lets it make none, and takes it for no member. Called
-            from the event loop, not in the middle of a message.
-        soon: runs something from the event loop.
-    """
-
-    name: Callable[[str], str]
-    is_paired: Callable[[str], bool]
-    emit: Callable[[Event], None]
-    cut_off: Callable[[str], None]
-    soon: Callable[[Callable[[], None]], object]
-
-
 class Guard:
-    """See the module."""
+    """See the module.
+
+    Args:
+        end_links: (device id) ends its links and takes it for no member any more. Called from the
+            event loop, not in the middle of a message.
+    """
 
     def __init__(
         self,
-        hooks: GuardHooks,
+        trust: TrustStore,
+        notices: Notices,
+        end_links: Callable[[str], None],
         config: ConductConfig | None = None,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        self._hooks = hooks
+        self._trust = trust
+        self._notices = notices
+        self._end_links = end_links
         self._conduct = Conduct(config)
         self._now = now
         self._cut_off: dict[str, str] = {}
@@ -60,10 +51,14 @@ class Guard:
         """Why each device was cut off, by its id."""
         return MappingProxyType(self._cut_off)
 
+    def is_heard(self, device_id: str) -> bool:
+        """Whether that device is trusted, and was not cut off since this process began."""
+        return self._trust.is_trusted(device_id) and device_id not in self._cut_off
+
     def note(self, peer_id: str, offence: Offence, about: str = "", why: str = "") -> None:
         """The device did it once more; `about` another one; `why` in words, for people."""
         if offence is Offence.STRANGERS:
-            if self._hooks.is_paired(about):
+            if about in self._trust.book:
                 return  # this device does not listen to it any more, others do
             about = ""  # anybody can make up as many as there are ids
         judgement = self._conduct.note(peer_id, offence, self._now(), about, why)
@@ -76,17 +71,17 @@ class Guard:
         self._cut_off.pop(peer_id, None)
 
     def _act(self, peer_id: str, judgement: Judgement) -> None:
-        name = self._hooks.name(peer_id)
+        name = self._trust.name(peer_id)
         reason = printable(judgement.reason, _REASON_LIMIT_CHARACTERS)
         log.warning("conduct", name=name, id=peer_id[:16], step=judgement.step.name.lower())
         if judgement.step is Step.WARN:
             text = f"{name} {reason}: if that goes on, this device stops talking to it"
-            self._hooks.emit(Warned(text, name))
+            self._notices.emit(Warned(text, name))
             return
         self._cut_off[peer_id] = reason
         text = (
             f"{name} {reason}: this device does not talk to it any more, until this device starts "
             f"again; `p2ptrain remove {name}` removes it from the household"
         )
-        self._hooks.emit(Warned(text, name))
-        self._hooks.soon(lambda: self._hooks.cut_off(peer_id))
+        self._notices.emit(Warned(text, name))
+        asyncio.get_running_loop().call_soon(self._end_links, peer_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from random import Random
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -17,19 +17,19 @@ from typing import Self
 from p2ptrain.errors import LinkClosed, OptionError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh import probe
-from p2ptrain.mesh.address_keeper import AddressKeeper
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.belonging import Belonging, Parts, household_ids
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
-from p2ptrain.mesh.connections import Connections, Surroundings
+from p2ptrain.mesh.connections import Connections
 from p2ptrain.mesh.default_name import default_name
 from p2ptrain.mesh.device_file import DeviceFile
 from p2ptrain.mesh.discovered import Candidate, CandidateTable
 from p2ptrain.mesh.discovery import Discovery, NoDiscovery
+from p2ptrain.mesh.disk_writer import DiskWriter
 from p2ptrain.mesh.events import MemberRecord
 from p2ptrain.mesh.given_peers import GivenHooks, GivenPeers
-from p2ptrain.mesh.guard import Guard, GuardHooks
+from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.hello import REFUSED_KIND, Hello, new_token
 from p2ptrain.mesh.identity import IDENTITY_FILE, load_or_create
 from p2ptrain.mesh.interface import (
@@ -47,7 +47,7 @@ from p2ptrain.mesh.interface import (
 )
 from p2ptrain.mesh.interfaces import machine_addresses, without_scope
 from p2ptrain.mesh.known_codes import KnownCodes
-from p2ptrain.mesh.name_keeper import NameHooks, NameKeeper
+from p2ptrain.mesh.name_keeper import NameKeeper
 from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.own_copies import OwnCopies
 from p2ptrain.mesh.roaming import OwnAddresses, over_mdns
@@ -56,7 +56,6 @@ from p2ptrain.mesh.roster import (
     ELECTION_KIND,
     MEMBERSHIP_KIND,
     Roster,
-    RosterHooks,
     RosterSettings,
 )
 from p2ptrain.mesh.router import Router
@@ -67,8 +66,9 @@ from p2ptrain.mesh.trust_exchange import TRUST_KIND
 from p2ptrain.mesh.trust_store import TrustStore
 from p2ptrain.mesh.watchers import Watchers
 from p2ptrain.mesh.window import normalised_code
-from p2ptrain.net.endpoint import Door, Listener, dial
+from p2ptrain.net.dial import dial
 from p2ptrain.net.link import Link
+from p2ptrain.net.listener import Door, Listener
 from p2ptrain.net.message import Message, PartsAllocator, Priority
 from p2ptrain.observe.events import Event, Ready
 
@@ -103,7 +103,6 @@ class NetworkMesh:
             UserError: the state folder cannot be used.
         """
         self._config = config
-        self._emit = emit
         self._own = OwnAddresses(config.interfaces)
         self._given_peers = [parse_peer(peer) for peer in config.peers]
         self._code = normalised_code(config.code) if config.code is not None else None
@@ -120,17 +119,11 @@ class NetworkMesh:
         self._notices = Notices(emit, self._trust.name)
         self._candidates = CandidateTable(self._trust.is_trusted)
         self._tasks = TaskScope()
+        self._writer = DiskWriter(self._tasks, self._notices)
         self._guard = Guard(
-            GuardHooks(
-                name=self._trust.name,
-                is_paired=lambda device_id: device_id in self._trust.book,
-                emit=emit,
-                cut_off=lambda device_id: self.belonging.end_links(device_id),
-                soon=lambda action: asyncio.get_running_loop().call_soon(action),
-            )
+            self._trust, self._notices, lambda device_id: self.belonging.end_links(device_id)
         )
         self._left = True  # until it has begun
-        self._failed = False
         self._discovery = discovery or self._own_discovery()
         self.router = Router(
             self._file.name,
@@ -166,16 +159,14 @@ class NetworkMesh:
         if self._left:
             return
         self._left = True
-        if self._failed:
+        if self._connections.is_copy:
             self._roster.stop()  # what it would say might be of the other process
         else:
             self._roster.leave()
         await asyncio.gather(self._discovery.close(), self._connections.close())
         await self._listener.close()
-        await self._addresses.close()
-        await self._names.close()
+        await self._writer.close()
         await self.router.close()
-        self._executor.shutdown(wait=False)
 
     async def _start(self) -> None:
         self._started = asyncio.get_running_loop().time()
@@ -186,7 +177,7 @@ class NetworkMesh:
             if self._trust.is_trusted(device_id):
                 self._connections.keep(device_id, addresses)
         await self._discovery.start(self.self_id, self.port, self._on_found)
-        self._emit(Ready(self.name, self.self_id, self.address, self.port))
+        self._notices.emit(Ready(self.name, self.self_id, self.address, self.port))
         if self._is_new and self._trust.trusted:
             self._notices.warn(
                 f"{IDENTITY_FILE} was not in the state folder: this device has a new identity "
@@ -210,12 +201,20 @@ class NetworkMesh:
 
     def _make_parts(self) -> None:
         config, rng = self._config, Random()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="p2ptrain-lz4")
         self._connections = Connections(
-            self._surroundings(), self.router, self._tasks, rng, config.times
-        )
-        self._addresses = AddressKeeper(
-            self._file, self._proven_addresses, self._tasks, self._notices.warn
+            self.self_id,
+            self.router,
+            self._guard,
+            self._notices,
+            self._tasks,
+            rng,
+            own_hello=self._hello,
+            dial=self._dial,
+            on_up=self._on_up,
+            on_lost=self._on_lost,
+            on_not_paired=lambda peer_id: self.belonging.refused_us(peer_id),
+            on_copied=lambda peer_id, where: self._copies.suspected(peer_id, where),
+            times=config.times,
         )
         self._copies = OwnCopies(
             self.self_id,
@@ -223,28 +222,28 @@ class NetworkMesh:
             self._tasks,
             lambda peer_id: self._guard.note(peer_id, Offence.COPIES),
         )
-        hooks = RosterHooks(
-            post=self._connections.post,
-            tell=self._tell,
-            keep_term=self._keep_term,
-            on_dead=self._on_dead,
-            cut=self._connections.cut,
-            note=self._guard.note,
-            arrivals=self._connections.arrivals,
-        )
         settings = RosterSettings(config.membership, config.election, rng, self._file.term)
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
-        self._roster = Roster(me, settings, household_ids(self._trust, self.self_id), hooks)
+        self._roster = Roster(
+            me,
+            settings,
+            household_ids(self._trust, self.self_id),
+            self._connections,
+            self._guard,
+            self._tell,
+            self._keep_term,
+        )
         self._names = NameKeeper(
             self._file,
             self._trust,
             self._connections,
             self._roster,
-            self._tasks,
-            NameHooks(self._emit, self._notices.warn),
+            self._notices,
+            self._writer,
         )
         parts = Parts(
             identity=self._identity,
+            file=self._file,
             codes=self._codes,
             trust=self._trust,
             contexts=self._contexts,
@@ -254,37 +253,16 @@ class NetworkMesh:
             notices=self._notices,
             guard=self._guard,
             tasks=self._tasks,
-            name=lambda: self.name,
-            now=asyncio.get_running_loop().time,
-            emit=self._emit,
         )
         self.belonging = Belonging(parts, rng)
         door = Door(
             context=self._contexts.server,
             make_link=self._connections.incoming,
-            on_link=lambda _link: None,
             on_unpaired=self.belonging.serve,
             is_known=self._is_known,
         )
         self._listener = Listener(door)
         self._left = False
-
-    def _surroundings(self) -> Surroundings:
-        return Surroundings(
-            self_id=self.self_id,
-            own_hello=self._hello,
-            dial=self._dial,
-            is_trusted=lambda device_id: self.belonging.is_heard(device_id),
-            on_up=self._on_up,
-            on_lost=self._on_lost,
-            on_not_paired=lambda peer_id: self.belonging.refused_us(peer_id),
-            is_reachable=self._ping,
-            on_mismatch=self._notices.mismatch,
-            on_copied=lambda peer_id, where: self._copies.suspected(peer_id, where),
-            on_breach=lambda peer_id, why: self._guard.note(peer_id, Offence.MALFORMED, why=why),
-            on_fatal=self._fail,
-            executor=self._executor,
-        )
 
     def _route_own_kinds(self) -> None:
         probe.ProbeReceiver().install(self)
@@ -401,7 +379,10 @@ class NetworkMesh:
             self.belonging.found()
 
     def _on_up(self, peer_id: str, hello: Hello) -> None:
-        self._addresses.remember()
+        self._writer.soon(
+            partial(self._file.save_addresses, self._proven_addresses()),
+            "after its next start this device may take longer to find others",
+        )
         self._roster.link_up(peer_id)
         self.belonging.link_up(peer_id)
         self._names.heard(peer_id, self.self_id, hello.name)
@@ -410,10 +391,6 @@ class NetworkMesh:
     def _on_lost(self, peer_id: str, refused: bool) -> None:
         self._roster.link_lost(peer_id, refused)
         self._tell(LinkLost(peer_id, "it refuses connections" if refused else "it broke"))
-
-    def _on_dead(self, peer_id: str) -> None:
-        # A frozen device's link stays open; whoever waits for it must not.
-        self._connections.cut(peer_id, "the device was declared dead")
 
     def _tell(self, event: MeshEvent) -> None:
         self._watchers.tell(event)
@@ -445,9 +422,6 @@ class NetworkMesh:
     ) -> Link:
         return await dial(addresses, self._contexts.client(), peer_id, make_link)
 
-    async def _ping(self, peer_id: str) -> None:
-        await self.call(peer_id, Message(probe.PING_KIND), timeout_seconds=probe.TIMEOUT_SECONDS)
-
     def _is_known(self, host: str) -> bool:
         """Whether a trusted device was at this address when it last proved itself."""
         books = (self._connections.addresses(peer_id) for peer_id in self._trust.trusted)
@@ -469,12 +443,3 @@ class NetworkMesh:
             self._notices.warn(
                 f"{error}: this device goes on, but free some disk space before its next start"
             )
-
-    def _fail(self, error: UserError) -> None:
-        """End this device's membership with `error`."""
-        self._failed = True
-
-        async def fail() -> None:
-            raise error
-
-        self._tasks.spawn(fail(), "failure")

@@ -1,4 +1,4 @@
-"""Warnings for people, each once: what repeats every few seconds would hide the rest."""
+"""What people hear of a mesh; each warning once, as one that repeats hides the rest."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ REMEMBERED_LIMIT = 256
 
 
 class Notices:
-    """Emits each text once; of more than REMEMBERED_LIMIT the oldest are forgotten."""
+    """Warns of each text once; of more than REMEMBERED_LIMIT the oldest are forgotten.
+
+    Attributes:
+        emit: takes events for people, never blocks.
+    """
 
     def __init__(self, emit: Callable[[Event], None], name_of: Callable[[str], str]) -> None:
         """`name_of` gives a device's name by its id."""
-        self._emit = emit
+        self.emit = emit
         self._name_of = name_of
         self._said: OrderedDict[str, None] = OrderedDict()
 
@@ -27,7 +31,7 @@ class Notices:
         self._said[text] = None
         if len(self._said) > REMEMBERED_LIMIT:
             self._said.popitem(last=False)
-        self._emit(Warned(text))
+        self.emit(Warned(text))
 
     def mismatch(self, peer_id: str, why: str) -> None:
         """A trusted device speaks another protocol version."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
@@ -30,7 +29,7 @@ from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.errors import NotPaired, PairingError, ProtocolError, VersionMismatch
 from p2ptrain.mesh.hello import Software, Spoken, Version, mismatch
 from p2ptrain.mesh.identity import Identity, device_id, is_signed
-from p2ptrain.mesh.pake import Pake, Side, Spake2
+from p2ptrain.mesh.pake import Side, Spake2
 from p2ptrain.mesh.text import PeerName
 from p2ptrain.mesh.trust import Certificate
 from p2ptrain.net import cbor
@@ -42,7 +41,6 @@ MESSAGE_LIMIT_BYTES = 4096
 _LABEL = b"p2ptrain pairing 1"
 
 T = TypeVar("T")
-MakePake: TypeAlias = Callable[[Side, str, bytes, bytes], Pake]
 _Proof: TypeAlias = Annotated[bytes, Length(256)]
 
 
@@ -123,13 +121,12 @@ class Client:
         name: str,
         code: str,
         server_certificate_der: bytes,
-        make_pake: MakePake = Spake2,
     ) -> None:
         self._identity = identity
         self._name = name
         self._server_certificate = server_certificate_der
         ids = _pake_ids(identity.id, device_id(server_certificate_der))
-        self._pake = make_pake(Side.CLIENT, code, *ids)
+        self._pake = Spake2(Side.CLIENT, code, *ids)
         self._hello = b""
         self._keys: _Keys | None = None
 
@@ -178,10 +175,9 @@ class Client:
 class Server:
     """The listening side of one attempt: `hello`, `confirm`, `done`, in this order."""
 
-    def __init__(self, identity: Identity, name: str, make_pake: MakePake = Spake2) -> None:
+    def __init__(self, identity: Identity, name: str) -> None:
         self._identity = identity
         self._name = name
-        self._make_pake = make_pake
         self._client_certificate = b""
         self._keys: _Keys | None = None
 
@@ -200,7 +196,7 @@ class Server:
         said = _decode(message, _Hello)
         self._client_certificate = said.certificate
         ids = _pake_ids(self.client_id, self._identity.id)
-        pake = self._make_pake(Side.SERVER, code, *ids)
+        pake = Spake2(Side.SERVER, code, *ids)
         answer = _encode(_Hello(kind="hello", version=PROTOCOL_VERSION, pake=pake.start()))
         key = pake.finish(said.pake)
         self._keys = _Keys(key, message, answer, self._identity.certificate_der)

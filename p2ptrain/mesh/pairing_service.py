@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from p2ptrain.errors import LinkClosed, NotPaired, PairingError, PeerError, VersionMismatch
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.device_file import DeviceFile
 from p2ptrain.mesh.identity import Identity, device_id
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.pairing import (
     BrokenOff,
     Busy,
@@ -34,11 +35,12 @@ from p2ptrain.mesh.pairing import (
     WrongCode,
     refusal,
 )
+from p2ptrain.mesh.trust_store import TrustStore
 from p2ptrain.mesh.window import Window
-from p2ptrain.net.endpoint import dial_unpaired
+from p2ptrain.net.dial import dial_unpaired
 from p2ptrain.net.pace import Pace, Rate
 from p2ptrain.net.pairing_channel import PairingChannel
-from p2ptrain.observe.events import Event, Pairing, PairingClosed, PairingFailed
+from p2ptrain.observe.events import Pairing, PairingClosed, PairingFailed
 
 log = get_logger(__name__)
 
@@ -54,29 +56,6 @@ HELLOS = Rate(per_second=4.0, burst=64.0)
 may send them."""
 
 
-@dataclass(frozen=True, slots=True)
-class PairingHooks:
-    """What pairing needs of the mesh around it.
-
-    Attributes:
-        name: this device's name now.
-        now: monotonic seconds.
-        store: remembers a device that has proved to know the code. Raises PairingError.
-        is_paired: whether that device and this one trust one another already.
-        is_removed: whether that device was removed from the household.
-        emit: what people should see.
-        warn: tells people something, once however often it happens.
-    """
-
-    name: Callable[[], str]
-    now: Callable[[], float]
-    store: Callable[[PairedDevice], None]
-    is_paired: Callable[[str], bool]
-    is_removed: Callable[[str], bool]
-    emit: Callable[[Event], None]
-    warn: Callable[[str], None]
-
-
 class PairingService:
     """The window of one device and all attempts in it.
 
@@ -87,14 +66,32 @@ class PairingService:
     def __init__(
         self,
         identity: Identity,
-        hooks: PairingHooks,
+        file: DeviceFile,
+        trust: TrustStore,
+        notices: Notices,
+        store: Callable[[PairedDevice], None],
+        is_paired: Callable[[str], bool],
+        now: Callable[[], float],
         hellos_each: Rate = HELLOS_EACH,
         hellos: Rate = HELLOS,
     ) -> None:
-        """`hellos_each`, `hellos`: answered, of one address and of all."""
+        """The window is closed until `open`.
+
+        Args:
+            file: has this device's name.
+            store: remembers a device that has proved to know the code. Raises PairingError.
+            is_paired: whether that device and this one trust one another already.
+            now: monotonic seconds.
+            hellos_each, hellos: answered, of one address and of all.
+        """
         self.window: Window | None = None
         self._identity = identity
-        self._hooks = hooks
+        self._file = file
+        self._trust = trust
+        self._notices = notices
+        self._store = store
+        self._is_paired = is_paired
+        self._now = now
         self._tried: set[str] = set()  # devices with which a code was tried in this window
         self._broken_off: Counter[str] = Counter()  # how often, by device, in this window
         self._dialling: set[str] = set()  # devices that we are pairing with as client
@@ -106,11 +103,11 @@ class PairingService:
     @property
     def is_open(self) -> bool:
         """Whether a device may pair now."""
-        return self.window is not None and self.window.is_open(self._hooks.now())
+        return self.window is not None and self.window.is_open(self._now())
 
     def open(self, code: str, *, invited: bool = False) -> None:
         """Open the window, for the person at this device; `invited`: for removed devices too."""
-        self.go_on(Window.opened(code, self._hooks.now(), invited=invited))
+        self.go_on(Window.opened(code, self._now(), invited=invited))
 
     def go_on(self, window: Window) -> None:
         """Let devices pair in `window`, which may have been open before: its end stays."""
@@ -118,7 +115,7 @@ class PairingService:
         self._tried.clear()
         self._broken_off.clear()
         self._is_said = False
-        self._hooks.emit(Pairing(window.code))
+        self._notices.emit(Pairing(window.code))
 
     def close(self) -> None:
         """A device was removed: forget the code, which it knows."""
@@ -129,12 +126,12 @@ class PairingService:
     def time_passed(self) -> None:
         """Say so once the window's time is over; harmless when repeated."""
         if self.window is not None and not self.is_open:
-            self._say_closed(self.window.why_closed(self._hooks.now()))
+            self._say_closed(self.window.why_closed(self._now()))
 
     def _say_closed(self, why: str) -> None:
         if not self._is_said:
             self._is_said = True
-            self._hooks.emit(PairingClosed(why))
+            self._notices.emit(PairingClosed(why))
 
     def may_try(self, device: str) -> bool:
         """Whether dialling that device to pair makes sense now."""
@@ -143,19 +140,19 @@ class PairingService:
 
     async def serve(self, channel: PairingChannel) -> None:
         """See a device through that has dialled us to pair. Never raises a PeerError."""
-        server = Server(self._identity, self._hooks.name())
+        server = Server(self._identity, self._file.name)
         try:
             self._open_window()  # before anything is waited for
             await self._serve(channel, server)
         except (Busy, WindowClosed, WrongCode, VersionMismatch) as error:
             log.info("pairing_refused", address=channel.address, why=str(error))
             if isinstance(error, VersionMismatch):
-                self._hooks.warn(f"{channel.address} could not pair with this device: {error}")
+                self._notices.warn(f"{channel.address} could not pair with this device: {error}")
             await _send_last(channel, refusal(error, self._tries_left()))
         except PeerError as error:
             log.info("pairing_broken_off", address=channel.address, why=str(error))
             if isinstance(error, NotPaired):
-                self._hooks.warn(
+                self._notices.warn(
                     f"pairing with a device at {channel.address} failed, because it did not prove "
                     "its key: something in the network may change what the devices send"
                 )
@@ -174,7 +171,7 @@ class PairingService:
         channel, certificate = await dial_unpaired(addresses)
         channel.expire_after(ATTEMPT_SECONDS)
         device = device_id(certificate)
-        if self._hooks.is_paired(device) or not self.may_try(device):
+        if self._is_paired(device) or not self.may_try(device):
             channel.close()
             return None
         self._dialling.add(device)
@@ -193,7 +190,7 @@ class PairingService:
     async def _serve(self, channel: PairingChannel, server: Server) -> None:
         hello = await _message(channel)
         window = self._window_with_a_try()
-        if not self._hellos.take(channel.address, self._hooks.now()):
+        if not self._hellos.take(channel.address, self._now()):
             raise Busy("many devices try to pair at once")
         answer = server.hello(hello, window.code)
         self._admit(server)
@@ -207,7 +204,7 @@ class PairingService:
             raise
         await channel.send(confirmation)
         device, last = server.done(await _message(channel))
-        self._hooks.store(device)
+        self._store(device)
         await _send_last(channel, last)
 
     def _admit(self, server: Server) -> None:
@@ -229,12 +226,12 @@ class PairingService:
 
     async def _dial(self, channel: PairingChannel, certificate: bytes) -> PairedDevice:
         code = self._open_window().code
-        client = Client(self._identity, self._hooks.name(), code, certificate)
+        client = Client(self._identity, self._file.name, code, certificate)
         await _say_hello(channel, client)
         guess = client.confirm(await channel.receive())
         await channel.send(await self._guess(channel, client, guess))
         device = client.finished(await channel.receive())
-        self._hooks.store(device)
+        self._store(device)
         return device
 
     async def _guess(self, channel: PairingChannel, client: Client, guess: bytes) -> bytes:
@@ -254,15 +251,14 @@ class PairingService:
 
     def _may_come(self, device: str) -> bool:
         invited = self.window is not None and self.window.invited
-        return invited or not self._hooks.is_removed(device)
+        return invited or not self._trust.is_removed(device)
 
     def _open_window(self) -> Window:
         if self.window is None:
             raise WindowClosed("this device does not accept a code now")
         if not self.is_open:
             raise WindowClosed(
-                "this device does not accept a code now: "
-                f"{self.window.why_closed(self._hooks.now())}"
+                f"this device does not accept a code now: {self.window.why_closed(self._now())}"
             )
         return self.window
 
@@ -302,7 +298,7 @@ class PairingService:
         if theirs_left is not None:
             left = min(left, theirs_left)
         closed = "; no tries are left: run `p2ptrain invite` to begin again" if left == 0 else ""
-        self._hooks.emit(PairingFailed(message + closed, left))
+        self._notices.emit(PairingFailed(message + closed, left))
         self.time_passed()
 
     def _tries_left(self) -> int:
@@ -344,6 +340,3 @@ async def _send_last(channel: PairingChannel, message: bytes) -> None:
     except PeerError as error:
         log.info("pairing_answer_not_sent", address=channel.address, why=str(error))
     channel.close()
-
-
-__all__ = ["ATTEMPT_SECONDS", "PairingError", "PairingHooks", "PairingService"]

@@ -1,4 +1,4 @@
-"""A password-authenticated key exchange behind two methods, so that the library can be changed.
+"""A password-authenticated key exchange.
 
 SPAKE2 (Abdalla and Pointcheval 2005; the `spake2` package, older than RFC 9382): both sides end
 with the same key exactly when they knew the same code, and each run tests at most one guess.
@@ -9,7 +9,6 @@ few runs to measure. Key confirmation is not inside: see pairing.py.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Protocol
 
 from spake2 import SPAKE2_A, SPAKE2_B
 from spake2.ed25519_basic import NotOnCurve
@@ -28,11 +27,16 @@ class Side(Enum):
     SERVER = "server"
 
 
-class Pake(Protocol):
-    """One run; each method is called once."""
+class Spake2:
+    """One run by the spake2 package (Ed25519 group); each method is called once."""
+
+    def __init__(self, side: Side, code: str, client_id: bytes, server_id: bytes) -> None:
+        kind = SPAKE2_A if side is Side.CLIENT else SPAKE2_B
+        self._run = kind(code.encode(), idA=client_id, idB=server_id)
 
     def start(self) -> bytes:
         """The message for the other side; says nothing of the code."""
+        return bytes(self._run.start())
 
     def finish(self, message: bytes) -> bytes:
         """The 32-byte key from the other side's message.
@@ -40,19 +44,6 @@ class Pake(Protocol):
         Raises:
             ProtocolError: the message is no valid one (wrong length, side or point, or our own).
         """
-
-
-class Spake2:
-    """`Pake` by the spake2 package (Ed25519 group)."""
-
-    def __init__(self, side: Side, code: str, client_id: bytes, server_id: bytes) -> None:
-        kind = SPAKE2_A if side is Side.CLIENT else SPAKE2_B
-        self._run = kind(code.encode(), idA=client_id, idB=server_id)
-
-    def start(self) -> bytes:
-        return bytes(self._run.start())
-
-    def finish(self, message: bytes) -> bytes:
         if len(message) != MESSAGE_BYTES:
             raise ProtocolError("a pairing message has the wrong length")
         try:

@@ -7,7 +7,7 @@ carried out at once and in order. No decision is taken here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from time import monotonic
@@ -15,6 +15,7 @@ from time import monotonic
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
+from p2ptrain.mesh.connections import Connections
 from p2ptrain.mesh.election import Election, ElectionConfig
 from p2ptrain.mesh.events import (
     Changed,
@@ -35,6 +36,7 @@ from p2ptrain.mesh.events import (
     SendTo,
     TrustChanged,
 )
+from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.interface import (
     Coordinator,
     CoordinatorChanged,
@@ -46,7 +48,6 @@ from p2ptrain.mesh.interface import (
 from p2ptrain.mesh.membership import Membership, MembershipConfig
 from p2ptrain.mesh.traffic import TrafficWatch
 from p2ptrain.net.message import Message
-from p2ptrain.net.stream import Arrival
 
 log = get_logger(__name__)
 
@@ -56,29 +57,6 @@ TIMER_SECONDS = 0.001
 """Timers of some event loops count whole milliseconds; one that came too soon would come again."""
 _PAYLOAD = "payload"
 _LIVE = (MemberState.ALIVE, MemberState.SUSPECT)
-
-
-@dataclass(frozen=True, slots=True)
-class RosterHooks:
-    """What the roster needs around it.
-
-    Attributes:
-        post: (peer id, message) sends if there is a link, never waits.
-        tell: hands an event to those who watch.
-        keep_term: stores an election term durably.
-        on_dead: (peer id) a member was declared dead.
-        cut: (peer id, reason) ends a link whose peer breaks the protocol.
-        note: (peer id, offence, about whom, why) the device did what it should not.
-        arrivals: what came so far over each open link, by peer.
-    """
-
-    post: Callable[[str, Message], None]
-    tell: Callable[[MeshEvent], None]
-    keep_term: Callable[[int], None]
-    on_dead: Callable[[str], None]
-    cut: Callable[[str, str], None]
-    note: Callable[[str, Offence, str, str], None]
-    arrivals: Callable[[], Mapping[str, Arrival]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +70,29 @@ class RosterSettings:
 
 
 class Roster:
-    """Who is here and who coordinates, as this device sees it."""
+    """Who is here and who coordinates, as this device sees it.
+
+    Args:
+        trusted: ids of the household, this device's too.
+        tell: hands an event to those who watch.
+        keep_term: stores an election term durably.
+    """
 
     def __init__(
         self,
         me: MemberRecord,
         settings: RosterSettings,
         trusted: frozenset[str],
-        hooks: RosterHooks,
+        connections: Connections,
+        guard: Guard,
+        tell: Callable[[MeshEvent], None],
+        keep_term: Callable[[int], None],
     ) -> None:
         self._self_id = me.id
-        self._hooks = hooks
+        self._connections = connections
+        self._guard = guard
+        self._tell = tell
+        self._keep_term = keep_term
         self._loop = asyncio.get_running_loop()
         self._membership = Membership(me, settings.membership, settings.rng, trusted)
         self._election = Election(
@@ -173,13 +163,13 @@ class Roster:
         self, peer_id: str, handle: Callable[[MessageReceived], None], message: Message
     ) -> None:
         """A peer that sends what its protocol forbids loses its link."""
-        self._hooks.note(peer_id, Offence.FLOOD, "", "")
+        self._guard.note(peer_id, Offence.FLOOD)
         try:
             handle(MessageReceived(peer_id, message.fields.get(_PAYLOAD, {})))
         except ProtocolError as error:
             log.warning("peer_flagged", peer=peer_id[:16], kind=message.kind, why=str(error))
-            self._hooks.note(peer_id, Offence.MALFORMED, "", str(error))
-            self._hooks.cut(peer_id, str(error))
+            self._guard.note(peer_id, Offence.MALFORMED, why=str(error))
+            self._connections.cut(peer_id, str(error))
 
     def _on_membership(self, event: MembershipEvent) -> None:
         if not self._stopped:
@@ -206,7 +196,7 @@ class Roster:
             self._schedule()  # an error is reported by the event loop; the clock goes on
 
     def _look_at_traffic(self, now: float) -> None:
-        traffic = self._traffic.look(self._hooks.arrivals(), now)
+        traffic = self._traffic.look(self._connections.arrivals(), now)
         if traffic is not None:
             self._run(self._membership.handle(traffic, now))
 
@@ -228,12 +218,12 @@ class Roster:
         for instruction in instructions:
             match instruction:
                 case SendTo(peer, payload):
-                    self._hooks.post(peer, Message(MEMBERSHIP_KIND, {_PAYLOAD: payload}))
+                    self._connections.post(peer, Message(MEMBERSHIP_KIND, {_PAYLOAD: payload}))
                 case Changed():
                     changed = True
                     self._on_changed(instruction)
                 case Misbehaved(peer, offence, about):
-                    self._hooks.note(peer, offence, about, "")
+                    self._guard.note(peer, offence, about)
         if changed:
             self._tell_election()
 
@@ -243,10 +233,11 @@ class Roster:
             "member", name=record.name, id=record.id[:16], state=record.state, why=change.reason
         )
         certain = record.certain or record.state is MemberState.LEFT
-        self._hooks.tell(MemberChanged(_member(record), change.reason, certain))
+        self._tell(MemberChanged(_member(record), change.reason, certain))
         self._rename_coordinator(record)
         if record.state is MemberState.DEAD and record.id != self._self_id:
-            self._hooks.on_dead(record.id)
+            # A frozen device's link stays open; who waits for it must not.
+            self._connections.cut(record.id, "the device was declared dead")
 
     def _tell_election(self) -> None:
         records = self._membership.members.values()
@@ -255,11 +246,11 @@ class Roster:
         self._run_election(self._election.handle(event, monotonic()))
 
     def _run_election(self, instructions: Sequence[ElectionInstruction]) -> None:
-        self._hooks.keep_term(self._election.term)  # on disk before anybody hears of it
+        self._keep_term(self._election.term)  # on disk before anybody hears of it
         for instruction in instructions:
             match instruction:
                 case SendTo(peer, payload):
-                    self._hooks.post(peer, Message(ELECTION_KIND, {_PAYLOAD: payload}))
+                    self._connections.post(peer, Message(ELECTION_KIND, {_PAYLOAD: payload}))
                 case CoordinatorIs(member_id, term, reason):
                     self._set_coordinator(Coordinator(member_id, self._name(member_id), term))
                     log.info("coordinator", id=member_id[:16], term=term, why=reason)
@@ -267,7 +258,7 @@ class Roster:
                     self._set_coordinator(None)
                     log.info("coordinator_lost", why=reason)
                 case Misbehaved(peer, offence, about):
-                    self._hooks.note(peer, offence, about, "")
+                    self._guard.note(peer, offence, about)
 
     def _rename_coordinator(self, record: MemberRecord) -> None:
         known = self._coordinator
@@ -276,7 +267,7 @@ class Roster:
 
     def _set_coordinator(self, coordinator: Coordinator | None) -> None:
         self._coordinator = coordinator
-        self._hooks.tell(CoordinatorChanged(coordinator))
+        self._tell(CoordinatorChanged(coordinator))
 
     def _name(self, member_id: str) -> str:
         record = self._membership.members.get(member_id)

@@ -7,7 +7,7 @@ them (trust.py); the addresses beside them are hints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,6 +15,9 @@ from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.conduct import Offence
+from p2ptrain.mesh.connections import Connections
+from p2ptrain.mesh.guard import Guard
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.trust import (
     RECORD_LIMIT_BYTES,
     TrustedDevice,
@@ -40,35 +43,26 @@ class _Told:
     addresses: Annotated[tuple[Address, ...], Length(ADDRESSES_LIMIT)]
 
 
-@dataclass(frozen=True, slots=True)
-class TrustHooks:
-    """What the exchange needs around it.
+class TrustExchange:
+    """Keeps the trust books of a household alike.
 
-    Attributes:
-        post: (peer id, message) sends if there is a link, never waits.
-        connected: ids of the devices with a link.
-        addresses: (device id) where that device was, for others as hints.
+    Args:
         changed: (entry, addresses) this device's trust has changed.
-        cut: (peer id, reason) ends a link whose peer breaks the protocol.
-        warn: tells people something, once however often it happens.
-        note: (peer id, offence, about whom, why) a device did what it should not.
     """
 
-    post: Callable[[str, Message], None]
-    connected: Callable[[], Iterable[str]]
-    addresses: Callable[[str], Sequence[Address]]
-    changed: Callable[[TrustedDevice, Sequence[Address]], None]
-    cut: Callable[[str, str], None]
-    warn: Callable[[str], None]
-    note: Callable[[str, Offence, str, str], None]
-
-
-class TrustExchange:
-    """Keeps the trust books of a household alike."""
-
-    def __init__(self, store: TrustStore, hooks: TrustHooks) -> None:
+    def __init__(
+        self,
+        store: TrustStore,
+        connections: Connections,
+        guard: Guard,
+        notices: Notices,
+        changed: Callable[[TrustedDevice, Sequence[Address]], None],
+    ) -> None:
         self._store = store
-        self._hooks = hooks
+        self._connections = connections
+        self._guard = guard
+        self._notices = notices
+        self._changed = changed
 
     def link_up(self, peer_id: str) -> None:
         """Tell the device all that we know."""
@@ -78,7 +72,7 @@ class TrustExchange:
     def spread(self, device_id: str, except_for: str = "") -> None:
         """Tell all what we know of one device."""
         record = self._store.record(device_id)
-        for peer_id in self._hooks.connected():
+        for peer_id in self._connections.connected():
             if peer_id != except_for:
                 self._tell(peer_id, record)
 
@@ -88,14 +82,14 @@ class TrustExchange:
             told = read_form(_Told, message.fields, "a trust record's message", extra=True)
             record = decode_record(told.record)
         except ProtocolError as error:
-            self._hooks.note(peer_id, Offence.MALFORMED, "", str(error))
-            self._hooks.cut(peer_id, str(error))
+            self._guard.note(peer_id, Offence.MALFORMED, why=str(error))
+            self._connections.cut(peer_id, str(error))
             return
         entry, reason = self._taken(record, peer_id)
         log.debug("trust_record", about=record.device.id[:16], by=peer_id[:16], why=reason)
         if entry is not None:
             log.info("trust", name=entry.name, change=reason, by=peer_id[:16])
-            self._hooks.changed(entry, told.addresses)
+            self._changed(entry, told.addresses)
             self.spread(entry.id, except_for=peer_id)
 
     def _taken(self, record: TrustRecord, peer_id: str) -> tuple[TrustedDevice | None, str]:
@@ -105,20 +99,20 @@ class TrustExchange:
             verdict = self._store.take(record)
         except UserError as error:  # a full disk
             if not self._store.is_removed(about.id):
-                self._hooks.warn(f"{error}: {about.name} is not paired with this device yet")
+                self._notices.warn(f"{error}: {about.name} is not paired with this device yet")
                 return None, str(error)
-            self._hooks.warn(
+            self._notices.warn(
                 f"{error}: {about.name} was removed, but may come back for a moment after the "
                 "next start"
             )
             return self._store.book[about.id], "removed"
         if verdict.too_many:
-            self._hooks.note(peer_id, Offence.INTRODUCTIONS, "", "")
+            self._guard.note(peer_id, Offence.INTRODUCTIONS)
         return verdict.entry, verdict.reason
 
     def _tell(self, peer_id: str, record: TrustRecord) -> None:
         about = record.device.id
         if about != peer_id:
-            addresses = tuple(self._hooks.addresses(about)[:ADDRESSES_LIMIT])
+            addresses = tuple(self._connections.addresses(about).proven[:ADDRESSES_LIMIT])
             told = _Told(encode_record(record), addresses)
-            self._hooks.post(peer_id, Message(TRUST_KIND, write_form(told)))
+            self._connections.post(peer_id, Message(TRUST_KIND, write_form(told)))

@@ -71,14 +71,12 @@ class Door:
     Attributes:
         context: the `tls.server_context` to accept the next connection with.
         make_link: a link for the paired device of this id, not connected yet.
-        on_link: the link is connected; called before any of its messages is delivered.
         on_unpaired: a device without a certificate wants to pair; None refuses them.
         is_known: whether a paired device was at this address. It still has to prove what it is.
     """
 
     context: Callable[[], ssl.SSLContext]
     make_link: MakeLink
-    on_link: Callable[[Link], None]
     on_unpaired: Callable[[PairingChannel], None] | None = None
     is_known: Callable[[str], bool] = lambda _host: False
 
@@ -272,7 +270,5 @@ class Listener:
         return channel
 
     def _announce(self, user: StreamUser) -> None:
-        if isinstance(user, Link):
-            self._door.on_link(user)
-        elif isinstance(user, PairingChannel) and self._door.on_unpaired is not None:
+        if isinstance(user, PairingChannel) and self._door.on_unpaired is not None:
             self._door.on_unpaired(user)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.mesh import name_keeper
+from p2ptrain.mesh import disk_writer
 from p2ptrain.mesh.device_file import DEVICE_FILE
 from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage
 from p2ptrain.mesh.election_wire import encode as encode_election
@@ -146,7 +146,7 @@ async def test_renames_without_end_are_neither_written_nor_heard(
     warned = anna.told(Warned)[-1]
     assert "changes its name again and again" in warned.message
     assert written <= 2
-    assert name_keeper.PAUSE_SECONDS >= 1.0
+    assert disk_writer.PAUSE_SECONDS >= 1.0
     await still_alive(anna, bert)
 
 

@@ -25,9 +25,10 @@ from p2ptrain.mesh.interfaces import Address
 from p2ptrain.mesh.roster import ELECTION_KIND, MEMBERSHIP_KIND
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.window import Window
-from p2ptrain.net.endpoint import Door, Listener, dial, dial_unpaired
+from p2ptrain.net.dial import dial, dial_unpaired
 from p2ptrain.net.header import Header
 from p2ptrain.net.link import Link, Receiver
+from p2ptrain.net.listener import Door, Listener
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.pairing_channel import PairingChannel
 from p2ptrain.net.tls import Credentials, client_context, server_context
@@ -408,9 +409,7 @@ async def test_a_relay_between_two_devices_pairs_nobody(home: Household, tmp_pat
         passing.add(asyncio.create_task(relay(channel)))
 
     context = server_context(Credentials(mallory.pem_file, mallory.pem_file), [])
-    listener = Listener(
-        Door(lambda: context, lambda _peer: pytest.fail("a link"), lambda _link: None, greet)
-    )
+    listener = Listener(Door(lambda: context, lambda _peer: pytest.fail("a link"), greet))
     await listener.start(["127.0.0.1"])
     home.network = type(home.network)()  # bert finds nobody but the relay
     bert = await home.start("bert", peers=(f"127.0.0.1:{listener.port}",))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from p2ptrain.mesh.conduct import Allowance, Conduct, ConductConfig, Judgement, Offence, Step
-from p2ptrain.mesh.guard import Guard, GuardHooks
+from p2ptrain.mesh.guard import Guard
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.observe.events import Event, Warned
 
 RENAMES = Offence.RENAMES
@@ -65,17 +70,15 @@ def test_every_offence_has_its_allowance_and_its_words(offence: Offence) -> None
     assert said == [Judgement(step, f"{offence.value} (so)") for step in (Step.WARN, Step.CUT)]
 
 
-def test_the_guard_names_the_device_and_counts_no_word_of_those_it_hears_no_more() -> None:
+async def test_the_guard_names_the_device_and_counts_no_word_of_those_it_hears_no_more() -> None:
     events: list[Event] = []
     ended: list[str] = []
-    hooks = GuardHooks(
-        name=lambda _id: "eve",
-        is_paired=lambda device_id: device_id == "cut off here",
-        emit=events.append,
-        cut_off=ended.append,
-        soon=lambda action: action(),
+    trust: Any = SimpleNamespace(
+        name=lambda _id: "eve", book={"cut off here": None}, is_trusted=lambda _id: True
     )
-    guard = Guard(hooks, CONFIG, now=lambda: 0.0)
+    notices = Notices(events.append, trust.name)
+    guard = Guard(trust, notices, ended.append, CONFIG, now=lambda: 0.0)
+    assert guard.is_heard("id of eve")
     for _ in range(50):
         guard.note("id of eve", Offence.STRANGERS, "cut off here")
     assert events == []
@@ -85,5 +88,8 @@ def test_the_guard_names_the_device_and_counts_no_word_of_those_it_hears_no_more
     assert warned.name == cut.name == "eve"
     assert "\x1b" not in warned.message + cut.message
     assert "p2ptrain remove eve" in cut.message
+    assert not guard.is_heard("id of eve")
+    assert ended == []
+    await asyncio.sleep(0)  # not in the middle of a message
     assert ended == ["id of eve"]
     assert guard.cut_off.keys() == {"id of eve"}

@@ -10,13 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from p2ptrain.errors import LinkClosed, UserError
+from p2ptrain.errors import LinkClosed
 from p2ptrain.mesh.addresses import Address
-from p2ptrain.mesh.connections import WAITING_LIMIT, Connections, MakeLink, Surroundings
+from p2ptrain.mesh.connections import WAITING_LIMIT, Connections, MakeLink
+from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.hello import HELLO_KIND, Hello, to_message
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.peer_link import PeerLink
 from p2ptrain.mesh.router import Router
 from p2ptrain.mesh.tasks import TaskScope
@@ -32,9 +36,6 @@ THEIRS = Hello("bert", "other", uptime_seconds=1.0, port=4000, token="t")
 async def _send(_peer: str, _message: Message, _priority: Priority) -> None: ...
 
 
-async def _answers(_peer: str) -> None: ...
-
-
 @dataclass
 class Home:
     """Connections of one device, and what they have told it."""
@@ -42,8 +43,6 @@ class Home:
     executor: ThreadPoolExecutor
     tasks: TaskScope
     up: list[str] = field(default_factory=list)
-    breaches: list[tuple[str, str]] = field(default_factory=list)
-    copies: list[tuple[str, list[tuple[str, int]]]] = field(default_factory=list)
     own_hellos: int = 0
     dialled: list[str] = field(default_factory=list)
     dial_error: Exception = field(default_factory=lambda: LinkClosed("nobody is there"))
@@ -51,23 +50,21 @@ class Home:
 
     def __post_init__(self) -> None:
         router = Router("anna", _send)
-        self.connections = Connections(self._around(), router, self.tasks, Random(1))
-
-    def _around(self) -> Surroundings:
-        return Surroundings(
-            self_id=SELF,
+        trust: Any = SimpleNamespace(name=lambda peer: peer, is_trusted=lambda _peer: True)
+        notices = Notices(lambda _event: None, trust.name)
+        self.connections = Connections(
+            SELF,
+            router,
+            Guard(trust, notices, lambda _peer: None),
+            notices,
+            self.tasks,
+            Random(1),
             own_hello=self.own_hello,
             dial=self.dial,
-            is_trusted=lambda _peer: True,
             on_up=lambda peer, _hello: self.up.append(peer),
             on_lost=lambda _peer, _refused: None,
             on_not_paired=lambda _peer: None,
-            is_reachable=_answers,
-            on_mismatch=lambda _peer, _why: None,
-            on_copied=lambda peer, where: self.copies.append((peer, list(where))),
-            on_breach=lambda peer, why: self.breaches.append((peer, why)),
-            on_fatal=self.fail,
-            executor=self.executor,
+            on_copied=lambda _peer, _where: None,
         )
 
     def own_hello(self) -> Hello:
@@ -78,9 +75,6 @@ class Home:
         self.dialled.append(peer)
         self.changed.set()
         raise self.dial_error
-
-    def fail(self, error: UserError) -> None:
-        raise AssertionError(error)
 
     def dialled_by(self, inbox: Inbox) -> Link:
         """The far end of a link that the peer has dialled."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +16,10 @@ from p2ptrain.mesh import pairing_service
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.discovered import Candidate
 from p2ptrain.mesh.identity import Identity, load_or_create
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.pairing import BrokenOff, PairedDevice, Server, WrongCode
 from p2ptrain.mesh.pairing_dialer import PairingDialer
-from p2ptrain.mesh.pairing_service import RETRIES, PairingHooks, PairingService
+from p2ptrain.mesh.pairing_service import RETRIES, PairingService
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.window import WRONG_TRIES_LIMIT
 from p2ptrain.observe.events import Event, PairingFailed
@@ -67,16 +69,15 @@ class Household:
         self.dialled = 0
         self.paired = asyncio.Event()
         self._breaks = deque(breaks)
-        hooks = PairingHooks(
-            name=lambda: "anna",
-            now=lambda: 0.0,
-            store=self._store,
-            is_paired=lambda device: device in {d.id for d in self.stored},
-            is_removed=lambda _device: False,
-            emit=self.told.append,
-            warn=lambda _line: None,
+        self.service = PairingService(
+            self.anna,
+            SimpleNamespace(name="anna"),
+            SimpleNamespace(is_removed=lambda _device: False),
+            Notices(self.told.append, lambda device: device),
+            self._store,
+            lambda device: device in {d.id for d in self.stored},
+            lambda: 0.0,
         )
-        self.service = PairingService(self.anna, hooks)
         self.service.open(CODE)
 
     def _store(self, device: PairedDevice) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,9 @@ from p2ptrain.errors import PairingError, VersionMismatch
 from p2ptrain.mesh import pairing_service
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.identity import Identity, load_or_create
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.pairing import BrokenOff, Busy, PairedDevice, Server, WindowClosed, refusal
-from p2ptrain.mesh.pairing_service import PairingHooks, PairingService
+from p2ptrain.mesh.pairing_service import PairingService
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.window import WRONG_TRIES_LIMIT
 
@@ -75,16 +77,15 @@ def _anna(identity: Identity) -> PairingService:
     def store(device: PairedDevice) -> None:
         raise AssertionError(f"a stranger was paired: {device.name}")
 
-    hooks = PairingHooks(
-        name=lambda: "anna",
-        now=lambda: 0.0,
-        store=store,
-        is_paired=lambda _device: False,
-        is_removed=lambda _device: False,
-        emit=lambda _event: None,
-        warn=lambda _line: None,
+    service = PairingService(
+        identity,
+        SimpleNamespace(name="anna"),
+        SimpleNamespace(is_removed=lambda _device: False),
+        Notices(lambda _event: None, lambda device: device),
+        store,
+        lambda _device: False,
+        lambda: 0.0,
     )
-    service = PairingService(identity, hooks)
     service.open(CODE)
     return service
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from p2ptrain.mesh import pairing_service
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.discovered import Candidate
 from p2ptrain.mesh.identity import Identity, load_or_create
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.pairing import (
     Busy,
     Client,
@@ -25,7 +27,7 @@ from p2ptrain.mesh.pairing import (
     refusal,
 )
 from p2ptrain.mesh.pairing_dialer import PairingDialer
-from p2ptrain.mesh.pairing_service import HELLOS, HELLOS_EACH, PairingHooks, PairingService
+from p2ptrain.mesh.pairing_service import HELLOS, HELLOS_EACH, PairingService
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.window import WINDOW_SECONDS, WRONG_TRIES_LIMIT
 from p2ptrain.net.pace import Rate
@@ -48,17 +50,18 @@ class Anna:
         self.now = 100.0
         self.told: list[Event] = []
         self.stored: list[PairedDevice] = []
-        hooks = PairingHooks(
-            name=lambda: "anna",
-            now=lambda: self.now,
-            store=self.stored.append,
-            is_paired=lambda device: device in {d.id for d in self.stored},
-            is_removed=lambda _device: False,
-            emit=self.told.append,
-            warn=lambda _line: None,
-        )
         self.identity = identity
-        self.service = PairingService(identity, hooks, HELLOS_EACH, hellos)
+        self.service = PairingService(
+            identity,
+            SimpleNamespace(name="anna"),
+            SimpleNamespace(is_removed=lambda _device: False),
+            Notices(self.told.append, lambda device: device),
+            self.stored.append,
+            lambda device: device in {d.id for d in self.stored},
+            lambda: self.now,
+            HELLOS_EACH,
+            hellos,
+        )
         self.service.open(CODE)
 
     def heard(self, kind: type[Event]) -> list[Event]:

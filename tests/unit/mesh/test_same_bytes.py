@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,17 +16,20 @@ from p2ptrain.control.place import Place
 from p2ptrain.control.place_wire import place_fields, window_fields
 from p2ptrain.control.record import RECORD_NAME, ControlRecord, write_record
 from p2ptrain.errors import ProtocolError
+from p2ptrain.mesh.addresses import AddressBook
 from p2ptrain.mesh.device_file import ADDRESSES_FILE, DEVICE_FILE, DeviceFile
 from p2ptrain.mesh.events import MemberRecord
+from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.hello import Hello, Refusal, refused, to_message
 from p2ptrain.mesh.identity import Identity, load_or_create
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.known_codes import CODES_FILE, KnownCodes
 from p2ptrain.mesh.membership_wire import Claim, Kind, MembershipMessage, claim_bytes, encode
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.pairing import Client, Server, WrongCode, refusal
 from p2ptrain.mesh.state_folder import StateFolder
 from p2ptrain.mesh.trust import TrustedDevice, TrustRecord, encode_record
-from p2ptrain.mesh.trust_exchange import TrustExchange, TrustHooks
+from p2ptrain.mesh.trust_exchange import TrustExchange
 from p2ptrain.mesh.trust_store import TRUST_FILE, TrustStore
 from p2ptrain.mesh.window import Window
 from p2ptrain.net import cbor
@@ -211,16 +215,14 @@ def test_trust_exchange(me: Identity, tmp_path: Path) -> None:
     store = TrustStore(StateFolder(tmp_path / "state"), me)
     store.add_paired(me.certificate_der, "pi")
     posted: list[Message] = []
-    hooks = TrustHooks(
+    connections: Any = SimpleNamespace(
         post=lambda _peer, message: posted.append(message),
         connected=lambda: ["other"],
-        addresses=lambda _device: [("10.0.0.2", 4000)] * 9,
-        changed=lambda *_: None,
-        cut=lambda *_: None,
-        warn=lambda _: None,
-        note=lambda *_: None,
+        addresses=lambda _device: AddressBook(proven=[("10.0.0.2", 4000)] * 9),
     )
-    TrustExchange(store, hooks).spread(me.id)
+    notices = Notices(lambda _event: None, store.name)
+    guard = Guard(store, notices, lambda _peer: None)
+    TrustExchange(store, connections, guard, notices, lambda *_: None).spread(me.id)
     (message,) = posted
     record = message.fields["record"]
     said = {"record": record, "addresses": [["10.0.0.2", 4000]] * 4}

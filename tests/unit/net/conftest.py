@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 import pytest
 
-from p2ptrain.net.endpoint import Door, Listener, dial
+from p2ptrain.net.dial import dial
 from p2ptrain.net.link import Link, LinkSettings
+from p2ptrain.net.listener import Door, Listener
 from p2ptrain.net.tls import client_context, server_context
 from tests.support import memory_links
 from tests.unit.net.helpers import Device, Inbox, make_device
@@ -84,16 +85,13 @@ async def _tls_pair(
     left_inbox, right_inbox = Inbox(), Inbox()
     accepted: list[Link] = []
 
-    def connected(link: Link) -> None:
-        accepted.append(link)
+    def accept(peer_id: str) -> Link:
+        accepted.append(Link(peer_id, right_inbox, settings))
         right_inbox.changed.set()
+        return accepted[0]
 
-    door = Door(
-        context=lambda: server_context(right.credentials, [left.certificate_der]),
-        make_link=lambda peer_id: Link(peer_id, right_inbox, settings),
-        on_link=connected,
-    )
-    listener = Listener(door)
+    context = server_context(right.credentials, [left.certificate_der])
+    listener = Listener(Door(lambda: context, accept))
     await listener.start(["127.0.0.1"])
     stack.push_async_callback(listener.close)
     dialled = await dial(

@@ -21,8 +21,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError
-from p2ptrain.net.endpoint import Door, Listener, ListenerSettings, dial, dial_unpaired
+from p2ptrain.net.dial import dial, dial_unpaired
 from p2ptrain.net.link import Link
+from p2ptrain.net.listener import Door, Listener, ListenerSettings
 from p2ptrain.net.message import Message
 from p2ptrain.net.pairing_channel import PairingChannel
 from p2ptrain.net.tls import Credentials, client_context, server_context
@@ -41,7 +42,7 @@ class House:
     contexts_fail: bool = False
 
     def __post_init__(self) -> None:
-        self.door = Door(self.context, self.make_link, self.on_link, self.on_unpaired)
+        self.door = Door(self.context, self.make_link, self.on_unpaired)
         self.listener = Listener(self.door)
 
     def context(self) -> ssl.SSLContext:
@@ -50,12 +51,9 @@ class House:
         return server_context(self.device.credentials, self.pinned)
 
     def make_link(self, peer_id: str) -> Link:
-        return Link(peer_id, self.inbox)
-
-    def on_link(self, link: Link) -> None:
-        assert self.inbox.messages == []  # nothing is delivered before
-        self.links.append(link)
+        self.links.append(Link(peer_id, self.inbox))
         self.inbox.changed.set()
+        return self.links[-1]
 
     def on_unpaired(self, channel: PairingChannel) -> None:
         self.channels.append(channel)
@@ -385,7 +383,7 @@ async def test_pairing_messages_pass_both_ways(house: House) -> None:
 
 async def test_unpaired_devices_may_be_refused(left_device: Device, right_device: Device) -> None:
     house = House(right_device, [left_device.certificate_der])
-    house.listener = Listener(Door(house.context, house.make_link, house.on_link, None))
+    house.listener = Listener(Door(house.context, house.make_link))
     await house.listener.start(["127.0.0.1"])
     channel, _ = await dial_unpaired(house.listener.addresses)
     with pytest.raises(PeerError):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.net.endpoint import Door, Listener, ListenerSettings, dial, dial_unpaired
+from p2ptrain.net.dial import dial, dial_unpaired
 from p2ptrain.net.link import Link
+from p2ptrain.net.listener import Door, Listener, ListenerSettings
 from p2ptrain.net.pace import Rate
 from p2ptrain.net.pairing_channel import PairingChannel
 from p2ptrain.net.threshold import HELLO_LIMIT_BYTES
@@ -50,16 +51,16 @@ class House:
         context = server_context(self.device.credentials, [self.friend.certificate_der])
         door = Door(
             context=lambda: context,
-            make_link=lambda peer_id: Link(peer_id, self.inbox),
-            on_link=self._on_link,
+            make_link=self._make_link,
             on_unpaired=self._on_unpaired,
             is_known=lambda host: host == knows,
         )
         self.listener = Listener(door, settings)
 
-    def _on_link(self, link: Link) -> None:
-        self.links.append(link)
+    def _make_link(self, peer_id: str) -> Link:
+        self.links.append(Link(peer_id, self.inbox))
         self.inbox.changed.set()
+        return self.links[-1]
 
     def _on_unpaired(self, channel: PairingChannel) -> None:
         self.channels += 1
