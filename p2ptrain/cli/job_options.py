@@ -6,18 +6,24 @@ between them.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.cli.usage import UsageError
 
-_TRUE = frozenset({"true", "yes", "on", "1"})
-_FALSE = frozenset({"false", "no", "off", "0"})
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_EMPTY = inspect.Parameter.empty
+_TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(
+    ("false", "no", "off", "0"), False
+)
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
+_UNIONS = (typing.Union, types.UnionType)
 _MANY = (list, tuple, Sequence)
 _NO_TEXTS = (dict, set, frozenset, bytes)
 
@@ -30,66 +36,35 @@ def job_arguments(
     Raises:
         UsageError: an unknown key, a value of another type, or a required argument missing.
     """
-    parameters = _named_parameters(function)
-    takes_any = _takes_any(function)
-    hints = _hints(function)
+    takes = inspect.signature(function).parameters.values()
+    parameters = {parameter.name: parameter for parameter in takes if parameter.kind in _NAMED}
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in takes)
     arguments: dict[str, Any] = {}
     for key, text in settings:
-        if key in parameters:
-            arguments[key] = _convert(key, text, _wanted(parameters[key], hints))
-        elif takes_any:
-            arguments[key] = text
-        else:
-            raise UsageError(f"-o {key}={text}: job() takes no {key!r}; {_known(parameters)}")
-    _check_required(parameters, arguments)
+        if key not in parameters and not takes_any:
+            known = "takes " + ", ".join(parameters) if parameters else "takes no options"
+            raise UsageError(f"-o {key}={text}: job() takes no {key!r}; it {known}")
+        wanted = _wanted(function, parameters[key]) if key in parameters else str
+        try:
+            arguments[key] = _converted(text, wanted)
+        except ValueError as error:
+            raise UsageError(f"-o {key}={text}: {key!r} {error}") from None
+    for name, parameter in parameters.items():
+        if parameter.default is _EMPTY and name not in arguments:
+            raise UsageError(f"job() needs {name!r}: add -o {name}=VALUE")
     return arguments
 
 
-def _named_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    parameters = inspect.signature(function).parameters
-    return {name: p for name, p in parameters.items() if p.kind in named}
-
-
-def _takes_any(function: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-
-
-def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The annotations, each on its own: some only a type checker understands."""
-    inner = inspect.unwrap(function)
-    names = getattr(inner, "__globals__", {})
-    hints: dict[str, Any] = {}
-    for name, annotation in getattr(inner, "__annotations__", {}).items():
-        alone = types.SimpleNamespace(__annotations__={name: annotation})
-        try:
-            hints |= typing.get_type_hints(alone, globalns=names)
-        except (NameError, TypeError, AttributeError, SyntaxError):
-            continue
-    return hints
-
-
-def _known(parameters: Mapping[str, inspect.Parameter]) -> str:
-    if not parameters:
-        return "it takes no options"
-    return "it takes " + ", ".join(parameters)
-
-
-def _check_required(
-    parameters: Mapping[str, inspect.Parameter], arguments: Mapping[str, Any]
-) -> None:
-    for name, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in arguments:
-            raise UsageError(f"job() needs {name!r}: add -o {name}=VALUE")
-
-
-def _wanted(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
+def _wanted(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """The type that a value must have; str if it is not known."""
-    default = parameter.default
-    wanted = hints.get(parameter.name)
-    if wanted is None:
-        wanted = str if default is inspect.Parameter.empty or default is None else type(default)
+    default, wanted = parameter.default, typing.cast(Any, _EMPTY)
+    # Alone, as another annotation may be one that only a type checker understands.
+    alone = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    with contextlib.suppress(NameError, TypeError, AttributeError, SyntaxError):
+        wanted = typing.get_type_hints(alone, globalns=names)["it"]
+    if wanted is _EMPTY:
+        wanted = str if default is _EMPTY or default is None else type(default)
     if wanted in _MANY and isinstance(default, list | tuple):
         kinds = {type(item) for item in default}
         item = kinds.pop() if len(kinds) == 1 else str
@@ -97,84 +72,65 @@ def _wanted(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
     return wanted
 
 
-def _convert(key: str, text: str, wanted: Any) -> Any:
-    origin = typing.get_origin(wanted)
-    if origin in (typing.Union, types.UnionType):
-        return _convert_union(key, text, typing.get_args(wanted))
-    if origin is typing.Literal:
-        return _convert_literal(key, text, typing.get_args(wanted))
-    if (origin or wanted) in _MANY:
-        return _convert_many(key, text, wanted)
-    if (origin or wanted) in _NO_TEXTS:
-        raise UsageError(f"-o {key}={text}: {key!r} is a {_type_text(wanted)}, which no text gives")
-    try:
-        return _plain(text, wanted)
-    except ValueError:
-        raise _not_a(key, text, _type_text(wanted)) from None
+def _converted(text: str, wanted: Any) -> Any:
+    """`text` as a `wanted`.
 
+    "none" is None where that may be; of several types the first that takes the text counts.
 
-def _convert_union(key: str, text: str, choices: tuple[Any, ...]) -> Any:
-    """`int | None` and the like: "none" is None, else the first type that takes the text."""
-    if type(None) in choices and text.lower() == "none":
+    Raises:
+        ValueError: it is none; the message says what it must be.
+    """
+    kind, inner = typing.get_origin(wanted) or wanted, typing.get_args(wanted)
+    if kind in _NO_TEXTS:
+        raise ValueError(f"is a {_words(wanted)}, which no text gives")
+    if kind in _MANY:
+        return _several(text, kind, inner or (str, ...))
+    if kind in _UNIONS and type(None) in inner and text.lower() == "none":
         return None
-    for choice in choices:
-        if choice is not type(None):
-            try:
-                return _convert(key, text, choice)
-            except UsageError:
-                continue
-    raise _not_a(key, text, " or ".join(_type_text(choice) for choice in choices))
+    with contextlib.suppress(ValueError, LookupError, StopIteration):
+        if kind is typing.Literal:
+            return next(choice for choice in inner if str(choice) == text)
+        if kind in _UNIONS:
+            return _first_of(text, [choice for choice in inner if choice is not type(None)])
+        return _plain(text, kind)
+    raise ValueError(f"must be {_words(wanted)}")
 
 
-def _convert_literal(key: str, text: str, choices: tuple[Any, ...]) -> Any:
-    for choice in choices:
-        if str(choice) == text:
-            return choice
-    raise _not_a(key, text, " or ".join(repr(choice) for choice in choices))
+def _first_of(text: str, kinds: Sequence[Any]) -> Any:
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
+            return _converted(text, kind)
+    raise ValueError
 
 
-def _convert_many(key: str, text: str, wanted: Any) -> Any:
-    """`list[int]`, `tuple[int, ...]`, `tuple[int, str]`; of unknown items texts."""
+def _several(text: str, kind: Any, inner: tuple[Any, ...]) -> Any:
+    """`list[int]`, `tuple[int, ...]`, `tuple[int, str]`."""
     texts = [part.strip() for part in text.split(",")] if text.strip() else []
-    kinds = typing.get_args(wanted) or (str,)
-    is_tuple = (typing.get_origin(wanted) or wanted) is tuple
-    if not is_tuple or kinds[-1] is Ellipsis or not typing.get_args(wanted):
-        kinds = kinds[:1] * len(texts)
+    kinds = inner[:1] * len(texts) if kind is not tuple or inner[-1] is Ellipsis else inner
     if len(kinds) != len(texts):
-        raise _not_a(key, text, f"{len(kinds)} values with commas between them")
+        raise ValueError(f"must be {len(kinds)} values with commas between them")
     try:
-        items = [_convert(key, part, kind) for part, kind in zip(texts, kinds, strict=True)]
-    except UsageError:
-        what = " or ".join(dict.fromkeys(map(_type_text, kinds)))
-        raise _not_a(key, text, f"{what}, or several with commas between them") from None
-    return tuple(items) if is_tuple else items
+        items = [_converted(part, item) for part, item in zip(texts, kinds, strict=True)]
+    except ValueError:
+        what = " or ".join(dict.fromkeys(map(_words, kinds)))
+        raise ValueError(f"must be {what}, or several with commas between them") from None
+    return tuple(items) if kind is tuple else items
 
 
-def _plain(text: str, wanted: Any) -> Any:
-    """Raises ValueError: `text` is no `wanted`."""
-    if wanted is bool:
-        return _truth(text)
-    if wanted is int:
-        return int(text)
-    if wanted is float:
-        return float(text)
-    if wanted is Path or (isinstance(wanted, type) and issubclass(wanted, Path)):
+def _plain(text: str, kind: Any) -> Any:
+    """Raises ValueError, LookupError: `text` is none."""
+    if kind is bool:
+        return _TRUTH[text.lower()]
+    if kind in (int, float):
+        return kind(text)
+    if isinstance(kind, type) and issubclass(kind, Path):
         return Path(os.path.expanduser(text))  # leaves a ~ of an unknown user as it is
     return text
 
 
-def _truth(text: str) -> bool:
-    if text.lower() in _TRUE:
-        return True
-    if text.lower() in _FALSE:
-        return False
-    raise ValueError(text)
-
-
-def _not_a(key: str, text: str, wanted: str) -> UsageError:
-    return UsageError(f"-o {key}={text}: {key!r} must be {wanted}")
-
-
-def _type_text(wanted: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
-    return words[wanted] if wanted in words else str(getattr(wanted, "__name__", wanted))
+def _words(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
+    if typing.get_origin(kind) in _UNIONS:
+        return " or ".join(map(_words, typing.get_args(kind)))
+    return _WORDS[kind] if kind in _WORDS else str(getattr(kind, "__name__", kind))

@@ -8,64 +8,56 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from p2ptrain.errors import LinkClosed
 from p2ptrain.mesh.addresses import Address
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.resolve import resolve
 
 LOOK_SECONDS = 10.0
 """As long as the longest pause between two dials of a device. Longer: found later."""
 
 
-@dataclass(frozen=True, slots=True)
-class GivenHooks:
-    """What looking up needs around it.
+class GivenPeers:
+    """Looks up `peers` for as long as `run` runs.
 
-    Attributes:
+    Args:
         found: takes all addresses found, when they are others than before.
         is_needed: whether a device is missing.
-        warn: tells people something, once however often it happens.
         resolve: the addresses of a name or an IP. Raises LinkClosed where there are none now.
     """
 
-    found: Callable[[Sequence[Address]], None]
-    is_needed: Callable[[], bool]
-    warn: Callable[[str], None]
-    resolve: Callable[[Address], Awaitable[list[Address]]] = resolve
-
-
-class GivenPeers:
-    """Looks up `peers` for as long as `run` runs."""
-
     def __init__(
-        self, peers: Sequence[Address], hooks: GivenHooks, look_seconds: float = LOOK_SECONDS
+        self,
+        peers: Sequence[Address],
+        found: Callable[[Sequence[Address]], None],
+        is_needed: Callable[[], bool],
+        notices: Notices,
+        look_seconds: float = LOOK_SECONDS,
+        resolve: Callable[[Address], Awaitable[list[Address]]] = resolve,
     ) -> None:
         self._peers = peers
-        self._hooks = hooks
+        self._found = found
+        self._is_needed = is_needed
+        self._notices = notices
         self._look_seconds = look_seconds
+        self._resolve = resolve
         self._known: dict[Address, list[Address]] = {}
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while self._peers:
-            if self._hooks.is_needed() or len(self._known) < len(set(self._peers)):
-                await self._look()
+            if self._is_needed() or len(self._known) < len(set(self._peers)):
+                await asyncio.gather(*(self._look_up(peer) for peer in self._peers))
             await asyncio.sleep(self._look_seconds)  # the period of looking
-
-    async def _look(self) -> None:
-        await asyncio.gather(*(self._look_up(peer) for peer in self._peers))
 
     async def _look_up(self, peer: Address) -> None:
         """What is found counts at once: the look-up of another name may take half a minute."""
         try:
-            found = await self._hooks.resolve(peer)
+            found = await self._resolve(peer)
         except LinkClosed as error:  # what was known of it before may still be right
-            self._hooks.warn(f"{error}: trying again while devices are missing")
+            self._notices.warn(f"{error}: trying again while devices are missing")
             return
         if found != self._known.get(peer):
             self._known[peer] = found
-            self._hooks.found(self._all())
-
-    def _all(self) -> list[Address]:
-        return [address for peer in self._peers for address in self._known.get(peer, ())]
+            self._found([at for known in self._peers for at in self._known.get(known, ())])

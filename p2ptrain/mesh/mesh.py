@@ -28,7 +28,7 @@ from p2ptrain.mesh.discovered import Candidate, CandidateTable
 from p2ptrain.mesh.discovery import Discovery, NoDiscovery
 from p2ptrain.mesh.disk_writer import DiskWriter
 from p2ptrain.mesh.events import MemberRecord
-from p2ptrain.mesh.given_peers import GivenHooks, GivenPeers
+from p2ptrain.mesh.given_peers import GivenPeers
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.hello import REFUSED_KIND, Hello, new_token
 from p2ptrain.mesh.identity import IDENTITY_FILE, load_or_create
@@ -188,8 +188,9 @@ class NetworkMesh:
         self._follow_the_network()
 
     def _follow_the_network(self) -> None:
-        hooks = GivenHooks(self.belonging.give, self._is_somebody_missing, self._notices.warn)
-        given = GivenPeers(self._given_peers, hooks)
+        given = GivenPeers(
+            self._given_peers, self.belonging.give, self._is_somebody_missing, self._notices
+        )
         self._tasks.spawn(given.run(), "look up --peer")
         if self._config.interfaces:
             following = follow(self._own, self._listener.move, self._notices.warn)

@@ -12,8 +12,10 @@ import pytest
 from p2ptrain.errors import LinkClosed, OptionError
 from p2ptrain.mesh.addresses import Address
 from p2ptrain.mesh.config import parse_peer
-from p2ptrain.mesh.given_peers import GivenHooks, GivenPeers
+from p2ptrain.mesh.given_peers import GivenPeers
+from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.resolve import resolve
+from p2ptrain.observe.events import Event
 
 NAS, PC = ("nas.local", 47300), ("10.0.0.7", 4000)
 
@@ -27,7 +29,7 @@ class _Names:
         self.looks = 0
         self.asked = 0
         self.found: list[list[Address]] = []
-        self.warnings: list[str] = []
+        self.told: list[Event] = []
         self._changed = asyncio.Event()
 
     async def resolve(self, peer: Address) -> list[Address]:
@@ -62,8 +64,9 @@ class _Names:
 
 @asynccontextmanager
 async def looking_up(names: _Names, *peers: Address) -> AsyncIterator[None]:
-    hooks = GivenHooks(names.take, names.is_needed, names.warnings.append, resolve=names.resolve)
-    looking = asyncio.create_task(GivenPeers(peers, hooks, 0.001).run())
+    notices = Notices(names.told.append, lambda device: device)
+    given = GivenPeers(peers, names.take, names.is_needed, notices, 0.001, names.resolve)
+    looking = asyncio.create_task(given.run())
     yield
     looking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -76,7 +79,7 @@ async def test_a_name_that_nobody_knows_yet_is_looked_up_until_it_is_known() -> 
         await names.until_found([PC])
         names.where[NAS] = [("10.0.0.2", 47300)]
         await names.until_found([("10.0.0.2", 47300), PC])
-    assert "nas.local" in names.warnings[0]
+    assert "nas.local" in str(names.told[0])
 
 
 async def test_a_name_may_lead_elsewhere_later_and_keeps_what_it_was_while_unknown() -> None:
