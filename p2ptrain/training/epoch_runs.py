@@ -39,14 +39,12 @@ class Work:
         bring_home: reads the weights, calls the given function before the first is overwritten,
             and writes what is asked for.
         announce: tells people of a plan.
-        free: frees a member that comes late from an older job of this device.
     """
 
     make_epoch: Callable[[ChangeAnswer], HolderEpoch]
     train: Callable[[HolderEpoch, int, int], Coroutine[Any, Any, bool]]
     bring_home: Callable[[HolderEpoch, Callable[[], None]], Coroutine[Any, Any, None]]
     announce: Callable[[ChangeAnswer, Reason], None]
-    free: Callable[[str], Coroutine[Any, Any, None]]
 
 
 class EpochRuns:
@@ -125,12 +123,11 @@ class EpochRuns:
             self.epoch.close()
 
     async def welcome(self, device: str, trains: Callable[[], bool]) -> None:
-        """What it keeps for an epoch before the one that runs, or for another job, is of no use.
+        """What it keeps for an epoch before the one that runs is of no use.
 
         Args:
             trains: whether an epoch is in force.
         """
-        await self._work.free(device)
         if self.epoch is not None and trains() and device not in self.epoch.assignment.devices:
             await self.epoch.begin_without(device)
 

@@ -288,8 +288,7 @@ class HolderRun:
                 course,
                 epoch,
                 checkpointer,
-                epochs,
-                epochs.copies,
+                *(epochs.reports, epochs.elastic, epochs.copies, epochs.counts),
                 start=start,
                 evaluated=evaluated,
             )
@@ -321,9 +320,6 @@ class HolderRun:
             failure = checkpointer.failure if checkpointer is not None else None
             self._finish(prepared, epochs.reports, failure)
 
-        async def free(member: str) -> None:
-            await unfinished.end_others(self._mesh, member, self._id)
-
         memory = JobMemory(
             started.entry,
             journal,
@@ -339,7 +335,7 @@ class HolderRun:
             self._mesh,
             self._request(prepared),
             [unit.name for unit in description.units],
-            Work(make_epoch, train, bring_home, partial(self._announce, prepared), free),
+            Work(make_epoch, train, bring_home, partial(self._announce, prepared)),
             memory,
             self._emit,
             prepared.steps,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any
 
@@ -20,8 +20,8 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import (
     Mesh,
 )
-from p2ptrain.model.share import Span
 from p2ptrain.observe.events import Event
+from p2ptrain.training import unfinished
 from p2ptrain.training.change_request import (
     ChangeRequest,
 )
@@ -42,7 +42,6 @@ from p2ptrain.training.recovery import holder_events as rules
 from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import GlobalCopy
-from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.holder_core import HolderCore, Phase
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.surveying import Surveyor
@@ -59,6 +58,7 @@ class JobEpochs:
     Attributes:
         reports: what people hear.
         copies: the versions that one can go back to.
+        elastic: what rounds take, and whether another plan is better.
 
     Args:
         planning: what is planned for first.
@@ -107,7 +107,7 @@ class JobEpochs:
         self.copies = KeptVersions(mesh, planning.job, self._on_stable, self.reports.warn, fixed)
         self._signs = HouseholdSigns(mesh, planning.alone, self._on_sign)
         self._planner = Planner(mesh, surveyor, self._pass_over)
-        self._elastic = Elasticity(
+        self.elastic = Elasticity(
             mesh,
             planning,
             self._planner,
@@ -143,7 +143,7 @@ class JobEpochs:
             DeviceLost: what a device had is nowhere any more.
             Error: whatever else ends the job.
         """
-        self._elastic.start()
+        self.elastic.start()
         unsubscribe = self._signs.watch()
         self._tasks.spawn(self._tick(), "watch the time")
         self._tasks.spawn(self._memory.journal.keep_synced(), "sync the journal")
@@ -158,40 +158,16 @@ class JobEpochs:
             await self._over
         finally:
             unsubscribe()
-            await self._elastic.close()
+            await self.elastic.close()
             await self._tasks.cancel()
             await self.copies.close()
             self._runs.close()
 
-    # -- what was done ---------------------------------------------------------------------------
-
-    def step(self, step: int, loss: float, samples: int) -> None:
-        """`step` updates count. People hear of each once."""
-        self.reports.step(step, loss, samples, self._requests.answer)
-        self._do(self._core.handle(rules.Committed(step), monotonic()))
-
-    def busy(self, busy: Mapping[Seat, Span]) -> None:
-        """What the stages' tasks took in a round."""
-        self._elastic.busy(busy, copying=self.copies.have_travelled)
-
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The same for an evaluation after `step` updates."""
-        self.reports.evaluation(step, metrics)
-        self._elastic.pause_over()
-
-    def resumed(self) -> None:
-        """The first sample of an epoch is on its way."""
-        self.reports.resumed()
-
-    def left_out(self, step: int) -> None:
-        """An update counts and changes nothing."""
-        self.reports.left_out(step)
-
-    def warn(self, message: str) -> None:
-        """Something people should know."""
-        self.reports.warn(message)
-
     # -- what happens ----------------------------------------------------------------------------
+
+    def counts(self, step: int) -> None:
+        """`step` updates count."""
+        self._do(self._core.handle(rules.Committed(step), monotonic()))
 
     def note_link(self, one: str, other: str, back: bool) -> None:
         """The link between two devices broke, or is back."""
@@ -208,9 +184,10 @@ class JobEpochs:
                 # others may have told that it is alive before it could be told anything
                 self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
         self._post(sign)
-        self._elastic.note(sign)
+        self.elastic.note(sign)
 
     async def _welcome(self, device: str) -> None:
+        await unfinished.end_others(self._mesh, device, self._planning.job)
         await self._runs.welcome(device, lambda: self._core.phase is Phase.TRAINING)
 
     async def _tick(self) -> None:
@@ -288,9 +265,9 @@ class JobEpochs:
             case to_do.WaitFor(devices):
                 self.reports.waiting(devices)
             case to_do.LetGo(device):
-                self._elastic.let_go(device)
+                self.elastic.let_go(device)
             case to_do.StayOn(device, reason):
-                self._elastic.keep(device, reason)
+                self.elastic.keep(device, reason)
             case to_do.PartEnds(first, end, devices):
                 self._fail(self._part_ends(first, end, devices))
             case to_do.StopJob(reason, _):
@@ -308,15 +285,15 @@ class JobEpochs:
 
     async def _ask(self, ask: ChangeAsk) -> None:
         await self._runs.ended()
-        proposed = self._elastic.asked(ask)
+        proposed = self.elastic.asked(ask)
         request = ChangeRequest(
             self._settled(),
             ask,
             self._memory.in_force,
             self._recovery,
-            self._elastic.corrections,
+            self.elastic.corrections,
             proposed,
-            wants_expected=not self._elastic.knows_plan,
+            wants_expected=not self.elastic.knows_plan,
         )
         await self._requests.ask(request)
 
@@ -371,8 +348,8 @@ class JobEpochs:
         self._memory.begin()
         self._runs.begin(answer, alive)
         self.copies.begin(answer.assignment, answer.copy_cost, self._core.history.stable)
-        self.reports.begin(after_trouble=reason is Reason.FAILURE)
-        self._elastic.began(answer)
+        self.reports.begin(answer, after_trouble=reason is Reason.FAILURE)
+        self.elastic.began(answer)
         if not self._core.finishing or version.step < self.reports.reported.step:
             self._runs.train()
 

@@ -45,6 +45,7 @@ class JobReports:
         self._write = write
         self._once = OnceOnly(reported)
         self._first_step = reported.step
+        self._answer: ChangeAnswer | None = None  # of the epoch in force
         self._began_at: float | None = None
         self._last_step_at = monotonic()
         self._resumed_at = monotonic()
@@ -72,8 +73,9 @@ class JobReports:
 
     # -- the course ------------------------------------------------------------------------------
 
-    def begin(self, *, after_trouble: bool) -> None:
-        """An epoch begins."""
+    def begin(self, answer: ChangeAnswer, *, after_trouble: bool) -> None:
+        """The epoch of `answer` begins."""
+        self._answer = answer
         self._names |= {device: member.name for device, member in self._mesh.members.items()}
         self._recovers |= after_trouble
         if not self._recovers:
@@ -98,16 +100,16 @@ class JobReports:
         if self._sign_at is None:
             self._sign_at = monotonic() if since is None else since
 
-    def step(self, step: int, loss: float, samples: int, answer: ChangeAnswer | None) -> None:
-        """`step` updates count, in the epoch of `answer`."""
+    def step(self, step: int, loss: float, samples: int) -> None:
+        """`step` updates count; the last one was of `samples` samples."""
         if not self._once.step(step):
             return
         self._write(self._once.reported)
         if failpoints.armed:
             failpoints.reach_now("journal.after", device=self._mesh.self_id, step=step - 1)
         now = monotonic()
-        if self._sign_at is not None and answer is not None:
-            self._emit(self._recovered(answer, self._sign_at, now))
+        if self._sign_at is not None and self._answer is not None:
+            self._emit(self._recovered(self._answer, self._sign_at, now))
         self._sign_at, self._recovers = None, False
         seconds, self._last_step_at = now - self._last_step_at, now
         self._emit(Step(step, loss, rate(samples, seconds), seconds))

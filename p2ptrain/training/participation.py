@@ -23,9 +23,9 @@ from p2ptrain.training.due import Booking
 from p2ptrain.training.engagement import Engagement
 from p2ptrain.training.job_store import JobStore
 from p2ptrain.training.link_wait import until_linked
+from p2ptrain.training.making_ready import MakingReady
 from p2ptrain.training.owned_tasks import OwnedTasks
 from p2ptrain.training.pending_answers import PendingAnswers
-from p2ptrain.training.preparing import Preparing
 from p2ptrain.training.protocol import (
     INVENTORY,
     PREPARE,
@@ -78,7 +78,9 @@ class Participation:
         self._carrying_out = False
         self._tasks = OwnedTasks(self._on_failed)
         self._anew = MakingAnew(around.shell, self._store, self._tasks, self._feed)
-        self._preparing = Preparing(around, self._store, self._tasks, self._feed, self._look)
+        self._asked: MakingReady | None = None  # the rules say whether it is obeyed
+        self._making: MakingReady | None = None  # under way, or done
+        self._given_up: Assignment | None = None  # the last one made ready in vain
 
     @property
     def engagement(self) -> Engagement | None:
@@ -157,7 +159,12 @@ class Participation:
         placed = placed_of(assignment)
         needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)
         asked = rules.PrepareAsked(number, peer, placed, fetches)
-        self._preparing.ask(assignment, needed_bytes, gathers=message.fields.get("gather") is True)
+        gathers = message.fields.get("gather") is True
+        self._asked = MakingReady(
+            *(assignment, self._around, self._store, self._tasks, self._feed, self._look),
+            needed_bytes,
+            gathers=gathers,
+        )
         answer = await self._answer(number, asked)
         self._booking.asked(monotonic())
         if failpoints.armed:
@@ -253,11 +260,14 @@ class Participation:
             case to_do.CancelAnew():
                 self._anew.cancel()
             case to_do.FetchParts(_, _, fetches):
-                self._preparing.fetch(fetches)
-            case to_do.Build(epoch):
-                self._preparing.build(epoch)
+                assert self._asked is not None
+                self._making = self._asked
+                self._making.fetch(fetches)
+            case to_do.Build():
+                assert self._making is not None
+                self._making.build()
             case to_do.CancelPrepare():
-                self._preparing.give_up("is made ready for another plan")
+                self._give_up("is made ready for another plan")
             case to_do.Start():
                 self._start()
             case to_do.Queue():
@@ -310,7 +320,7 @@ class Participation:
             linked=self._others & mesh.connected,
             logged=None if self.engagement is None else self.engagement.logged,
         )
-        whole = self._around.inventory(inventory, self._digest)
+        whole = self._around.measures.complete(inventory, self._digest)
         blob = memoryview(whole.to_bytes())
         self._answers.give(answer.request, Message(INVENTORY, {}, (blob,)))
 
@@ -356,16 +366,16 @@ class Participation:
     @property
     def fetched_bytes(self) -> int:
         """What came for the epoch that is made ready here, as it comes."""
-        return self._preparing.fetched_bytes
+        return 0 if self._making is None else self._making.fetched_bytes
 
     def _send_ready(self, answer: to_do.AnswerReady) -> None:
         trouble = answer.trouble
-        moved_bytes = self._preparing.moved_bytes
+        moved_bytes = 0 if self._making is None else self._making.moved_bytes
         if trouble is None:
             told = {"ready": True, "moved_bytes": moved_bytes}
             self._answers.give(answer.request, Message(PREPARE, told))
             return
-        self._preparing.failed()
+        self._give_up("could not be made ready")
         fields = {
             "ready": False,
             "moved_bytes": moved_bytes,
@@ -375,10 +385,18 @@ class Participation:
         }
         self._answers.give(answer.request, Message(PREPARE, fields))
 
+    def _give_up(self, why: str) -> None:
+        """What is made ready, or stands."""
+        if self._making is not None:
+            self._making.give_up(why)
+            self._given_up, self._making = self._making.assignment, None
+
     # -- running ---------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        engagement = self._preparing.take()
+        assert self._making is not None
+        engagement = self._making.take()
+        self._making = None
         self._booking.begun()
         self.alone_since = None
         self._store.train(engagement)
@@ -389,7 +407,7 @@ class Participation:
 
     def _tell_link(self, epoch: int, peer: str, *, back: bool) -> None:
         engagement = self.engagement
-        known = (self._preparing.given_up, None if engagement is None else engagement.assignment)
+        known = (self._given_up, None if engagement is None else engagement.assignment)
         for assignment in known:
             if assignment is not None and assignment.key.epoch == epoch:
                 message = "a link is back" if back else "a link ended"
@@ -397,7 +415,7 @@ class Participation:
                 self._tasks.spawn(self._around.told(assignment, fields), "tell of a link")
 
     def _release(self) -> None:
-        self._preparing.give_up("has left the job")
+        self._give_up("has left the job")
         self._anew.cancel()
         self._store.release()
         self._answers.refuse_all("the job has ended")

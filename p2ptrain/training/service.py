@@ -142,14 +142,9 @@ class TrainingService:
         self._holder_names: dict[str, str] = {}  # of the last one that ended, by id
         self._surroundings = Surroundings(
             mesh=mesh,
-            compute=compute,
             states=self.states,
             shell=Shell(mesh, self.switchboard, compute),
-            model=self.measures.model,
-            short_of=self.measures.short_of,
-            expect=self.measures.expect,
-            budget_bytes=self.measures.budget_bytes,
-            inventory=self.measures.complete,
+            measures=self.measures,
             on_failure=self._report_failure,
             told=self._tell_holder,
             waits=self._tell_waiting,

@@ -7,9 +7,8 @@ lie at the first stage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Protocol
 
 from torch import Tensor
 
@@ -17,12 +16,13 @@ from p2ptrain import failpoints
 from p2ptrain.model.division import LEAVES_OUT
 from p2ptrain.model.left_out import DEFAULT_IGNORED, DefaultIgnored
 from p2ptrain.model.randomness import randomness_lock
-from p2ptrain.model.share import Span
 from p2ptrain.plan.allocation import Allocation
 from p2ptrain.training.background import in_background
 from p2ptrain.training.checkpointer import Checkpointer
+from p2ptrain.training.elastic import Elasticity
 from p2ptrain.training.feeder import Feed
 from p2ptrain.training.holder_epoch import HolderEpoch
+from p2ptrain.training.job_reports import JobReports
 from p2ptrain.training.kept_versions import KeptVersions
 from p2ptrain.training.loader import Loaded, PieceLoader
 from p2ptrain.training.metrics import MetricValues
@@ -37,36 +37,16 @@ from p2ptrain.training.stage_ends import RoundReport
 ROUNDS_AHEAD = 2
 
 
-class Reports(Protocol):
-    """Who is told what counts; it may have been told before, by an epoch that has ended."""
-
-    def step(self, step: int, loss: float, samples: int) -> None:
-        """`step` updates count; the last one was of `samples` samples."""
-
-    def busy(self, busy: Mapping[Seat, Span]) -> None:
-        """What the stages' tasks took in the round before that update."""
-
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics after `step` updates."""
-
-    def resumed(self) -> None:
-        """The first sample is on its way."""
-
-    def left_out(self, step: int) -> None:
-        """That update is not finite: it counts and changes nothing."""
-
-    def warn(self, message: str) -> None:
-        """Something people should know."""
-
-
 class TrainingLoop:
     """Runs a course of rounds on one epoch.
 
     Args:
         start: updates applied to the state that the epoch begins with.
         evaluated: evaluations up to this step are left out.
-        reports: is told what counts.
+        reports: hears what counts; it may have heard of it before, in an epoch that has ended.
+        elastic: hears what rounds take.
         copies: says which versions are kept to go back to.
+        counts: is called with the updates that count, once each does.
     """
 
     def __init__(
@@ -75,8 +55,10 @@ class TrainingLoop:
         course: Course,
         epoch: HolderEpoch,
         checkpointer: Checkpointer | None,
-        reports: Reports,
+        reports: JobReports,
+        elastic: Elasticity,
         copies: KeptVersions,
+        counts: Callable[[int], None],
         *,
         start: int,
         evaluated: int,
@@ -87,7 +69,9 @@ class TrainingLoop:
         self._epoch = epoch
         self._checkpointer = checkpointer
         self._reports = reports
+        self._elastic = elastic
         self._copies = copies
+        self._counts = counts
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._ordered: asyncio.Queue[RoundOrder | None] = asyncio.Queue(self._rounds_ahead + 1)
         self._targets: asyncio.Queue[tuple[PieceKey, object]] = asyncio.Queue(epoch.evaluated_ahead)
@@ -233,12 +217,21 @@ class TrainingLoop:
         step = order.round.step + 1
         if is_left_out:
             self._reports.left_out(step)
-        self._reports.step(step, loss_of(reports), order.round.samples)
-        self._copies.round_done(step)
+        self._step(step, order, reports)
         if failpoints.armed:
             await self._epoch.reach("report.after", order.round.step)
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
-        self._reports.busy({seat: report.busy for seat, report in reports.items()})
+        self._round_over(step, reports)
+
+    def _step(self, step: int, order: RoundOrder, reports: Mapping[Seat, RoundReport]) -> None:
+        """So many updates count."""
+        self._reports.step(step, loss_of(reports), order.round.samples)
+        self._counts(step)
+        self._copies.round_done(step)
+
+    def _round_over(self, step: int, reports: Mapping[Seat, RoundReport]) -> None:
+        busy = {seat: report.busy for seat, report in reports.items()}
+        self._elastic.busy(busy, copying=self._copies.have_travelled)
         self._take_checkpoint(step)
 
     async def _warn_of_outdated(self, step: int) -> None:
@@ -266,6 +259,7 @@ class TrainingLoop:
         reports = await self._epoch.tracker.complete(order.round.index)
         loss = None if self._prepared.captured.unscored else loss_of(reports)
         self._reports.evaluation(order.round.step, await in_background(lambda: values.result(loss)))
+        self._elastic.pause_over()
         for name, how in values.failures.items():
             self._reports.warn(f"the metric {name!r} failed, and is left out: {how}")
         if self._checkpointer is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from p2ptrain.training.asynchronous.runner import orders_under_way
 from p2ptrain.training.checkpointer import Checkpointer
 from p2ptrain.training.protocol import RoundOrder
-from p2ptrain.training.training_loop import TrainingLoop, loss_of
+from p2ptrain.training.training_loop import TrainingLoop
 
 
 class AsynchronousLoop(TrainingLoop):
@@ -27,10 +27,8 @@ class AsynchronousLoop(TrainingLoop):
     async def _finish_step(self, order: RoundOrder) -> None:
         reports = await self._epoch.tracker.complete(order.round.index)
         step = order.round.step + 1
-        self._reports.step(step, loss_of(reports), order.round.samples)
-        self._copies.round_done(step)
-        self._reports.busy({seat: report.busy for seat, report in reports.items()})
-        self._take_checkpoint(step)
+        self._step(step, order, reports)
+        self._round_over(step, reports)
 
     async def _wants_checkpoint(self, checkpointer: Checkpointer, step: int) -> bool:
         """Not where one would have to wait for another.

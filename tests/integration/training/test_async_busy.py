@@ -30,8 +30,8 @@ from p2ptrain.plan.schedule import usual_warmup
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.training import household_plan
 from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.training.elastic import Elasticity
 from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.job_epochs import JobEpochs
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.recovery.committing import Seat
 from tests.integration.training.household import devices
@@ -126,7 +126,7 @@ def plan(
 @contextmanager
 def sleeping(setting: Setting, found: Found) -> Iterator[None]:
     """Stages take the given time; what the holder hears is noted."""
-    forward, backward, busy = Stage.forward, Stage.backward, JobEpochs.busy
+    forward, backward, busy = Stage.forward, Stage.backward, Elasticity.busy
     pieces = setting.micro_batches or 1
 
     def slow_forward(stage: Stage, *args: Any, **options: Any) -> Any:
@@ -137,16 +137,16 @@ def sleeping(setting: Setting, found: Found) -> Iterator[None]:
         time.sleep(setting.backward / pieces)
         return backward(stage, *args, **options)
 
-    def noted(epochs: JobEpochs, spans: Mapping[Seat, Span]) -> None:
+    def noted(elastic: Elasticity, spans: Mapping[Seat, Span], *, copying: bool) -> None:
         found.ends.append(time.monotonic())
         found.processor.append(time.process_time())
         found.busy.append(spans)
-        busy(epochs, spans)
+        busy(elastic, spans, copying=copying)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(Stage, "forward", slow_forward))
         stack.enter_context(patch.object(Stage, "backward", slow_backward))
-        stack.enter_context(patch.object(JobEpochs, "busy", noted))
+        stack.enter_context(patch.object(Elasticity, "busy", noted))
         forced = partial(plan, setting)
         stack.enter_context(patch.object(household_plan, "make_plan", forced))
         yield

@@ -14,6 +14,7 @@ import pytest
 from p2ptrain.errors import DeviceLost, PeerError, PlanError
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.stage import Stage
+from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Failure, PlanEvent, Step, Warned
 from p2ptrain.training import (
     device_measures,
@@ -29,7 +30,7 @@ from p2ptrain.training.fetching import fetch as fetch_state
 from p2ptrain.training.group_reduction import GroupReduction
 from p2ptrain.training.inlet import Inlet
 from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.preparing import Preparing
+from p2ptrain.training.participation import Participation
 from p2ptrain.training.recovery import settling
 from p2ptrain.training.summed import Summed
 from p2ptrain.training.tiling.exchange import TileExchange
@@ -133,12 +134,13 @@ async def test_a_stage_that_is_larger_than_its_plan_says_is_neither_fetched_nor_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The device is planned around, as one without memory; this planner leaves nobody out."""
-    ask, fetched = Preparing.ask, set[str]()
+    prepare, fetched = Participation.prepare, set[str]()
 
-    def lied_to(
-        self: Preparing, assignment: Assignment, needed_bytes: int, *, gathers: bool
-    ) -> None:
-        ask(self, assignment, 1, gathers=gathers)
+    async def lied_to(
+        self: Participation, peer: str, assignment: Assignment, message: Message
+    ) -> Message:
+        lie = replace(message, fields={**message.fields, "needed_bytes": 1})
+        return await prepare(self, peer, assignment, lie)
 
     def short_of(self: DeviceMeasures, needed_bytes: int, *, engaged: bool) -> int | None:
         return 1000 if needed_bytes > 1000 and self is tight.measures else None
@@ -147,7 +149,7 @@ async def test_a_stage_that_is_larger_than_its_plan_says_is_neither_fetched_nor_
         fetched.add(mesh.name)
         return await fetch_state(mesh, *args)
 
-    monkeypatch.setattr(Preparing, "ask", lied_to)
+    monkeypatch.setattr(Participation, "prepare", lied_to)
     monkeypatch.setattr(DeviceMeasures, "short_of", short_of)
     monkeypatch.setattr(making_ready, "fetch", fetch)
     async with devices(3) as household:

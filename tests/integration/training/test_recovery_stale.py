@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import PeerError
+from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.observe.events import Event, Failure, Recovered, Step
+from p2ptrain.training import making_ready
 from p2ptrain.training.assigning import Fetches
 from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.making_ready import MakingReady
 from p2ptrain.training.options import TrainOptions
 from p2ptrain.training.protocol import INVENTORY, PREPARE, EpochKey
+from p2ptrain.training.state_reading import State
+from p2ptrain.training.state_transfer import StateServer
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import make_job, undisturbed
 from tests.support.memory_household import memory_id
@@ -89,7 +92,7 @@ async def test_a_thawed_coordinator_is_refused_every_time(monkeypatch: pytest.Mo
 
 async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither whose job it is, nor that what is being made ready is only to be gathered."""
-    fetch = MakingReady.fetch
+    fetch = making_ready.fetch
     refused: list[str] = []
 
     async with devices(3) as household:
@@ -108,13 +111,15 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
                     await mesh["c"].call(memory_id("b"), message, timeout_seconds=10)
                 refused.append(message.kind)
 
-        async def interrupted(ready: MakingReady, *given: Any) -> None:
-            if ready._mesh.self_id == memory_id("b"):
-                await command(ready.assignment)
+        async def interrupted(
+            mesh: Mesh, states: StateServer, assignment: Assignment, *given: Any
+        ) -> State:
+            if mesh.self_id == memory_id("b") and not refused:
+                await command(assignment)
                 assert service.holder == memory_id("a")
-            await fetch(ready, *given)
+            return await fetch(mesh, states, assignment, *given)
 
-        monkeypatch.setattr(MakingReady, "fetch", interrupted)
+        monkeypatch.setattr(making_ready, "fetch", interrupted)
         options = TrainOptions(wait_for=3, planner="pp", steps=2)
         await household.holder_run(make_job(), options).run()
         assert refused == [INVENTORY, PREPARE]

@@ -53,11 +53,11 @@ async def _epochs() -> AsyncIterator[tuple[JobEpochs, MemoryMesh]]:
         memory = JobMemory(
             ENTRY, Journal(None, ENTRY, pytest.fail), has_first_weights=True, since=0.0
         )
-        work = Work(pytest.fail, _nothing, pytest.fail, pytest.fail, pytest.fail)
+        work = Work(pytest.fail, _nothing, pytest.fail, pytest.fail)
         asked = request(8), ["u0", "u1", "u2"], work, memory, events.append
         epochs = JobEpochs(mesh["a"], *asked, 1000, surveyor=Surveyor(mesh["a"]))
         yield epochs, mesh["b"]
-        await epochs._elastic.close()
+        await epochs.elastic.close()
         await epochs.copies.close()
 
 
@@ -77,7 +77,7 @@ def _round(epochs: JobEpochs, clock: Clock, b: str, slower: float) -> None:
     clock.passes(ROUND_SECONDS)
     taken = {(0, epochs._mesh.self_id): 1.0, (0, b): slower}
     spans = {seat: Span(DUE.wall * times, DUE.cpu) for seat, times in taken.items()}
-    epochs.busy(spans)
+    epochs.elastic.busy(spans, copying=False)
 
 
 async def test_what_an_evaluation_takes_is_no_part_of_a_round(
@@ -87,12 +87,12 @@ async def test_what_an_evaluation_takes_is_no_part_of_a_round(
     clock = Clock(monkeypatch)
     async with _epochs() as (epochs, mesh_b):
         b = mesh_b.self_id
-        epochs._elastic.began(_answer(epochs, b, new=True))
-        for step in range(1 + CONFIRMED):
+        epochs.elastic.began(_answer(epochs, b, new=True))
+        for _ in range(1 + CONFIRMED):
             clock.passes(10.0)
-            epochs.evaluation(step, {"loss": 1.0})
+            epochs.elastic.pause_over()
             _round(epochs, clock, b, 1.8)
-        assert epochs._elastic.corrections.devices == {epochs._mesh.self_id: 1.0, b: 1.8}
+        assert epochs.elastic.corrections.devices == {epochs._mesh.self_id: 1.0, b: 1.8}
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -102,7 +102,7 @@ async def test_rounds_are_held_against_what_is_expected_of_the_plan_in_force(
     """Of a plan that stays as before; nothing where a new one on the same devices says nothing."""
     clock = Clock(monkeypatch)
     async with _epochs() as (epochs, mesh_b):
-        b, rounds = mesh_b.self_id, epochs._elastic
+        b, rounds = mesh_b.self_id, epochs.elastic
         rounds.began(_answer(epochs, b, new=True))
         rounds.began(_answer(epochs, b, new=new, expects=False))
         for _ in range(1 + CONFIRMED):
@@ -115,7 +115,7 @@ async def test_a_holder_that_was_started_again_expects_what_it_hears_of_the_plan
 ) -> None:
     clock = Clock(monkeypatch)
     async with _epochs() as (epochs, mesh_b):
-        b, rounds = mesh_b.self_id, epochs._elastic
+        b, rounds = mesh_b.self_id, epochs.elastic
         assert not rounds.knows_plan
         rounds.began(_answer(epochs, b, new=False))
         assert rounds.knows_plan
@@ -130,11 +130,11 @@ async def test_rounds_of_a_plan_that_says_nothing_are_held_against_nothing(
     """As of some tiles: not against what was expected of others before it."""
     clock = Clock(monkeypatch)
     async with _epochs() as (epochs, mesh_b):
-        here, b, rounds = epochs._mesh.self_id, mesh_b.self_id, epochs._elastic
+        here, b, rounds = epochs._mesh.self_id, mesh_b.self_id, epochs.elastic
         rounds.began(_answer(epochs, b, new=True))
         alone = assignment(replace(shared(3, 1), devices=(here,)))
         rounds.began(replace(_answer(epochs, b, new=True, expects=False), assignment=alone))
         for _ in range(1 + CONFIRMED):
             clock.passes(ROUND_SECONDS)
-            epochs.busy({(0, here): Span(DUE.wall * 1.8, DUE.cpu)})
+            epochs.elastic.busy({(0, here): Span(DUE.wall * 1.8, DUE.cpu)}, copying=False)
         assert not rounds.corrections.devices

@@ -34,16 +34,16 @@ async def test_who_hears_of_a_failure_hears_of_its_end(
     async with MemoryHousehold(["a"]) as mesh:
         events: list[Event] = []
         reports = JobReports(mesh["a"], Reported(0, 0), events.append, lambda _: None)
-        reports.begin(after_trouble=False)
-        reports.step(1, 0.5, 8, ANSWER)
+        reports.begin(ANSWER, after_trouble=False)
+        reports.step(1, 0.5, 8)
         for after_trouble in epochs:
             reports.trouble()
-            reports.begin(after_trouble=after_trouble)
-        reports.step(1, 0.5, 8, ANSWER)
-        reports.step(2, 0.5, 8, ANSWER)
+            reports.begin(ANSWER, after_trouble=after_trouble)
+        reports.step(1, 0.5, 8)
+        reports.step(2, 0.5, 8)
         reports.trouble()
-        reports.begin(after_trouble=False)
-        reports.step(3, 0.5, 8, ANSWER)
+        reports.begin(ANSWER, after_trouble=False)
+        reports.step(3, 0.5, 8)
         assert [type(event) for event in events] == [Step, *told, Step]
 
 
@@ -51,7 +51,7 @@ async def test_a_device_that_was_removed_from_the_household_has_its_name() -> No
     async with MemoryHousehold(["a", "b"]) as mesh:
         events: list[Event] = []
         reports = JobReports(mesh["a"], Reported(0, 0), events.append, lambda _: None)
-        reports.begin(after_trouble=False)
+        reports.begin(ANSWER, after_trouble=False)
         del mesh["a"].seen[memory_id("b")]
         reports.failure(memory_id("b"), is_short=False)
         assert events == [Failure("b")]
@@ -65,8 +65,8 @@ async def test_what_an_earlier_process_has_told_is_written_down_again_and_not_co
         reports = JobReports(mesh["a"], Reported(4, 3), events.append, written.append)
         reports.goes_on_from(7)
         assert (reports.reported, reports.steps_made) == (Reported(7, 3), 0)
-        reports.begin(after_trouble=True)
-        reports.step(8, 0.5, 8, ANSWER)
+        reports.begin(ANSWER, after_trouble=True)
+        reports.step(8, 0.5, 8)
         reports.goes_on_from(6)
         assert written == [Reported(7, 3), Reported(8, 3)]
         assert reports.steps_made == 1
@@ -81,6 +81,6 @@ async def test_steps_within_a_tick_of_a_coarse_clock_have_a_speed_all_the_same(
     async with MemoryHousehold(["a"]) as mesh:
         events: list[Event] = []
         reports = JobReports(mesh["a"], Reported(0, 0), events.append, lambda _: None)
-        reports.begin(after_trouble=False)
-        reports.step(1, 0.5, 8, ANSWER)
+        reports.begin(ANSWER, after_trouble=False)
+        reports.step(1, 0.5, 8)
         assert events == [Step(1, 0.5, 8 * 64, 0.0)]
