@@ -25,6 +25,7 @@ from p2ptrain import event_loop, own_thread, torch_version
 from p2ptrain._version import __version__
 from p2ptrain.callbacks import call_watch, check_on_event
 from p2ptrain.control.own_place import own_place
+from p2ptrain.control.place import Place
 from p2ptrain.errors import Error, OptionError
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.default_folder import default_state_dir
@@ -130,6 +131,7 @@ class Node:
         self._mesh = NetworkMesh(self._config, self._tell)
         self._has_place = has_place
         self._place = contextlib.AsyncExitStack()
+        self._own: Place | None = None
         self._has_begun = False
         self._member: TrainingMember | None = None
         self._board: ProgressBoard | None = None
@@ -179,6 +181,8 @@ class Node:
             try:
                 await self._mesh.__aexit__(error_type, error, trace)
             finally:
+                if self._own is not None:
+                    self._own.window = self.window
                 await self._place.aclose()
                 if self._own_box is not None:  # last: nobody asks any more
                     await in_background(self._own_box.close)
@@ -197,7 +201,7 @@ class Node:
                 window=own.window,
             )
         self._mesh = NetworkMesh(self._config, self._tell)
-        own.member = self
+        self._own = own
 
     async def leave(self) -> None:
         """Leave the household gracefully; harmless when it has been left.

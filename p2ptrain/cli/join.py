@@ -69,11 +69,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     async def main() -> None:
         nonlocal listening
         lender = Lender()
-        control = ControlServer(options["state_dir"], lender)
-        with FolderLock(options["state_dir"], "join"), stop_event() as stop:
+        with FolderLock(options["state_dir"], "join") as lock, stop_event() as stop:
             listening = True
             output.writer.on_closed = stop.set
-            await _join(options, output, stop, lender, control)
+            async with ControlServer(options["state_dir"], lender) as control:
+                await _join(options, output, stop, lender, control, lock)
 
     try:
         if not early.release():
@@ -92,20 +92,25 @@ async def _join(
     stop: asyncio.Event,
     lender: Lender,
     control: ControlServer,
+    lock: FolderLock,
 ) -> None:
-    async with control:
-        await load_training()
-        while not stop.is_set():
-            options = await _be_member(options, output, stop, lender)
-            await first_of(stop, lender.given_back)
-            if lender.given_back.is_set():
-                control.publish()  # else commands go on finding who has the place
+    await load_training()
+    while not stop.is_set():
+        place = await _be_member(options, output, stop, lender)
+        if stop.is_set():
+            return
+        warning = "p2ptrain train runs on this device now: join continues when it ends"
+        output.show(Warned(message=warning))
+        await lender.lend(place, lock, stop)
+        if not stop.is_set():  # else commands go on finding the borrower
+            control.publish()
+        options = {**options, "name": place.name, "port": place.port, "code": None}
 
 
 async def _be_member(
     options: NodeOptions, output: Output, stop: asyncio.Event, lender: Lender
-) -> NodeOptions:
-    """A member until `stop`, or while a train borrows the place; returns how to come back."""
+) -> Place:
+    """A member until `stop`, or until a train asks for the place; returns what it left."""
     from p2ptrain.node import Node
 
     show = _shown(output)
@@ -118,14 +123,8 @@ async def _be_member(
         finally:
             lender.member = None
         status = node.status()
-    lender.window = node.window  # asked last: while it leaves, tries count and removals close it
-    place = Place(str(status["name"]), int(status["port"]), lender.window)
-    if lender.wanted.is_set() and not stop.is_set():
-        output.show(
-            Warned(message="p2ptrain train runs on this device now: join continues when it ends")
-        )
-        lender.lend(place)
-    return {**options, "name": place.name, "port": place.port, "code": None}
+    # The window is asked for last: while the node leaves, tries count and removals close it.
+    return Place(str(status["name"]), int(status["port"]), node.window)
 
 
 def _shown(output: Output) -> Callable[[Event], None]:

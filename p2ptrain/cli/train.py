@@ -412,14 +412,14 @@ def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, shown:
 
 
 async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, shown: _Shown) -> None:
-    from p2ptrain.control.place import FixedMember
+    from p2ptrain.control.place import Lender
     from p2ptrain.control.server import ControlServer
     from p2ptrain.node import Node
 
     await load_training(exporting=True)
     async with (
         Node(**node_options, role="holder", on_event=shown) as node,
-        ControlServer(node_options["state_dir"], FixedMember(node)),
+        ControlServer(node_options["state_dir"], Lender(node, keeps=True)),
     ):
         run = await node.train(job, chosen)
         await run.result()

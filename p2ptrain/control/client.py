@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 
-from p2ptrain.control.place import Loan, Place
-from p2ptrain.control.place_wire import read_place, window_fields
+from p2ptrain.control.place import Place
+from p2ptrain.control.place_wire import OTHER_VERSION, read_place, window_fields
 from p2ptrain.control.record import ControlRecord, not_running, read_record
 from p2ptrain.control.server import SOCKET_HOST
 from p2ptrain.errors import UserError
-from p2ptrain.logs import get_logger
-
-_log = get_logger(__name__)
+from p2ptrain.mesh.window import Window
 
 _NO_ANSWER = (ValueError, RecursionError)
 """What reading a body raises that is not JSON, or too deep."""
@@ -28,6 +26,10 @@ REQUEST_TIMEOUT_SECONDS = 30.0
 
 STEP_ASIDE_TIMEOUT_SECONDS = 120.0
 """A member that computes for another device's job moves its work away before it leaves."""
+
+
+GIVE_BACK_TIMEOUT_SECONDS = 5.0
+"""Somebody waits for the end of a training, and a member that has stepped aside answers at once."""
 
 
 class ControlClient:
@@ -41,7 +43,6 @@ class ControlClient:
         self._folder = folder
         self._record = read_record(folder)
         self._session: aiohttp.ClientSession | None = None
-        self._lent: aiohttp.ClientWebSocketResponse | None = None  # open while a place is
 
     async def __aenter__(self) -> Self:
         """Open the connection's pool."""
@@ -49,7 +50,6 @@ class ControlClient:
             base_url=f"http://{_host(self._record)}",
             connector=_connector(self._record),
             headers={"Authorization": f"Bearer {self._record.token}"},
-            timeout=aiohttp.ClientTimeout(total=None),  # a borrowed place is kept for hours
         )
         return self
 
@@ -83,45 +83,32 @@ class ControlClient:
         """Revoke the trust in device `name`."""
         await self._ask("POST", "/remove", {"name": name})
 
-    @contextlib.asynccontextmanager
-    async def step_aside(self) -> AsyncIterator[Loan]:
-        """Have the member leave its place; it comes back when the context ends.
+    async def step_aside(self) -> Place:
+        """Have the member leave its place and let go of the folder's lock.
 
-        It continues with the `window` that the loan has then.
+        It comes back once that has been taken and is free again.
         """
-        async with contextlib.AsyncExitStack() as stack:
-            socket, place = await self._borrow(stack)
-            loan = Loan(place, place.window)
-            try:
-                yield loan
-            finally:
-                await _give_back(socket, loan)
+        body = await self._ask("POST", "/step-aside", seconds=STEP_ASIDE_TIMEOUT_SECONDS)
+        return read_place(body, asyncio.get_running_loop().time())
 
-    async def abandoned(self) -> None:
-        """Wait until the member that has stepped aside is gone: it will not come back."""
-        assert self._lent is not None, "the member has not stepped aside"
-        while not self._lent.closed:
-            await self._lent.receive()  # it has nothing more to say
+    async def give_back(self, window: Window | None) -> None:
+        """Say to the member that stepped aside what is left of the pairing window."""
+        fields = window_fields(window, asyncio.get_running_loop().time())
+        await self._ask("POST", "/give-back", fields, GIVE_BACK_TIMEOUT_SECONDS)
 
-    async def _borrow(
-        self, stack: contextlib.AsyncExitStack
-    ) -> tuple[aiohttp.ClientWebSocketResponse, Place]:
-        timeout = aiohttp.ClientWSTimeout(ws_close=1.0)
-        with self._explained():
-            async with asyncio.timeout(STEP_ASIDE_TIMEOUT_SECONDS):
-                connecting = self._open().ws_connect("/step-aside", timeout=timeout)
-                socket = await stack.enter_async_context(connecting)
-                body = await socket.receive_json()
-        if isinstance(body, dict) and "error" in body:
-            raise UserError(str(body["error"]))
-        self._lent = socket
-        return socket, read_place(body, asyncio.get_running_loop().time())
-
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        seconds: float = REQUEST_TIMEOUT_SECONDS,
+    ) -> Any:
+        timeout = aiohttp.ClientTimeout(total=seconds)
         with self._explained():
             request = self._open().request(method, path, json=body, timeout=timeout)
             async with request as response:
+                if response.status in (404, 405):
+                    raise UserError(OTHER_VERSION)
                 if response.status == 409:
                     raise UserError((await response.json())["error"])
                 response.raise_for_status()
@@ -142,18 +129,10 @@ class ControlClient:
             raise UserError(
                 f"p2ptrain on this device (process {self._record.pid}) does not answer"
             ) from error
-        except (aiohttp.ClientError, aiohttp.WSMessageTypeError, *_NO_ANSWER) as error:
+        except (aiohttp.ClientError, *_NO_ANSWER) as error:
             raise UserError(
                 f"p2ptrain on this device stopped before it answered ({error})"
             ) from error
-
-
-async def _give_back(socket: aiohttp.ClientWebSocketResponse, loan: Loan) -> None:
-    """Say what is left of the pairing window."""
-    try:
-        await socket.send_json(window_fields(loan.window, asyncio.get_running_loop().time()))
-    except (aiohttp.ClientError, ConnectionResetError) as error:
-        _log.info("the lender of this device's place is gone", why=str(error))
 
 
 def _host(record: ControlRecord) -> str:

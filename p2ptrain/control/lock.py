@@ -51,6 +51,11 @@ class FolderLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
+        """As `take`."""
+        self.take()
+        return self
+
+    def take(self) -> None:
         """Take the lock.
 
         Raises:
@@ -59,14 +64,13 @@ class FolderLock:
         """
         StateFolder(self._folder)
         try:
-            self._descriptor = self._take()
+            self._descriptor = self._locked()
         except OSError as error:
             raise UserError(
                 f"the state folder {self._folder} cannot be used: {error.strerror}"
             ) from error
-        return self
 
-    def _take(self) -> int:
+    def _locked(self) -> int:
         """The file, locked, with our name in it."""
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(self._folder / LOCK_NAME, flags, 0o600)
@@ -93,7 +97,11 @@ class FolderLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Let go. The file stays: removing it would let two processes lock two files."""
+        """As `release`."""
+        self.release()
+
+    def release(self) -> None:
+        """Let go; harmless when repeated. The file stays: without it two could lock two files."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             _unlock(self._descriptor)

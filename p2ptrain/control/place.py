@@ -2,26 +2,32 @@
 
 `join` holds it for days; `train` on the same device borrows it and gives it back:
 
-    join                     control API                 train
-    member runs   <--------  borrow()  <---------------  step-aside (a connection)
-    leaves, `lend(place)` -> place  ------------------>  starts as that member
-    `given_back`  <--------  the connection closes <---  ends, or dies
+    join                                   train
+    member runs    <-------------------    asks it to step aside
+    leaves, lets go of the folder's lock
+    `lend(place)`  ------------------->    takes the lock, starts as that member
+    takes the lock <-------------------    ends, or dies: the system gives the lock back
     member runs again
 
-No step needs a promise of the borrower's: a dead borrower's connection closes by itself. A pairing
-window goes along and comes back with its end and its tries, or closed: it is never opened again.
+A pairing window goes along and comes back with its end and its tries, or closed where the borrower
+died: it is never opened again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from p2ptrain.control.lock import FolderBusy, FolderLock
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.window import Window
+
+TAKE_SECONDS = 5.0
+"""For a borrower that was let in: it tries every RETRY_SECONDS."""
+RETRY_SECONDS = 0.1
 
 
 class Member(Protocol):
@@ -46,33 +52,20 @@ class Member(Protocol):
         """Name of the device whose job this one has a part in; None without one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Place:
     """What a borrower takes over besides the state folder.
 
     Attributes:
-        name: this device's name in the household.
-        port: the TCP port that the others know it by.
-        window: the pairing window, on the running loop's clock; None where it is closed.
+        name: this device's name in the household; None where no member had the place.
+        port: the TCP port that the others know it by; None alike.
+        window: the pairing window, on the running loop's clock; None where it is closed. What is
+            left of it when the borrower ends goes back to the lender.
     """
 
-    name: str
-    port: int
-    window: Window | None
-
-
-@dataclass(slots=True)
-class Loan:
-    """A place that is lent, on either side of the control API.
-
-    Attributes:
-        place: as the lender left it.
-        window: what is left of the pairing window when the loan ends; None where it is closed, or
-            where that is not known.
-    """
-
-    place: Place
-    window: Window | None
+    name: str | None = None
+    port: int | None = None
+    window: Window | None = None
 
 
 class Lender:
@@ -80,28 +73,43 @@ class Lender:
 
     Attributes:
         member: the member that runs here now, or None while it does not.
-        wanted: another program asks for the place.
-        given_back: it is not lent.
+        wanted: another program asks for the place, or has it.
         window: the pairing window as the last user of the place left it.
     """
 
-    def __init__(self) -> None:
-        self.member: Member | None = None
-        self.wanted = asyncio.Event()
-        self.given_back = asyncio.Event()
-        self.given_back.set()
-        self.window: Window | None = None
-        self._lent: asyncio.Future[Place] | None = None
+    def __init__(
+        self,
+        member: Member | None = None,
+        *,
+        keeps: bool = False,
+        take_seconds: float = TAKE_SECONDS,
+    ) -> None:
+        """The place is this process's.
 
-    @contextlib.asynccontextmanager
-    async def borrow(self) -> AsyncIterator[Loan]:
-        """Ask for the place, wait until the member has left it, and give it back at the end.
+        Args:
+            keeps: it is not lent: that of a running `train`.
+            take_seconds: for a borrower to take what was let go of.
+        """
+        self.member = member
+        self.wanted = asyncio.Event()
+        self.window: Window | None = None
+        self._keeps = keeps
+        self._take_seconds = take_seconds
+        self._left: asyncio.Future[Place] | None = None
+        self._was_taken = False  # by the borrower
+
+    async def step_aside(self) -> Place:
+        """The place, once the member has left it and the lock of its folder is free.
 
         Raises:
             UserError: another program has it, or the member has a part in a job, which would fail
                 without it.
         """
-        if self._lent is not None:
+        if self._keeps:
+            raise UserError(
+                "`p2ptrain train` already runs with this state folder: wait until it ends"
+            )
+        if self.wanted.is_set():
             raise UserError(
                 "another p2ptrain on this device is in the household now: wait until it ends"
             )
@@ -111,42 +119,43 @@ class Lender:
                 f"this device is computing for {holder}'s training: wait until that ends "
                 "(`p2ptrain status` shows it), or train with --local"
             )
-        self._lent = asyncio.get_running_loop().create_future()
-        self.given_back.clear()
+        self._left = asyncio.get_running_loop().create_future()
         self.wanted.set()
-        try:
-            place = await self._lent
-            loan = Loan(place, place.window)
+        return await self._left
+
+    def refuse(self) -> None:
+        """This process ends before its member has left: the program that asked hears of it."""
+        if self._left is not None:
+            self._left.cancel()
+
+    def give_back(self, window: Window | None) -> None:
+        """The borrower ends, and leaves that of the pairing window."""
+        self.window, self._was_taken = window, True
+
+    async def lend(self, place: Place, lock: FolderLock, stop: asyncio.Event) -> None:
+        """The member has left `place`: wait until the borrower has let go of `lock`, or `stop`.
+
+        However the borrower ends, the system gives its lock back; one that never takes it has
+        `take_seconds`.
+        """
+        loop = asyncio.get_running_loop()
+        lock.release()
+        if self._left is not None and not self._left.done():
+            self._left.set_result(place)
+        self.window, self._was_taken = None, False
+        deadline = loop.time() + self._take_seconds
+        while not stop.is_set():
             try:
-                yield loan
-            finally:
-                self.window = loan.window
-        finally:
-            self._lent = None
-            self.wanted.clear()
-            self.given_back.set()
-
-    def lend(self, place: Place) -> None:
-        """The member has left `place`: hand it to the borrower, if it still waits."""
-        if self._lent is not None and not self._lent.done():
-            self._lent.set_result(place)
-
-
-class FixedMember:
-    """A member that does not step aside: that of a running `train`."""
-
-    def __init__(self, member: Member) -> None:
-        self.member: Member | None = member
-
-    def borrow(self) -> contextlib.AbstractAsyncContextManager[Loan]:
-        """Refuse. Raises UserError."""
-        raise UserError("`p2ptrain train` already runs with this state folder: wait until it ends")
-
-
-class Host(Protocol):
-    """What the control server serves: a `Lender` or a `FixedMember`."""
-
-    member: Member | None
-
-    def borrow(self) -> contextlib.AbstractAsyncContextManager[Loan]:
-        """Ask the member to step aside for as long as the context lasts."""
+                lock.take()
+            except FolderBusy:
+                self._was_taken = True
+            else:
+                if self._was_taken or loop.time() > deadline:
+                    break
+                lock.release()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_SECONDS):  # another process's lock
+                    await stop.wait()
+        if not self._was_taken:
+            self.window = place.window
+        self.wanted.clear()

@@ -1,4 +1,4 @@
-"""A place as JSON, for `step-aside`.
+"""A place as JSON, for `step-aside` and `give-back`.
 
 Two processes' clocks need not agree: a pairing window travels as the seconds that are left of it.
 """
@@ -16,6 +16,8 @@ from p2ptrain.mesh.window import CODE_DIGITS, WINDOW_SECONDS, Window
 from p2ptrain.net.forms import Count, Range, Text
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
+
+OTHER_VERSION = "the running p2ptrain join is another version: stop it and start it again"
 
 _log = get_logger(__name__)
 
@@ -51,9 +53,7 @@ def read_place(fields: object, now: float) -> Place:
     try:
         said = read_form(_Said, fields, "a place", extra=True)
     except ProtocolError as error:
-        raise UserError(
-            "the running p2ptrain join is another version: stop it and start it again"
-        ) from error
+        raise UserError(OTHER_VERSION) from error
     return Place(said.name, said.port, _window(said.window, now))
 
 
@@ -65,10 +65,8 @@ def window_fields(window: Window | None, now: float) -> dict[str, Any]:
     return {"window": write_form(left)}
 
 
-def read_window(text: str | None, now: float) -> Window | None:
-    """The window in the borrower's last word; closed where it died without one."""
-    if text is None:
-        return None
+def read_window(text: str, now: float) -> Window | None:
+    """The window in the borrower's last word."""
     try:
         fields: Any = json.loads(text)
     except (ValueError, RecursionError) as error:

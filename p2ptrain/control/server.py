@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
-from p2ptrain.control.place import Host, Member
+from p2ptrain.control.place import Lender, Member
 from p2ptrain.control.place_wire import place_fields, read_window
 from p2ptrain.control.record import ControlRecord, read_record, remove_record, write_record
 from p2ptrain.errors import PeerError, UserError
@@ -41,19 +41,18 @@ _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ControlServer:
-    """Serves `host` to the commands on this machine, for as long as the context lasts."""
+    """Serves `lender` to the commands on this machine, for as long as the context lasts."""
 
-    def __init__(self, folder: Path, host: Host, *, unix_socket: bool | None = None) -> None:
+    def __init__(self, folder: Path, lender: Lender, *, unix_socket: bool | None = None) -> None:
         """`unix_socket`: default as the platform can."""
         self._folder = folder
-        self._host = host
+        self._lender = lender
         self._unix_socket = sys.platform != "win32" if unix_socket is None else unix_socket
         self._token = secrets.token_hex(32)
         self._runner: web.AppRunner | None = None
         self._socket_folder: str | None = None
         self._record: ControlRecord | None = None
         self._allowed_host = SOCKET_HOST
-        self._lending: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
         """Listen, then publish where."""
@@ -98,6 +97,7 @@ class ControlServer:
     async def _close(self) -> None:
         if self._record is not None:
             remove_record(self._folder, self._record)
+        self._lender.refuse()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._socket_folder is not None:
@@ -110,8 +110,8 @@ class ControlServer:
         app.router.add_get("/links", self._links)
         app.router.add_post("/invite", self._invite)
         app.router.add_post("/remove", self._remove)
-        app.router.add_get("/step-aside", self._step_aside)
-        app.on_shutdown.append(self._end_lending)
+        app.router.add_post("/step-aside", self._step_aside)
+        app.router.add_post("/give-back", self._give_back)
         return app
 
     @web.middleware
@@ -134,11 +134,11 @@ class ControlServer:
         )
 
     def _member(self) -> Member:
-        if self._host.member is None:
+        if self._lender.member is None:
             raise UserError(
                 "p2ptrain on this device is starting or stopping: try again in a moment"
             )
-        return self._host.member
+        return self._lender.member
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.json_response(dict(self._member().status()))
@@ -157,30 +157,13 @@ class ControlServer:
         await self._member().remove(name)
         return web.json_response({"removed": name})
 
-    async def _step_aside(self, request: web.Request) -> web.StreamResponse:
-        """The place, as soon as the member has left it; it is lent until the socket closes."""
-        socket = web.WebSocketResponse(max_msg_size=BODY_LIMIT_BYTES)
-        await socket.prepare(request)
-        task = asyncio.current_task()
-        assert task is not None
-        self._lending.add(task)
-        try:
-            async with self._host.borrow() as loan:
-                await socket.send_json(place_fields(loan.place, _now()))
-                loan.window = None  # the borrower's now: closed if it dies
-                loan.window = read_window(await _last_word(socket), _now())
-        except UserError as error:
-            await socket.send_json({"error": str(error)})
-        except ConnectionResetError:
-            _log.info("the borrower of this device's place was gone before it got it")
-        finally:
-            self._lending.discard(task)
-        return socket
+    async def _step_aside(self, request: web.Request) -> web.Response:
+        """The place, as soon as the member has left it."""
+        return web.json_response(place_fields(await self._lender.step_aside(), _now()))
 
-    async def _end_lending(self, app: web.Application) -> None:
-        """Borrowers stay for as long as they like: nothing is gained by waiting for them."""
-        for task in self._lending:
-            task.cancel()
+    async def _give_back(self, request: web.Request) -> web.Response:
+        self._lender.give_back(read_window(await request.text(), _now()))
+        return web.json_response({})
 
 
 def sweep(folder: Path) -> None:
@@ -197,20 +180,9 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(place, ignore_errors=True)
 
 
-async def _last_word(socket: web.WebSocketResponse) -> str | None:
-    """What the borrower says before its end; None where it dies without a word."""
-    word: str | None = None
-    while (message := await socket.receive()).type not in _SOCKET_ENDS:
-        word = message.data if message.type is WSMsgType.TEXT else word
-    return word
-
-
 def _now() -> float:
     """On the clock of pairing windows."""
     return asyncio.get_running_loop().time()
-
-
-_SOCKET_ENDS = frozenset({WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR})
 
 
 def _bytes(header: str) -> bytes:

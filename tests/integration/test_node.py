@@ -423,20 +423,19 @@ async def test_an_app_has_the_place_of_a_join_that_steps_aside(tmp_path: Path) -
     lender = Lender()
     place = Place("desk", _free_port(), Window.opened(CODE, asyncio.get_running_loop().time()))
 
-    async def step_aside() -> None:
+    async def step_aside(lock: FolderLock) -> None:
         await lender.wanted.wait()
-        lender.lend(place)
+        await lender.lend(place, lock, asyncio.Event())
 
-    with FolderLock(tmp_path, "join"):
+    with FolderLock(tmp_path, "join") as lock:
         async with ControlServer(tmp_path, lender):
-            leaving = asyncio.create_task(step_aside())
+            lending = asyncio.create_task(step_aside(lock))
             async with p2ptrain.Node(state_dir=tmp_path, interfaces=("127.0.0.1",)) as node:
                 status = node.status()
                 assert (status["name"], status["port"]) == (place.name, place.port)
                 assert node.window is not None
-                assert not lender.given_back.is_set()
-            await leaving
-            await asyncio.wait_for(lender.given_back.wait(), 5)
+                assert not lending.done()
+            await asyncio.wait_for(lending, 5)
     assert lender.window is not None
 
 

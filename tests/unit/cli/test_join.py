@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,27 @@ import pytest
 
 from p2ptrain.cli import main as cli
 from p2ptrain.cli.ask import ask
-from p2ptrain.control.client import ControlClient
-from p2ptrain.control.lock import FolderLock
+from p2ptrain.control.lock import FolderBusy, FolderLock
+from p2ptrain.control.own_place import own_place
+from p2ptrain.control.place import Place
 from p2ptrain.control.record import ControlRecord, read_record, write_record
 from tests.unit.cli.conftest import FakeNode
 
 
-def _lend_once(
-    node: type[FakeNode], folder: Path, borrow: Callable[[ControlClient], Awaitable[None]]
-) -> None:
+def _borrower(folder: Path, use: Callable[[Place], None]) -> threading.Thread:
+    """Has the place of the running `join` for as long as `use` takes, as `train` would."""
+
+    async def borrow() -> None:
+        async with own_place(folder, "train") as place:
+            await asyncio.to_thread(use, place)
+
+    return threading.Thread(target=lambda: asyncio.run(borrow()), daemon=True)
+
+
+def _lend_once(node: type[FakeNode], folder: Path, use: Callable[[Place], None]) -> None:
     """Lend the first member's place; stop when it is back."""
     if len(node.made) == 1:
-        threading.Thread(target=ask, args=(folder, borrow), daemon=True).start()
+        _borrower(folder, use).start()
     else:
         signal.raise_signal(signal.SIGTERM)
 
@@ -82,11 +92,10 @@ def test_the_place_is_lent_and_the_member_comes_back(
     """A borrower in a thread of its own asks the running member, as `train` would."""
     lent: list[Any] = []
 
-    async def borrow(client: ControlClient) -> None:
-        async with client.step_aside() as loan:
-            lent.append((loan.place, node.made[0].inside))
+    def use(place: Place) -> None:
+        lent.append((place, node.made[0].inside))
 
-    node.on_ready = lambda _: _lend_once(node, tmp_path, borrow)
+    node.on_ready = lambda _: _lend_once(node, tmp_path, use)
     argv = ["join", "--name", "pi", "--json", "--port", "4001", "--state-dir", str(tmp_path)]
     assert cli.main(argv) == 0
     ((place, was_inside),) = lent
@@ -104,13 +113,9 @@ def test_a_closed_window_stays_closed_for_train_and_for_join_after_it(
     """A device was removed, or wrong codes were tried, in the ten minutes after the start."""
     lent: list[Any] = []
 
-    async def borrow(client: ControlClient) -> None:
-        async with client.step_aside() as loan:
-            lent.append(loan.place.window)
-
     def close(made: FakeNode) -> None:
         made.window = None
-        _lend_once(node, tmp_path, borrow)
+        _lend_once(node, tmp_path, lambda place: lent.append(place.window))
 
     node.on_ready = close
     assert cli.main(["join", "--code", "12345678", "--state-dir", str(tmp_path)]) == 0
@@ -124,12 +129,11 @@ def test_a_closed_window_stays_closed_for_train_and_for_join_after_it(
 def test_join_goes_on_with_the_window_that_train_leaves(
     node: type[FakeNode], tmp_path: Path
 ) -> None:
-    async def borrow(client: ControlClient) -> None:
-        async with client.step_aside() as loan:
-            assert loan.window is not None
-            loan.window = loan.window.after_wrong_try()
+    def use(place: Place) -> None:
+        assert place.window is not None
+        place.window = place.window.after_wrong_try()
 
-    node.on_ready = lambda _: _lend_once(node, tmp_path, borrow)
+    node.on_ready = lambda _: _lend_once(node, tmp_path, use)
     assert cli.main(["join", "--state-dir", str(tmp_path)]) == 0
     first, second = (made.window for made in node.made)
     assert first is not None
@@ -142,21 +146,26 @@ def test_stopped_while_its_place_is_lent_it_leaves_the_way_to_the_borrower(
     node: type[FakeNode], tmp_path: Path
 ) -> None:
     record = ControlRecord("borrower", "ab" * 32, 1)
-    ended: list[str] = []
+    join_has_ended = threading.Event()
+    refused: list[str] = []
 
-    async def borrow(client: ControlClient) -> None:
-        async with client.step_aside():
-            write_record(tmp_path, record)  # as `train` does
-            signal.raise_signal(signal.SIGTERM)
-            await client.abandoned()
-            ended.append("noticed")
+    def use(place: Place) -> None:
+        write_record(tmp_path, record)  # as `train` does
+        signal.raise_signal(signal.SIGTERM)
+        join_has_ended.wait(10.0)
+        with pytest.raises(FolderBusy) as busy, FolderLock(tmp_path, "join"):
+            pass
+        refused.append(busy.value.holder)
 
-    borrower = threading.Thread(target=ask, args=(tmp_path, borrow), daemon=True)
+    borrower = _borrower(tmp_path, use)
     node.on_ready = lambda _: borrower.start()
     assert cli.main(["join", "--state-dir", str(tmp_path)]) == 0
+    join_has_ended.set()
     borrower.join(10.0)
-    assert ended == ["noticed"]
+    assert [holder.startswith("p2ptrain train (process") for holder in refused] == [True]
     assert read_record(tmp_path) == record
+    with FolderLock(tmp_path, "join"):
+        pass
     assert len(node.made) == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 from p2ptrain.cli import main as cli
 from p2ptrain.control.lock import FolderLock
 from p2ptrain.control.own_place import own_place
-from p2ptrain.control.place import FixedMember
+from p2ptrain.control.place import Lender
 from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import DeviceLost, UserError
 from p2ptrain.plan.versions import Weights
@@ -213,5 +213,5 @@ async def test_train_is_a_member_that_answers(tmp_path: Path, node: type[FakeNod
     from p2ptrain.control.client import ControlClient
 
     fake = node(on_event=lambda _: None, name="desk", port=1, code=None)
-    async with ControlServer(tmp_path, FixedMember(fake)), ControlClient(tmp_path) as client:
+    async with ControlServer(tmp_path, Lender(fake, keeps=True)), ControlClient(tmp_path) as client:
         assert (await client.status())["name"] == "desk"

@@ -13,13 +13,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from p2ptrain.control.client import ControlClient
-from p2ptrain.control.place import FixedMember, Lender, Place
+from p2ptrain.control.lock import FolderLock
+from p2ptrain.control.place import Lender, Place
 from p2ptrain.control.record import ControlRecord, NotRunning, read_record, write_record
 from p2ptrain.control.server import BODY_LIMIT_BYTES, ControlServer
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.window import Window
 
 PLACE = Place("laptop", 4000, None)
 
@@ -57,9 +58,7 @@ def member() -> FakeMember:
 
 @pytest.fixture
 async def lender(member: FakeMember) -> Lender:
-    lender = Lender()
-    lender.member = member
-    return lender
+    return Lender(member)
 
 
 @pytest.fixture(params=[True, False], ids=["unix", "tcp"])
@@ -226,94 +225,37 @@ async def test_only_what_is_ours_is_removed(tmp_path: Path, lender: Lender, dead
         assert _is_there(tmp_path / "precious")
 
 
-async def test_a_place_is_lent_and_comes_back(client: ControlClient, lender: Lender) -> None:
-    async def member_leaves() -> None:
-        await lender.wanted.wait()
-        lender.lend(PLACE)
-
-    leaving = asyncio.create_task(member_leaves())
-    async with client.step_aside() as loan:
-        assert loan.place == PLACE
-        assert not lender.given_back.is_set()
-    await asyncio.wait_for(lender.given_back.wait(), 5)
-    await leaving
-
-
-async def test_a_borrower_that_dies_gives_the_place_back(
-    client: ControlClient, lender: Lender
-) -> None:
-    borrowing = client.step_aside()
-    lender_task = asyncio.create_task(lender.wanted.wait())
-    entering = asyncio.create_task(borrowing.__aenter__())
-    await lender_task
-    lender.lend(PLACE)
-    await entering
-    await client._open().close()  # the process is gone, its connections with it
-    await asyncio.wait_for(lender.given_back.wait(), 5)
-    with pytest.raises(GeneratorExit):
-        await borrowing.gen.athrow(GeneratorExit)
-
-
-async def _lend_with_a_window(lender: Lender) -> None:
-    await lender.wanted.wait()
-    lender.window = _window()
-    lender.lend(Place("laptop", 4000, lender.window))
-
-
-def _window() -> Window:
-    return Window.opened("12345678", asyncio.get_running_loop().time())
-
-
-async def test_a_borrower_says_what_is_left_of_the_window(
-    client: ControlClient, lender: Lender
-) -> None:
-    lending = asyncio.create_task(_lend_with_a_window(lender))
-    async with client.step_aside() as loan:
-        assert loan.window is not None
-        loan.window = loan.window.after_wrong_try()
-    await asyncio.wait_for(lender.given_back.wait(), 5)
-    await lending
-    assert lender.window is not None
-    assert lender.window.wrong_tries == 1
-
-
-async def test_the_window_of_a_borrower_that_dies_is_closed(
-    client: ControlClient, lender: Lender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def nothing(*_args: object) -> None: ...
-
-    monkeypatch.setattr("p2ptrain.control.client._give_back", nothing)
-    lending = asyncio.create_task(_lend_with_a_window(lender))
-    async with client.step_aside() as loan:
-        assert loan.window is not None
-    await asyncio.wait_for(lender.given_back.wait(), 5)
-    await lending
-    assert lender.window is None
-
-
-async def test_a_borrower_that_never_came_leaves_the_window_as_it_was(lender: Lender) -> None:
-    lender.window = kept = _window()
-    borrowing = asyncio.create_task(lender.borrow().__aenter__())
-    await lender.wanted.wait()
-    borrowing.cancel()
-    await asyncio.gather(borrowing, return_exceptions=True)
-    assert lender.given_back.is_set()
-    assert lender.window == kept
-
-
 async def test_a_place_is_lent_to_one_only(
     client: ControlClient, tmp_path: Path, lender: Lender
 ) -> None:
-    async def member_leaves() -> None:
-        await lender.wanted.wait()
-        lender.lend(PLACE)
+    lock, stop = FolderLock(tmp_path, "join"), asyncio.Event()
+    lock.take()
+    asking = asyncio.create_task(client.step_aside())
+    await lender.wanted.wait()
+    lending = asyncio.create_task(lender.lend(PLACE, lock, stop))
+    assert await asking == PLACE
+    with FolderLock(tmp_path, "train"):
+        async with ControlClient(tmp_path) as second:
+            with pytest.raises(UserError, match="another p2ptrain"):
+                await second.step_aside()
+        stop.set()
+        await asyncio.wait_for(lending, 10)
+    assert not lender.wanted.is_set()
 
-    leaving = asyncio.create_task(member_leaves())
-    async with client.step_aside(), ControlClient(tmp_path) as second:
-        with pytest.raises(UserError, match="another p2ptrain"):
-            async with second.step_aside():
-                pass
-    await leaving
+
+class _Older(ControlServer):
+    """Of a release that lent its place over a connection that stayed open."""
+
+    def _application(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/step-aside", self._status)
+        return app
+
+
+async def test_an_older_member_is_named_as_one(tmp_path: Path, lender: Lender) -> None:
+    async with _Older(tmp_path, lender), ControlClient(tmp_path) as client:
+        with pytest.raises(UserError, match="another version: stop it and start it again"):
+            await client.step_aside()
 
 
 async def test_a_member_with_a_part_in_a_job_does_not_step_aside(
@@ -321,20 +263,17 @@ async def test_a_member_with_a_part_in_a_job_does_not_step_aside(
 ) -> None:
     member.holder = "desk"
     with pytest.raises(UserError, match=r"computing for desk's training: wait until that ends"):
-        async with client.step_aside():
-            pass
+        await client.step_aside()
     assert not lender.wanted.is_set()
-    assert lender.given_back.is_set()
 
 
 async def test_a_running_train_does_not_step_aside(tmp_path: Path, member: FakeMember) -> None:
     async with (
-        ControlServer(tmp_path, FixedMember(member)),
+        ControlServer(tmp_path, Lender(member, keeps=True)),
         ControlClient(tmp_path) as client,
     ):
         with pytest.raises(UserError, match="already runs with this state folder"):
-            async with client.step_aside():
-                pass
+            await client.step_aside()
 
 
 async def test_a_member_that_stops_while_stepping_aside_is_reported(
@@ -350,6 +289,5 @@ async def test_a_member_that_stops_while_stepping_aside_is_reported(
 
         stopping = asyncio.create_task(stop())
         with pytest.raises(UserError, match="stopped before it answered"):
-            async with client.step_aside():
-                pass
+            await client.step_aside()
         await stopping

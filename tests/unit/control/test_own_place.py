@@ -1,111 +1,168 @@
-"""The place that `train` borrows is its own until it ends, whatever becomes of the lender."""
+"""`train` in the place of a running `join`: it has the lock, and the pairing window goes along."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Self
 
 import pytest
 
-from p2ptrain.control import own_place
 from p2ptrain.control.lock import FolderBusy, FolderLock
-from p2ptrain.control.place import Lender, Place
+from p2ptrain.control.own_place import own_place
+from p2ptrain.control.place import RETRY_SECONDS, Lender, Place
+from p2ptrain.control.record import NotRunning, read_record
 from p2ptrain.control.server import ControlServer
+from p2ptrain.mesh.window import Window
 
-PLACE = Place("laptop", 4000, None)
+_TAKES_THE_LOCK = """
+import sys, time
+from pathlib import Path
+from p2ptrain.control.lock import FolderLock
+lock = FolderLock(Path(sys.argv[1]), "train")
+while True:
+    try:
+        lock.take()
+        break
+    except Exception:
+        time.sleep(0.01)
+print("taken", flush=True)
+time.sleep(60)
+"""
 
 
 class _Join:
-    """What a running `join` has of its state folder."""
+    """What a running `join` has of its state folder; it leaves its place as soon as asked."""
 
     def __init__(self, folder: Path) -> None:
-        self.lender = Lender()
-        self._folder = folder
-        self._stack = contextlib.AsyncExitStack()
+        now = asyncio.get_running_loop().time()
+        self.window = Window.opened("12345678", now)
+        self.lender = Lender(take_seconds=1.0)
+        self.lock = FolderLock(folder, "join")
+        self.stop = asyncio.Event()
+        self.back = asyncio.Event()
+        self.running: asyncio.Task[None]
+        self._server = ControlServer(folder, self.lender)
 
-    async def start(self) -> None:
-        self._stack.enter_context(FolderLock(self._folder, "join"))
-        await self._stack.enter_async_context(ControlServer(self._folder, self.lender))
-        lending = asyncio.create_task(self._lend())
-        self._stack.push_async_callback(asyncio.wait_for, lending, 5.0)
+    async def run(self, started: asyncio.Event) -> None:
+        with self.lock:
+            async with self._server:
+                started.set()
+                while not self.stop.is_set():
+                    await self.lender.wanted.wait()
+                    place = Place("desk", 4000, self.window)
+                    await self.lender.lend(place, self.lock, self.stop)
+                    self.back.set()
 
-    async def stop(self) -> None:
-        await self._stack.aclose()
+    async def ends(self) -> None:
+        self.stop.set()
+        await asyncio.wait_for(self.running, 20)
 
-    async def _lend(self) -> None:
-        await self.lender.wanted.wait()
-        self.lender.lend(PLACE)
+    async def is_back(self) -> None:
+        await asyncio.wait_for(self.back.wait(), 20)
 
 
 @pytest.fixture
 async def join(tmp_path: Path) -> AsyncIterator[_Join]:
-    join = _Join(tmp_path)
-    await join.start()
+    join, started = _Join(tmp_path), asyncio.Event()
+    join.running = asyncio.create_task(join.run(started))
+    await started.wait()
     yield join
-    await join.stop()
+    join.running.cancel()
+    await asyncio.gather(join.running, return_exceptions=True)
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Set once `train` has the lock itself."""
-    event = asyncio.Event()
-
-    class Lock(FolderLock):
-        def __enter__(self) -> Self:
-            super().__enter__()
-            event.set()
-            return self
-
-    monkeypatch.setattr(own_place, "FolderLock", Lock)
-    monkeypatch.setattr(own_place, "_RETRY_SECONDS", 0.0)
-    return event
+def _is_locked(folder: Path) -> str:
+    """By whom."""
+    try:
+        with FolderLock(folder, "another"):
+            return ""
+    except FolderBusy as busy:
+        return busy.holder.split(" (")[0]
 
 
-async def test_a_folder_whose_join_stops_is_taken_over_until_train_ends(
-    tmp_path: Path, join: _Join, taken: asyncio.Event
+async def test_a_borrower_has_name_port_window_and_lock_until_it_ends(
+    tmp_path: Path, join: _Join
 ) -> None:
-    async with own_place.own_place(tmp_path, "train") as own:
-        assert (own.name, own.port) == (PLACE.name, PLACE.port)
-        await join.stop()
-        await asyncio.wait_for(taken.wait(), 5.0)
-        with pytest.raises(FolderBusy, match="p2ptrain train"), FolderLock(tmp_path, "join"):
-            pass
-    with FolderLock(tmp_path, "join"):
-        pass
+    async with own_place(tmp_path, "train") as own:
+        assert (own.name, own.port) == ("desk", 4000)
+        assert own.window is not None
+        assert own.window.code == "12345678"
+        assert _is_locked(tmp_path) == "p2ptrain train"
+        assert not join.back.is_set()
+    await join.is_back()
+    assert _is_locked(tmp_path) == "p2ptrain join"
+    assert join.lender.window is not None
+    assert join.lender.window.closes_at == pytest.approx(join.window.closes_at, abs=30)
 
 
-async def test_a_folder_whose_join_goes_on_stays_with_it(
-    tmp_path: Path, join: _Join, taken: asyncio.Event
+async def test_a_removal_meanwhile_closes_the_window_of_join_too(
+    tmp_path: Path, join: _Join
 ) -> None:
-    async with own_place.own_place(tmp_path, "train"):
-        pass
-    await asyncio.wait_for(join.lender.given_back.wait(), 5.0)
-    assert not taken.is_set()
-    with pytest.raises(FolderBusy, match="p2ptrain join"), FolderLock(tmp_path, "train"):
-        pass
+    async with own_place(tmp_path, "train") as own:
+        own.window = None
+    await join.is_back()
+    assert join.lender.window is None
 
 
-async def test_a_folder_that_somebody_else_has_by_then_is_given_up_with_a_word(
-    tmp_path: Path,
-    join: _Join,
-    taken: asyncio.Event,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+async def test_wrong_tries_meanwhile_count_for_join_too(tmp_path: Path, join: _Join) -> None:
+    async with own_place(tmp_path, "train") as own:
+        assert own.window is not None
+        own.window = own.window.after_wrong_try()
+    await join.is_back()
+    assert join.lender.window is not None
+    assert join.lender.window.wrong_tries == 1
+
+
+async def test_a_place_is_lent_again(tmp_path: Path, join: _Join) -> None:
+    for _ in range(2):
+        join.back.clear()
+        async with own_place(tmp_path, "train") as own:
+            assert own.port == 4000
+        await join.is_back()
+
+
+async def test_a_place_of_our_own_has_no_window_yet(tmp_path: Path) -> None:
+    async with own_place(tmp_path, "train") as own:
+        assert own == Place(None, None, None)
+        assert _is_locked(tmp_path) == "p2ptrain train"
+    assert _is_locked(tmp_path) == ""
+
+
+async def test_a_join_that_stops_meanwhile_leaves_the_lock_to_the_borrower(
+    tmp_path: Path, join: _Join
 ) -> None:
-    asked = asyncio.Event()
+    async with own_place(tmp_path, "train"):
+        await join.ends()
+        with pytest.raises(NotRunning):
+            read_record(tmp_path)
+        assert _is_locked(tmp_path) == "p2ptrain train"
+    assert _is_locked(tmp_path) == ""
 
-    class Busy(FolderLock):
-        def __enter__(self) -> Self:
-            asked.set()
-            raise FolderBusy("p2ptrain join (process 1)", tmp_path)
 
-    async with own_place.own_place(tmp_path, "train"):
-        monkeypatch.setattr(own_place, "STARTING_SECONDS", -1.0)
-        monkeypatch.setattr(own_place, "FolderLock", Busy)
-        await join.stop()
-        await asyncio.wait_for(asked.wait(), 5.0)
-    assert not taken.is_set()
-    assert "process 1" in caplog.text
+async def test_join_comes_back_once_a_killed_borrower_s_lock_is_free_its_window_closed(
+    tmp_path: Path, join: _Join
+) -> None:
+    argv = [sys.executable, "-c", _TAKES_THE_LOCK, str(tmp_path)]
+    borrower = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
+    asking = asyncio.create_task(join.lender.step_aside())
+    assert await asking == Place("desk", 4000, join.window)
+    assert borrower.stdout is not None
+    assert await borrower.stdout.readline() == b"taken\n"
+    await asyncio.sleep(3 * RETRY_SECONDS)  # it looks at another process's lock
+    assert not join.back.is_set()
+    borrower.kill()
+    await borrower.wait()
+    await join.is_back()
+    assert join.lender.window is None
+
+
+async def test_a_borrower_that_never_takes_the_lock_leaves_all_as_it_was(
+    tmp_path: Path, join: _Join
+) -> None:
+    await join.lender.step_aside()
+    await join.is_back()
+    assert _is_locked(tmp_path) == "p2ptrain join"
+    assert join.lender.window == join.window

@@ -75,7 +75,6 @@ def test_a_window_that_is_none_is_closed(window: object) -> None:
     "text",
     [
         "[" * 100_000,
-        None,
         "",
         "[]",
         "{}",
@@ -85,5 +84,5 @@ def test_a_window_that_is_none_is_closed(window: object) -> None:
         '{"window": 1}',
     ],
 )
-def test_what_is_missing_or_unreadable_is_closed(text: str | None) -> None:
+def test_what_is_missing_or_unreadable_is_closed(text: str) -> None:
     assert read_window(text, now=0.0) is None
