@@ -13,10 +13,10 @@ of the link, m and b the processor's seconds for a message and for a byte:
               (section 4.2 and figure 4: boundary data, at group inputs only); one message for
               each device that it is due to. What was there and what came is put together in new
               memory, k(d) 2 c bytes there and back (c: the processor's seconds to copy a byte)
-    statistics  the same for each normalisation, with 2 x channels float64 of every tile, to all or
-              handed on in rounds (`tiles.gathering`); not in the paper, whose network has them per
-              tile. It needs all tiles, so it divides the group's work into legs, each as slow as
-              its slowest device. At the beginning of a group they are one exchange with the halo
+    statistics  the same for each normalisation, with 2 x channels float64 of every tile, to all;
+              not in the paper, whose network has them per tile. It needs all tiles, so it
+              divides the group's work into legs, each as slow as its slowest device. At the
+              beginning of a group they are one exchange with the halo
     group     sum over legs of max over d of c(d), plus halos, plus statistics
 
 and once a mini-batch, whatever the groups:
@@ -45,7 +45,6 @@ from p2ptrain.plan.bucket_sizes import BucketSizes
 from p2ptrain.plan.tiling.exchanges import Exchange, GroupCost
 from p2ptrain.plan.tiling.passage import Passage, Taker
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
-from p2ptrain.tiles.gathering import Gathering
 from p2ptrain.tiles.grid import GroupLayout, TileGrid
 from p2ptrain.tiles.lines import GridError
 from p2ptrain.tiles.network import Operation
@@ -317,38 +316,31 @@ class Costs:
         def sums(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
             return tuple(a + b for a, b in zip(one, other, strict=True))
 
-        messages = told.messages
-        if told.hops > 1:
-            messages = tuple(a + b for a, b in zip(halo.messages, told.messages, strict=True))
         return Exchange(
             sums(halo.sent, told.sent),
             sums(halo.received, told.received),
-            messages,
+            told.messages,
             tuple(a | b for a, b in zip(halo.waits_for, told.waits_for, strict=True)),
-            told.hops,
         )
 
     def _everybody(self, size: float) -> Exchange:
-        """Every tile tells `size` bytes to every device (`tiles.gathering`)."""
+        """Every tile tells `size` bytes to every device."""
         count, tiles = len(self.devices), len(self.device_of_tile)
         held = [self.device_of_tile.count(device) for device in range(count)]
         busy = frozenset(device for device in range(count) if held[device])
-        gathering = Gathering(0, len(busy))
-        each = sum(len(gathering.sent(k)) for k in range(gathering.rounds))
         received = tuple(float(size * (tiles - own)) if own else 0.0 for own in held)
         return Exchange(
             received,
             received,
-            tuple(2 * each if device in busy else 0 for device in range(count)),
+            tuple(2 * (len(busy) - 1) if device in busy else 0 for device in range(count)),
             tuple(busy - {device} if device in busy else frozenset() for device in range(count)),
-            max(gathering.rounds, 1),
         )
 
     def exchange_seconds(self, exchange: Exchange) -> float:
         """Until everybody has everything, if all begin together."""
         if exchange.is_empty:
             return 0.0
-        return exchange.hops * self.problem.link.latency_s + max(
+        return self.problem.link.latency_s + max(
             self.device_seconds(exchange, device) for device in range(len(self.devices))
         )
 

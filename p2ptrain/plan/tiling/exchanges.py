@@ -13,14 +13,12 @@ class Exchange:
         sent, received: bytes by device.
         messages: by device, at both ends together.
         waits_for: by device: those that it gets something from.
-        hops: one after the other.
     """
 
     sent: tuple[float, ...]
     received: tuple[float, ...]
     messages: tuple[int, ...]
     waits_for: tuple[frozenset[int], ...]
-    hops: int = 1
 
     @property
     def is_empty(self) -> bool:

@@ -17,7 +17,6 @@ from p2ptrain.errors import InternalError
 from p2ptrain.plan.tiling.cost import Costs
 from p2ptrain.plan.tiling.exchanges import Exchange, GroupCost
 from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
-from p2ptrain.tiles.gathering import Gathering
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +119,7 @@ def lower_bound(
 def _telling(problem: TilingProblem, used: int) -> float:
     """Seconds of the reference device for all statistics' messages of `used` devices, both ways."""
     count = sum(operation.statistics for operation in problem.network.operations)
-    gathering = Gathering(0, used)
-    each = sum(len(gathering.sent(k)) for k in range(gathering.rounds))
-    return 2 * count * used * 2 * each * problem.overheads.message_seconds
+    return 2 * count * used * 2 * (used - 1) * problem.overheads.message_seconds
 
 
 _Step = Exchange | tuple[float, ...]
@@ -151,7 +148,7 @@ def _turned(exchange: Exchange) -> Exchange:
         frozenset(other for other in range(count) if device in exchange.waits_for[other])
         for device in range(count)
     )
-    return Exchange(exchange.received, exchange.sent, exchange.messages, waits_for, exchange.hops)
+    return Exchange(exchange.received, exchange.sent, exchange.messages, waits_for)
 
 
 def _through(
@@ -190,7 +187,7 @@ def _taken(costs: Costs, exchange: Exchange) -> tuple[float, ...]:
 
 def _arrived(costs: Costs, through: Sequence[float], exchange: Exchange) -> list[float]:
     """When each device has what it waits for, of those that are through with theirs."""
-    latency = exchange.hops * costs.problem.link.latency_s
+    latency = costs.problem.link.latency_s
     return [
         max([own, *(through[other] + latency for other in exchange.waits_for[device])])
         for device, own in enumerate(through)

@@ -2,10 +2,10 @@
 
 All that one device owes another at one moment goes in one frame (more only where its header would
 grow too long): halos, and sums for a normalisation, which every tile needs of every other. These
-are told, and handed on (`tiles.gathering`), as soon as all tiles of a device have theirs. What may
-come follows from the layout: each message of a pass once, of a known shape, from the device that
-has the sending tile, or hands its sums on. A device may be ahead of another by a few micro-batches,
-as many as the schedule and the holder's credits let it.
+go to all other devices as soon as all tiles of a device have theirs. What may come follows from the
+layout: each message of a pass once, of a known shape, from the device that has the sending tile. A
+device may be ahead of another by a few micro-batches, as many as the schedule and the holder's
+credits let it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -30,7 +29,6 @@ from p2ptrain.model.tiles.messages import (
     Subject,
 )
 from p2ptrain.net.message import Fields, PartKind, Priority
-from p2ptrain.tiles.gathering import Gathering
 from p2ptrain.training.inlet import Piece
 from p2ptrain.training.protocol import PieceKey
 from p2ptrain.training.switchboard import Line, Switchboard
@@ -54,25 +52,12 @@ class _Entry:
 
     Attributes:
         sender: tile whose it is.
-        receiver: tile that it is for; of sums, the round.
+        receiver: tile that it is for; of sums, which are for all, 0.
     """
 
     subject: Subject
     sender: int
     receiver: int
-
-
-@dataclass(slots=True)
-class _Gathered:
-    """The sums of one operation.
-
-    Attributes:
-        parts: by tile, as far as they are here.
-        handed_on: rounds so far.
-    """
-
-    parts: dict[int, Tensor] = field(default_factory=dict)
-    handed_on: int = 0
 
 
 @dataclass(slots=True)
@@ -83,22 +68,13 @@ class _Pass:
         opened: messages whose bytes are arriving, as the frame names them.
         seen: every one so far, with those that were taken.
         arrived: what was not taken.
-        sums: by what they are.
+        sums: of tiles here, by what they are and by tile.
     """
 
     opened: dict[_Entry, Tensor] = field(default_factory=dict)
     seen: set[tuple[Subject, int, int]] = field(default_factory=set)
     arrived: dict[Address, Tensor] = field(default_factory=dict)
-    sums: dict[Sums, _Gathered] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _HandOn:
-    """One round of sums, to be sent to one device."""
-
-    device: str
-    piece: Piece
-    parts: tuple[_Part, ...]
+    sums: dict[Sums, dict[int, Tensor]] = field(default_factory=dict)
 
 
 class TileExchange:
@@ -132,22 +108,10 @@ class TileExchange:
         self._came = asyncio.Event()
         self._failure: Exception | None = None
         self._tiles = stage.tiles.tiles(own)
-        self._devices = stage.tiles.devices
-        self._tiles_by_device: dict[str, list[int]] = {device: [] for device in self._devices}
-        for tile, device in enumerate(self._device_of):
-            self._tiles_by_device[device].append(tile)
-        self._gathering = Gathering(self._devices.index(own), len(self._devices))
-        # A pass hands on one operation's sums at a time, and the next one's may have come.
-        most = 2 * ahead * len(self._devices)
-        self._outgoing: asyncio.Queue[_HandOn] = asyncio.Queue(most)
-        others = {device for device in self._device_of if device != own}
-        switchboard.connect_receiver(line, self, others)
-
-    async def run(self) -> None:
-        """Hand sums on until cancelled. Raises LinkClosed: a device is out of reach."""
-        while True:
-            what = await self._outgoing.get()
-            await self._send_all(what.device, what.piece, what.parts)
+        devices = stage.tiles.devices
+        here = devices.index(own)  # others begin with another one: not all tell the same first
+        self._others = (*devices[here + 1 :], *devices[:here])
+        switchboard.connect_receiver(line, self, {*self._device_of} - {own})
 
     # -- as the stage's runner sees it -----------------------------------------------------------
 
@@ -156,39 +120,27 @@ class TileExchange:
         by_device: dict[str, list[_Part]] = {}
         for message in messages:
             subject = message.subject
-            if not isinstance(subject, Moments | GradientSums):
+            if isinstance(subject, Moments | GradientSums):
+                due = self._sums_due(piece, subject, message)
+                for device in self._others:
+                    by_device.setdefault(device, []).extend(due)
+            else:
                 device = self._device_of[message.receiver]
                 by_device.setdefault(device, []).append(_halo_part(message))
-                continue
-            for due in self._add(piece, subject, message.sender, message.tensor):
-                by_device.setdefault(due.device, []).extend(due.parts)
         for device, parts in by_device.items():
             await self._send_all(device, piece, parts)
 
-    def _add(self, piece: Piece, subject: Sums, tile: int, part: Tensor) -> list[_HandOn]:
-        """One tile's sums are here; what others lack and this device can tell them now."""
+    def _sums_due(self, piece: Piece, subject: Sums, message: Message) -> list[_Part]:
+        """The sums of all tiles here, once the last one's are there."""
         here = self._passes.setdefault(_key(piece), _Pass())
-        gathered = here.sums.setdefault(subject, _Gathered())
-        gathered.parts.setdefault(tile, part)
-        due: list[_HandOn] = []
-        while gathered.handed_on < self._gathering.rounds:
-            number = gathered.handed_on
-            told = [
-                (self._devices[receiver], self._tiles_of(places))
-                for receiver, places in self._gathering.sent(number).items()
-            ]
-            if not all(gathered.parts.keys() >= {*tiles} for _, tiles in told):
-                break
-            kind = _sums_kind(subject)
-            for device, tiles in told:
-                parts = tuple(([*kind, number, t, 0], gathered.parts[t]) for t in tiles)
-                due.append(_HandOn(device, piece, parts))
-            gathered.handed_on += 1
-        return due
-
-    def _tiles_of(self, places: Sequence[int]) -> list[int]:
-        tiles = (self._tiles_by_device[self._devices[place]] for place in places)
-        return sorted(chain.from_iterable(tiles))
+        sums = here.sums.setdefault(subject, {})
+        if message.sender in sums:  # the pass says them once for each tile that is to have them
+            return []
+        sums[message.sender] = message.tensor
+        if len(sums) < len(self._tiles):
+            return []
+        kind = "m" if isinstance(subject, Moments) else "s"
+        return [([kind, subject.operation, tile], sums[tile]) for tile in self._tiles]
 
     async def take(self, piece: Piece, awaited: Sequence[frozenset[Address]]) -> list[Message]:
         """Wait until one of the tiles that wait has all it awaits; everything that has come.
@@ -253,8 +205,6 @@ class TileExchange:
             if isinstance(entry.subject, Moments | GradientSums):
                 for tile in self._tiles:
                     here.arrived[tile, entry.subject, entry.sender] = tensor
-                for due in self._add(piece, entry.subject, entry.sender, tensor):
-                    self._outgoing.put_nowait(due)
             else:
                 here.arrived[entry.receiver, entry.subject, entry.sender] = tensor
         self._came.set()
@@ -276,7 +226,7 @@ class TileExchange:
         subject, sender = entry.subject, entry.sender
         is_sum = isinstance(subject, Moments | GradientSums)
         receiver = self._tiles[0] if is_sum else entry.receiver
-        if not (self._hands_on(peer, entry) if is_sum else self._has(peer, sender)):
+        if not self._has(peer, sender):
             raise ProtocolError(f"{subject} of tile {sender} is not due from its sender")
         if (subject, sender, receiver) in here.seen:
             raise ProtocolError(f"{subject} of tile {sender} came twice")
@@ -290,15 +240,6 @@ class TileExchange:
     def _has(self, device: str, tile: int) -> bool:
         return 0 <= tile < len(self._device_of) and self._device_of[tile] == device
 
-    def _hands_on(self, peer: str, entry: _Entry) -> bool:
-        """Whether that device hands on those sums in that round."""
-        if not 0 <= entry.receiver < self._gathering.rounds:
-            return False
-        return any(
-            self._devices[sender] == peer and entry.sender in self._tiles_of(places)
-            for sender, places in self._gathering.received(entry.receiver).items()
-        )
-
 
 def _key(piece: Piece) -> _Key:
     return piece.key, piece.mode.value
@@ -311,12 +252,8 @@ def _halo_part(message: Message) -> _Part:
         case HaloGradient(group, number):
             kind = "g"
         case _:
-            raise InternalError("sums are handed on in rounds")
+            raise InternalError("sums are for all devices")
     return [kind, group, number, message.sender, message.receiver], message.tensor
-
-
-def _sums_kind(subject: Sums) -> list[Any]:
-    return ["m" if isinstance(subject, Moments) else "s", subject.operation]
 
 
 def _entries(fields: Fields) -> list[_Entry]:
@@ -328,11 +265,10 @@ def _entries(fields: Fields) -> list[_Entry]:
 
 def _entry(entry: object) -> _Entry:
     match entry:
-        case [str(kind), int(one), int(other), int(sender), int(receiver)]:
-            if kind in _KINDS:
-                return _Entry(_KINDS[kind](one, other), sender, receiver)
-            if kind in _SUMS:
-                return _Entry(_SUMS[kind](one), sender, other)
+        case [str(kind), int(group), int(number), int(sender), int(receiver)] if kind in _KINDS:
+            return _Entry(_KINDS[kind](group, number), sender, receiver)
+        case [str(kind), int(operation), int(tile)] if kind in _SUMS:
+            return _Entry(_SUMS[kind](operation), tile, 0)
     raise ProtocolError("tiles tell halos, moments and sums")
 
 

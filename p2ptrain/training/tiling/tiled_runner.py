@@ -7,7 +7,6 @@ micro-batches in the same order, so none waits for one that will never come.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -46,12 +45,6 @@ class TiledRunner(StageRunner):
         self._stage = live.stage
         self._exchange = exchange
         self.waits_for_group = True  # at any time, in the middle of a forward too
-
-    async def run(self) -> None:
-        """Serve rounds until cancelled, and hand on what other devices tell."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._exchange.run())
-            group.create_task(super().run())
 
     async def _train(self, order: RoundOrder) -> None:
         await super()._train(order)

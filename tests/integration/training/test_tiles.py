@@ -22,7 +22,6 @@ from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.schedule import usual_warmup
 from p2ptrain.plan.split import BatchSplit
-from p2ptrain.tiles import gathering
 from p2ptrain.tiles.shape import TileShape
 from p2ptrain.training import household_plan
 from p2ptrain.training.asynchronous.delays import Asynchrony
@@ -170,18 +169,6 @@ async def test_tiles_train_as_plain_torch(monkeypatch: pytest.MonkeyPatch, grid:
     shape, shares = GRIDS[grid]
     forced(monkeypatch, shape, shares, behind="abcdef"[len(shares)])
     async with devices(len(shares) + 1) as household:
-        ours = await trained(household, job(), 6)
-    found = difference(ours, by_plain_torch(job(), 6))
-    assert found.loss < TOLERANCE
-    assert found.state < TOLERANCE
-
-
-async def test_sums_may_be_handed_on_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As more devices than `gathering.DIRECT` do."""
-    monkeypatch.setattr(gathering, "DIRECT", 1)
-    shape, shares = GRIDS["halos with statistics"]
-    forced(monkeypatch, shape, shares, behind="a")
-    async with devices(4) as household:
         ours = await trained(household, job(), 6)
     found = difference(ours, by_plain_torch(job(), 6))
     assert found.loss < TOLERANCE
