@@ -35,7 +35,7 @@ from p2ptrain.model.tracing import one_at_a_time
 from p2ptrain.model.translate import Translated, translate
 from p2ptrain.model.units import Landscape, choose_cuts, unit_names
 from p2ptrain.model.unseen import refuse_unready
-from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
+from p2ptrain.model.values import BATCH, Polynomial, ValueDescription
 
 _FLOPS_BATCH = 16
 
@@ -197,7 +197,6 @@ def _leaves(kind: str, leaves: Sequence[Tensor]) -> tuple[ValueDescription, ...]
     return tuple(
         ValueDescription(
             f"{kind}_{index}",
-            ValueKind.TENSOR,
             leaf.dtype,
             (BATCH, *(Polynomial((size,)) for size in leaf.shape[1:])),
             False,

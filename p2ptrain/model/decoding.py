@@ -38,7 +38,7 @@ from p2ptrain.model.graph import (
 from p2ptrain.model.operators import Operator, resolve
 from p2ptrain.model.own_backward import OWN_BACKWARD
 from p2ptrain.model.polynomials import CROSSING_DTYPES
-from p2ptrain.model.values import MAXIMUM_DEGREE, Polynomial, ValueDescription, ValueKind
+from p2ptrain.model.values import MAXIMUM_DEGREE, Polynomial, ValueDescription
 from p2ptrain.net import cbor
 
 T = TypeVar("T")
@@ -282,11 +282,10 @@ def _node_value(value: Any, nodes: int) -> tuple[int, ValueDescription]:
 
 def _value(value: Any) -> ValueDescription:
     name, kind, dtype, dimensions, may_require_grad = _fields(value, 5)
-    if kind != ValueKind.TENSOR.value or not isinstance(may_require_grad, bool):
+    if kind != "tensor" or not isinstance(may_require_grad, bool):
         _refuse("a value is malformed")
     return ValueDescription(
         _name(name),
-        ValueKind.TENSOR,
         _choice(dtype, _DTYPES),
         _list(dimensions, _polynomial, _DIMENSIONS),
         may_require_grad,

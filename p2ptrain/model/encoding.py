@@ -60,8 +60,8 @@ def name_of(value: torch.dtype | torch.memory_format | torch.layout) -> str:
 def _value(value: ValueDescription) -> list[Any]:
     return [
         value.name,
-        value.kind.value,
-        None if value.dtype is None else name_of(value.dtype),
+        "tensor",
+        name_of(value.dtype),
         [list(dimension.coefficients) for dimension in value.dimensions],
         value.may_require_grad,
     ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.values import MAXIMUM_DEGREE, Polynomial, ValueDescription, ValueKind
+from p2ptrain.model.values import MAXIMUM_DEGREE, Polynomial, ValueDescription
 
 _VARIES = 2
 """Samples from which on torch.export takes a batch that varies."""
@@ -65,7 +65,7 @@ class BatchSymbol:
         known = tuple(d for d in dimensions if d is not None)
         if len(known) < len(dimensions):
             return None
-        return ValueDescription(name, ValueKind.TENSOR, value.dtype, known, may_require_grad)
+        return ValueDescription(name, value.dtype, known, may_require_grad)
 
 
 CROSSING_DTYPES = frozenset(

@@ -8,7 +8,6 @@ polynomials in the batch size because exported models only ever multiply and add
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 
@@ -49,29 +48,22 @@ BATCH = Polynomial((0, 1))
 """The batch size itself."""
 
 
-class ValueKind(StrEnum):
-    """What a value is at run time."""
-
-    TENSOR = "tensor"
-    INT = "int"
-
-
 @dataclass(frozen=True, slots=True)
 class ValueDescription:
-    """One value that enters, crosses or leaves the model.
+    """One tensor that enters, crosses or leaves the model.
+
+    Whole numbers that follow from the batch size never cross a cut: every stage computes them for
+    the samples that it has.
 
     Attributes:
         name: unique within its graph.
-        kind: a tensor or a whole number (integers that follow from the batch size never cross a
-            cut: every stage computes them for the samples it has).
-        dtype: element type; None for a whole number.
+        dtype: element type.
         dimensions: one polynomial a dimension, in the batch size.
         may_require_grad: False means that no gradient ever flows through it.
     """
 
     name: str
-    kind: ValueKind
-    dtype: torch.dtype | None
+    dtype: torch.dtype
     dimensions: tuple[Polynomial, ...]
     may_require_grad: bool
 
@@ -81,7 +73,7 @@ class ValueDescription:
 
     def nbytes(self, batch: int) -> int:
         """Bytes of its elements for `batch` samples, each counted once whatever its strides."""
-        size = 8 if self.dtype is None else self.dtype.itemsize
+        size = self.dtype.itemsize
         for dimension in self.dimensions:
             size *= dimension(batch)
         return size

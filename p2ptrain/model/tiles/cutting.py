@@ -13,7 +13,7 @@ from p2ptrain.model.graph import Graph
 from p2ptrain.model.tiles.part import TiledPart
 from p2ptrain.model.tiles.reading import read_tiled_part
 from p2ptrain.model.tiles.refusal import NotTiled
-from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
+from p2ptrain.model.values import BATCH, Polynomial, ValueDescription
 from p2ptrain.tiles.network import FeatureMap
 
 
@@ -110,7 +110,6 @@ def _describe(
     sizes = feature_map.channels, feature_map.height, feature_map.width
     return ValueDescription(
         name,
-        ValueKind.TENSOR,
         description.inputs[part.entering[0]].dtype,
         (BATCH, *(Polynomial((size,)) for size in sizes)),
         feature_map.differentiable and mode == "train",

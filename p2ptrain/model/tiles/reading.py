@@ -261,7 +261,7 @@ class _Reader:
     def _enter(self, leaf: InputRef) -> None:
         described = self._description.inputs[leaf.index]
         shape = map_shape(described)
-        if shape is None or described.dtype is None or not described.dtype.is_floating_point:
+        if shape is None or not described.dtype.is_floating_point:
             raise NotTiled(f"{described.name} is no batch of images of floating-point numbers")
         if self._itemsize not in (0, described.dtype.itemsize):
             raise NotTiled("images of two element types come together")

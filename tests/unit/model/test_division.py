@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from p2ptrain.model.capture import capture
 from p2ptrain.model.division import division_effects, indivisible_boundaries, sample_dimension
-from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
+from p2ptrain.model.values import BATCH, Polynomial, ValueDescription
 from tests.unit.model.conftest import Get
 
 
@@ -30,7 +30,7 @@ from tests.unit.model.conftest import Get
 def test_samples_lie_along_the_one_dimension_of_the_batch(
     dimensions: tuple[Polynomial, ...], expected: int | None
 ) -> None:
-    value = ValueDescription("value", ValueKind.TENSOR, torch.float32, dimensions, True)
+    value = ValueDescription("value", torch.float32, dimensions, True)
     assert sample_dimension(value) == expected
 
 

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.model.values import Polynomial, ValueDescription, ValueKind
+from p2ptrain.model.values import Polynomial, ValueDescription
 
 
 def _value(*dimensions: Polynomial) -> ValueDescription:
-    return ValueDescription("v", ValueKind.TENSOR, torch.float32, dimensions, True)
+    return ValueDescription("v", torch.float32, dimensions, True)
 
 
 @given(constant=st.integers(0, 9), slope=st.integers(1, 9), batch=st.integers(0, 99))

@@ -13,7 +13,7 @@ from p2ptrain.model.description import (
     UnitDescription,
 )
 from p2ptrain.model.graph import Argument, Graph, InputRef, Node, NodeRef, StateRef
-from p2ptrain.model.values import BATCH, Polynomial, ValueDescription, ValueKind
+from p2ptrain.model.values import BATCH, Polynomial, ValueDescription
 
 CHANNELS, HEIGHT, WIDTH = 4, 12, 10
 IMAGE = InputRef(0)
@@ -56,7 +56,6 @@ def describe(
         inputs=(
             ValueDescription(
                 "input_0",
-                ValueKind.TENSOR,
                 dtype,
                 (BATCH, *(Polynomial((size,)) for size in shape)),
                 False,
