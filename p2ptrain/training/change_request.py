@@ -12,7 +12,7 @@ from p2ptrain.training.options import Recovery
 from p2ptrain.training.plan_request import PlanningRequest
 from p2ptrain.training.recovery.cadence import CopyCost
 from p2ptrain.training.recovery.change import ChangeAsk
-from p2ptrain.training.recovery.choose import Choice, Lost
+from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.committing import Seat
 from p2ptrain.training.recovery.corrections import Corrections, Expected
 
@@ -82,22 +82,3 @@ class ChangeAnswer:
     warnings: tuple[str, ...] = ()
     considered: frozenset[str] = frozenset()
     kinds: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """There is no way.
-
-    Attributes:
-        is_plan: no plan fits: the person has to change something.
-        again: what is in the way may pass.
-        spoiled: preparations that failed; 0 = nobody could be asked at all.
-        lowered: memory in bytes that devices proved to have less of meanwhile, by id.
-    """
-
-    reason: str
-    lost: Lost | None = None
-    is_plan: bool = False
-    again: bool = False
-    spoiled: int = 0
-    lowered: Mapping[str, int] = field(default_factory=dict)

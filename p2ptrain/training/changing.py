@@ -23,7 +23,7 @@ from p2ptrain.training.assigning import (
 )
 from p2ptrain.training.assignment import Assignment
 from p2ptrain.training.change_planning import ChangePlanning, Heard, Made
-from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
+from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest
 from p2ptrain.training.link_wait import until_linked
 from p2ptrain.training.memory_needs import taken_beside_bytes
 from p2ptrain.training.options import Recovery
@@ -37,6 +37,7 @@ from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import Fetch
 from p2ptrain.training.recovery.holdings import Inventory, version_fields
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.scope import task_scope
 from p2ptrain.training.surveying import Surveyor
@@ -75,9 +76,9 @@ class Change:
         self._made: dict[int, Made] = {}  # by epoch
         self._no_plan: str | None = None  # why no plan fits, where that is so
         self._moved_bytes = 0
-        self._reply: ChangeAnswer | Refusal | None = None
+        self._reply: ChangeAnswer | NoWay | None = None
 
-    async def answer(self) -> ChangeAnswer | Refusal:
+    async def answer(self) -> ChangeAnswer | NoWay:
         """Do everything."""
         unsubscribe = self._mesh.subscribe(self._on_mesh_event)
         try:
@@ -120,21 +121,16 @@ class Change:
                 case rules.EpochReady(_, placed, choice):
                     self._planning.was_ready()
                     self._reply = self._answered(placed, choice)
-                case rules.NoEpoch():
+                case NoWay():
                     self._reply = self._refused(instruction)
 
-    def _refused(self, refusal: rules.NoEpoch) -> Refusal:
+    def _refused(self, refusal: NoWay) -> NoWay:
         holder, reason = self._request.ask.holder, refusal.reason
         why = self._heard.unable.get(holder) or self._heard.silent.get(holder)
         is_plan = reason == self._no_plan
-        return Refusal(
-            reason if why is None or is_plan else f"{reason}: {why}",
-            refusal.lost,
-            is_plan=is_plan,
-            again=refusal.again,
-            spoiled=refusal.spoiled,
-            lowered=refusal.lowered,
-        )
+        if why is not None and not is_plan:
+            reason = f"{reason}: {why}"
+        return replace(refusal, reason=reason, is_plan=is_plan)
 
     def _is_hanging(self, error: Hangs) -> None:
         """A device that hangs is not asked again: it is as if it had died."""

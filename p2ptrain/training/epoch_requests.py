@@ -9,12 +9,13 @@ from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.training.assigning import placed_of
-from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest, Refusal
+from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest
 from p2ptrain.training.changing import Change
 from p2ptrain.training.job_reports import JobReports
 from p2ptrain.training.patience import Hangs
 from p2ptrain.training.planner import Planner
 from p2ptrain.training.recovery import holder_events as rules
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.surveying import Surveyor
 
 log = get_logger(__name__)
@@ -53,7 +54,7 @@ class EpochRequests:
         self._surveyor = surveyor
         self._planner = planner
         self._hangs = hangs
-        self._refusal: Refusal | None = None
+        self._refusal: NoWay | None = None
         self._told = ""  # why people were told that nothing begins
 
     async def ask(self, request: ChangeRequest) -> None:
@@ -62,25 +63,16 @@ class EpochRequests:
         with timed(log, "epoch_made_ready"):
             change = Change(self._mesh, request, self._surveyor, self._planner, self._hangs)
             reply = await change.answer()
-        if isinstance(reply, Refusal):
+        if isinstance(reply, NoWay):
             self._tell(reply)
             self._refusal = reply
-            self._post(
-                rules.RefusedIn(
-                    number,
-                    reply.reason,
-                    reply.lost,
-                    again=reply.again,
-                    spoiled=reply.spoiled,
-                    lowered=reply.lowered,
-                )
-            )
+            self._post(reply)
             return
         if failpoints.armed:
             await failpoints.reach("accept.before", device=self._mesh.self_id)
         self._take(reply, number)
 
-    def _tell(self, refusal: Refusal) -> None:
+    def _tell(self, refusal: NoWay) -> None:
         """A reason that stays, such as another job, is people's to know: it may stay for hours."""
         last = self._refusal
         stays = refusal.again and last is not None and last.reason == refusal.reason

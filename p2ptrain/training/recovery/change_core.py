@@ -29,7 +29,6 @@ from p2ptrain.training.recovery.change_events import (
     InventoryIn,
     MakePlan,
     MemberGone,
-    NoEpoch,
     NotPlanned,
     Planned,
     Prepare,
@@ -39,6 +38,7 @@ from p2ptrain.training.recovery.choose import Anew, Choice, Forward, Lost, Past,
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.fetches import fetches
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.protect import is_covered
 from p2ptrain.training.recovery.reach import clique
@@ -338,5 +338,5 @@ class ChangeCore:
         self.over = True
         lowered = dict(self._lowered)
         self._out.append(
-            NoEpoch(self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered)
+            NoWay(self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered)
         )

@@ -132,9 +132,4 @@ class EpochReady:
     choice: Choice
 
 
-@dataclass(frozen=True, slots=True)
-class NoEpoch(NoWay):
-    """There is no way to one."""
-
-
-ChangeInstruction: TypeAlias = AskInventory | Gather | MakePlan | Prepare | EpochReady | NoEpoch
+ChangeInstruction: TypeAlias = AskInventory | Gather | MakePlan | Prepare | EpochReady | NoWay

@@ -23,6 +23,7 @@ from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import Choice
 from p2ptrain.training.recovery.early_deaths import EarlyDeaths
 from p2ptrain.training.recovery.history import History
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.placed import Placed
 from p2ptrain.training.recovery.presence import Presence
 from p2ptrain.training.recovery.refusals import AskAgain, Await, KeepLeavers, Refusals
@@ -184,7 +185,7 @@ class HolderCore:
                     self._let_go()
             case told.CopiesAre(copies):
                 self.history.copies = copies
-            case told.AnswerIn() | told.RefusedIn():
+            case told.AnswerIn() | NoWay():
                 self._on_answer(event)
             case told.Wanted() | told.Drained() | told.CourseDone() | told.Home():
                 self._on_course(event)
@@ -296,7 +297,7 @@ class HolderCore:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _on_answer(self, event: told.AnswerIn | told.RefusedIn) -> None:
+    def _on_answer(self, event: told.AnswerIn | NoWay) -> None:
         if self.phase is not Phase.ASKING or event.number != self._number:
             return  # of a request that was given up
         match event:
@@ -305,10 +306,10 @@ class HolderCore:
                     self._accept(placed, choice)
                 else:
                     self._ask_soon()
-            case told.RefusedIn():
+            case NoWay():
                 self._on_refusal(event)
 
-    def _on_refusal(self, refused: told.RefusedIn) -> None:
+    def _on_refusal(self, refused: NoWay) -> None:
         leaves = bool(self._leaving)
         verdict = self._refusals.judge(refused, self._there, someone_leaves=leaves)
         match verdict:

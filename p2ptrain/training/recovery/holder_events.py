@@ -128,11 +128,6 @@ class AnswerIn:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedIn(NoWay):
-    """There is no way to another epoch."""
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
     """A change that can wait for the border of a round.
 
@@ -173,7 +168,7 @@ HolderEvent: TypeAlias = (
     | Stable
     | CopiesAre
     | AnswerIn
-    | RefusedIn
+    | NoWay
     | Wanted
     | Drained
     | CourseDone

@@ -1,4 +1,4 @@
-"""What a holder hears where there is no way to a new epoch."""
+"""Why there is no way to a new epoch: what a change ends with, and what the holder hears."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class NoWay:
         again: what is in the way may pass; ask again after a while.
         spoiled: preparations that failed, one after the other; 0 = nobody could be asked at all.
         lowered: memory in bytes that devices proved to have less of meanwhile, by id.
+        is_plan: no plan fits: the person has to change something.
     """
 
     number: int
@@ -25,3 +26,4 @@ class NoWay:
     again: bool = False
     spoiled: int = 0
     lowered: Mapping[str, int] = field(default_factory=dict, hash=False)
+    is_plan: bool = False

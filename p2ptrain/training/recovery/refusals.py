@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2ptrain.training.recovery.holder_events import RefusedIn
 from p2ptrain.training.recovery.holder_instructions import StopJob
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.presence import Presence
 
 RETRY_SECONDS = 1.0
@@ -70,7 +70,7 @@ class Refusals:
         """A new step was made."""
         self._spoiled = self._unseen = 0
 
-    def judge(self, refused: RefusedIn, there: Presence, *, someone_leaves: bool) -> Verdict:
+    def judge(self, refused: NoWay, there: Presence, *, someone_leaves: bool) -> Verdict:
         """What follows from one."""
         for device, memory_bytes in refused.lowered.items():
             self.lowered[device] = min(memory_bytes, self.lowered.get(device, memory_bytes))

@@ -10,6 +10,7 @@ from p2ptrain.training.recovery import holder_events as h
 from p2ptrain.training.recovery import planner_core as rules
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.device_events import PrepareFailed
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.placed import PlacedStage
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class Changing:
                     self._prepare(instruction)
                 case c.EpochReady(number, placed, choice):
                     self._tell(h.AnswerIn(number, placed, choice))
-                case c.NoEpoch(number, reason, lost, again, spoiled, lowered):
-                    self._tell(h.RefusedIn(number, reason, lost, again, spoiled, lowered))
+                case NoWay():
+                    self._tell(instruction)
 
     def _tell(self, event: h.HolderEvent) -> None:
         self._node.later(0.001, "changed", lambda: self._node.tell(event))

@@ -17,6 +17,7 @@ from p2ptrain.training.recovery.choose import Forward, GlobalCopy, Past
 from p2ptrain.training.recovery.device_events import PrepareFailed
 from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
 from p2ptrain.training.recovery.lineage import Era, Lineage
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.rebuild import Rebuild
 from p2ptrain.training.recovery.version import Version
@@ -188,7 +189,7 @@ def test_without_the_holder_there_is_no_answer() -> None:
     core.start()
     events = (_in("a"), _in("b"), c.InventoryFailed(10, "h", "no link"))
     [refusal] = _feed(core, *events)
-    assert isinstance(refusal, c.NoEpoch)
+    assert isinstance(refusal, NoWay)
     assert refusal.again
 
 
@@ -204,7 +205,7 @@ def test_an_error_that_stays_ends_the_attempts(is_link: bool) -> None:
         failed = PrepareFailed(epoch, "no such operator", is_link=is_link)
         out = _feed(core, c.ReadyIn(epoch, "a", failed))
     [refusal] = out
-    assert isinstance(refusal, c.NoEpoch)
+    assert isinstance(refusal, NoWay)
     assert "no such operator" in refusal.reason
     assert refusal.again == is_link
 
@@ -357,7 +358,7 @@ def test_what_spoiled_every_preparation_is_said_and_whether_it_may_pass(
         _feed(core, *stock, _in("b", epoch=epoch), c.Planned(epoch, _STAGES))
         out = _feed(core, c.ReadyIn(epoch, "a", replace(trouble, epoch=epoch)))
     [refusal] = out
-    assert isinstance(refusal, c.NoEpoch)
+    assert isinstance(refusal, NoWay)
     assert refusal.reason.endswith(trouble.reason)
     assert (refusal.again, bool(refusal.spoiled)) == (again, again)
     has = {} if trouble.memory_bytes is None else {"a": trouble.memory_bytes}

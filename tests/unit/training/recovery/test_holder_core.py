@@ -11,6 +11,7 @@ from p2ptrain.training.recovery.choose import Choice, Lost
 from p2ptrain.training.recovery.early_deaths import EARLY_STEPS
 from p2ptrain.training.recovery.holder_core import HolderCore, Phase
 from p2ptrain.training.recovery.lineage import Lineage
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.placed import Placed, PlacedStage
 from p2ptrain.training.recovery.reach import RELINK_SECONDS
 from p2ptrain.training.recovery.refusals import MOST_SPOILED, RETRY_SECONDS
@@ -137,7 +138,7 @@ def test_answers_of_requests_given_up_are_not_taken() -> None:
     core = _training("a")
     _feed(core, h.Died("a", certain=True))
     old = core.number
-    assert _feed(core, h.RefusedIn(old, "b does not answer", again=True)) == []
+    assert _feed(core, NoWay(old, "b does not answer", again=True)) == []
     asked = _ask_of(core.tick(core.next_wakeup))
     assert asked.ask.number > old
     assert asked.ask.epoch >= old + EPOCHS_A_REQUEST
@@ -176,7 +177,7 @@ def test_who_had_a_part_is_remembered_over_plans_and_restarts_until_it_ends() ->
     past = _ask_of(_feed(restarted, h.Appeared("a"))).ask.past
     assert (past.silent, past.took_part) == ({"b"}, {"h", "a", "b"})
     _feed(restarted, h.Died("b", certain=True), h.Died("a", certain=False))
-    _feed(restarted, h.RefusedIn(restarted.number, "b does not answer", again=True))
+    _feed(restarted, NoWay(restarted.number, "b does not answer", again=True))
     assert _ask_of(restarted.tick(9.0)).ask.past.took_part == {"h", "a"}
 
 
@@ -184,7 +185,7 @@ def test_state_that_may_come_back_is_waited_for() -> None:
     core = _training("a")
     _feed(core, h.Died("a", certain=False))
     lost = Lost((2, 3), ("a",), certain=False, reason="gone")
-    assert _feed(core, h.RefusedIn(core.number, "gone", lost)) == [to_do.WaitFor(("a",))]
+    assert _feed(core, NoWay(core.number, "gone", lost)) == [to_do.WaitFor(("a",))]
     assert core.phase is Phase.WAITING
     assert _ask_of(_feed(core, h.Appeared("a"))).ask.past.silent == set()
 
@@ -194,7 +195,7 @@ def test_who_ended_for_certain_while_a_request_was_answered_is_not_waited_for() 
     core = _training("a", "b")
     _feed(core, h.Died("b", certain=False), h.Died("b", certain=True))
     lost = Lost((2, 3), ("b",), certain=False, reason="gone")
-    assert _feed(core, h.RefusedIn(core.number, "gone", lost), now=2.0) == []
+    assert _feed(core, NoWay(core.number, "gone", lost), now=2.0) == []
     assert core.phase is Phase.ASKING
     assert _ask_of(core.tick(2.0 + RETRY_SECONDS)).ask.past.silent == set()
 
@@ -202,7 +203,7 @@ def test_who_ended_for_certain_while_a_request_was_answered_is_not_waited_for() 
 def test_who_is_silent_while_no_plan_fits_without_it_is_named() -> None:
     core = _training("a", "b")
     _feed(core, h.Died("b", certain=False))
-    refused = h.RefusedIn(core.number, "too little memory")
+    refused = NoWay(core.number, "too little memory")
     assert _feed(core, refused) == [to_do.WaitFor(("b",))]
     assert core.next_wakeup == float("inf")
     assert "b" in _ask_of(_feed(core, h.Appeared("b"))).ask.alive
@@ -212,14 +213,14 @@ def test_who_is_alive_and_gave_no_answer_is_named_and_asked_again() -> None:
     core = _training("a", "b")
     _feed(core, h.LinkTrouble("h", "b"), h.LinkBack("h", "b"))
     lost = Lost((2, 3), ("b",), certain=False, reason="gone")
-    out = _feed(core, h.RefusedIn(core.number, "gone", lost), now=2.0)
+    out = _feed(core, NoWay(core.number, "gone", lost), now=2.0)
     assert out == [to_do.WaitFor(("b",))]
     assert core.next_wakeup == 2.0 + RETRY_SECONDS
     waits: list[float] = []
     for _ in range(6):  # each time the numbers are written down
         now = core.next_wakeup
         core.tick(now)
-        _feed(core, h.RefusedIn(core.number, "gone", lost), now=now)
+        _feed(core, NoWay(core.number, "gone", lost), now=now)
         waits.append(core.next_wakeup - now)
     assert waits == [2.0, 4.0, 8.0, 8.0, 8.0, 8.0]
     assert _ask_of(_feed(core, h.Appeared("b"), now=core.next_wakeup - 7.0)), "it is not waited out"
@@ -229,7 +230,7 @@ def test_state_that_is_gone_for_certain_ends_the_job() -> None:
     core = _training("a")
     _feed(core, h.Died("a", certain=True))
     lost = Lost((2, 3), ("a",), certain=True, reason="gone")
-    assert _feed(core, h.RefusedIn(core.number, "gone", lost)) == [to_do.StopJob("gone", lost)]
+    assert _feed(core, NoWay(core.number, "gone", lost)) == [to_do.StopJob("gone", lost)]
     assert _feed(core, h.Appeared("a")) == []
 
 
@@ -341,7 +342,7 @@ def test_spoiled_preparations_are_asked_for_again_ever_later_and_not_for_ever() 
     out: list[to_do.HolderInstruction] = []
     while core.phase is Phase.ASKING:
         why = "8 attempts failed: a could not deliver"
-        refused = h.RefusedIn(core.number, why, again=True, spoiled=8)
+        refused = NoWay(core.number, why, again=True, spoiled=8)
         out = _feed(core, refused, now=now)
         if core.phase is Phase.ASKING:
             waits.append(core.next_wakeup - now)
@@ -358,7 +359,7 @@ def test_what_may_pass_is_asked_for_again_without_limit() -> None:
     core, now = _training("a"), 10.0
     _feed(core, h.LinkTrouble("h", "a"), h.LinkBack("h", "a"), now=now)
     for _ in range(10 * MOST_SPOILED):
-        _feed(core, h.RefusedIn(core.number, "it does not answer", again=True), now=now)
+        _feed(core, NoWay(core.number, "it does not answer", again=True), now=now)
         assert core.next_wakeup == now + RETRY_SECONDS
         now = core.next_wakeup
         _ask_of(core.tick(now))
@@ -368,7 +369,7 @@ def test_memory_that_a_refused_request_found_missing_is_remembered() -> None:
     core = _training("a")
     _feed(core, h.LinkTrouble("h", "a"), h.LinkBack("h", "a"))
     for bytes_ in (7, 9):
-        refused = h.RefusedIn(core.number, "", again=True, spoiled=8, lowered={"a": bytes_})
+        refused = NoWay(core.number, "", again=True, spoiled=8, lowered={"a": bytes_})
         _feed(core, refused)
         assert _ask_of(core.tick(core.next_wakeup)).ask.lowered == {"a": 7}
 
@@ -378,7 +379,7 @@ def test_a_leaver_without_whom_no_plan_fits_hears_so_and_all_goes_on_with_it() -
     assert _feed(core, h.Wanted(Reason.LEAVE, "b")) == [to_do.Drain()]
     ask = _ask_of(_feed(core, h.Drained())).ask
     assert ask.without == {"b"}
-    out = _feed(core, h.RefusedIn(ask.number, "too little memory"))
+    out = _feed(core, NoWay(ask.number, "too little memory"))
     assert out[0] == to_do.StayOn("b", "too little memory")
     again = _ask_of(out).ask
     assert (again.reason, again.without) == (Reason.LEAVE, frozenset())
