@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.profile import Profile, Unit
+from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable, UnitTimes
 
@@ -18,6 +20,9 @@ __all__ = ["BatchSplit", "Cluster", "Device", "LeftOut"]
 
 FREE = Link(bytes_per_s=1e300, latency_s=0.0)
 PLENTY = 10**15
+
+quick_request = partial(PlanRequest, effort=0.1)
+"""Asks for a tenth of the usual search, for tests of what plans of any search are."""
 
 
 def table(forward: Sequence[float], backward: Sequence[float]) -> TimeTable:

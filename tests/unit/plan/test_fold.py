@@ -8,8 +8,8 @@ from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.fold import Fold
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.times import TimeTable, UnitTimes
+from tests.unit.plan.examples import quick_request
 
 COUNT = 8
 TIMES = TimeTable((4,), (UnitTimes((0.01,) * COUNT, (0.02,) * COUNT),))
@@ -34,7 +34,7 @@ CLUSTER = Cluster(
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (3, 2), (1, 6), (6, 1)])
 def test_a_private_plan_keeps_the_folded_ends_on_the_holder(first: int, last: int) -> None:
     fold = Fold(COUNT, first, last)
-    request = PlanRequest(16, 4, "auto", private=True)
+    request = quick_request(16, 4, "auto", private=True)
     plan = fold.unfold(make_plan(fold.profile(PROFILE), fold.cluster(CLUSTER), request))
     assert plan.stages[0].units[0] == 0
     assert plan.stages[0].units[1] >= first
@@ -48,7 +48,7 @@ def test_ends_that_meet_are_one_unit_of_the_holder() -> None:
     folded = fold.profile(PROFILE)
     assert [unit.name for unit in folded.units] == ["u0..u7"]
     assert folded.times.times[0].backward == (pytest.approx(COUNT * 0.02),)
-    plan = make_plan(folded, fold.cluster(CLUSTER), PlanRequest(16, 4, "auto", private=True))
+    plan = make_plan(folded, fold.cluster(CLUSTER), quick_request(16, 4, "auto", private=True))
     (stage,) = fold.unfold(plan).stages
     assert stage.units == (0, COUNT)
     assert [device.name for device in stage.devices] == ["a"]

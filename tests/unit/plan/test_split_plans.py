@@ -15,11 +15,12 @@ from p2ptrain.plan.gantt import draw_gantt
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest, Schedule
+from p2ptrain.plan.request import Mode, Schedule
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.times import TimeTable
 from tests.unit.plan import examples
+from tests.unit.plan.examples import quick_request
 from tests.unit.plan.simulation.test_zero_bubble import weighed
 
 TWELVE = weighed(
@@ -27,7 +28,7 @@ TWELVE = weighed(
 )
 """Half of every backward is gradients of weights."""
 THREE = examples.cluster("a", "b", "c", link=Link(12.5e6, 0.001))
-REQUEST = PlanRequest(64, micro_batch=8, groups=False, overlap=True, effort=0.3)
+REQUEST = quick_request(64, micro_batch=8, groups=False, overlap=True)
 """With twelve equal units a third of the search finds what all of it does."""
 
 
@@ -125,8 +126,8 @@ def test_what_a_stage_holds_goes_through_json() -> None:
 
 def test_asynchronous_backwards_are_not_split() -> None:
     with pytest.raises(OptionError, match="works with mode sync only"):
-        PlanRequest(8, mode=Mode.ASYNC, schedule=Schedule.AUTO)
-    plan = make_plan(TWELVE, THREE, PlanRequest(8, planner="pp", mode=Mode.ASYNC))
+        quick_request(8, mode=Mode.ASYNC, schedule=Schedule.AUTO)
+    plan = make_plan(TWELVE, THREE, quick_request(8, planner="pp", mode=Mode.ASYNC))
     content = plan.to_json()
     content["stages"][0]["held"] = content["stages"][0]["warmup"]
     with pytest.raises(OptionError, match="held: the backward is split in mode sync only"):

@@ -12,8 +12,9 @@ from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.trusted import DOUBT, NOT_THERE, trusted_change, trusted_plan, trusted_seconds
 from tests.unit.plan import examples
+from tests.unit.plan.examples import quick_request
 
-REQUEST = PlanRequest(batch_size=4)
+REQUEST = quick_request(batch_size=4)
 PROFILE = examples.profile([(1.0, 1.0), (1.0, 1.0)])
 CLUSTER = examples.cluster("a", "b")
 ONE = (PlannedStage((0, 2), (DeviceShare("a", 1), DeviceShare("b", 1)), 1),)

@@ -20,12 +20,12 @@ from p2ptrain.plan.replanning.hysteresis import (
 )
 from p2ptrain.plan.replanning.migration import NOTHING
 from p2ptrain.plan.replanning.replan import Replanned, replan
-from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
 from tests.unit.plan import examples
+from tests.unit.plan.examples import quick_request
 
 TWELVE = examples.profile([(0.01, 0.01)] * 12, parameter_bytes=500, activation_bytes=5)
-REQUEST = PlanRequest(32, 1, groups=False)
+REQUEST = quick_request(32, 1, groups=False)
 EVERY_SECONDS = 20.0
 """Between two looks."""
 
@@ -102,7 +102,7 @@ def test_recent_moves_raise_the_gain_asked_for(plan: Plan) -> None:
 def test_several_stages_must_gain_more_than_they_are_doubted_over_a_stage_of_all(
     plan: Plan, gain: float, action: Action
 ) -> None:
-    whole = make_plan(TWELVE, household(), PlanRequest(32, 1, planner="dp"))
+    whole = make_plan(TWELVE, household(), quick_request(32, 1, planner="dp"))
     found = Replanned(plan, NOTHING, 0, "moved")
     seconds = gain * plan.predicted.round_seconds
     assert weigh(whole, seconds, found).action is action

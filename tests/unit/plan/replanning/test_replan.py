@@ -28,10 +28,11 @@ from p2ptrain.plan.versions import depths_of
 from p2ptrain.plan.work import Work
 from tests.thorough import examples_of
 from tests.unit.plan import examples
+from tests.unit.plan.examples import quick_request
 
 FAST = Link(1e9, 0.0)
 TWELVE = examples.profile([(1.0, 1.0)] * 12, parameter_bytes=50, activation_bytes=5)
-REQUEST = PlanRequest(32, 1, groups=False)
+REQUEST = quick_request(32, 1, groups=False)
 
 
 def units_of(plan: Plan) -> dict[str, tuple[int, int]]:
@@ -55,7 +56,7 @@ def thirds() -> Plan:
 @pytest.mark.parametrize("change", [replan, respipe])
 def test_where_depths_are_to_be_full_they_stay_so(change: Callable[..., Replanned]) -> None:
     """A stage that has less in flight for want of memory would have other delays than before."""
-    request = PlanRequest(8, mode=Mode.ASYNC, full_depths=True, groups=False, effort=0.1)
+    request = quick_request(8, mode=Mode.ASYNC, full_depths=True, groups=False)
     found = []
     for seed in range(6):
         profile, cluster = examples.tight_household(seed, 6, 4, least_part=0.3)
@@ -101,7 +102,7 @@ def five(slowdowns: Sequence[float] = (1.0,) * 5) -> Cluster:
 def test_in_a_pause_a_plan_that_can_begin_at_once_goes_before_a_faster_one() -> None:
     """Each stage's copy is with the next one, so that cuts can move up without a byte."""
     model, cluster = examples.profile([(1.0, 2.0)] * 28, parameter_bytes=50), five()
-    request = PlanRequest(4, 1, groups=False)  # few micro-batches: uneven cuts cost little
+    request = quick_request(4, 1, groups=False)  # few micro-batches: uneven cuts cost little
     plan = examples.straight_plan(
         BatchSplit(4, 1),
         ("a", (0, 5), 4),
@@ -203,7 +204,7 @@ def test_a_private_plan_stays_private_when_everyone_else_is_gone_and_when_they_r
 def test_a_group_goes_on_without_its_dead_member_and_nothing_travels() -> None:
     cluster = three()
     shares = (DeviceShare("b", 2), DeviceShare("c", 2))
-    request = PlanRequest(32, 4)
+    request = quick_request(32, 4)
     base = make_plan(TWELVE, cluster, replace(request, groups=False, only=frozenset("ab")))
     plan = replace(
         base,
@@ -239,7 +240,7 @@ def questions(draw: st.DrawFn) -> Question:
     """A plan of a random household, and who is dead."""
     profile = draw(examples.profiles(most_units=6))
     cluster = draw(examples.clusters(most_devices=4))
-    request = PlanRequest(
+    request = quick_request(
         draw(st.sampled_from([4, 7, 8])),
         draw(st.sampled_from([1, 2, 4])),
         private=draw(st.booleans()),

@@ -9,13 +9,14 @@ import pytest
 from p2ptrain.plan.cluster import Cluster, Device, Link
 from p2ptrain.plan.cost import CostModel
 from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.search.replicated import best_replicated, replicated_candidates
 from p2ptrain.plan.shared.judge import Judge
 from p2ptrain.plan.shared.micro_batches import MOST_WINDOW, even_window
 from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.split import BatchSplit
 from tests.unit.plan.equal_devices import equal, vgg_like
+from tests.unit.plan.examples import quick_request
 
 
 def question(count: int, mode: Mode) -> tuple[Question, BatchSplit]:
@@ -75,7 +76,7 @@ def test_the_heavy_end_gets_a_device_of_its_own() -> None:
 def test_reasons_of_an_asynchronous_plan_speak_of_mini_batches() -> None:
     slow = Device("slow", 16 * 10**9, 500.0)
     cluster = Cluster((*equal(2).devices, slow), Link(1.25e9, 50e-6))
-    plan = make_plan(vgg_like(), cluster, PlanRequest(1, mode=Mode.ASYNC))
+    plan = make_plan(vgg_like(), cluster, quick_request(1, mode=Mode.ASYNC))
     (out,) = plan.left_out
     assert out.name == "slow"
     assert out.reason.startswith("with it a batch would take ")

@@ -21,13 +21,13 @@ from p2ptrain.plan.overlap import (
 from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.split import BatchSplit
 from p2ptrain.plan.turning import sent_in
 from tests.thorough import examples_of
 from tests.unit.plan import examples
+from tests.unit.plan.examples import quick_request
 from tests.unit.plan.simulation.test_simulate import rounds
 
 NOTHING = Overheads(0.0, 0.0, 0.0)
@@ -398,7 +398,7 @@ def test_unmeasured_overheads_grow_with_the_slowdown() -> None:
 @pytest.mark.parametrize("planner", ["auto", "pp", "single"])
 def test_planners_judge_by_it(planner: str) -> None:
     profile, cluster = examples.household(3, units=6, devices=3)
-    request = PlanRequest(64, planner=planner, overlap=True)
+    request = quick_request(64, planner=planner, overlap=True)
     plan = make_plan(profile, cluster, request)
     simulation = simulate(plan, profile, cluster, overlap=True)
     assert plan.predicted.round_seconds == pytest.approx(simulation.round_seconds)
@@ -407,7 +407,7 @@ def test_planners_judge_by_it(planner: str) -> None:
 def test_auto_avoids_small_messages_where_they_are_dear() -> None:
     profile, cluster = examples.household(3, units=6, devices=3)
     dear = with_overheads(cluster, replace(REFERENCE, message_seconds=1.0))
-    plan = make_plan(profile, dear, PlanRequest(64, overlap=True))
+    plan = make_plan(profile, dear, quick_request(64, overlap=True))
     assert len(plan.stages) == 1
 
 
@@ -420,7 +420,7 @@ def test_overheads_go_through_json() -> None:
 def test_what_older_files_say_of_compression_is_read_and_not_used() -> None:
     profile, cluster = examples.household(1, units=2, devices=2)
     cluster = with_overheads(cluster, REFERENCE)
-    plan = make_plan(profile, cluster, PlanRequest(2, micro_batch=1, planner="pp"))
+    plan = make_plan(profile, cluster, quick_request(2, micro_batch=1, planner="pp"))
     units, devices = profile.to_json(), cluster.to_json()
     units["units"][0]["compression"] = {"output": 0.5}
     devices["devices"][0]["overheads"] |= {"pack_byte_seconds": 1.0, "unpack_byte_seconds": 1.0}

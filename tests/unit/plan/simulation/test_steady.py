@@ -15,7 +15,7 @@ from p2ptrain.plan.draft import Draft, Group, alone, draft_groups, draft_pipelin
 from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.planners import make_plan
 from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.request import Mode
 from p2ptrain.plan.simulation import steady
 from p2ptrain.plan.simulation.engine import Engine
 from p2ptrain.plan.simulation.lanes import build_engine
@@ -25,6 +25,7 @@ from p2ptrain.plan.simulation.steady_bound import steady_bound
 from p2ptrain.plan.split import BatchSplit
 from tests.thorough import examples_of
 from tests.unit.plan import examples
+from tests.unit.plan.examples import quick_request
 from tests.unit.plan.naive import naive_steady_seconds
 
 PICTURE = """
@@ -222,7 +223,7 @@ def test_what_a_simulation_costs_is_known_before() -> None:
 
 def test_a_plan_of_mode_async_is_written_read_and_simulated() -> None:
     profile, cluster = examples.household(1, 8, 3)
-    plan = make_plan(profile, cluster, PlanRequest(16, 4, mode=Mode.ASYNC))
+    plan = make_plan(profile, cluster, quick_request(16, 4, mode=Mode.ASYNC))
     assert plan.mode is Mode.ASYNC
     assert plan.micro_batch == 16
     content = plan.to_json()
@@ -238,7 +239,7 @@ def test_a_plan_of_mode_async_is_written_read_and_simulated() -> None:
 
 def test_auto_is_at_least_as_fast_as_the_named_planners() -> None:
     profile, cluster = examples.household(2, 8, 3)
-    request = PlanRequest(16, mode=Mode.ASYNC)
+    request = quick_request(16, mode=Mode.ASYNC)
     seconds = {
         name: make_plan(profile, cluster, replace(request, planner=name)).predicted.round_seconds
         for name in ("auto", "pp", "single")
@@ -258,7 +259,7 @@ def test_auto_is_as_good_as_every_straight_pipeline(seed: int) -> None:
         for cuts in combinations(range(1, 5), count - 1)
     ]
     best = min(steady_seconds(cost, draft) for draft in drafts if draft is not None)
-    plan = make_plan(profile, cluster, PlanRequest(16, mode=Mode.ASYNC, groups=False))
+    plan = make_plan(profile, cluster, quick_request(16, mode=Mode.ASYNC, groups=False))
     assert plan.predicted.round_seconds <= best * 1.02
 
 
@@ -267,7 +268,7 @@ def test_auto_is_as_good_as_every_straight_pipeline(seed: int) -> None:
 def test_plans_fit_and_are_predicted_as_they_are_simulated(
     profile: Profile, cluster: Cluster, batch_size: int, private: bool
 ) -> None:
-    request = PlanRequest(batch_size, private=private, mode=Mode.ASYNC)
+    request = quick_request(batch_size, private=private, mode=Mode.ASYNC)
     try:
         plan = make_plan(profile, cluster, request)
     except PlanError:
@@ -283,14 +284,14 @@ def test_plans_fit_and_are_predicted_as_they_are_simulated(
 def test_overlap_is_of_synchronous_rounds() -> None:
     profile, cluster = examples.household(2, 4, 2)
     with pytest.raises(OptionError, match="overlap"):
-        make_plan(profile, cluster, PlanRequest(16, mode=Mode.ASYNC, overlap=True))
+        make_plan(profile, cluster, quick_request(16, mode=Mode.ASYNC, overlap=True))
 
 
 def test_nothing_fits_is_said_with_versions_counted() -> None:
     profile = examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10)
     cluster = examples.cluster("a", "b", memory_bytes=29)
     with pytest.raises(PlanError, match="30"):
-        make_plan(profile, cluster, PlanRequest(1, mode=Mode.ASYNC))
+        make_plan(profile, cluster, quick_request(1, mode=Mode.ASYNC))
 
 
 def finished(engine: Engine, mini_batch: int) -> float:

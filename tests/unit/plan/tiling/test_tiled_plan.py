@@ -22,6 +22,7 @@ from p2ptrain.plan.tiling.tiled_plan import round_seconds, simulate_tiled
 from p2ptrain.plan.times import TimeTable, UnitTimes
 from p2ptrain.size_text import size_text
 from p2ptrain.tiles.data import network_fields, read_network
+from tests.unit.plan.examples import quick_request
 from tests.unit.plan.tiling.examples import CONVOLUTION
 from tests.unit.tiles.networks import chain
 
@@ -55,7 +56,7 @@ def cluster(*slowdowns: float, link: Link = FAST_LINK, memory_bytes: int = 1 << 
 
 
 def asked(**changed: object) -> PlanRequest:
-    return replace(PlanRequest(1, planner="tiles"), **changed)  # type: ignore[arg-type]
+    return replace(quick_request(1, planner="tiles"), **changed)  # type: ignore[arg-type]
 
 
 def shapes(plan: Plan) -> tuple[tuple[int, int], tuple[int, ...], tuple[int, ...]]:
