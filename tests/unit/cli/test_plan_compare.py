@@ -14,8 +14,8 @@ from p2ptrain.cli.plan_compare import compare
 from p2ptrain.cli.planners import PLANNERS
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.request import PlanRequest
 from tests.unit.plan import examples
+from tests.unit.plan.examples import quick_request
 
 MODEL = examples.profile([(0.1, 0.2)] * 4, parameter_bytes=1000, input_bytes=10, target_bytes=1)
 HOUSE = Cluster(
@@ -35,7 +35,8 @@ def run(
     monkeypatch.chdir(tmp_path)
 
     def run(*more: str) -> str:
-        argv = ["plan", "--profile", "p.json", "--cluster", "c.json", "--batch-size", "8"]
+        argv = ["plan", "--profile", "p.json", "--cluster", "c.json"]
+        argv += ["--batch-size", "8", "--micro-batch", "2"]
         assert cli.main([*argv, "--compare", *more]) == 0
         return capfd.readouterr().out
 
@@ -72,7 +73,7 @@ def test_planners_without_a_plan_say_why(run: Compare) -> None:
 
 
 def test_people_read_a_table(run: Compare) -> None:
-    titles, best, *others = run("--micro-batch", "2").splitlines()
+    titles, best, *others = run().splitlines()
     assert titles.split()[:3] == ["planner", "seconds", "samples/s"]
     assert (best.split()[0], best.split()[3]) == ("auto", "1.000")
     assert "4 x 2" in best
@@ -80,18 +81,17 @@ def test_people_read_a_table(run: Compare) -> None:
 
 
 def test_units_that_take_no_time_are_compared_too() -> None:
-    nothing = compare(examples.profile([(0.0, 0.0)] * 2), HOUSE, PlanRequest(8))
+    nothing = compare(examples.profile([(0.0, 0.0)] * 2), HOUSE, quick_request(8))
     assert {nothing.of_auto(plan) for plan in nothing.plans} == {1.0}
 
 
 def test_where_auto_finds_nothing_nobody_does() -> None:
     tiny = Cluster((Device("laptop", 10, 1.0, holder=True),), Link(1e6, 0.0))
     with pytest.raises(PlanError, match="laptop"):
-        compare(MODEL, tiny, PlanRequest(8))
+        compare(MODEL, tiny, quick_request(8))
 
 
 def test_a_comparison_is_not_one_plan(run: Compare, capfd: pytest.CaptureFixture[str]) -> None:
-    run()
     argv = ["plan", "--profile", "p.json", "--cluster", "c.json", "--batch-size", "8", "--compare"]
     assert cli.main([*argv, "--out", "plan.json"]) == 2
     assert "--out writes one plan" in capfd.readouterr().err
