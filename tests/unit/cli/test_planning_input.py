@@ -53,7 +53,7 @@ class Room:
                 self.path(name).write_text(json.dumps(content))
         given = ["--profile", str(self.path("profile")), "--cluster", str(self.path("cluster"))]
         if command == "plan":
-            return ["plan", *given, "--batch-size", "8", "--micro-batch", "2"]
+            return ["plan", *given, "--batch-size", "8"]
         return ["simulate", *given, "--plan", str(self.path("plan"))]
 
     def error(self, command: str, *more: str) -> str:
