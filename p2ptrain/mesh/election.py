@@ -52,16 +52,6 @@ from p2ptrain.mesh.events import (
 )
 from p2ptrain.mesh.terms import Terms
 
-__all__ = [
-    "CoordinatorIs",
-    "CoordinatorLost",
-    "Election",
-    "ElectionConfig",
-    "MembersChanged",
-    "MessageReceived",
-    "SendTo",
-]
-
 _NEVER = float("inf")
 
 

@@ -39,32 +39,15 @@ from p2ptrain.mesh.events import (
     MessageReceived,
     Misbehaved,
     SelfChanged,
-    SendTo,
     TrustChanged,
 )
 from p2ptrain.mesh.failure_detector import FailureDetector, Finding, SilentWitness
 from p2ptrain.mesh.interface import GONE, MemberState
 from p2ptrain.mesh.member_table import LIVE, MemberTable, supersedes
-from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
+from p2ptrain.mesh.membership_config import MembershipConfig
 from p2ptrain.mesh.membership_wire import Claim, Kind, MembershipMessage, check_record, decode
 from p2ptrain.mesh.peer_links import PeerLinks
 from p2ptrain.mesh.suspicion import Suspicion, group_factor
-
-__all__ = [
-    "HOME_LAN",
-    "Changed",
-    "Leave",
-    "LinkLost",
-    "LinkTraffic",
-    "LinkUp",
-    "MemberRecord",
-    "Membership",
-    "MembershipConfig",
-    "MessageReceived",
-    "SelfChanged",
-    "SendTo",
-    "TrustChanged",
-]
 
 _CONFIRMERS = 8  # members that probe a suspect at once, on average, so that others confirm soon
 

@@ -16,7 +16,8 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.connections import Connections
-from p2ptrain.mesh.election import Election, ElectionConfig
+from p2ptrain.mesh.election import Election
+from p2ptrain.mesh.election_config import ElectionConfig
 from p2ptrain.mesh.events import (
     Changed,
     CoordinatorIs,
@@ -45,7 +46,8 @@ from p2ptrain.mesh.interface import (
     MemberState,
     MeshEvent,
 )
-from p2ptrain.mesh.membership import Membership, MembershipConfig
+from p2ptrain.mesh.membership import Membership
+from p2ptrain.mesh.membership_config import MembershipConfig
 from p2ptrain.mesh.traffic import TrafficWatch
 from p2ptrain.net.message import Message
 

@@ -134,7 +134,7 @@ class LinkCounters:
 
 
 class Link:
-    """One link. Made by `endpoint` or `memory`; then `send`, and `close` or `abort`."""
+    """One link. Made by `dial` or a `Listener`; then `send`, and `close` or `abort`."""
 
     read_bytes = READ_BYTES
 

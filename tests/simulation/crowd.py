@@ -11,7 +11,8 @@ from random import Random
 
 from p2ptrain.mesh.events import Instruction, MemberRecord, MessageReceived, Payload, SendTo
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership import Membership, MembershipConfig
+from p2ptrain.mesh.membership import Membership
+from p2ptrain.mesh.membership_config import MembershipConfig
 from tests.simulation.kernel import Kernel
 
 EVENTS_PER_MEMBER_LIMIT = 100

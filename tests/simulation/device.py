@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from random import Random
 
 from p2ptrain.mesh.conduct import Conduct, Judgement, Offence
-from p2ptrain.mesh.election import Election, ElectionConfig
+from p2ptrain.mesh.election import Election
+from p2ptrain.mesh.election_config import ElectionConfig
 from p2ptrain.mesh.events import (
     Changed,
     CoordinatorIs,
@@ -29,7 +30,8 @@ from p2ptrain.mesh.events import (
     SendTo,
 )
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership import HOME_LAN, Membership, MembershipConfig
+from p2ptrain.mesh.membership import Membership
+from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
 from tests.simulation.kernel import Kernel
 from tests.simulation.network import Network
 

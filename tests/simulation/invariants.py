@@ -15,9 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2ptrain.mesh.conduct import Judgement
-from p2ptrain.mesh.election import CoordinatorIs
 from p2ptrain.mesh.election_wire import ElectionKind
-from p2ptrain.mesh.events import Changed, ElectionInstruction, Instruction, MemberRecord, SendTo
+from p2ptrain.mesh.events import (
+    Changed,
+    CoordinatorIs,
+    ElectionInstruction,
+    Instruction,
+    MemberRecord,
+    SendTo,
+)
 from p2ptrain.mesh.interface import MemberState
 from tests.simulation.device import Device
 

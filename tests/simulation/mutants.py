@@ -9,7 +9,8 @@ import dataclasses
 from random import Random
 
 from p2ptrain.mesh.coordinator_claims import CoordinatorClaim
-from p2ptrain.mesh.election import Election, ElectionConfig
+from p2ptrain.mesh.election import Election
+from p2ptrain.mesh.election_config import ElectionConfig
 from p2ptrain.mesh.events import CoordinatorIs, MemberRecord
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership import Membership

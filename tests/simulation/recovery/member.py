@@ -14,7 +14,7 @@ from p2ptrain.mesh.events import (
     Instruction,
 )
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership import HOME_LAN, MembershipConfig
+from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
 from tests.simulation.device import Build, Device
 from tests.simulation.kernel import Kernel
 from tests.simulation.network import Network

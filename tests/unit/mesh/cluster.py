@@ -19,7 +19,8 @@ from p2ptrain.mesh.events import (
     SendTo,
 )
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership import HOME_LAN, Membership, MembershipConfig
+from p2ptrain.mesh.membership import Membership
+from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
 
 ROUNDS_LIMIT = 10_000
 

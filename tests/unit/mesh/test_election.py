@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.coordinator_claims import CoordinatorClaim, Verdict, judge
-from p2ptrain.mesh.election import (
+from p2ptrain.mesh.election import Election
+from p2ptrain.mesh.election_config import ElectionConfig
+from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage, decode, encode
+from p2ptrain.mesh.events import (
     CoordinatorIs,
     CoordinatorLost,
-    Election,
-    ElectionConfig,
+    ElectionInstruction,
     MembersChanged,
     MessageReceived,
+    Misbehaved,
     SendTo,
 )
-from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage, decode, encode
-from p2ptrain.mesh.events import ElectionInstruction, Misbehaved
 from tests.thorough import examples_of
 
 

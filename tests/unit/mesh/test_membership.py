@@ -21,7 +21,8 @@ from p2ptrain.mesh.events import (
     TrustChanged,
 )
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership import HOME_LAN, Membership
+from p2ptrain.mesh.membership import Membership
+from p2ptrain.mesh.membership_config import HOME_LAN
 from p2ptrain.mesh.membership_wire import Claim, Kind, MembershipMessage, encode
 from tests.unit.mesh.cluster import Cluster
 
