@@ -27,6 +27,7 @@ from p2ptrain.mesh.device_file import DeviceFile
 from p2ptrain.mesh.discovered import Candidate, CandidateTable
 from p2ptrain.mesh.discovery import Discovery, NoDiscovery
 from p2ptrain.mesh.disk_writer import DiskWriter
+from p2ptrain.mesh.election import Election
 from p2ptrain.mesh.events import MemberRecord
 from p2ptrain.mesh.given_peers import GivenPeers
 from p2ptrain.mesh.guard import Guard
@@ -47,6 +48,7 @@ from p2ptrain.mesh.interface import (
 )
 from p2ptrain.mesh.interfaces import machine_addresses, without_scope
 from p2ptrain.mesh.known_codes import KnownCodes
+from p2ptrain.mesh.membership import Membership
 from p2ptrain.mesh.name_keeper import NameKeeper
 from p2ptrain.mesh.notices import Notices
 from p2ptrain.mesh.own_copies import OwnCopies
@@ -56,7 +58,6 @@ from p2ptrain.mesh.roster import (
     ELECTION_KIND,
     MEMBERSHIP_KIND,
     Roster,
-    RosterSettings,
 )
 from p2ptrain.mesh.router import Router
 from p2ptrain.mesh.state_folder import StateFolder
@@ -223,12 +224,11 @@ class NetworkMesh:
             self._tasks,
             lambda peer_id: self._guard.note(peer_id, Offence.COPIES),
         )
-        settings = RosterSettings(config.membership, config.election, rng, self._file.term)
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
         self._roster = Roster(
-            me,
-            settings,
-            household_ids(self._trust, self.self_id),
+            self.self_id,
+            Membership(me, config.membership, rng, household_ids(self._trust, self.self_id)),
+            Election(self.self_id, config.election, rng, term_floor=self._file.term),
             self._connections,
             self._guard,
             self._tell,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from random import Random
+from dataclasses import replace
 from time import monotonic
 
 from p2ptrain.errors import ProtocolError
@@ -17,7 +16,6 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.connections import Connections
 from p2ptrain.mesh.election import Election
-from p2ptrain.mesh.election_config import ElectionConfig
 from p2ptrain.mesh.events import (
     Changed,
     CoordinatorIs,
@@ -47,7 +45,6 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
 )
 from p2ptrain.mesh.membership import Membership
-from p2ptrain.mesh.membership_config import MembershipConfig
 from p2ptrain.mesh.traffic import TrafficWatch
 from p2ptrain.net.message import Message
 
@@ -61,45 +58,32 @@ _PAYLOAD = "payload"
 _LIVE = (MemberState.ALIVE, MemberState.SUSPECT)
 
 
-@dataclass(frozen=True, slots=True)
-class RosterSettings:
-    """The cores' knobs, and what they start from."""
-
-    membership: MembershipConfig
-    election: ElectionConfig
-    rng: Random
-    term_floor: int
-
-
 class Roster:
     """Who is here and who coordinates, as this device sees it.
 
     Args:
-        trusted: ids of the household, this device's too.
         tell: hands an event to those who watch.
         keep_term: stores an election term durably.
     """
 
     def __init__(
         self,
-        me: MemberRecord,
-        settings: RosterSettings,
-        trusted: frozenset[str],
+        self_id: str,
+        membership: Membership,
+        election: Election,
         connections: Connections,
         guard: Guard,
         tell: Callable[[MeshEvent], None],
         keep_term: Callable[[int], None],
     ) -> None:
-        self._self_id = me.id
+        self._self_id = self_id
         self._connections = connections
         self._guard = guard
         self._tell = tell
         self._keep_term = keep_term
         self._loop = asyncio.get_running_loop()
-        self._membership = Membership(me, settings.membership, settings.rng, trusted)
-        self._election = Election(
-            me.id, settings.election, settings.rng, term_floor=settings.term_floor
-        )
+        self._membership = membership
+        self._election = election
         self._traffic = TrafficWatch()
         self._coordinator: Coordinator | None = None
         self._timer: asyncio.TimerHandle | None = None
