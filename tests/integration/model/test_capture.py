@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, ctc_loss, mse_loss
 from torch.utils.checkpoint import checkpoint
 
+from p2ptrain.errors import InternalError, ScriptError
 from p2ptrain.model.capture import capture
 from p2ptrain.model.captured import Captured
 from p2ptrain.model.graph import StateRef
@@ -199,3 +200,33 @@ def test_units_are_named_after_the_users_modules(prepared: Get) -> None:
         *(f"blocks.{k}.{part}" for k in range(3) for part in ("first", "second")),
         "head",
     ]
+
+
+def test_state_is_the_users_own_and_can_be_written_back(prepared: Get) -> None:
+    case = prepared("gpt")
+    state = case.model.state()
+    own = case.made.model.state_dict()
+    assert set(case.model.description.state_dict) == set(own)
+    assert all(state[name].data_ptr() == tensor.data_ptr() for name, tensor in own.items())
+    assert "blocks.0.attention.mask" in state, "buffers outside the state_dict travel too"
+    before = own["norm.bias"].clone()
+    case.model.load_state({"norm.bias": before + 1})
+    assert torch.equal(case.made.model.norm.bias, before + 1)
+    case.model.load_state({"norm.bias": before, "head.weight": own["head.weight"]})
+    assert torch.equal(case.made.model.norm.bias, before)
+
+
+def test_state_of_another_model_is_refused(prepared: Get) -> None:
+    case = prepared("mlp")
+    with pytest.raises(InternalError):
+        case.model.load_state({"nothing": torch.zeros(1)})
+    with pytest.raises(InternalError):
+        case.model.load_state({"0.weight": torch.zeros(1)})
+
+
+def test_inputs_must_be_built_like_the_example(prepared: Get) -> None:
+    case = prepared("named_inputs")
+    x = {"left": torch.zeros(2, 8), "right": torch.zeros(2, 6), "scale": torch.zeros(2, 1)}
+    assert [tuple(t.shape) for t in case.model.flatten_input(x)] == [(2, 8), (2, 6), (2, 1)]
+    with pytest.raises(ScriptError):
+        case.model.flatten_input({"left": torch.zeros(2, 8)})

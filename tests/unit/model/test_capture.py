@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, mse_loss
 
-from p2ptrain.errors import CaptureError, InternalError, ScriptError
+from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.capture import capture
-from tests.unit.model.conftest import Get
 from tests.unit.model.odd_models import AfterLinear
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
@@ -175,36 +174,6 @@ class _Anneals(nn.Module):
 def test_numbers_that_change_from_batch_to_batch_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"numbers .* \(0\.temperature\)"):
         capture(nn.Sequential(_Anneals()), mse_loss, _EXAMPLE)
-
-
-def test_state_is_the_users_own_and_can_be_written_back(prepared: Get) -> None:
-    case = prepared("gpt")
-    state = case.model.state()
-    own = case.made.model.state_dict()
-    assert set(case.model.description.state_dict) == set(own)
-    assert all(state[name].data_ptr() == tensor.data_ptr() for name, tensor in own.items())
-    assert "blocks.0.attention.mask" in state, "buffers outside the state_dict travel too"
-    before = own["norm.bias"].clone()
-    case.model.load_state({"norm.bias": before + 1})
-    assert torch.equal(case.made.model.norm.bias, before + 1)
-    case.model.load_state({"norm.bias": before, "head.weight": own["head.weight"]})
-    assert torch.equal(case.made.model.norm.bias, before)
-
-
-def test_state_of_another_model_is_refused(prepared: Get) -> None:
-    case = prepared("mlp")
-    with pytest.raises(InternalError):
-        case.model.load_state({"nothing": torch.zeros(1)})
-    with pytest.raises(InternalError):
-        case.model.load_state({"0.weight": torch.zeros(1)})
-
-
-def test_inputs_must_be_built_like_the_example(prepared: Get) -> None:
-    case = prepared("named_inputs")
-    x = {"left": torch.zeros(2, 8), "right": torch.zeros(2, 6), "scale": torch.zeros(2, 1)}
-    assert [tuple(t.shape) for t in case.model.flatten_input(x)] == [(2, 8), (2, 6), (2, 1)]
-    with pytest.raises(ScriptError):
-        case.model.flatten_input({"left": torch.zeros(2, 8)})
 
 
 class WithoutGradient(nn.Module):

@@ -28,8 +28,8 @@ from tests.unit.training.asynchronous.pipelines import (
 )
 
 torch.set_num_threads(1)
-STEPS = 24
-"""Three epochs; three times the stages' longest delay and more."""
+STEPS = 16
+"""Two epochs; four times the stages' longest delay and more."""
 VERTICAL = Asynchrony(Weights.VERTICAL)
 MEANS = Asynchrony(aggregate=2)
 UNSTASHED = Asynchrony(Weights.UNSTASHED)
@@ -72,14 +72,14 @@ def check(count: int, how: Asynchrony, steps: int) -> None:
 
 
 def test_after_many_mini_batches_too() -> None:
-    check(4, MEANS, 60)
+    check(4, MEANS, 40)
 
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_double_buffering_is_one_update_late_everywhere(count: int) -> None:
     pipeline = Pipeline.of(count, DOUBLE)
-    losses = pipeline.train(32, pieces=4)
-    wanted = by_formula(pipeline, DOUBLE, 32, micro_batch=2)
+    losses = pipeline.train(16, pieces=4)
+    wanted = by_formula(pipeline, DOUBLE, 16, micro_batch=2)
     assert losses == wanted.losses
     assert_same(pipeline.state(), wanted.state_dict)
 
