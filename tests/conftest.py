@@ -21,12 +21,14 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.thorough import examples_of
+
 gc.disable()  # what is loaded and collected stays: half of that time is looking through it in vain
 
 IN_CI = os.environ.get("CI") == "true"
 
 # a busy machine is no failure; in CI a failure must come again in the next run
-settings.register_profile("here", deadline=None)
+settings.register_profile("here", deadline=None, max_examples=examples_of(40))
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if IN_CI else "here")
 

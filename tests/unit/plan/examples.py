@@ -21,8 +21,8 @@ __all__ = ["BatchSplit", "Cluster", "Device", "LeftOut"]
 FREE = Link(bytes_per_s=1e300, latency_s=0.0)
 PLENTY = 10**15
 
-quick_request = partial(PlanRequest, effort=0.1)
-"""Asks for a tenth of the usual search, for tests of what plans of any search are."""
+quick_request = partial(PlanRequest, effort=0.03)
+"""Asks for a small part of the usual search, for tests of what plans of any search are."""
 
 
 def table(forward: Sequence[float], backward: Sequence[float]) -> TimeTable:

@@ -28,7 +28,7 @@ def _groups(plan: Plan) -> Iterator[PlannedStage]:
 @pytest.mark.parametrize("allowed", [DEALING, DIVIDING])
 @pytest.mark.parametrize("planner", sorted(PLANNERS))
 def test_groups_divide_only_as_allowed(planner: str, allowed: frozenset[Allocation]) -> None:
-    request = PlanRequest(64, 8, planner, allocations=allowed, effort=0.1)
+    request = PlanRequest(64, 8, planner, allocations=allowed, effort=0.03)
     plan = make_plan(MODEL, HOUSEHOLD, request)
     assert {stage.allocation for stage in _groups(plan)} <= allowed
     if planner in ("dp", "hybrid"):
@@ -38,7 +38,7 @@ def test_groups_divide_only_as_allowed(planner: str, allowed: frozenset[Allocati
 @pytest.mark.parametrize(("units", "devices"), [(8, 4), (4, 7)])
 def test_auto_still_finds_groups_that_deal(units: int, devices: int) -> None:
     model, household = examples.household(5, units, devices)
-    request = PlanRequest(256, 8, allocations=DEALING, effort=0.1)
+    request = PlanRequest(256, 8, allocations=DEALING, effort=0.03)
     plan = make_plan(model, household, request)
     assert {stage.allocation for stage in _groups(plan)} == {Allocation.MICRO_BATCHES}
     straight = make_plan(model, household, replace(request, groups=False))
@@ -74,7 +74,7 @@ def test_some_way_must_be_allowed() -> None:
 
 def test_replanning_keeps_to_what_is_allowed() -> None:
     model, household = examples.household(5, units=4, devices=7)
-    request = PlanRequest(256, 8, allocations=DEALING, effort=0.1)
+    request = PlanRequest(256, 8, allocations=DEALING, effort=0.03)
     plan = make_plan(model, household, request)
     dead = plan.stages[-1].devices[0].name
     found = replan(model, household, plan, request, dead=[dead])

@@ -178,9 +178,7 @@ def test_asynchronously_a_depth_is_the_number_of_stages_behind_it(seed: int) -> 
     """Whatever would be faster: it is how many updates old the weights are."""
     profile, cluster = examples.household(seed, 6, 3)
     dealing = frozenset({Allocation.MICRO_BATCHES})
-    request = quick_request(
-        16, private=True, mode=Mode.ASYNC, allocations=dealing, overlap=False, effort=0.3
-    )
+    request = quick_request(16, private=True, mode=Mode.ASYNC, allocations=dealing, overlap=False)
     stages = make_plan(profile, cluster, request).stages
     assert tuple(s.warmup for s in stages) == depths_of([len(s.devices) for s in stages])
 

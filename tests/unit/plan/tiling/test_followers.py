@@ -132,7 +132,7 @@ def test_what_the_search_judged_is_what_the_plan_predicts(
 
 def test_auto_takes_it_only_where_it_is_faster() -> None:
     """Two samples in one micro-batch: tiles for the convolutions, and the rest for two devices."""
-    request = asked(planner="auto", batch_size=2, micro_batch=2, effort=0.3)
+    request = asked(planner="auto", batch_size=2, micro_batch=2, effort=0.05)
     net = profile(tail=2.0, maps=True)
     plan = make_plan(net, cluster(*[1.0] * 6, link=FAST_LINK), request)
     assert plan.found_by == "tiles"
