@@ -27,7 +27,7 @@ from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_memory_needs import request
 
 NAMES = ("a", "b", "c")
-REQUEST = request(batch_size=32, micro_batch=8, planner="auto")
+REQUEST = request(batch_size=32, micro_batch=8)
 
 
 def measured_alike(slowdown: float) -> dict[str, object]:

@@ -56,7 +56,7 @@ def assert_same(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert torch.equal(state[name], tensor), name
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("how", [Asynchrony(), VERTICAL, MEANS, UNSTASHED], ids=str)
 def test_losses_and_weights_are_those_of_the_formula(count: int, how: Asynchrony) -> None:
     check(count, how, STEPS)
