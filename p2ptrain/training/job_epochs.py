@@ -15,18 +15,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any
 
-from p2ptrain.errors import InternalError, TrainingError
-from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import (
-    Mesh,
-)
+from p2ptrain import failpoints
+from p2ptrain.errors import Error, InternalError, PeerError, PlanError, TrainingError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.interface import Mesh
 from p2ptrain.observe.events import Event
 from p2ptrain.training import unfinished
-from p2ptrain.training.change_request import (
-    ChangeRequest,
-)
+from p2ptrain.training.assigning import placed_of
+from p2ptrain.training.change_request import ChangeAnswer, ChangeRequest
+from p2ptrain.training.changing import Change
 from p2ptrain.training.elastic import Elasticity, Household
-from p2ptrain.training.epoch_requests import EpochRequests
 from p2ptrain.training.epoch_runs import EpochRuns, Work
 from p2ptrain.training.household_signs import HouseholdSigns
 from p2ptrain.training.job_memory import JobMemory
@@ -43,6 +41,7 @@ from p2ptrain.training.recovery import holder_instructions as to_do
 from p2ptrain.training.recovery.change import ChangeAsk, Reason
 from p2ptrain.training.recovery.choose import GlobalCopy
 from p2ptrain.training.recovery.holder_core import HolderCore, Phase
+from p2ptrain.training.recovery.no_way import NoWay
 from p2ptrain.training.recovery.version import Version
 from p2ptrain.training.surveying import Surveyor
 
@@ -125,12 +124,11 @@ class JobEpochs:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = OwnedTasks(lambda _, error: self._fail(error))
         self._asking: asyncio.Task[None] | None = None
-        self._requests = EpochRequests(
-            *(mesh, unit_names, self.reports, self._post, self._in_force),
-            surveyor=surveyor,
-            planner=self._planner,
-            hangs=self._is_hanging,
-        )
+        self._unit_names = unit_names
+        # the one in force, or that the rules are about to accept
+        self._answer: ChangeAnswer | None = None
+        self._refusal: NoWay | None = None  # of the newest request, if it had none
+        self._told = ""  # why people were told that nothing begins
         self._runs = EpochRuns(mesh, work, self.reports, self._tasks, self._post, self._is_hanging)
         self._surveyor = surveyor
         surveyor.hangs = self._is_hanging
@@ -228,7 +226,7 @@ class JobEpochs:
             while self._todo and writing is None:
                 instruction = self._todo.popleft()
                 if isinstance(instruction, to_do.Journal):
-                    writing = self._memory.write_down(instruction, self._requests.answer)
+                    writing = self._memory.write_down(instruction, self._answer)
                 else:
                     self._carry_out(instruction)
         except Exception as error:  # ends the job, wherever the event came from
@@ -295,7 +293,35 @@ class JobEpochs:
             proposed,
             wants_expected=not self.elastic.knows_plan,
         )
-        await self._requests.ask(request)
+        with timed(log, "epoch_made_ready"):
+            change = Change(self._mesh, request, self._surveyor, self._planner, self._is_hanging)
+            reply = await change.answer()
+        if isinstance(reply, NoWay):
+            self._tell_refused(reply)
+            self._refusal = reply
+            self._post(reply)
+            return
+        if failpoints.armed:
+            await failpoints.reach("accept.before", device=self._mesh.self_id)
+        self._take(reply, ask.number)
+
+    def _tell_refused(self, refusal: NoWay) -> None:
+        """A reason that stays, such as another job, is people's to know: it may stay for hours."""
+        last = self._refusal
+        stays = refusal.again and last is not None and last.reason == refusal.reason
+        if stays and self._told != refusal.reason:
+            self._told = refusal.reason
+            self.reports.warn(f"this job waits, and asks again: {refusal.reason}")
+
+    def _take(self, reply: ChangeAnswer, number: int) -> None:
+        # The rules may refuse it; then the plan in force stays the old one.
+        old, self._answer = self._answer, reply
+        self._post(rules.AnswerIn(number, placed_of(reply.assignment), reply.choice))
+        placed = self._core.history.placed
+        if placed is None or placed.epoch != reply.assignment.key.epoch:
+            self._answer = old
+        else:
+            self._refusal = None
 
     def _is_hanging(self, error: Hangs) -> None:
         """It is as if the device had died, until it has started again."""
@@ -332,14 +358,10 @@ class JobEpochs:
         asynchronous = in_force.assignment.asynchrony is not None
         return self._planning.settled(asynchronous=asynchronous)
 
-    def _in_force(self) -> int:
-        placed = self._core.history.placed
-        return 0 if placed is None else placed.epoch
-
     # -- an epoch --------------------------------------------------------------------------------
 
     def _begin(self, reason: Reason, alive: frozenset[str]) -> None:
-        answer = self._requests.answer
+        answer = self._answer
         assert answer is not None
         version = answer.choice.version
         self.reports.goes_on_from(version.step)
@@ -368,13 +390,25 @@ class JobEpochs:
             if not self._over.done():
                 self._over.set_result(None)
             return
-        error = self._requests.error(reason)
+        error = self._ended_by(reason)
         if self._core.faulty:
             names = ", ".join(sorted(self.reports.name(device) for device in self._core.faulty))
             reasons = "; ".join(self.reports.faulty.values())
             why = f"{error}. The others cannot go on without {names} ({reasons})"
             error = TrainingError(why)
         self._fail(error)
+
+    def _ended_by(self, reason: str) -> Error:
+        """What the job ends with, for people, where the rules say that it does."""
+        refusal = self._refusal
+        lost = None if refusal is None else refusal.lost
+        if refusal is not None and refusal.is_plan:
+            return PlanError(reason)
+        if lost is not None:
+            first, last = (self._unit_names[unit] for unit in (lost.units[0], lost.units[-1]))
+            layers = first if first == last else f"{first} to {last}"
+            return self.reports.lost(reason, lost.last_places, layers)
+        return PeerError(reason)
 
     def _part_ends(self, first: int, end: int, devices: tuple[str, ...]) -> TrainingError:
         names = ", ".join(self.reports.name(device) for device in devices)
