@@ -22,8 +22,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import p2ptrain
-from p2ptrain.observe.events import Event, Step
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import Event, Step
+from p2ptrain.job.train_options import TrainOptions
 
 
 def job() -> p2ptrain.Job:

@@ -12,12 +12,14 @@ from p2ptrain._version import __version__
 from p2ptrain.errors import Error, PeerError, UserError
 
 if TYPE_CHECKING:
-    from p2ptrain.node import Node, train
-    from p2ptrain.plan.versions import Weights
-    from p2ptrain.run import Run
-    from p2ptrain.training.asynchronous.delays import Asynchrony
-    from p2ptrain.training.job import SGD, Adam, AdamW, Job
-    from p2ptrain.training.options import TrainOptions
+    from p2ptrain.api.node import Node
+    from p2ptrain.api.run import Run
+    from p2ptrain.api.train import train
+    from p2ptrain.job.asynchrony import Asynchrony
+    from p2ptrain.job.job import Job
+    from p2ptrain.job.train_options import TrainOptions
+    from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW
+    from p2ptrain.plan.types.weight_versions import Weights
 
 __all__ = [
     "SGD",
@@ -37,16 +39,16 @@ __all__ = [
 ]
 
 _HOME = {
-    "Job": "p2ptrain.training.job",
-    "SGD": "p2ptrain.training.job",
-    "Adam": "p2ptrain.training.job",
-    "AdamW": "p2ptrain.training.job",
-    "TrainOptions": "p2ptrain.training.options",
-    "Asynchrony": "p2ptrain.training.asynchronous.delays",
-    "Weights": "p2ptrain.plan.versions",
-    "Node": "p2ptrain.node",
-    "Run": "p2ptrain.run",
-    "train": "p2ptrain.node",
+    "Job": "p2ptrain.job.job",
+    "SGD": "p2ptrain.model.stage.optimizer_spec",
+    "Adam": "p2ptrain.model.stage.optimizer_spec",
+    "AdamW": "p2ptrain.model.stage.optimizer_spec",
+    "TrainOptions": "p2ptrain.job.train_options",
+    "Asynchrony": "p2ptrain.job.asynchrony",
+    "Weights": "p2ptrain.plan.types.weight_versions",
+    "Node": "p2ptrain.api.node",
+    "Run": "p2ptrain.api.run",
+    "train": "p2ptrain.api.train",
 }
 
 _OTHER_OPTIMIZERS = frozenset(

@@ -8,7 +8,10 @@ import os
 import sys
 from typing import NoReturn
 
-from p2ptrain.cli import codes, early, merging_heap, standard_streams
+from p2ptrain.cli import pairing_code as codes
+from p2ptrain.cli import startup as early
+from p2ptrain.cli import startup as merging_heap
+from p2ptrain.cli import startup as standard_streams
 
 
 def main() -> int:

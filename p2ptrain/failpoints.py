@@ -146,6 +146,7 @@ class _Armed:
 
 armed: bool = False
 """Whether anything is; set by `arm` and `disarm` alone."""
+
 _all: list[_Armed] = []
 
 
@@ -196,9 +197,6 @@ def _fire(reached: Reached) -> list[asyncio.Future[None]]:
         raise InternalError(f"there is no failpoint {reached.name}")
     waits = [one.action(reached) for one in list(_all) if one.is_meant(reached)]
     return [wait for wait in waits if wait is not None]
-
-
-# -- a process's own end -------------------------------------------------------------------------
 
 
 def _signal(name: str, reached: Reached) -> None:

@@ -7,6 +7,7 @@ import importlib.metadata
 from p2ptrain.errors import UserError
 
 OLDEST = (2, 9)
+
 BROKEN = ((2, 10), (2, 11))
 """A backward after a fake tensor in another thread ends the process there (SIGSEGV): every `train`
 does that. pyproject.toml excludes them too, as far as pip is asked."""

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.description import TensorKind
-from p2ptrain.model.export import Loss
-from p2ptrain.model.rehearsal import Effort, Rehearsal, rehearse
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.capture.rehearsal import Effort, Rehearsal, rehearse
+from p2ptrain.model.capture.scored_module import Loss
+from p2ptrain.model.graph.description import TensorKind
 
 
 @dataclass(frozen=True)

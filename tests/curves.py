@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD
 from tests import reference, zoo
 from tests.integration.training.household import devices
 from tests.reference import Outcome

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from p2ptrain.observe.events import Failure, PlanEvent, Step
+from p2ptrain.events import Failure, PlanEvent, Step
 from tests.faults import BATCH, STEPS, Fault, Outcome
 
 LOSS_TOLERANCE = 1e-8

@@ -9,20 +9,24 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.replanning.hysteresis import Action, Decision
-from p2ptrain.plan.replanning.migration import plan_migration
-from p2ptrain.plan.replanning.replicas import place_replicas
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.training import consideration, job_memory
-from p2ptrain.training.holder_epoch import HolderEpoch
-from p2ptrain.training.household_plan import MeasuredHousehold, question
-from p2ptrain.training.job_epochs import JobEpochs
-from p2ptrain.training.kept_versions import KeptVersions
-from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import RoundOrder
-from p2ptrain.training.recovery import cadence, choose, elastic, rebuild
-from p2ptrain.training.recovery import holder_events as holder
+from p2ptrain.coordinator import replan_decision as consideration
+from p2ptrain.coordinator.measured_cluster import MeasuredHousehold, question
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder.driver import JobEpochs
+from p2ptrain.holder.generation import HolderEpoch
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.plan.replan.hysteresis import Action, Decision
+from p2ptrain.plan.replan.migration import plan_migration
+from p2ptrain.plan.replan.replica_holders import place_replicas
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.recovery import choose_version as choose
+from p2ptrain.recovery import rebuild_plan as rebuild
+from p2ptrain.recovery import replan_trigger as elastic
+from p2ptrain.recovery import snapshot_schedule as cadence
+from p2ptrain.recovery.cores import holder_events as holder
 from tests.integration.training.group_plans import Stage, plan
 
 KEPT = (2, 5)

@@ -30,12 +30,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2ptrain import failpoints
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.observe.events import Eval, Event, PlanEvent, Step
-from p2ptrain.plan.plan import Plan
-from p2ptrain.training import household_plan
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.events import Eval, Event, PlanEvent, Step
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.plan.types.plan import Plan
 from tests.fault_scenery import (
     Gate,
     copies_at_any_cost,

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.graph import InputRef
-from p2ptrain.model.stage import Stage
-from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
-from p2ptrain.model.tiles.part import TiledPart
-from p2ptrain.tiles.layout import Layout
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.nodes import InputRef
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
+from p2ptrain.tiling.kernels.tiled_part import TiledPart
+from p2ptrain.tiling.maps.grid_layout import Layout
 from tests.tiled_models import CLASSES, EXAMPLES
 from tests.tiles_in_process import Tiles
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.tiles.messages import Message
-from p2ptrain.model.tiles.part import TiledPart
-from p2ptrain.model.tiles.pieces import cut
-from p2ptrain.model.tiles.program import Replica, TileProgram
-from p2ptrain.model.tiles.tile_pass import TilePass
-from p2ptrain.tiles.layout import Layout
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.tiling.kernels.kernels import cut
+from p2ptrain.tiling.kernels.tile_messages import Message
+from p2ptrain.tiling.kernels.tile_pass import TilePass
+from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.kernels.tiled_part import TiledPart
+from p2ptrain.tiling.maps.grid_layout import Layout
 
 Traffic: TypeAlias = Counter[str]
 """Bytes by kind of message, between tiles of different devices."""

@@ -15,15 +15,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group, draft_groups, draft_pipeline, peak_bytes
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group, draft_groups, draft_pipeline, peak_bytes
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 
 ENDLESS_BYTES = 10**15
 

@@ -3,7 +3,7 @@
     python -m tools.finite_cost [--models efficientnet_b1 vit] [--batch 16] [--steps 15]
 
 Plain torch, one thread, the models of `tools/bench` with SGD: processor seconds of whole steps, and
-of what a stage looks at in each (`p2ptrain.model.finite`), in the same run.
+of what a stage looks at in each (`p2ptrain.model.stage.finite`), in the same run.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import time
 
 import torch
 
-from p2ptrain.model.finite import Broken, FiniteUpdates
-from p2ptrain.model.optimizer import StageOptimizer
-from p2ptrain.model.optimizer_spec import SGD
+from p2ptrain.model.stage.finite import Broken, FiniteUpdates
+from p2ptrain.model.stage.optimizer import StageOptimizer
+from p2ptrain.model.stage.optimizer_spec import SGD
 from tools.bench.cells import MODELS
 from tools.bench.models import load
 

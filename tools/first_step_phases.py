@@ -2,7 +2,7 @@
 
 With `--debug` a device writes on stderr when a phase was over and how long it took:
 
-    2026-01-31 12:00:07,125 INFO p2ptrain.training.service event='measured' seconds=4.2
+    2026-01-31 12:00:07,125 INFO p2ptrain.worker.service event='measured' seconds=4.2
 """
 
 from __future__ import annotations

@@ -31,14 +31,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from p2ptrain.plan.cluster import Cluster, Link  # noqa: E402
-from p2ptrain.plan.cluster import Device as Planned  # noqa: E402
-from p2ptrain.plan.plan import Plan  # noqa: E402
-from p2ptrain.plan.planners import make_plan  # noqa: E402
-from p2ptrain.plan.profile import Profile  # noqa: E402
-from p2ptrain.plan.replanning.heavy import respipe  # noqa: E402
-from p2ptrain.plan.request import Mode, PlanRequest  # noqa: E402
+from p2ptrain.plan.replan.baselines import respipe  # noqa: E402
 from p2ptrain.plan.simulation.simulate import simulate  # noqa: E402
+from p2ptrain.plan.types.cluster import Cluster, Link  # noqa: E402
+from p2ptrain.plan.types.cluster import Device as Planned  # noqa: E402
+from p2ptrain.plan.types.plan import Plan  # noqa: E402
+from p2ptrain.plan.types.profile import Profile  # noqa: E402
+from p2ptrain.plan.types.request import Mode, PlanRequest  # noqa: E402
+from p2ptrain.tiling.planning.make_plan import make_plan  # noqa: E402
 from tests.system.household import Device, Household  # noqa: E402
 from tools.testbed import Household as EmulatedHousehold  # noqa: E402
 from tools.testbed import Testbed  # noqa: E402

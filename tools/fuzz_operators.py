@@ -34,11 +34,11 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import ProtocolError, TooLarge
-from p2ptrain.model import operators
-from p2ptrain.model.decoding import check_arguments
-from p2ptrain.model.graph import InputRef, Node
-from p2ptrain.model.instructions import call_of
-from p2ptrain.model.sizes import node_needs
+from p2ptrain.model.graph import operators
+from p2ptrain.model.graph.decoding import check_arguments
+from p2ptrain.model.graph.nodes import InputRef, Node
+from p2ptrain.model.graph.result_sizes import node_needs
+from p2ptrain.model.stage.instructions import call_of
 
 CHUNK = 2_000
 ALARM_SECONDS = 5

@@ -20,78 +20,68 @@ import lz4.block
 import torch
 from zeroconf import DNSIncoming
 
-from p2ptrain.control.place import Place
-from p2ptrain.control.place_wire import place_fields, read_place
+from p2ptrain.api.progress import JobLine
+from p2ptrain.control.lease import Place, place_fields, read_place
+from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold
+from p2ptrain.coordinator.plan_question import Near, PlanQuestion
+from p2ptrain.coordinator.replan_request import Considered, ConsiderRequest
 from p2ptrain.errors import Error, ProtocolError
-from p2ptrain.mesh import (
-    election_wire,
-    hello,
-    identity,
-    membership_wire,
-    pairing,
-    remote_errors,
-    trust,
-)
-from p2ptrain.mesh.device_file import DeviceFile
-from p2ptrain.mesh.discovered import parse, service_name
-from p2ptrain.mesh.known_codes import KnownCodes
-from p2ptrain.mesh.sealed import Damaged, open_json, seal_json
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.mesh.trust_store import TrustStore
-from p2ptrain.mesh.window import Window
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.measure import MeasuredUnit
-from p2ptrain.model.wire import Unpacking, pack
+from p2ptrain.files import Damaged, open_json, seal_json
+from p2ptrain.holder.start import journal
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.job.train_options import Recovery
+from p2ptrain.mesh.discovery.candidates import parse, service_name
+from p2ptrain.mesh.election import election_wire
+from p2ptrain.mesh.identity import identity
+from p2ptrain.mesh.identity.device_record import DeviceFile
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.links import hello
+from p2ptrain.mesh.links import router as remote_errors
+from p2ptrain.mesh.membership import membership_wire
+from p2ptrain.mesh.trust import pairing, trust
+from p2ptrain.mesh.trust.known_codes import KnownCodes
+from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.trust_store import TrustStore
+from p2ptrain.messages.assign import Fetches
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
+from p2ptrain.messages.passed_over import PassedOver
+from p2ptrain.messages.plan_request import PlanningRequest, Sharing
+from p2ptrain.messages.reconfigure import InForce
+from p2ptrain.messages.round_orders import Commit, EpochKey, NoMoreRounds, RoundOrder
+from p2ptrain.messages.snapshots import ReplicaKeeper, ReplicaKept, ReplicaOffer, VersionsKeep
+from p2ptrain.messages.tensors import FeedSend, Line, LogSend, Piece, PieceKey
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.blocks import decode_block
 from p2ptrain.net.decoder import DecoderSink, FrameDecoder
-from p2ptrain.net.frame import FrameFlag, decode_prefix, pack_prefix
-from p2ptrain.net.header import Header, decode_header, encode_header
+from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.frame import (
+    FrameFlag,
+    Header,
+    decode_header,
+    decode_prefix,
+    encode_header,
+    pack_prefix,
+)
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.replanning.replicas import Replicas
-from p2ptrain.training import checkpoint, journal
-from p2ptrain.training.assigning import Fetches
-from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.boxed import Found, FoundTimes
-from p2ptrain.training.change_request import InForce
-from p2ptrain.training.consider_request import Considered, ConsiderRequest
-from p2ptrain.training.digests import read_digest
-from p2ptrain.training.household_plan import Candidate, MeasuredHousehold
-from p2ptrain.training.inlet import Piece
-from p2ptrain.training.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
-from p2ptrain.training.options import Recovery
-from p2ptrain.training.passed_over import PassedOver
-from p2ptrain.training.plan_question import Near, PlanQuestion
-from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.progress import JobLine
-from p2ptrain.training.protocol import (
-    Commit,
-    EpochKey,
-    FrameFields,
-    NoMoreRounds,
-    PieceKey,
-    ReplicaKeeper,
-    ReplicaKept,
-    ReplicaOffer,
-    RoundOrder,
-    VersionsKeep,
-)
-from p2ptrain.training.recovery.change import Reason
-from p2ptrain.training.recovery.corrections import Corrections
-from p2ptrain.training.recovery.fetches import Fetch
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
-from p2ptrain.training.recovery.lineage import Era, Lineage
-from p2ptrain.training.recovery.rebuild import Rebuild, read_rebuild
-from p2ptrain.training.recovery.round_watch import Counters
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.rounds import Mode, Round
-from p2ptrain.training.sending_again import FeedSend, LogSend
-from p2ptrain.training.sharing import Sharing
-from p2ptrain.training.switchboard import Line
+from p2ptrain.plan.replan.replica_holders import Replicas
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.profiling.boxed_measure import Found, FoundTimes
+from p2ptrain.profiling.measure_units import MeasuredUnit
+from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.profile_corrections import Corrections
+from p2ptrain.recovery.rebuild_plan import Rebuild, read_rebuild
+from p2ptrain.recovery.stall_detector import Counters
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind, Logged
+from p2ptrain.recovery.version import Era, Lineage, Version
+from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state.checksums import read_digest
 
 LIMIT_BYTES = 1 << 20
 OWN_ERRORS = (Error, Damaged)
@@ -457,7 +447,7 @@ def _tensor_meta(value: Any) -> object:
 
 
 def _model() -> bytes:
-    from p2ptrain.model.capture import capture
+    from p2ptrain.model.capture.capture import capture
 
     layer = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     example = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))

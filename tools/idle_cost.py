@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from p2ptrain import event_loop
+from p2ptrain.aio import event_loop
 from tests.unit.mesh.household import Device, household
 
 

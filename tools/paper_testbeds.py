@@ -23,9 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tools.paper_models import MODELS, job
 
 MBIT = 1e6 / 8
@@ -102,7 +102,7 @@ def cluster(model: Model, kinds: Sequence[str], mbit_per_s: float) -> Cluster:
 
 def measured(name: str, folder: Path) -> Profile:
     """FOLDER/NAME.json, measured on this machine now if it is not there (one thread)."""
-    from p2ptrain.cli.profile import measured_profile
+    from p2ptrain.cli.commands.profile import measured_profile
 
     path = folder / f"{name}.json"
     if path.exists():
@@ -118,7 +118,7 @@ def by_flops(name: str) -> Profile:
     """Units as p2ptrain cuts them; a unit's time is its flops, its backward's twice that."""
     import torch
 
-    from p2ptrain.cli.profile import measured_profile
+    from p2ptrain.cli.commands.profile import measured_profile
 
     torch.set_num_threads(1)
     profile = measured_profile(job(name), (1,), threads=1)

@@ -15,15 +15,21 @@ from __future__ import annotations
 import argparse
 import sys
 
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.overheads import REFERENCE, Overheads
-from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.grouping import best_grouping
-from p2ptrain.plan.tiling.problem import OF_TILES, TileDevice, TilingProblem
-from p2ptrain.plan.tiling.simulate import simulate
-from p2ptrain.tiles.grid import TileGrid
-from p2ptrain.tiles.network import FeatureMap, MapNetwork, MapUnit, Operation
-from p2ptrain.tiles.window import ELEMENTWISE, Window
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.feature_maps import (
+    ELEMENTWISE,
+    FeatureMap,
+    MapNetwork,
+    MapUnit,
+    Operation,
+    Window,
+)
+from p2ptrain.plan.types.overheads import REFERENCE, Overheads
+from p2ptrain.tiling.maps.grid import TileGrid
+from p2ptrain.tiling.planning.grouping import best_grouping
+from p2ptrain.tiling.planning.tiling_cost import Costs
+from p2ptrain.tiling.planning.tiling_problem import OF_TILES, TileDevice, TilingProblem
+from p2ptrain.tiling.planning.tiling_simulation import simulate
 
 SIDE, CHANNELS = 416, 3
 YOLOV2 = (

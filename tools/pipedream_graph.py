@@ -33,8 +33,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 
 _NODE = re.compile(
     r"(?P<name>\S+) -- (?P<kind>.*) -- forward_compute_time=(?P<forward>[^,]+), "

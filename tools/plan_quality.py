@@ -23,10 +23,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan.equal_devices import equal, vgg_like
 from tests.unit.plan.examples import household
 from tests.unit.plan.gap import problem

@@ -27,9 +27,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 
 PLANNERS = ("auto", "single", "pp", "dp", "hybrid")
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from p2ptrain.mesh.membership_config import MembershipConfig
+from p2ptrain.mesh.membership.membership_config import MembershipConfig
 from tests.simulation.crowd import measure_crowd
 from tests.simulation.detection import (
     Detection,

@@ -32,9 +32,9 @@ from pathlib import Path
 
 import psutil
 
-from p2ptrain.mesh.lanes import Lanes
-from p2ptrain.observe.events import Event, Recovered, Step
-from p2ptrain.training.recovery.early_deaths import EARLY_STEPS
+from p2ptrain.events import Event, Recovered, Step
+from p2ptrain.mesh.links.handler_queues import Lanes
+from p2ptrain.recovery.cores.retry_policy import EARLY_STEPS
 
 LARGEST_GROWTH = 0.05
 TIMES = {"connects": 10_000, "elections": 1_000, "recoveries": 500, "jobs": 200}
@@ -93,11 +93,11 @@ class Held:
 
 async def connects() -> AsyncIterator[None]:
     """Each: a link from the handshake to its end, and the member has forgotten it."""
-    from p2ptrain.mesh.identity import load_or_create
-    from p2ptrain.mesh.state_folder import StateFolder
-    from p2ptrain.net.dial import dial
-    from p2ptrain.net.link import Link
-    from p2ptrain.net.tls import Credentials, client_context
+    from p2ptrain.mesh.identity.identity import load_or_create
+    from p2ptrain.mesh.identity.state_folder import StateFolder
+    from p2ptrain.net.link.link import Link
+    from p2ptrain.net.transport.dial import dial
+    from p2ptrain.net.transport.tls import Credentials, client_context
     from tests.unit.mesh.household import household
     from tests.unit.net.helpers import Inbox
 
@@ -183,7 +183,7 @@ class _Deaths:
 
 async def jobs() -> AsyncIterator[None]:
     """Each: a job from its capture to its end."""
-    from p2ptrain.training.options import TrainOptions
+    from p2ptrain.job.train_options import TrainOptions
     from tests.integration.training.household import devices
     from tests.integration.training.jobs import make_job
 

@@ -27,21 +27,17 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from p2ptrain.errors import PeerError  # noqa: E402
-from p2ptrain.mesh.identity import Identity, load_or_create  # noqa: E402
-from p2ptrain.mesh.state_folder import StateFolder  # noqa: E402
-from p2ptrain.model.wire import Unpacking, pack  # noqa: E402
-from p2ptrain.net.compression import ChooserSettings  # noqa: E402
-from p2ptrain.net.dial import dial  # noqa: E402
-from p2ptrain.net.header import Header  # noqa: E402
-from p2ptrain.net.link import Link, LinkSettings  # noqa: E402
-from p2ptrain.net.listener import Door, Listener  # noqa: E402
+from p2ptrain.mesh.identity.identity import Identity, load_or_create  # noqa: E402
+from p2ptrain.mesh.identity.state_folder import StateFolder  # noqa: E402
+from p2ptrain.model.wire.tensor_codec import Unpacking, pack  # noqa: E402
+from p2ptrain.net.frame import Header  # noqa: E402
+from p2ptrain.net.link.compression import ChooserSettings  # noqa: E402
+from p2ptrain.net.link.link import Link  # noqa: E402
+from p2ptrain.net.link.link_settings import LinkSettings  # noqa: E402
 from p2ptrain.net.message import Message, PartKind, Priority  # noqa: E402
-from p2ptrain.net.tls import (  # noqa: E402
-    Credentials,
-    certificate_id,
-    client_context,
-    server_context,
-)
+from p2ptrain.net.transport.dial import dial  # noqa: E402
+from p2ptrain.net.transport.listener import Door, Listener  # noqa: E402
+from p2ptrain.net.transport.tls import Credentials, certificate_id, client_context, server_context  # noqa: E402
 
 READ_LIMIT_BYTES = 4 * 2**20
 """Buffer of the plain streams: large, or they stop and start reading all the time."""

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from p2ptrain.errors import OptionError
-from p2ptrain.replace_file import replace_file, where_links_lead
+from p2ptrain.files import replace_file, where_links_lead
 
 if TYPE_CHECKING:
-    from p2ptrain.plan.cluster import Cluster
-    from p2ptrain.plan.plan import Plan
-    from p2ptrain.plan.profile import Profile
+    from p2ptrain.plan.types.cluster import Cluster
+    from p2ptrain.plan.types.plan import Plan
+    from p2ptrain.plan.types.profile import Profile
 
 LARGEST_BYTES = 256 * 2**20
 """A thousand devices with every link listed are some 80 MB; this is memory, not a file of ours."""
@@ -30,21 +30,21 @@ Parsed = TypeVar("Parsed")
 
 def read_profile(path: Path) -> Profile:
     """The profile in that file. Raises OptionError."""
-    from p2ptrain.plan.profile import Profile
+    from p2ptrain.plan.types.profile import Profile
 
     return _parsed(path, Profile.from_json)
 
 
 def read_cluster(path: Path) -> Cluster:
     """The cluster in that file. Raises OptionError."""
-    from p2ptrain.plan.cluster import Cluster
+    from p2ptrain.plan.types.cluster import Cluster
 
     return _parsed(path, Cluster.from_json)
 
 
 def read_plan(path: Path, batch_size: int | None) -> Plan:
     """The plan in that file, of `batch_size` samples where the caller knows. Raises OptionError."""
-    from p2ptrain.plan.plan import Plan
+    from p2ptrain.plan.types.plan import Plan
 
     return _parsed(path, lambda value: Plan.from_json(value, batch_size=batch_size))
 

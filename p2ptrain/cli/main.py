@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from p2ptrain._version import __version__
-from p2ptrain.cli import (
+from p2ptrain.cli import startup as early
+from p2ptrain.cli.commands import (
     demo,
     devices,
     doctor,
-    early,
     invite,
     join,
     plan,
@@ -29,12 +29,12 @@ from p2ptrain.cli import (
     train,
 )
 from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
-from p2ptrain.cli.parser import Misused, Parser
-from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, UsageError
+from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, Misused, Parser, UsageError
 from p2ptrain.errors import PeerError, UserError
-from p2ptrain.observe.events import Failed
+from p2ptrain.events import Failed
 
 _OWN = Path(__file__).resolve().parent.parent
+
 _COMMANDS = (
     *(join, train, status, invite, devices, remove),
     *(profile, plan, simulate, demo, doctor),

@@ -3,21 +3,25 @@
 With `--json`, stdout is a stream of JSON lines that programs parse. A training script may print,
 and so may a C library underneath, so the real stdout is kept aside and file descriptor 1 is made
 to lead to stderr.
+
+Text in columns, for commands whose answer is a short list.
+
+QR codes on a terminal, so that a phone or a tablet need not type.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
+from p2ptrain.console.renderers import JsonRenderer, LineWriter, PlainRenderer, Renderer, dump_line
+from p2ptrain.errors import size_text
+from p2ptrain.events import Event
 from p2ptrain.logs import get_logger
-from p2ptrain.observe.events import Event
-from p2ptrain.observe.jsonl import JsonRenderer, dump_line
-from p2ptrain.observe.plain import PlainRenderer
-from p2ptrain.observe.renderer import LineWriter, Renderer
 
 _log = get_logger(__name__)
 
@@ -53,7 +57,7 @@ class Output:
             return
         from rich.console import Console  # here: most commands need no progress bar
 
-        from p2ptrain.observe.console import ConsoleRenderer
+        from p2ptrain.console.rich_renderer import ConsoleRenderer
 
         self.use(ConsoleRenderer(Console(file=self._stream, highlight=False), total_steps))
 
@@ -137,3 +141,39 @@ def configure_logs(*, debug: bool) -> None:
     from p2ptrain.logs import log_to_stderr  # here: --help and --version need no logs
 
     log_to_stderr(debug=debug)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """`rows` as lines, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def words(values: Mapping[str, Any]) -> str:
+    """`key value, key value`, without what is not set; underscores as spaces."""
+    return ", ".join(
+        _phrase(key, value)
+        for key, value in values.items()
+        if value is not None and not isinstance(value, Mapping | list | tuple)
+    )
+
+
+def _phrase(key: str, value: Any) -> str:
+    name = key.removesuffix("_bytes").replace("_", " ")
+    if isinstance(value, bool):
+        return name if value else f"not {name}"
+    if isinstance(value, int) and key.endswith("_bytes"):
+        return f"{name} {size_text(value)}"
+    return f"{name} {value:,.1f}" if isinstance(value, float) else f"{name} {value}"
+
+
+def terminal_code(text: str) -> str:
+    """`text` as a QR code in block characters, several lines."""
+    import segno
+
+    out = io.StringIO()
+    segno.make(text, micro=False).terminal(out, border=2, compact=True)
+    return out.getvalue().rstrip("\n")

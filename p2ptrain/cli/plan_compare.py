@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from p2ptrain.cli.planners import PLANNERS
-from p2ptrain.cli.tables import aligned
-from p2ptrain.errors import PlanError
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
-from p2ptrain.size_text import size_text
+from p2ptrain.cli.output import aligned
+from p2ptrain.cli.planner_arguments import PLANNERS
+from p2ptrain.errors import PlanError, size_text
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 
 _TITLES = (
     *("planner", "seconds", "samples/s", "of auto", "stages", "devices"),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from p2ptrain.cli.tables import aligned
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode
-from p2ptrain.plan.work import plan_parts
-from p2ptrain.size_text import size_text
+from p2ptrain.cli.output import aligned
+from p2ptrain.errors import size_text
+from p2ptrain.plan.cost.workload_share import plan_parts
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode
 
 _STAGES = ("part", "layers", "device", "share", "warm-up")
+
 _DEVICES = ("device", "work", "peak memory", "of")
 
 

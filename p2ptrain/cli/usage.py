@@ -1,12 +1,21 @@
-"""Exit codes, and the error that means: these words on the command line make no sense."""
+"""Exit codes, and the error that means: these words on the command line make no sense.
+
+argparse's parser; what is wrong on the command line reaches programs too.
+"""
 
 from __future__ import annotations
+
+import argparse
+from typing import NoReturn
 
 from p2ptrain.errors import OptionError
 
 DONE = 0
+
 FAILED = 1
+
 WRONG_USAGE = 2
+
 INTERRUPTED = 130
 
 
@@ -16,3 +25,30 @@ class Interrupted(KeyboardInterrupt):
 
 class UsageError(OptionError):
     """Wrong usage that only shows after argparse is through: exit code 2."""
+
+
+class Misused(SystemExit):
+    """The command line makes no sense, which stderr says already.
+
+    Attributes:
+        message: what is wrong, in one line.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(WRONG_USAGE)
+        self.message = message
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with `Misused`; so do the parsers of its commands."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say on stderr what is wrong.
+
+        Raises:
+            Misused: always.
+        """
+        try:
+            super().error(message)
+        except SystemExit:
+            raise Misused(" ".join(message.split())) from None

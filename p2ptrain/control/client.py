@@ -11,12 +11,11 @@ from typing import Any, Self
 
 import aiohttp
 
-from p2ptrain.control.place import Place
-from p2ptrain.control.place_wire import OTHER_VERSION, read_place, window_fields
-from p2ptrain.control.record import ControlRecord, not_running, read_record
+from p2ptrain.control.lease import OTHER_VERSION, Place, read_place, window_fields
+from p2ptrain.control.member_lock import ControlRecord, not_running, read_record
 from p2ptrain.control.server import SOCKET_HOST
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.window import Window
+from p2ptrain.mesh.trust.pairing_window import Window
 
 _NO_ANSWER = (ValueError, RecursionError)
 """What reading a body raises that is not JSON, or too deep."""
@@ -26,7 +25,6 @@ REQUEST_TIMEOUT_SECONDS = 30.0
 
 STEP_ASIDE_TIMEOUT_SECONDS = 120.0
 """A member that computes for another device's job moves its work away before it leaves."""
-
 
 GIVE_BACK_TIMEOUT_SECONDS = 5.0
 """Somebody waits for the end of a training, and a member that has stepped aside answers at once."""

@@ -23,9 +23,8 @@ from typing import Any, Self
 import psutil
 from aiohttp import web
 
-from p2ptrain.control.place import Lender, Member
-from p2ptrain.control.place_wire import place_fields, read_window
-from p2ptrain.control.record import ControlRecord, read_record, remove_record, write_record
+from p2ptrain.control.lease import Lender, Member, place_fields, read_window
+from p2ptrain.control.member_lock import ControlRecord, read_record, remove_record, write_record
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
 
@@ -37,6 +36,7 @@ _SOCKET_FOLDER_PREFIX = "p2ptrain-"
 BODY_LIMIT_BYTES = 1024 * 1024
 
 _log = get_logger(__name__)
+
 _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

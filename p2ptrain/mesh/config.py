@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2ptrain.errors import OptionError
-from p2ptrain.mesh.connections import ConnectionTimes
-from p2ptrain.mesh.election_config import ElectionConfig
-from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
-from p2ptrain.mesh.window import Window
+from p2ptrain.mesh.election.election_config import ElectionConfig
+from p2ptrain.mesh.links.connection_settings import ConnectionTimes
+from p2ptrain.mesh.membership.membership_config import HOME_LAN, MembershipConfig
+from p2ptrain.mesh.trust.pairing_window import Window
 
 DEFAULT_PORT = 47300
 """Where a device listens unless the port is taken, so that `--peer HOST` needs no port. Any fixed

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from types import MappingProxyType
 
+from p2ptrain.events import Warned
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Conduct, ConductConfig, Judgement, Offence, Step
-from p2ptrain.mesh.notices import Notices
-from p2ptrain.mesh.text import printable
-from p2ptrain.mesh.trust_store import TrustStore
-from p2ptrain.observe.events import Warned
+from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.trust.trust_store import TrustStore
+from p2ptrain.net.fields import printable
 
 log = get_logger(__name__)
 

@@ -2,6 +2,8 @@
 
 `mesh.mesh.NetworkMesh` joins devices; `mesh.lone_mesh.LoneMesh` is one by itself (`--local`).
 Messages within one (peer, priority) keep their order; each is delivered at most once.
+
+What people call a device.
 """
 
 from __future__ import annotations
@@ -97,10 +99,12 @@ class LinkUp:
 
 
 MeshEvent: TypeAlias = MemberChanged | CoordinatorChanged | LinkLost | LinkUp
+
 Handler: TypeAlias = Callable[[str, Message], Awaitable[Message | None]]
 """(peer id, message) -> the reply of a `call`, or None. A handler's `Error` becomes the caller's:
 UserError and PeerError travel by class name and text. Handlers of one (peer, kind) run one after
 the other in the order of arrival; those of different kinds or peers run side by side."""
+
 Take: TypeAlias = Callable[[str, Message], None]
 """(peer id, message), called while messages are read: it must be quick and must not wait. Errors
 are treated as a handler's; a `call` is answered by an empty message. In order for each peer."""
@@ -208,3 +212,9 @@ class LinkStatistics:
     sent_bytes: int
     received_bytes: int
     sent_parts_bytes: int
+
+
+def called(mesh: Mesh, device: str) -> str:
+    """A member's name; of who was never one, the beginning of its id."""
+    member = mesh.members.get(device)
+    return member.name if member is not None else device[:12]

@@ -14,7 +14,7 @@ from p2ptrain.mesh.interface import (
     MemberState,
     MeshEvent,
 )
-from p2ptrain.mesh.router import Router
+from p2ptrain.mesh.links.router import Router
 from p2ptrain.net.message import Message, PartsAllocator, Priority
 
 

@@ -27,7 +27,9 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.net.frame import Codec
 
 BLOCK_BYTES = 128 * 1024
+
 ELEMENT_BYTES = 4
+
 STORED = 1 << 31
 
 _LENGTH = struct.Struct("!I")

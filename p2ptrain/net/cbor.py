@@ -17,9 +17,12 @@ import cbor2
 from p2ptrain.errors import InternalError, ProtocolError
 
 BLOB_DEPTH_LIMIT = 32
+
 ITEMS_LIMIT = 16_384
 """Most items of a blob whose reader expects no more: an item of a byte takes up to 72 of memory."""
+
 INTEGER_MIN = -(2**63)
+
 INTEGER_MAX = 2**64 - 1
 
 _LEAVES = frozenset({type(None), bool, float, str, bytes})

@@ -13,12 +13,20 @@ from dataclasses import dataclass
 
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.net.blocks import BLOCK_BYTES, Filling, fill_blocks
-from p2ptrain.net.frame import NUMBER_MODULUS, PREFIX_BYTES, Codec, Prefix, decode_prefix
-from p2ptrain.net.header import Header, decode_header
+from p2ptrain.net.frame import (
+    NUMBER_MODULUS,
+    PREFIX_BYTES,
+    Codec,
+    Header,
+    Prefix,
+    decode_header,
+    decode_prefix,
+)
 from p2ptrain.net.message import HEADER_LIMIT_BYTES, Message, PartKind, Priority
 
 SCRATCH_BYTES = 8 * 1024
 """Small, so that what follows a frame's header is not read here and copied."""
+
 DIRECT_BYTES = 4 * 1024
 """From here on a read goes straight into its destination; below it, one read takes several."""
 

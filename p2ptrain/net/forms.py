@@ -29,10 +29,12 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get
 
 LENGTH_LIMIT = 4096
 """Most items of a tuple, a set or a mapping that declares no `Length`."""
+
 TEXT_LIMIT_CHARACTERS = 256
 """Longest text that declares no `Text`."""
 
 T = TypeVar("T")
+
 Convert = Callable[[Any], Any]
 
 
@@ -103,15 +105,18 @@ class By:
 
 Id: TypeAlias = Annotated[str, Text(64)]
 """Of a device, a job or a model."""
+
 DeviceId: TypeAlias = Annotated[str, Text(64, 1, like="[ -~]+")]
+
 Count: TypeAlias = Annotated[int, Range(0, 2**53)]
+
 Positive: TypeAlias = Annotated[int, Range(1, 2**53)]
+
 Bytes: TypeAlias = Annotated[int, Range(0, 2**63)]
+
 Seconds: TypeAlias = Annotated[float, Range(0.0, math.inf)]
+
 AboveZero: TypeAlias = Annotated[float, Range(0.0, math.inf, above=True)]
-
-
-# -- for the codec -------------------------------------------------------------------------------
 
 
 def declared(form: type) -> list[tuple[dataclasses.Field[Any], Any, tuple[Any, ...]]]:

@@ -16,20 +16,28 @@ from colorsys import hls_to_rgb
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-from p2ptrain.plan.simulation.simulate import Simulation, TimelineEntry
+from p2ptrain.plan.simulation.simulate import Simulation
+from p2ptrain.plan.simulation.timeline import TimelineEntry
 
 WIDTH, NAME_WIDTH, BUSY_WIDTH, MARGIN = 1200, 162, 64, 12
 """Of the picture, and of its columns, in pixels."""
+
 PLOT_WIDTH = WIDTH - NAME_WIDTH - BUSY_WIDTH - MARGIN
+
 HEAD_HEIGHT, AXIS_HEIGHT, BAR_HEIGHT, LINE_HEIGHT, ROW_HEIGHT = 64, 30, 24, 7, 52
+
 CHARACTER_WIDTH = 6.2
 """Of the bars' labels, on average."""
+
 LONGEST_NAME = 20
+
 TICKS = 10
+
 HUES = 12
 """Micro-batches take turns; neighbours differ by 150 degrees."""
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
 _STYLES = {
     "weight": "#bf8700",
     "input": "#8c959f",
@@ -37,7 +45,9 @@ _STYLES = {
     "reduce": "#8250df",
     "update": "#cf222e",
 }
+
 _SENT = {"send input": "input", "send output": "forward", "send gradient": "backward"}
+
 _LEGEND: Mapping[str, str] = {
     "f0": "forward stage:micro-batch",
     "b0": "its backward",
@@ -47,6 +57,7 @@ _LEGEND: Mapping[str, str] = {
     "reduce": "all-reduce",
     "update": "update",
 }
+
 _ONLY_WHERE_SHOWN = frozenset({"weight", "exchange"})
 
 

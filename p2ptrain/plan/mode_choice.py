@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.request import Mode
-from p2ptrain.plan.versions import Weights, depths_of, updates_late
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.weight_versions import Weights, depths_of, updates_late
 
 PER_LATE_UPDATE: Mapping[Weights, float] = {
     Weights.STASHED: 0.15,
@@ -31,6 +31,7 @@ PER_LATE_UPDATE: Mapping[Weights, float] = {
 }
 """How many times more updates, for each update by which weights are old on average. Least where the
 last stage, which learns most from a mini-batch, has the newest."""
+
 LEAST_GAIN = 1.05
 """Less is within the errors of what is predicted."""
 

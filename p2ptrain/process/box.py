@@ -1,7 +1,7 @@
 """Questions that are answered in a process of their own, which may crash, hang or eat memory.
 
     box = shared_box()
-    answer = await box.ask(Question("p2ptrain.training.boxed:measure", content, ...))
+    answer = await box.ask(Question("p2ptrain.profiling.boxed_measure:measure", content, ...))
 
 Each question gets a fresh process (`zygote` says how it begins, `confinement` what it may do), and
 one is answered at a time. How that process ends is an answer too: `Ended`.
@@ -36,11 +36,12 @@ log = get_logger(__name__)
 LOOK_SECONDS = 0.1
 """Between two looks at how much memory a child has taken, where the system sets no limit."""
 
-
 STARTED_BYTES = 400 << 20
 """Of which so much is what it begins with: it looks small while it loads torch."""
+
 START_SECONDS = 120.0
 """For a process to load torch, on a small board; a question's time begins after it."""
+
 END_SECONDS = 2.0
 """A side that closes without an answer has ended, or soon has."""
 
@@ -231,9 +232,6 @@ def _name(status: int) -> str:
     return f"exit code {status}"
 
 
-# -- forks ---------------------------------------------------------------------------------------
-
-
 class _Fork:
     """A child of the zygote. To kill it, ask the zygote: its number may be another's soon."""
 
@@ -365,9 +363,6 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     return ours, its
-
-
-# -- processes started for each question ---------------------------------------------------------
 
 
 class _Started:

@@ -17,7 +17,9 @@ from pathlib import Path
 from p2ptrain.process import seccomp
 
 _STATUS = Path("/proc/self/status")
+
 _FIRST_TO_END = Path("/proc/self/oom_score_adj")
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -61,11 +61,17 @@ _ALLOWED: Mapping[str, tuple[int, int]] = {
 """Numbers on x86-64 and on 64-bit Arm."""
 
 _ERRNO, _ALLOW, _KILL_PROCESS = 0x00050000, 0x7FFF0000, 0x80000000
+
 _LOAD, _IF_EQUAL, _IF_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06
+
 _NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16  # in struct seccomp_data
+
 _CLONE_THREAD = 0x00010000
+
 _PR_SET_NO_NEW_PRIVS, _SET_MODE_FILTER = 38, 1
+
 _STATUS_OF_SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")
+
 _SPECULATION_ALLOWED = 1 << 2
 """Kernels before 5.16 slow down a filtered process, and times would be those of no other."""
 

@@ -31,17 +31,25 @@ from p2ptrain.process.confinement import confine, end_with_parent
 
 Mark: TypeAlias = Callable[[int], None]
 """Notes where the computation is: the asker learns it when the child does not end well."""
+
 Function: TypeAlias = Callable[[bytes, Mark], bytes]
 
 HEAD = struct.Struct(">QQQ")
 """Of a question: memory in bytes, lengths of the function's name and of the content."""
+
 ANSWER = struct.Struct(">Q")
 """Of an answer: its length."""
+
 PLACE = struct.Struct("=q")
+
 NOWHERE = -1
+
 READY, ASK, KILL = b"ready", b"ask", b"kill"
+
 OUT_OF_MEMORY_EXIT = 77
+
 RAISED_EXIT = 78
+
 _LOOK_SECONDS = 0.05
 """Between two looks at a child, on kernels without pidfd_open (before 5.3)."""
 

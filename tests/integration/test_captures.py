@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.parametrizations import weight_norm
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.rehearsal import Effort
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.capture.rehearsal import Effort
 from tests import captures, zoo
 from tests.reference import stack
 

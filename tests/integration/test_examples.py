@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 from p2ptrain.cli.script import load_job
-from p2ptrain.observe.events import Eval
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.job import Job
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.profiling import ProfileCache
+from p2ptrain.events import Eval
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.profiling.profile_cache import ProfileCache
 from tests.curves import by_plain_torch
 from tests.integration.training.delayed import by_formula, cut_of
 from tests.integration.training.household import devices

@@ -16,16 +16,16 @@ import pytest
 import torch
 
 import p2ptrain
-from p2ptrain.control.lock import FolderBusy, FolderLock
-from p2ptrain.control.place import Lender, Place
+from p2ptrain.api.node import _member_line
+from p2ptrain.control.lease import Lender, Place
+from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import OptionError, PlanError, ScriptError
-from p2ptrain.mesh.default_folder import STATE_DIR_VARIABLE
+from p2ptrain.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
+from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE
 from p2ptrain.mesh.interface import Member, MemberState
-from p2ptrain.mesh.mesh import NetworkMesh
-from p2ptrain.mesh.window import Window
-from p2ptrain.node import _member_line
-from p2ptrain.observe.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
+from p2ptrain.mesh.network_mesh import NetworkMesh
+from p2ptrain.mesh.trust.pairing_window import Window
 from tests.unit.mesh.household import CODE, FakeDiscovery, FakeNetwork
 
 
@@ -57,9 +57,9 @@ def over(devices: int, planner: str = "pp") -> p2ptrain.TrainOptions:
 async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
     """Starts nodes that hear of each other at once; they leave in the end."""
     network = FakeNetwork()
-    monkeypatch.setattr("p2ptrain.node.started_box", lambda _preload: None)  # loads for seconds
+    monkeypatch.setattr("p2ptrain.api.node.started_box", lambda _preload: None)  # loads for seconds
     monkeypatch.setattr(
-        "p2ptrain.node.NetworkMesh",
+        "p2ptrain.api.node.NetworkMesh",
         lambda config, emit: NetworkMesh(config, emit, FakeDiscovery(network)),
     )
     async with AsyncExitStack() as stack:
@@ -234,7 +234,7 @@ async def test_cancelling_twice_lets_the_others_go_all_the_same(
         letting_go.set()
         await go_on.wait()
 
-    monkeypatch.setattr("p2ptrain.training.holder.unfinished.end", end)
+    monkeypatch.setattr("p2ptrain.holder.trainer.unfinished.end", end)
     node = await start("desk")
     run = await node.train(make_job(epochs=500), over(1, "single"))
     await events_until(run, Step)
@@ -379,7 +379,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a local run has no business on the network")
 
-    monkeypatch.setattr("p2ptrain.node.NetworkMesh", refuse)
+    monkeypatch.setattr("p2ptrain.api.node.NetworkMesh", refuse)
 
 
 def local_losses(job: p2ptrain.Job) -> list[float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.control.lock import LOCK_NAME
+from p2ptrain.control.member_lock import LOCK_NAME
 
 CODE = "31415926"
 

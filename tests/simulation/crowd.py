@@ -9,10 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from p2ptrain.mesh.events import Instruction, MemberRecord, MessageReceived, Payload, SendTo
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership import Membership
-from p2ptrain.mesh.membership_config import MembershipConfig
+from p2ptrain.mesh.membership.core_events import (
+    Instruction,
+    MemberRecord,
+    MessageReceived,
+    Payload,
+    SendTo,
+)
+from p2ptrain.mesh.membership.membership import Membership
+from p2ptrain.mesh.membership.membership_config import MembershipConfig
 from tests.simulation.kernel import Kernel
 
 EVENTS_PER_MEMBER_LIMIT = 100

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from random import Random
 
 from p2ptrain.mesh.conduct import Conduct, Judgement, Offence
-from p2ptrain.mesh.election import Election
-from p2ptrain.mesh.election_config import ElectionConfig
-from p2ptrain.mesh.events import (
+from p2ptrain.mesh.election.election import Election
+from p2ptrain.mesh.election.election_config import ElectionConfig
+from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.membership.core_events import (
     Changed,
     CoordinatorIs,
     CoordinatorLost,
@@ -29,9 +30,8 @@ from p2ptrain.mesh.events import (
     SelfChanged,
     SendTo,
 )
-from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership import Membership
-from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
+from p2ptrain.mesh.membership.membership import Membership
+from p2ptrain.mesh.membership.membership_config import HOME_LAN, MembershipConfig
 from tests.simulation.kernel import Kernel
 from tests.simulation.network import Network
 

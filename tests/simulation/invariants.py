@@ -15,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2ptrain.mesh.conduct import Judgement
-from p2ptrain.mesh.election_wire import ElectionKind
-from p2ptrain.mesh.events import (
+from p2ptrain.mesh.election.election_wire import ElectionKind
+from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.membership.core_events import (
     Changed,
     CoordinatorIs,
     ElectionInstruction,
@@ -24,7 +25,6 @@ from p2ptrain.mesh.events import (
     MemberRecord,
     SendTo,
 )
-from p2ptrain.mesh.interface import MemberState
 from tests.simulation.device import Device
 
 _GONE = (MemberState.DEAD, MemberState.LEFT)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 from random import Random
 
-from p2ptrain.mesh.coordinator_claims import CoordinatorClaim
-from p2ptrain.mesh.election import Election
-from p2ptrain.mesh.election_config import ElectionConfig
-from p2ptrain.mesh.events import CoordinatorIs, MemberRecord
+from p2ptrain.mesh.election.claims import CoordinatorClaim
+from p2ptrain.mesh.election.election import Election
+from p2ptrain.mesh.election.election_config import ElectionConfig
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership import Membership
-from p2ptrain.mesh.membership_wire import Claim
+from p2ptrain.mesh.membership.core_events import CoordinatorIs, MemberRecord
+from p2ptrain.mesh.membership.membership import Membership
+from p2ptrain.mesh.membership.membership_wire import Claim
 from tests.simulation.device import Build
 
 

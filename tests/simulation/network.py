@@ -18,7 +18,7 @@ from typing import Protocol
 
 import cbor2
 
-from p2ptrain.mesh.events import Payload
+from p2ptrain.mesh.membership.core_events import Payload
 from tests.simulation.cable import WORD_BYTES, Direction, Slowdown
 from tests.simulation.kernel import Kernel
 from tests.simulation.lossy import Carrier, Flow

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
+from p2ptrain.mesh.membership.membership_config import HOME_LAN, MembershipConfig
 from tests.simulation.crowd import measure_crowd
 from tests.simulation.detection import (
     Failure,

@@ -15,14 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from p2ptrain.errors import InternalError
-from p2ptrain.mesh.interface import (
-    Coordinator,
-    LinkLost,
-    LinkSpeed,
-    LinkUp,
-    Member,
-    MemberState,
-)
+from p2ptrain.mesh.interface import Coordinator, LinkLost, LinkSpeed, LinkUp, Member, MemberState
 from tests.support.memory_mesh import MemoryMesh
 
 __all__ = ["MemoryHousehold", "MemoryMesh", "memory_id"]

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import LinkClosed, PeerError
-from p2ptrain.net.link import Link
-from p2ptrain.net.stream import StreamUser
+from p2ptrain.net.link.link import Link
+from p2ptrain.net.link.stream import StreamUser
 
 CAPACITY_BYTES = 256 * 1024
 

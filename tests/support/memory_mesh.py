@@ -10,7 +10,6 @@ from typing import Protocol
 
 from p2ptrain.errors import InternalError, LinkClosed, ProtocolError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh import probe
 from p2ptrain.mesh.interface import (
     Coordinator,
     CoordinatorChanged,
@@ -23,8 +22,9 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
     Take,
 )
-from p2ptrain.mesh.router import Router
-from p2ptrain.net.header import decode_header, encode_header
+from p2ptrain.mesh.links import link_probe as probe
+from p2ptrain.mesh.links.router import Router
+from p2ptrain.net.frame import decode_header, encode_header
 from p2ptrain.net.message import Message, PartsAllocator, Priority
 
 log = get_logger(__name__)

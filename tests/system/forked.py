@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
-from p2ptrain.cli import merging_heap
+from p2ptrain.cli import startup as merging_heap
 from p2ptrain.demo.device_process import LINE_LIMIT_BYTES, DeviceProcess
 
 _ENTER = "--net="

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from p2ptrain.cli.script import load_job
-from p2ptrain.training.asynchronous.delays import Asynchrony
+from p2ptrain.job.asynchrony import Asynchrony
 from tests.integration.training.delayed import by_formula
 from tests.system.household import Household
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import p2ptrain
-from p2ptrain import callbacks
+from p2ptrain.api import event_stream as callbacks
 from p2ptrain.errors import OptionError
-from p2ptrain.observe.events import Warned
+from p2ptrain.events import Warned
 
 
 async def _awaited(event: object) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from p2ptrain import events as ev
 from p2ptrain.cli.main import build_parser
-from p2ptrain.observe import events as ev
-from p2ptrain.observe.events import Event
+from p2ptrain.events import Event
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from p2ptrain import event_loop, own_thread
+from p2ptrain.aio import event_loop
+from p2ptrain.aio import event_loop as own_thread
 
 SECONDS = 10.0
 """Far longer than any of this takes: a thread that is not stopped must not hang the tests."""
@@ -34,7 +35,7 @@ async def test_a_result_comes_back_from_beside_a_running_loop() -> None:
         await asyncio.sleep(0)
         return threading.current_thread().name
 
-    assert own_thread.run(main()) == "p2ptrain"
+    assert own_thread.run_in_own_thread(main()) == "p2ptrain"
 
 
 async def test_an_error_comes_back() -> None:
@@ -42,7 +43,7 @@ async def test_an_error_comes_back() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError, match="x"):
-        own_thread.run(main())
+        own_thread.run_in_own_thread(main())
 
 
 @needs_signals
@@ -58,7 +59,7 @@ def test_an_interrupted_caller_ends_what_it_waits_for() -> None:
             told.append("left")
 
     with pytest.raises(KeyboardInterrupt):
-        own_thread.run(main())
+        own_thread.run_in_own_thread(main())
     assert told == ["left"]
 
 
@@ -85,7 +86,7 @@ def test_an_interrupt_before_its_loop_runs_counts_too(
     monkeypatch.setattr(event_loop, "run", late_run)
     monkeypatch.setattr(own_thread._OwnThread, "_cancel", cancel_early)
     with pytest.raises(KeyboardInterrupt):
-        own_thread.run(main())
+        own_thread.run_in_own_thread(main())
 
 
 @needs_signals
@@ -104,7 +105,7 @@ def test_a_second_interrupt_does_not_wait_and_hurries_the_leaving() -> None:
                 hurried.set()
 
     with pytest.raises(KeyboardInterrupt):
-        own_thread.run(main())
+        own_thread.run_in_own_thread(main())
     assert hurried.wait(SECONDS)
 
 
@@ -118,5 +119,5 @@ def test_what_fails_while_it_is_stopped_is_logged(caplog: pytest.LogCaptureFixtu
             raise OSError("the disk is full")
 
     with pytest.raises(KeyboardInterrupt):
-        own_thread.run(main())
+        own_thread.run_in_own_thread(main())
     assert "the disk is full" in caplog.text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.replace_file import replace_file, where_links_lead
+from p2ptrain.files import replace_file, where_links_lead
 
 
 class _Open:

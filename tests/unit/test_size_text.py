@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.size_text import size_text
+from p2ptrain.errors import size_text
 
 
 @pytest.mark.parametrize(

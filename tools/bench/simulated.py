@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2ptrain.errors import Error
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tools.bench.cells import Cell
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from p2ptrain.cli.planners import any_planner
+from p2ptrain.cli.planner_arguments import any_planner
 from tools.chaos import Chaos, Outcome, Settings
 
 SHARE_BAR = 0.85

@@ -23,18 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from p2ptrain.errors import PeerError
+from p2ptrain.events import Event, PairingFailed, Warned
 from p2ptrain.mesh.config import MeshConfig
-from p2ptrain.mesh.interface import (
-    CoordinatorChanged,
-    LinkLost,
-    LinkUp,
-    MemberChanged,
-    MeshEvent,
-)
-from p2ptrain.mesh.membership_config import MembershipConfig
-from p2ptrain.mesh.mesh import NetworkMesh
+from p2ptrain.mesh.interface import CoordinatorChanged, LinkLost, LinkUp, MemberChanged, MeshEvent
+from p2ptrain.mesh.membership.membership_config import MembershipConfig
+from p2ptrain.mesh.network_mesh import NetworkMesh
 from p2ptrain.net.message import Fields, Message, Priority
-from p2ptrain.observe.events import Event, PairingFailed, Warned
 
 COMMAND = "detection.command"
 COMMAND_SECONDS = 0.005

@@ -14,11 +14,11 @@ import psutil
 from p2ptrain import torch_version
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.cli.checks.check import Check, bad, ok, warn
-from p2ptrain.errors import UserError
+from p2ptrain.errors import UserError, size_text
 from p2ptrain.process.confinement import Protection, protections
-from p2ptrain.size_text import size_text
 
 _LITTLE_MEMORY_BYTES = 512 * 1024**2
+
 _KEPT_BYTES = 256 * 1024  # the identity, who is trusted, a job's journal
 
 
@@ -41,7 +41,7 @@ def _torch() -> Check:
 
 
 def _zeroconf() -> Check:
-    from p2ptrain.mesh.discovery import check_zeroconf_version
+    from p2ptrain.mesh.discovery.mdns import check_zeroconf_version
 
     try:
         check_zeroconf_version()
@@ -83,7 +83,7 @@ def box(found: Sequence[Protection] | None = None) -> Check:
 
 def state_folder(folder: Path) -> Check:
     """Whether the identity there is private, and what has to survive a restart can be written."""
-    from p2ptrain.mesh.state_folder import StateFolder
+    from p2ptrain.mesh.identity.state_folder import StateFolder
 
     try:
         exists = folder.exists()

@@ -14,12 +14,16 @@ import socket
 import struct
 
 from p2ptrain.cli.checks.check import Check, bad, ok, warn
-from p2ptrain.mesh.interfaces import choose, is_ipv6, machine_addresses
+from p2ptrain.mesh.discovery.interfaces import choose, is_ipv6, machine_addresses
 
 GROUP = "224.0.0.251"
+
 GROUP_IPV6 = "ff02::fb"
+
 PORT = 5353
+
 ECHO_SECONDS = 1.0
+
 LISTEN_SECONDS = 3.0
 
 
@@ -142,8 +146,8 @@ async def listen(duration_seconds: float) -> set[str]:
     from zeroconf import ServiceStateChange, Zeroconf
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo
 
-    from p2ptrain.mesh.discovered import INSTANCE_DIGITS, SERVICE, parse
-    from p2ptrain.mesh.discovery import addresses_of, listen_on
+    from p2ptrain.mesh.discovery.candidates import INSTANCE_DIGITS, SERVICE, parse
+    from p2ptrain.mesh.discovery.mdns import addresses_of, listen_on
 
     names: set[str] = set()
 

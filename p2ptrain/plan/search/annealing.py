@@ -22,36 +22,42 @@ from math import log
 from random import Random
 from typing import Any, TypeVar
 
-from p2ptrain.plan.draft import Draft, Group, draft_groups
+from p2ptrain.plan.cost.draft import Draft, Group, draft_groups
+from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.micro_batch_sizes import neighbouring_splits
+from p2ptrain.plan.problem.question import Question, Rules
 from p2ptrain.plan.search.climb import climb_fine, spare_devices
-from p2ptrain.plan.search.coarse import Layout, coarse_changes
-from p2ptrain.plan.search.divider import Divider
-from p2ptrain.plan.search.drafting import Drafter
-from p2ptrain.plan.search.fine import (
+from p2ptrain.plan.search.fine_moves import (
     changed_depths,
     changed_layouts,
     changed_shares,
     wanted_depths,
 )
-from p2ptrain.plan.shared.judge import Judge, Judged
-from p2ptrain.plan.shared.micro_batches import neighbouring_splits
-from p2ptrain.plan.shared.question import Question
-from p2ptrain.plan.shared.rules import Rules
+from p2ptrain.plan.search.layouts import Drafter
+from p2ptrain.plan.search.shares import Divider
+from p2ptrain.plan.search.structure_moves import Layout, coarse_changes
 
 SEED = 1
+
 HOT, COLD = 0.03, 0.002
 """How much slower, as a part, a draft may typically be at the beginning and at the end."""
+
 SMALL, HOT_SMALL = 100, 0.06
 """Up to so many devices times units, where structures are few, it begins hotter."""
+
 CLIMB_SHARE = 0.15
 """Of the budget, kept for the climb at the end."""
+
 DRAW_TASKS = 15
 """What drawing and bounding a draft costs, in simulated tasks."""
+
 SIZED, DEEPENED, SHARED, SHIFTED = 0.12, 0.18, 0.12, 0.13
 """How often what is drawn is the micro-batch's size, a depth, a share, a border or an order;
 otherwise it is the structure."""
+
 LEAST_TASKS, MOST_TASKS, TASKS_BY_SIZE, MOST_UNITS = 150_000, 500_000, 3_000, 64
 """The budget grows with devices times units (of more units than so many: with these)."""
+
 MOST_DEVICES = 16
 """With more, drawing a change takes longer than is left."""
 

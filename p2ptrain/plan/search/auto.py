@@ -1,38 +1,53 @@
 """`auto`: the best plan of all planners, searched further, never slower than the best device alone.
 
 It is the only planner that leaves devices out, and says of each what using it would cost.
+
+What the named planners would answer: `auto` is at least as good as each of them.
+
+The best plan with no deeper warm-up than its time needs.
+
+A search follows time alone, and many depths have the same. Who keeps fewer micro-batches in flight
+needs less memory for the same round, so depths beyond the usual ones must gain something. The usual
+ones stay: they hide what a model of a household does not know.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.draft import Draft, split_usually
+from p2ptrain.plan.cost.draft import Draft, split_usually, usual_depths
+from p2ptrain.plan.cost.workload_share import Work
+from p2ptrain.plan.planners.data_parallel import judge_dp
+from p2ptrain.plan.planners.equal_shares import judge_pp
+from p2ptrain.plan.planners.ftpipehd import judge_ftpipehd
+from p2ptrain.plan.planners.hybrid import judge_hybrid
+from p2ptrain.plan.planners.pipedream import judge_pipedream
+from p2ptrain.plan.planners.single import best_singles
+from p2ptrain.plan.problem.device_orders import whole_seconds
+from p2ptrain.plan.problem.infeasible import explain
+from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.question import Answer, Question, Rules
 from p2ptrain.plan.search.annealing import annealed, annealing_tasks
 from p2ptrain.plan.search.climb import climb_fine
-from p2ptrain.plan.search.deferring import annealed_split, with_split
-from p2ptrain.plan.search.divider import Divider
-from p2ptrain.plan.search.drafting import Drafter
-from p2ptrain.plan.search.leaner import leaner
-from p2ptrain.plan.search.named import named_answers
+from p2ptrain.plan.search.layouts import Drafter
 from p2ptrain.plan.search.pipelines import PipelineSearch
 from p2ptrain.plan.search.reasons import no_faster_than, no_gain, no_place, too_small
+from p2ptrain.plan.search.shares import Divider
 from p2ptrain.plan.search.straight import StraightSearch
-from p2ptrain.plan.shared.infeasible import explain
-from p2ptrain.plan.shared.judge import Judge, Judged
-from p2ptrain.plan.shared.orders import whole_seconds
-from p2ptrain.plan.shared.question import Answer, Question
-from p2ptrain.plan.shared.rules import Rules
-from p2ptrain.plan.work import Work
+from p2ptrain.plan.search.zero_bubble import annealed_split, with_split
 
 OVERDRAFT_TASKS = 12_000
 """Simulated tasks beyond the budget that the reasons may cost; then bounds must do."""
+
 MOST_LOOKS = 3
 """How often a left-out device may turn out to help after all before the search ends."""
+
 MOST_EXPLAINED = 16
 """Devices left out, the fastest, for each of which a plan that uses it is looked for."""
+
 SEARCHED = "search"
 """What `found_by` says of a plan that no named planner found."""
 
@@ -167,3 +182,74 @@ def _reason(question: Question, best: Judged, device: int, other: Judged | None)
         return no_gain(question.cost, device, best, other)
     small = too_small(question.cost, device, question.splits[0])
     return small or no_place(question)
+
+
+EVERY_DEVICE_A_STAGE: Mapping[str, Callable[[Question], Judged | None]] = {
+    "pp": judge_pp,
+    "ftpipehd": judge_ftpipehd,
+}
+"""Planners that need as many units as devices."""
+
+OTHERS: Mapping[str, Callable[[Question], Judged | None]] = {
+    "dp": judge_dp,
+    "hybrid": judge_hybrid,
+    "pipedream": judge_pipedream,
+}
+
+
+def named_answers(question: Question, rules: Rules) -> Iterator[tuple[str, Judged]]:
+    """(planner, its draft) of every named planner that has an answer which `rules` allow."""
+    for name, judged in _every_answer(question):
+        if rules.allow(judged.draft):
+            yield name, judged
+
+
+def _every_answer(question: Question) -> Iterator[tuple[str, Judged]]:
+    alone = (question.cost.holder,) if question.private else question.devices
+    for judged in best_singles(question.judge, question.splits, alone).values():
+        yield "single", judged
+    stages = len(question.devices) + (question.private and len(question.devices) > 1)
+    straight = EVERY_DEVICE_A_STAGE if stages <= question.cost.unit_count else {}
+    for name, judge_named in {**straight, **OTHERS}.items():
+        answer = judge_named(question)
+        if answer is not None:
+            yield name, answer
+
+
+def leaner(judge: Judge, best: Judged) -> Judged:
+    """`best`, its depths lowered towards the usual ones while that makes no round slower.
+
+    One with split backwards stays: its memory is what it holds, not its depths.
+    """
+    draft = best.draft
+    if draft.held:
+        return best
+    usual = usual_depths(draft.groups, draft.split.micro_batches, judge.cost.mode)
+    least = replace(draft, warmup=tuple(map(min, usual, draft.warmup)))
+    if least == draft:
+        return best
+    if _as_fast(judge, least, best):
+        draft = least
+    for p in reversed(range(len(draft.warmup))):  # the last first: no depth grows to the next
+        draft = _lowered(judge, best, draft, p, least.warmup[p])
+    found = judge.exact(draft)
+    return best if best.beats(found) else found
+
+
+def _lowered(judge: Judge, best: Judged, draft: Draft, p: int, usual: int) -> Draft:
+    """`draft` with the depth of stage p lowered, found by halving, to `usual` at the lowest."""
+    low = max((usual, *draft.warmup[p + 1 : p + 2]))
+    while low < draft.warmup[p]:
+        middle = (low + draft.warmup[p]) // 2
+        other = replace(draft, warmup=(*draft.warmup[:p], middle, *draft.warmup[p + 1 :]))
+        if _as_fast(judge, other, best):
+            draft = other
+        else:
+            low = middle + 1
+    return draft
+
+
+def _as_fast(judge: Judge, draft: Draft, best: Judged) -> bool:
+    """Whether `draft` is, simulated only where its bound leaves hope."""
+    bounded = Judged(judge.bound(draft), draft)
+    return not best.beats(bounded) and not best.beats(Judged(judge.seconds(draft), draft))

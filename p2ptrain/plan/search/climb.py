@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
 
-from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.search.coarse import coarse_changes
-from p2ptrain.plan.search.drafting import Drafter
-from p2ptrain.plan.search.fine import (
-    fine_changes,
-    many_depths,
-    other_depths,
-)
-from p2ptrain.plan.shared.judge import WORTH, Judge, Judged
-from p2ptrain.plan.shared.micro_batches import neighbouring_splits
-from p2ptrain.plan.shared.orders import whole_seconds
+from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.problem.device_orders import whole_seconds
+from p2ptrain.plan.problem.judge import WORTH, Judge, Judged
+from p2ptrain.plan.problem.micro_batch_sizes import neighbouring_splits
+from p2ptrain.plan.search.fine_moves import fine_changes, many_depths, other_depths
+from p2ptrain.plan.search.layouts import Drafter
+from p2ptrain.plan.search.structure_moves import coarse_changes
 
 MOST_SPARE = 8
 """Devices not used, the fastest, that a change may bring in."""
+
 CHANGE_TASKS = 20
 """What drafting and bounding a change of a few devices costs, in simulated tasks."""
+
 PAIR_TASKS = 0.25
 """And more for each pair of its devices, since bounds look at who exchanges samples with whom."""
+
 CLOSE = 1.1
 """So little slower, another micro-batch size may win after its own climb."""
+
 GAIN = 1 - 1e-4
 """A smaller gain is not worth another round of changes."""
 

@@ -11,34 +11,42 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.climb import climb_coarse, climb_sizes, try_depths
-from p2ptrain.plan.search.coarse import taking_in
-from p2ptrain.plan.search.drafting import Drafter
-from p2ptrain.plan.search.fine import deeper
+from p2ptrain.plan.search.fine_moves import deeper
+from p2ptrain.plan.search.layouts import Drafter
 from p2ptrain.plan.search.replicated import best_replicated
 from p2ptrain.plan.search.segments import promising_splits, segment_candidates
 from p2ptrain.plan.search.straight import StraightSearch
-from p2ptrain.plan.shared.judge import Judge, Judged
-from p2ptrain.plan.shared.question import Question
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.search.structure_moves import taking_in
+from p2ptrain.plan.types.batch_split import BatchSplit
 
 LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 100_000, 100, 2_500_000
 """The budget grows with the pairs of devices, up to a limit: about 1 s for 64 of them."""
+
 STARTS_SHARE = 0.5
 """Part of the budget for starts; the rest is for changes."""
+
 MANY_UNITS, MANY_UNITS_TASKS = 64, 25_000
 """Of models of more units the named planners take their time, and searching gets less."""
+
 PROMISING = 2
 """Micro-batch sizes for which groups are searched."""
+
 CLIMBED = 6
 """Starts that are improved."""
+
 WAITING = 1.02
 """A round so much above its bound may gain by deeper warm-ups."""
+
 MOST_RESIZED = 100
 """Devices times units up to which other micro-batch sizes are tried at the end."""
+
 REPLICATED_TASKS = 1_000
 """Of simulation by pairs of devices, beside the budget, for shapes of many replicas."""
+
 FEW = 4
 """Changes looked at for each device left out once the budget is used up."""
 

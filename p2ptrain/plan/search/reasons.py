@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise, permutations, product
 
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.request import Mode
-from p2ptrain.plan.shared.infeasible import unit_bytes
-from p2ptrain.plan.shared.judge import Judged
-from p2ptrain.plan.shared.orders import whole_seconds
-from p2ptrain.plan.shared.question import Question
+from p2ptrain.errors import size_text
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.problem.device_orders import whole_seconds
+from p2ptrain.plan.problem.infeasible import unit_bytes
+from p2ptrain.plan.problem.judge import Judged
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.simulation.group_bound import interface_seconds
 from p2ptrain.plan.simulation.steady_bound import mini_batches_each
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.size_text import size_text
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.request import Mode
 
 SAME = 1.005
 """Rounds within half a per cent are called equally fast."""
+
 PRIVATE_UNITS = 3
 """Fewest with which something lies between the holder's first unit and its last."""
 

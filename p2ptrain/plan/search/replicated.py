@@ -18,34 +18,41 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, draft_groups
-from p2ptrain.plan.request import Mode
-from p2ptrain.plan.search.balanced import balanced_group
-from p2ptrain.plan.shared.coarsen import useful_cuts
-from p2ptrain.plan.shared.judge import Judge, Judged
-from p2ptrain.plan.shared.micro_batches import even_window
-from p2ptrain.plan.shared.orders import segment_orders
-from p2ptrain.plan.shared.partition import Floats, Partition, range_sums
-from p2ptrain.plan.shared.question import Question
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, draft_groups
+from p2ptrain.plan.problem.coarsen import useful_cuts
+from p2ptrain.plan.problem.device_orders import segment_orders
+from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.micro_batch_sizes import even_window
+from p2ptrain.plan.problem.partition import Floats, Partition, range_sums
+from p2ptrain.plan.problem.question import Question
+from p2ptrain.plan.search.balanced_groups import balanced_group
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.request import Mode
 
 LEAST_DEVICES, MOST_DEVICES = 7, 32
 """`segments.py` knows all groups of up to six; of more than MOST_DEVICES, a device more or less in
 a group matters too little to be simulated."""
+
 MOST_CUTS = 48
 """Places where a model may be cut first; then borders move unit by unit."""
+
 ORDERS = 3
 """Orders of the devices, the likeliest."""
+
 TAILS = ((), (1,), (2,), (1, 1), (3,), (2, 1), (1, 1, 1), (4,), (3, 1), (2, 2), (2, 1, 1))
 """Devices of the stages behind the first."""
+
 SIMULATED = 8
 """Candidates, of least bounds."""
+
 MOVED = 2
 """Of them, those whose borders are moved."""
+
 INSTANT = 1e-12
 """Seconds (or their inverse) instead of none, so that speeds are finite."""
+
 STEPS = (1, 2, 4)
 """By how many units at once."""
 

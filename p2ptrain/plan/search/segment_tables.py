@@ -15,16 +15,18 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.request import Mode
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.request import Mode
 
 Floats: TypeAlias = NDArray[np.float64]
+
 Wholes: TypeAlias = NDArray[np.int64]
 
 PLENTY_SAMPLES = 1e9
 """Instead of room without end, where nothing is kept for the backward."""
+
 LEAST_SECONDS = 1e-9
 """Instead of no time at all, so that speeds are finite."""
 

@@ -21,11 +21,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group, draft_groups, usual_depths
-from p2ptrain.plan.request import Mode
-from p2ptrain.plan.search.balanced import balanced_group
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group, draft_groups, usual_depths
+from p2ptrain.plan.problem.coarsen import useful_cuts
+from p2ptrain.plan.problem.device_orders import segment_orders
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.problem.micro_batch_sizes import even_window
+from p2ptrain.plan.problem.question import Question
+from p2ptrain.plan.search.balanced_groups import balanced_group
 from p2ptrain.plan.search.segment_tables import (
     Floats,
     Option,
@@ -34,26 +37,29 @@ from p2ptrain.plan.search.segment_tables import (
     Wholes,
     group_options,
 )
-from p2ptrain.plan.shared.coarsen import useful_cuts
-from p2ptrain.plan.shared.judge import Judge
-from p2ptrain.plan.shared.micro_batches import even_window
-from p2ptrain.plan.shared.orders import segment_orders
-from p2ptrain.plan.shared.question import Question
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.request import Mode
 
 MOST_CUTS = 24
 """Places where a model may be cut; the climb afterwards moves borders unit by unit."""
+
 MOST_POSITIONS = 256
 """Devices of an order that are looked at: beyond, the slowest could hardly earn their latency."""
+
 KEPT = 6
 """Candidates of one split among all devices."""
+
 SMALLER = (8, 16, 32, 64)
 """Numbers of devices, the fastest, among which candidates are found too: estimates do not see how
 transfers of wide groups get in each other's way, and would always take more devices."""
+
 KEPT_OF_SMALLER = 2
 """Candidates of each."""
+
 HOPE = 1.3
 """A micro-batch size whose estimate is so far above the best one's is given up unsimulated."""
+
 GRADIENT_WEIGHT = 1e-3
 """Of two suffixes that finish together, the one whose gradients come earlier leaves more room."""
 

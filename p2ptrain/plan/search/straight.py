@@ -13,27 +13,33 @@ from heapq import nsmallest
 from itertools import combinations, permutations
 from math import comb, isfinite, perm
 
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.shared.coarsen import useful_cuts
-from p2ptrain.plan.shared.judge import Judge, Judged
-from p2ptrain.plan.shared.orders import likely_orders, whole_seconds
-from p2ptrain.plan.shared.partition import Partition, Placement, Suffix, every_subset, in_order
-from p2ptrain.plan.shared.rules import Rules
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.problem.coarsen import useful_cuts
+from p2ptrain.plan.problem.device_orders import likely_orders, whole_seconds
+from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.partition import Partition, Placement, Suffix, every_subset, in_order
+from p2ptrain.plan.problem.question import Rules
+from p2ptrain.plan.types.batch_split import BatchSplit
 
 MOST_ENUMERATED = 300
 """Placements of one batch split that are enumerated rather than searched."""
+
 MOST_SUBSET_DEVICES = 8
 """Devices whose subsets are all tried: 2^7 · 8 extensions of about a tenth of a millisecond."""
+
 MOST_SCREENED_DEVICES = 16
 """Devices among which the promising micro-batch sizes are found."""
+
 MOST_CUTS = 64
 """Of larger models only the most useful cuts are tried: extensions cost their square."""
+
 MOST_ORDERED_DEVICES = 64
 """Devices of an order, the fastest: each is tried before every later one."""
+
 KEPT = 12
 """Candidates of one dynamic programme."""
+
 PROMISING = 3
 """Micro-batch sizes that are searched thoroughly."""
 

@@ -19,8 +19,8 @@ Where a stage's backward is split, its weight gradients are in no way back and i
 
 from __future__ import annotations
 
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.simulation.group_bound import group_bound
 from p2ptrain.plan.simulation.overlapped_bound import steady_bound
 

@@ -25,7 +25,7 @@ from heapq import heappop, heappush
 from typing import Literal, TypeAlias
 
 from p2ptrain.errors import InternalError
-from p2ptrain.plan.schedule import Kind
+from p2ptrain.plan.types.schedule import Kind
 
 FEED = -1
 """The sender's lane number of what the holder feeds."""
@@ -133,6 +133,7 @@ _DONE, _FREED, _ARRIVED, _LANDED, WEIGHED = range(5)
 
 _Event: TypeAlias = tuple[float, int, int, int, "Lane | Route"]
 """Time, tie-breaker, what ended, task, and whose."""
+
 _Waiting: TypeAlias = tuple[float, int, int, int, Route]
 """Since when, sender, receiver, the receiver's task, and the way."""
 

@@ -16,10 +16,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from p2ptrain.plan.allocation import deal, most_in_window, sample_ranges
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group
-from p2ptrain.plan.simulation.deferred import task_seconds
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group, task_seconds
+from p2ptrain.plan.types.allocation import deal, most_in_window, sample_ranges
 
 
 @dataclass(slots=True, eq=False)

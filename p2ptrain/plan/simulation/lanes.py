@@ -21,16 +21,18 @@ from functools import lru_cache
 from itertools import chain
 from typing import TypeAlias, TypeVar
 
-from p2ptrain.plan.allocation import deal, sample_ranges
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.overlap import Direction
-from p2ptrain.plan.schedule import one_f_one_b
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.simulation.engine import FEED, Deferred, Engine, Lane, Route
 from p2ptrain.plan.simulation.overlapped_round import steady_engine
+from p2ptrain.plan.types.allocation import deal, sample_ranges
+from p2ptrain.plan.types.plan import Direction
+from p2ptrain.plan.types.schedule import one_f_one_b
 
 T = TypeVar("T")
+
 Range: TypeAlias = tuple[int, int]
+
 Routes: TypeAlias = tuple[Route, ...]
 
 

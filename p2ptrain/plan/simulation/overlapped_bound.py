@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.simulation.deferred import task_seconds, weight_seconds
-from p2ptrain.plan.turning import sent_in
+from p2ptrain.plan.cost.allreduce_order import sent_in
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, task_seconds, weight_seconds
 
 
 def steady_bound(cost: CostModel, draft: Draft) -> float:

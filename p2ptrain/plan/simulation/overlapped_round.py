@@ -24,9 +24,9 @@ micro-batches together, so that the sums of the last units travel while the firs
 
         lane of a   ... B6 B7 | W5 W6 W7 of the last units: bucket 0 made | W5 W6 W7 of the first |
 
-Where the order of the sums turns (`turning.py`), those of the units before the turn are all sent at
-the end of the backward, and the lane's next round begins so late that none of its first forward's
-units has to wait for its sum.
+Where the order of the sums turns (`allreduce_order.py`), those of the units before the turn are
+all sent at the end of the backward, and the lane's next round begins so late that none of its
+first forward's units has to wait for its sum.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappush
-from itertools import islice, pairwise
+from itertools import islice
 
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.overlap import PREFETCHED_PIECES, Bucket, Fed
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.cost.overlap import PREFETCHED_PIECES, Fed
+from p2ptrain.plan.simulation.allreduce_tail import _Ring, _ring, _Sums, _Tail
 from p2ptrain.plan.simulation.engine import WEIGHED, Deferred, Engine, Lane, Route, Span
-from p2ptrain.plan.turning import sent_in
 
 
 def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: bool) -> Engine:
@@ -71,134 +71,6 @@ def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: 
     if not draft.is_straight:
         _feed_others(cost, draft, lanes)
     return engine
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """What its all-reduce costs a lane, and what its next round waits for.
-
-    Attributes:
-        each: seconds of its core for the messages of each bucket.
-        offsets: where the next round may begin before the sums are there: seconds of its first
-            forward before each bucket's units; else empty.
-        parts: of all gradients, by bucket.
-    """
-
-    each: Sequence[float] = ()
-    offsets: Sequence[float] = ()
-    parts: Sequence[float] = ()
-
-    @property
-    def all(self) -> float:
-        """Of every bucket."""
-        return sum(self.each)
-
-    @property
-    def last(self) -> float:
-        """Of the last one."""
-        return sum(self.each[-1:])
-
-
-def _ring(cost: CostModel, draft: Draft, p: int, lanes: Sequence[Lane]) -> _Ring:
-    sent = sent_in(cost, draft, p)
-    return _Ring(cost, draft.units[p], lanes, sent.buckets, sent.early, turns=sent.turns)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ring:
-    """The lanes of a stage, and the gradients that they sum.
-
-    Attributes:
-        early: of the buckets, those that are sent as the backward makes them; others at its end.
-        turns: whether the next round begins before the sums are there.
-    """
-
-    cost: CostModel
-    units: tuple[int, int]
-    lanes: Sequence[Lane]
-    buckets: Sequence[Bucket]
-    early: int
-    turns: bool
-
-    @property
-    def working(self) -> list[Lane]:
-        """Those that have a part in the round."""
-        return [lane for lane in self.lanes if lane.tasks]
-
-    @property
-    def cuts(self) -> list[int]:
-        """Task numbers above those of the round: one a bucket, and one for what follows them."""
-        above = len(self.lanes[0].seconds)
-        return [above + 2 * k + 1 for k in range(len(self.buckets) + 1)]
-
-    def ways(self, place: int, collector: int) -> list[Route]:
-        """How each bucket travels from the lane at `place` to the next."""
-        lane, after = self.lanes[place], self.lanes[(place + 1) % len(self.lanes)]
-        links = self.cost.ring_links([one.device for one in self.lanes])
-        steps = 2 * (len(self.lanes) - 1)
-        return [
-            Route(
-                carries="sum",
-                sender=lane.number,
-                receiver=collector,
-                uplink=lane.device,
-                downlink=after.device,
-                seconds=steps
-                / len(self.lanes)
-                * bucket.parameter_bytes
-                / min(link.bytes_per_s for link in links),
-                latency_s=steps * max(link.latency_s for link in links),
-            )
-            for bucket in self.buckets
-        ]
-
-    def sums(self, lane: Lane) -> _Sums:
-        """What they cost that lane."""
-        assert self.cost.overlap is not None
-        of = self.cost.overlap.reduce_seconds
-        each = [of(lane.device, len(self.lanes), [bucket]) for bucket in self.buckets]
-        if not self.turns or not lane.tasks:
-            return _Sums(each)
-        forward = self.cost.unit_times(lane.device, 1).forward
-        whole = sum(forward[slice(*self.units)])
-        one = lane.seconds[lane.tasks[0]] / whole if whole else 0.0
-        total = sum(bucket.parameter_bytes for bucket in self.buckets) or 1
-        return _Sums(
-            each,
-            [one * sum(forward[self.units[0] : bucket.first]) for bucket in self.buckets],
-            [bucket.parameter_bytes / total for bucket in self.buckets],
-        )
-
-    def made(self, lane: Lane) -> list[float]:
-        """Which part of a backward each early bucket takes, and what follows them; together 1.
-
-        Of a split backward, which part of its weight gradients.
-        """
-        times = self.cost.unit_times(lane.device, 1)
-        backward = times.backward
-        if lane.deferred is not None:
-            backward = times.weight or (0.0,) * len(backward)
-        early = (bucket.first for bucket in self.buckets[: self.early])
-        borders = [self.units[1], *early, self.units[0]]
-        parts = [sum(backward[first:end]) for end, first in pairwise(borders)]
-        whole = sum(parts)
-        return [part / whole for part in parts] if whole else [1 / len(parts)] * len(parts)
-
-
-@dataclass(slots=True, eq=False)
-class _Tail:
-    """What a lane with a split backward does behind its last backward.
-
-    Attributes:
-        made: which part of it each early bucket takes, and what follows them.
-        cuts, ways: of every bucket, the task that waits for it and how it gets there.
-        first: when the first bucket is made; written by the engine only.
-    """
-
-    made: Sequence[float]
-    cuts: Sequence[int]
-    ways: Sequence[Route]
-    first: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,5 @@
-"""Predicted running by the cost model (`plan/cost.py`): a synchronous round, or steadily."""
+"""Predicted running by the cost model (`plan/cost/cost_model.py`): a synchronous round, or
+steadily."""
 
 from __future__ import annotations
 
@@ -6,34 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.check import check_plan
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group, peak_bytes, split_usually
-from p2ptrain.plan.plan import Plan, PlannedStage
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, Schedule
+from p2ptrain.plan.cost.check_plan import check_plan
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group, peak_bytes, split_usually
 from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.simulation.steady import run_steadily, steady_seconds
-from p2ptrain.plan.simulation.timeline import (
-    EntryKind,
-    TimelineEntry,
-    round_timeline,
-    steady_timeline,
-)
-
-__all__ = [
-    "EntryKind",
-    "Simulation",
-    "TimelineEntry",
-    "draft_of",
-    "group_of",
-    "predicted_seconds",
-    "round_seconds",
-    "simulate",
-    "simulate_draft",
-    "simulate_steady",
-]
+from p2ptrain.plan.simulation.timeline import TimelineEntry, round_timeline, steady_timeline
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan, PlannedStage
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, Schedule
 
 
 @dataclass(frozen=True, slots=True)

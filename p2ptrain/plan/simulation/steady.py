@@ -27,12 +27,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.simulation.engine import Engine
 from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.simulation.steady_bound import mini_batches_each, steady_bound
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.batch_split import BatchSplit
 
 
 @dataclass(frozen=True, slots=True)

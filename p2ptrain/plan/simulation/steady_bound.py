@@ -16,9 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 
-from p2ptrain.plan.allocation import deal, sample_ranges
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group
+from p2ptrain.plan.types.allocation import deal, sample_ranges
 
 
 def steady_bound(cost: CostModel, draft: Draft) -> float:

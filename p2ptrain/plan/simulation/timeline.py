@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
-from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.engine import Engine, Span
 from p2ptrain.plan.simulation.steady import Exchange, Steady
 

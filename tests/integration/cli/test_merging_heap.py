@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from p2ptrain.cli.merging_heap import SETTING, VARIABLE
+from p2ptrain.cli.startup import SETTING, VARIABLE
 
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
@@ -24,7 +24,7 @@ main()
 
 HEAP = """
 import ctypes
-from p2ptrain.training.allocator import keep_freed_memory
+from p2ptrain.process.allocator import keep_freed_memory
 
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in (

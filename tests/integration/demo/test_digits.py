@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from p2ptrain.cli.demo import MEMBERS, STEPS
+from p2ptrain.cli.commands.demo import MEMBERS, STEPS
 
 
 @pytest.fixture(scope="module")

@@ -12,24 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.mesh import disk_writer
-from p2ptrain.mesh.device_file import DEVICE_FILE
-from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage
-from p2ptrain.mesh.election_wire import encode as encode_election
-from p2ptrain.mesh.events import MemberRecord
-from p2ptrain.mesh.identity import device_id, load_or_create
+from p2ptrain.events import MemberEvent, Warned
+from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage
+from p2ptrain.mesh.election.election_wire import encode as encode_election
+from p2ptrain.mesh.identity import device_record as disk_writer
+from p2ptrain.mesh.identity.device_record import DEVICE_FILE
+from p2ptrain.mesh.identity.identity import device_id, load_or_create
+from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership_wire import Claim, Kind, MembershipMessage
-from p2ptrain.mesh.membership_wire import encode as encode_membership
-from p2ptrain.mesh.roster import ELECTION_KIND, MEMBERSHIP_KIND
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.mesh.trust import TrustedDevice, encode_record, sign_record
-from p2ptrain.mesh.trust_exchange import TRUST_KIND
-from p2ptrain.mesh.trust_store import TrustStore
+from p2ptrain.mesh.membership.core_events import MemberRecord
+from p2ptrain.mesh.membership.membership_wire import Claim, Kind, MembershipMessage
+from p2ptrain.mesh.membership.membership_wire import encode as encode_membership
+from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND
+from p2ptrain.mesh.trust.trust import TrustedDevice, encode_record, sign_record
+from p2ptrain.mesh.trust.trust_exchange import TRUST_KIND
+from p2ptrain.mesh.trust.trust_store import TrustStore
+from p2ptrain.messages.kinds import STARTED, VALUES
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.tensors import Line
 from p2ptrain.net.message import Fields, Message
-from p2ptrain.observe.events import MemberEvent, Warned
-from p2ptrain.training.protocol import STARTED, VALUES, EpochKey
-from p2ptrain.training.switchboard import Line, Receiver, Switchboard
+from p2ptrain.runtime.io.tensor_router import Receiver, Switchboard
 from tests.integration.mesh.test_network_mesh import home as home
 from tests.integration.mesh.test_network_mesh import together
 from tests.unit.mesh.household import Device, Household

@@ -15,24 +15,7 @@ import psutil
 import pytest
 
 from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError, UserError
-from p2ptrain.mesh import state_folder
-from p2ptrain.mesh.device_file import DEVICE_FILE
-from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage, encode
-from p2ptrain.mesh.hello import Hello, to_message
-from p2ptrain.mesh.identity import IDENTITY_FILE, load_or_create
-from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
-from p2ptrain.mesh.interfaces import Address
-from p2ptrain.mesh.roster import ELECTION_KIND, MEMBERSHIP_KIND
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.mesh.window import Window
-from p2ptrain.net.dial import dial, dial_unpaired
-from p2ptrain.net.header import Header
-from p2ptrain.net.link import Link, Receiver
-from p2ptrain.net.listener import Door, Listener
-from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.pairing_channel import PairingChannel
-from p2ptrain.net.tls import Credentials, client_context, server_context
-from p2ptrain.observe.events import (
+from p2ptrain.events import (
     CoordinatorEvent,
     MemberEvent,
     Pairing,
@@ -42,6 +25,23 @@ from p2ptrain.observe.events import (
     Renamed,
     Warned,
 )
+from p2ptrain.mesh.discovery.interfaces import Address
+from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage, encode
+from p2ptrain.mesh.identity import state_folder
+from p2ptrain.mesh.identity.device_record import DEVICE_FILE
+from p2ptrain.mesh.identity.identity import IDENTITY_FILE, load_or_create
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
+from p2ptrain.mesh.links.hello import Hello, to_message
+from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND
+from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.net.frame import Header
+from p2ptrain.net.link.link import Link, Receiver
+from p2ptrain.net.message import Message, Priority
+from p2ptrain.net.transport.dial import dial, dial_unpaired
+from p2ptrain.net.transport.listener import Door, Listener
+from p2ptrain.net.transport.pairing_channel import PairingChannel
+from p2ptrain.net.transport.tls import Credentials, client_context, server_context
 from tests.unit.mesh.household import CODE, Device, Household, household
 from tests.unit.net.helpers import Inbox
 

@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy, ctc_loss, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from p2ptrain.errors import InternalError, ScriptError
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.graph import StateRef
-from p2ptrain.model.stage import Stage
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.graph.nodes import StateRef
+from p2ptrain.model.stage.stage import Stage
 from tests.unit.model.conftest import Get
 from tests.unit.model.odd_models import AfterLinear
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributions import Cauchy, LogNormal
 from torch.nn.functional import mse_loss
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.effects import draws_random_numbers
-from p2ptrain.model.stage import Stage
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.graph.effects import draws_random_numbers
+from p2ptrain.model.stage.stage import Stage
 from tests.unit.model.odd_models import AfterLinear
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)

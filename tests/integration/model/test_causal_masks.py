@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.nn.modules import transformer
 
-from p2ptrain.model.capture import capture
+from p2ptrain.model.capture.capture import capture
 from tests import zoo
 from tests.unit.model import pipeline
 from tests.unit.model.pipeline import assert_same

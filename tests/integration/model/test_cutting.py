@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.stage import Stage
-from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
-from p2ptrain.model.tiles.reading import read_tiled_part
-from p2ptrain.model.tiles.refusal import NotTiled
-from p2ptrain.tiles.layout import Layout
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
+from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
+from p2ptrain.tiling.kernels.tileable_operators import NotTiled
+from p2ptrain.tiling.maps.grid_layout import Layout
 from tests.tiles_in_process import Tiles
 
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.decoding import LIMIT_BYTES, is_dense
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.division import sample_dimension
+from p2ptrain.model.graph.decoding import LIMIT_BYTES, is_dense
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.sample_independence.division_effects import sample_dimension
 from p2ptrain.net import cbor
 from tests.unit.model.conftest import Get
 

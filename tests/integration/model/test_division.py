@@ -9,9 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.division import division_effects, indivisible_boundaries, sample_dimension
-from p2ptrain.model.values import BATCH, Polynomial, ValueDescription
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription
+from p2ptrain.model.sample_independence.division_effects import (
+    division_effects,
+    indivisible_boundaries,
+    sample_dimension,
+)
 from tests.unit.model.conftest import Get
 
 

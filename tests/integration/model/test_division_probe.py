@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.division_probe import SAMPLES, first_mixing_unit
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.sample_independence.division_probe import SAMPLES, first_mixing_unit
 from tests import zoo
 from tests.reference import stack
 from tests.unit.model import pipeline

@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.stage import Stage
-from p2ptrain.model.structure import Foreign
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.capture.structure import Foreign
+from p2ptrain.model.stage.stage import Stage
 
 _EXAMPLE = torch.randn(4, 8), torch.tensor([0, 3, 1, 2])
 

@@ -14,8 +14,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import Error
-from p2ptrain.model.capture import capture
-from p2ptrain.model.sizes import needs_of
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.graph.result_sizes import needs_of
 
 EXAMPLE = (torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64))
 

@@ -9,10 +9,10 @@ from functools import cache
 import pytest
 import torch
 
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.effects import draws_random_numbers
-from p2ptrain.model.measure import measure_units
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.effects import draws_random_numbers
+from p2ptrain.profiling.measure_units import measure_units
 from tests import zoo
 from tests.integration.model import idioms
 from tests.reference import call, stack

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, pdist
 
-from p2ptrain.model.capture import capture
+from p2ptrain.model.capture.capture import capture
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

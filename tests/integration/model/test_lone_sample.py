@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2ptrain.model.capture import capture
+from p2ptrain.model.capture.capture import capture
 
 
 class _Folded(nn.Module):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.capture import capture
-from p2ptrain.model.stage import Stage
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.stage.stage import Stage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import rnn
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.measure import measure_units, work_on
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.profiling.measure_units import measure_units, work_on
 from tests.unit.model.conftest import Get
 
 

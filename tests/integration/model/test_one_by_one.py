@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.one_by_one import units_faster_with_onednn
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.profiling.measure_units import units_faster_with_onednn
 
 
 def described(*layers: nn.Module, dtype: torch.dtype = torch.float32) -> ModelDescription:

@@ -14,15 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.clip import clip_coefficient, scale_, tensor_norms
-from p2ptrain.model.optimizer import StageOptimizer
-from p2ptrain.model.stage import Stage
-from p2ptrain.model.wire import Unpacking, pack
-from p2ptrain.training.data import Samples
-from p2ptrain.training.job import SGD, AdamW, Job
-from p2ptrain.training.order import SampleOrder, Split
+from p2ptrain.holder.input.dataset import Samples
+from p2ptrain.holder.input.sample_order import SampleOrder, Split
+from p2ptrain.job.job import Job
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.cross_stage_gradients import clip_coefficient, scale_, tensor_norms
+from p2ptrain.model.stage.optimizer import StageOptimizer
+from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from tests import reference, zoo
 
 torch.set_num_threads(1)

@@ -13,11 +13,11 @@ from torch.autograd import Function
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError, ProtocolError
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.decoding import LIMIT_BYTES
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.division_probe import SAMPLES, first_mixing_unit
-from p2ptrain.model.own_backward import OWN_BACKWARD
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
+from p2ptrain.model.graph.decoding import LIMIT_BYTES
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.sample_independence.division_probe import SAMPLES, first_mixing_unit
 from p2ptrain.net import cbor
 from tests.reference import stack
 from tests.unit.model import pipeline

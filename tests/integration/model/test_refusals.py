@@ -14,7 +14,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.capture import capture
+from p2ptrain.model.capture.capture import capture
 from tests.unit.model.odd_models import AfterLinear
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)

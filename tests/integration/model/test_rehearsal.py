@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy, dropout
 from torch.utils.checkpoint import checkpoint
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.capture import capture
-from p2ptrain.model.rehearsal import Effort, Rehearsal, rehearse
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.rehearsal import Effort, Rehearsal, rehearse
 
 
 class Scaled(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.capture import capture
+from p2ptrain.model.capture.capture import capture
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
 

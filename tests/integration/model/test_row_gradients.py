@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.stage import Stage
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.stage.stage import Stage
 
 WORDS, WIDE = 40, 3
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.division import division_effects
-from p2ptrain.model.running_statistics import NotShareable, shareable
-from p2ptrain.model.stage import Stage
-from p2ptrain.plan.allocation import deal
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.sample_independence.division_effects import division_effects
+from p2ptrain.model.stage.running_statistics import NotShareable, shareable
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.plan.types.allocation import deal
 
 torch.set_num_threads(1)
 SAMPLES, MICRO_BATCH = 11, 3  # the last micro-batch is smaller

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.model.tiles.messages import Halo, Message, Moments
-from p2ptrain.model.tiles.program import Replica, TileProgram
-from p2ptrain.model.tiles.tile_pass import TilePass
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.problem import TileDevice
-from p2ptrain.tiles.layout import Layout
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.tiling.kernels.tile_messages import Halo, Message, Moments
+from p2ptrain.tiling.kernels.tile_pass import TilePass
+from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.planning.tiling_cost import Costs
+from p2ptrain.tiling.planning.tiling_problem import TileDevice
 from tests.thorough import examples_of
 from tests.tiled_models import EXAMPLES
 from tests.tiled_training import (

@@ -15,8 +15,8 @@ from torch.autograd.functional import jacobian
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model import unseen
-from p2ptrain.model.capture import capture
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.tracing import untraced_changes as unseen
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
 

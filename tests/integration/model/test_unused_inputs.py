@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, pad
 
 from p2ptrain.errors import ScriptError
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.division_probe import SAMPLES, first_mixing_unit
-from p2ptrain.model.left_out import DefaultIgnored
-from p2ptrain.model.measure import measure_units
-from p2ptrain.model.stage import Stage
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.sample_independence.division_probe import SAMPLES, first_mixing_unit
+from p2ptrain.model.sample_independence.masked_losses import DefaultIgnored
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.profiling.measure_units import measure_units
 
 
 class OneByMode(nn.Module):

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.check import check_memory, check_plan
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import PLANNERS, make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.cost.check_plan import check_memory, check_plan
+from p2ptrain.plan.cost.workload_share import ROUNDING, plan_parts
+from p2ptrain.plan.planner_registry import PLANNERS
 from p2ptrain.plan.simulation.simulate import simulate
-from p2ptrain.plan.work import ROUNDING, plan_parts
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.asking import tried

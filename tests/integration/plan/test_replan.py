@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.check import check_plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.replanning import pause
-from p2ptrain.plan.replanning.replan import living, replan
-from p2ptrain.plan.replanning.replicas import place_replicas
+from p2ptrain.plan.cost.check_plan import check_plan
+from p2ptrain.plan.replan import pause
+from p2ptrain.plan.replan.replan import living, replan
+from p2ptrain.plan.replan.replica_holders import place_replicas
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.thorough import examples_of
 from tests.unit.plan.replanning.test_replan import REQUEST, SOON, TWELVE, five
 

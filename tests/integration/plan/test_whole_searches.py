@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.request import Mode, PlanRequest
 from p2ptrain.plan.search import auto
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 from tests.unit.plan.asking import tried
 from tests.unit.plan.gap import gap, problem

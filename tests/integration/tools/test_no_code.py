@@ -15,13 +15,13 @@ import pytest
 
 import p2ptrain
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.description import ModelDescription
+from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.net.blocks import decode_block
 from tools.fuzz_targets import OWN_ERRORS, mutated, targets
 
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
-OWN_PROCESS = {"training/apart.py", "training/apart_process.py"}
+OWN_PROCESS = {"process/child_process.py", "process/child_process_main.py"}
 """They pickle for a process that the device starts itself, of what it has checked."""
 WATCHED = {
     *("pickle.find_class", "exec", "compile", "os.system", "subprocess.Popen", "os.exec"),

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from p2ptrain.training.apart_process import SLICE_SECONDS
+from p2ptrain.process.child_process_main import SLICE_SECONDS
 
 
 def computed() -> tuple[float, float]:

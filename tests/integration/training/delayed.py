@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from p2ptrain.observe.events import Step
-from p2ptrain.plan.versions import Weights
-from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.change_request import ChangeAnswer
-from p2ptrain.training.epoch_runs import EpochRuns
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import Step
+from p2ptrain.holder.generation_runner import EpochRuns
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.plan.types.weight_versions import Weights
 from tests import delayed_reference, zoo
 from tests.delayed_reference import Names, Recipe
 from tests.integration.training.household import Devices

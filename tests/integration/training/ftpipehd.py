@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from p2ptrain.model.share import Span
-from p2ptrain.observe.events import PlanEvent
-from p2ptrain.training import device_measures
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.asynchronous.ftpipehd import PLANNER, Ftpipehd
-from p2ptrain.training.epoch_links import EpochLinks
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.stage_ends import RoundReport
+from p2ptrain.events import PlanEvent
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.ftpipehd_options import PLANNER, Ftpipehd
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.round_orders import RoundReport
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.runtime.stage_sender import EpochLinks
+from p2ptrain.worker import device_profile as device_measures
 from tests.integration.training.delayed import options
 from tests.integration.training.household import Devices
 from tests.integration.training.made_up import UNIT_SECONDS, made_up

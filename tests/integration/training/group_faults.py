@@ -26,23 +26,25 @@ from unittest.mock import patch
 
 import torch
 
+from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import replan_decision as consideration
+from p2ptrain.coordinator.measured_cluster import MeasuredHousehold, question
 from p2ptrain.errors import DeviceLost, PeerError, UserError
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.model.optimizer_spec import OptimizerSpec
-from p2ptrain.observe.events import Event, PlanEvent, Step
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.replanning.hysteresis import Action, Decision
-from p2ptrain.plan.replanning.migration import plan_migration
-from p2ptrain.plan.replanning.replicas import place_replicas
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.training import apart, consideration, household_plan
-from p2ptrain.training.household_plan import MeasuredHousehold, question
-from p2ptrain.training.job import SGD, Adam, AdamW, Job
-from p2ptrain.training.options import Recovery, TrainOptions
-from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.recovery import elastic
+from p2ptrain.events import Event, PlanEvent, Step
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import Recovery, TrainOptions
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
+from p2ptrain.plan.replan.hysteresis import Action, Decision
+from p2ptrain.plan.replan.migration import plan_migration
+from p2ptrain.plan.replan.replica_holders import place_replicas
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.process import child_process as apart
+from p2ptrain.recovery import replan_trigger as elastic
 from tests import zoo
 from tests.curves import by_plain_torch, difference
 from tests.integration.training.group_plans import Stage, dealt, divided, plan

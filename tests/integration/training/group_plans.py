@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.training import household_plan
+from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanRequest
 
 DEALT = Allocation.MICRO_BATCHES
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from p2ptrain.api.device_services import TrainingMember
+from p2ptrain.events import Event, PlanEvent, Step, Waiting, Warned
+from p2ptrain.holder.generation import HolderEpoch
+from p2ptrain.holder.trainer import HolderRun
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import LinkSpeed
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.observe.events import Event, PlanEvent, Step, Waiting, Warned
+from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.process.box import Box
-from p2ptrain.training.holder import HolderRun
-from p2ptrain.training.holder_epoch import HolderEpoch
-from p2ptrain.training.job import Job
-from p2ptrain.training.member import TrainingMember
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.profiling import Measuring, ProfileCache
-from p2ptrain.training.protocol import RoundOrder
+from p2ptrain.profiling.profile_cache import Measuring, ProfileCache
 from tests.support.memory_household import MemoryHousehold
 
 FAST = LinkSpeed(bytes_per_s=1e9, latency_s=1e-5)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.observe.events import Event, Step
-from p2ptrain.training.job import SGD, Adam, Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import Event, Step
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD, Adam
 from tests import zoo
 from tests.curves import by_plain_torch
 from tests.integration.training.household import Devices

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.training import device_measures
-from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.profiling import Measuring, ProfileCache, measure
-from p2ptrain.training.recovery import drift, elastic
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.profiling.profile_cache import Measuring, ProfileCache, measure
+from p2ptrain.recovery import drift_watch as drift
+from p2ptrain.recovery import replan_trigger as elastic
+from p2ptrain.worker import device_profile as device_measures
 
 UNIT_SECONDS = (1.0, 2.0)
 """Of a unit's forward and backward, whatever the size of a micro-batch: no link costs as much."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from p2ptrain.training.engagement import Engagement
-from p2ptrain.training.live_stage import LiveStage
+from p2ptrain.runtime.live_stage import LiveStage
+from p2ptrain.worker.hosted_stages import Engagement
 from tests.integration.training.household import Devices
 
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-from p2ptrain.observe.events import Eval
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import Eval
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD
 from tests import reference
 from tests.integration.model.idioms import Codebook, Complex, Ensemble, Packed, Penalised
 from tests.integration.training.household import devices

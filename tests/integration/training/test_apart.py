@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.training import apart
-from p2ptrain.training.apart import Haste
-from p2ptrain.training.apart_process import LENGTH, NICENESS, RESTS
+from p2ptrain.process import child_process as apart
+from p2ptrain.process.child_process import Haste
+from p2ptrain.process.child_process_main import LENGTH, NICENESS, RESTS
 from tests.integration.training.apart_work import computed, only_in, opened
 from tests.unit.training.test_apart import run
 
@@ -52,7 +52,7 @@ def test_where_that_process_dies_it_is_called_here() -> None:
 def test_it_ends_with_who_asked() -> None:
     question = pickle.dumps(partial(time.sleep, 600))
     with subprocess.Popen(
-        [sys.executable, "-m", "p2ptrain.training.apart_process"], stdin=subprocess.PIPE
+        [sys.executable, "-m", "p2ptrain.process.child_process_main"], stdin=subprocess.PIPE
     ) as process:
         assert process.stdin is not None
         process.stdin.write(LENGTH.pack(len(question)) + question)

@@ -20,20 +20,21 @@ from unittest.mock import patch
 import torch
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.model.share import Span
-from p2ptrain.model.stage import Stage
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
-from p2ptrain.plan.schedule import usual_warmup
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.training import household_plan
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.elastic import Elasticity
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.recovery.committing import Seat
+from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.holder.replan_watcher import Elasticity
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.schedule import usual_warmup
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.recovery.commit import Seat
 from tests.integration.training.household import devices
 
 BATCH = 8

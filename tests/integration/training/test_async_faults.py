@@ -21,13 +21,13 @@ import pytest
 import torch
 
 from p2ptrain.errors import DeviceLost
-from p2ptrain.observe.events import Event, Step
-from p2ptrain.plan.versions import Weights
-from p2ptrain.training import job_memory
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.asynchronous.ftpipehd import PLANNER, Ftpipehd
-from p2ptrain.training.kept_versions import KeptVersions
-from p2ptrain.training.options import Recovery
+from p2ptrain.events import Event, Step
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.ftpipehd_options import PLANNER, Ftpipehd
+from p2ptrain.job.train_options import Recovery
+from p2ptrain.plan.types.weight_versions import Weights
 from tests.integration.training.delayed import Epochs, delayed_job, options
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_elastic import leave

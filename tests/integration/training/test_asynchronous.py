@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from p2ptrain.observe.events import Eval, Warned
-from p2ptrain.plan.versions import Weights
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.job import Adam
+from p2ptrain.events import Eval, Warned
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.model.stage.optimizer_spec import Adam
+from p2ptrain.plan.types.weight_versions import Weights
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import assert_same_weights, assert_undisturbed

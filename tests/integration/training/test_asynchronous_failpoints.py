@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from p2ptrain import failpoints
+from p2ptrain.events import Event, Failure, Step
 from p2ptrain.failpoints import Reached
-from p2ptrain.observe.events import Event, Failure, Step
-from p2ptrain.training import job_memory
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.kept_versions import KeptVersions
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import Epochs, delayed_job, options
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.support.memory_household import memory_id

@@ -10,18 +10,19 @@ import pytest
 import torch
 
 from p2ptrain import failpoints
+from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.failpoints import Reached
-from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.versions import depths_of
-from p2ptrain.training import household_plan, job_memory
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.kept_versions import KeptVersions
-from p2ptrain.training.options import Recovery
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.train_options import Recovery
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.weight_versions import depths_of
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.group_plans import DEALT
 from tests.integration.training.household import devices

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from p2ptrain.errors import OptionError, PlanError, TrainingError
-from p2ptrain.observe.events import Event, PlanEvent, Step
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.checkpoint import load
-from p2ptrain.training.job import Job
-from p2ptrain.training.options import Recovery, TrainOptions
-from p2ptrain.training.recovery import elastic
+from p2ptrain.events import Event, PlanEvent, Step
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import Recovery, TrainOptions
+from p2ptrain.recovery import replan_trigger as elastic
+from p2ptrain.state.checkpoint_files import load
 from tests.integration.training.delayed import Epochs, by_formula, cut_of, delayed_job, options
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import assert_same_weights, job_that_ends_in_nan

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 import torch
 
-from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.plan.versions import Weights
-from p2ptrain.training import job_memory
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.kept_versions import KeptVersions
-from p2ptrain.training.recovery import cadence
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.plan.types.weight_versions import Weights
+from p2ptrain.recovery import snapshot_schedule as cadence
+from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import by_formula, delayed_job, options
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import assert_same_weights, steps_of

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from p2ptrain.coordinator.plan_cluster import plan_household
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.asynchronous.refusals import check_asynchronous, unshared
-from p2ptrain.training.household_plan import plan_household
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.holder.start.model_limits import check_asynchronous, unshared
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.model.graph.description import ModelDescription
 from tests import captures, zoo
 from tests.integration.training.jobs import make_job
 from tests.reference import stack

@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import PlanError, ScriptError, TrainingError
-from p2ptrain.observe.events import Warned
-from p2ptrain.training.job import SGD, Job
+from p2ptrain.events import Warned
+from p2ptrain.job.job import Job
+from p2ptrain.model.stage.optimizer_spec import SGD
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import one_stage_each
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from torch.utils.data import default_collate
 
-from p2ptrain.model.capture import capture
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.capture.capture import capture
 from p2ptrain.process.box import Box, Question, Zygote
-from p2ptrain.training import boxed
-from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.profiling import ProfileCache, measure, measure_boxed
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.profiling import boxed_measure as boxed
+from p2ptrain.profiling.profile_cache import ProfileCache, measure, measure_boxed
 from tests import zoo
 from tests.integration.training import crashing
 from tests.integration.training.household import devices

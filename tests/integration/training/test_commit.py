@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 import pytest
 
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.model.optimizer import StageOptimizer
+from p2ptrain.events import Event, Step
+from p2ptrain.messages.kinds import COMMIT, DONE, STATE_MANIFEST
+from p2ptrain.messages.round_orders import Commit
+from p2ptrain.model.stage.optimizer import StageOptimizer
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Event, Step
-from p2ptrain.training.engagement import Engagement
-from p2ptrain.training.protocol import COMMIT, DONE, STATE_MANIFEST, Commit
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.version import Version
+from p2ptrain.worker.hosted_stages import Engagement
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     assert_same_weights,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.training import epoch_links
-from p2ptrain.training.job import SGD, Adam, AdamW
+from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW
+from p2ptrain.runtime import stage_sender as epoch_links
 from tests import zoo
 from tests.curves import Case, difference, household_run, plain_torch, with_p2ptrain
 

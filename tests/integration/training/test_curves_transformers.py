@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.training.job import AdamW
+from p2ptrain.model.stage.optimizer_spec import AdamW
 from tests.curves import Case, difference, plain_torch, with_p2ptrain
 
 

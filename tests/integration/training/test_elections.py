@@ -10,20 +10,14 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import InternalError, PeerError, PlanError
+from p2ptrain.events import Event, PlanEvent, Step, Warned
+from p2ptrain.holder.planner_client import Planner
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, PLAN, PREPARE, WORKS
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Event, PlanEvent, Step, Warned
-from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.planner import Planner
-from p2ptrain.training.protocol import (
-    MEASURE_LINKS,
-    MEASURE_PROFILE,
-    PLAN,
-    PREPARE,
-    WORKS,
-)
-from p2ptrain.training.recovery import planner_core
+from p2ptrain.recovery.cores import planner_core
 from tests.integration.training.group_plans import divided, force
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import make_job, on_step, undisturbed

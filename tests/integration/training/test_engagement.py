@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from p2ptrain import failpoints
+from p2ptrain.coordinator import memory_model as memory_needs
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.kinds import COMMIT
 from p2ptrain.net.message import Message
-from p2ptrain.training import memory_needs
-from p2ptrain.training.engagement import Engagement
-from p2ptrain.training.job import Job
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import COMMIT
-from p2ptrain.training.recovery.holdings import Kind
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.stage_runner import StageRunner
+from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.sync_executor import StageRunner
+from p2ptrain.worker.hosted_stages import Engagement
 from tests.integration.training.group_plans import Stage, device_count, divided, force
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from p2ptrain.observe.events import Eval
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import Eval
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD
 from tests import reference
 from tests.integration.training.household import devices
 

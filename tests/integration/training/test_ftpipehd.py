@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from p2ptrain.observe.events import Event
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
-from p2ptrain.training.recovery import repartition
+from p2ptrain.events import Event
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.recovery import ftpipehd_repartition as repartition
 from tests.integration.training.delayed import Epochs, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
 from tests.integration.training.household import devices, hold_rounds

@@ -15,14 +15,18 @@ import pytest
 import torch
 
 from p2ptrain import failpoints
+from p2ptrain.events import Event, Failure, Recovered, Step, Warned
 from p2ptrain.failpoints import Reached
-from p2ptrain.observe.events import Event, Failure, Recovered, Step, Warned
-from p2ptrain.training import job_memory, whole_copies
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
-from p2ptrain.training.recovery import cadence, elastic, repartition, round_watch
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.whole_copies import WholeCopies
+from p2ptrain.holder import full_snapshots as whole_copies
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder.full_snapshots import WholeCopies
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.recovery import ftpipehd_repartition as repartition
+from p2ptrain.recovery import replan_trigger as elastic
+from p2ptrain.recovery import snapshot_schedule as cadence
+from p2ptrain.recovery import stall_detector as round_watch
+from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import Epochs, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
 from tests.integration.training.household import Devices, devices, hold_rounds

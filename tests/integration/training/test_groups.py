@@ -13,10 +13,11 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.errors import TrainingError
-from p2ptrain.observe.events import Eval, Event, Step, Warned
-from p2ptrain.training.engagement import Engagement
-from p2ptrain.training.job import SGD, AdamW, Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import Eval, Event, Step, Warned
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
+from p2ptrain.worker.hosted_stages import Engagement
 from tests import reference, zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force

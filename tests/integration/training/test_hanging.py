@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Event, PlanEvent, Step, Warned
-from p2ptrain.training import patience, standstill
-from p2ptrain.training.protocol import (
+from p2ptrain.events import Event, PlanEvent, Step, Warned
+from p2ptrain.holder import generation_runner as standstill
+from p2ptrain.messages import calls as patience
+from p2ptrain.messages.kinds import (
     ALIVE,
     INVENTORY,
     MEASURE_LINKS,
@@ -19,7 +19,8 @@ from p2ptrain.training.protocol import (
     PREPARE,
     STATE_MANIFEST,
 )
-from p2ptrain.training.recovery import signs
+from p2ptrain.net.message import Message
+from p2ptrain.recovery import work_signs as signs
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -35,13 +36,13 @@ QUICK = signs.SignLimits(look_seconds=0.05, silent_seconds=0.5, still_seconds=0.
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "USUAL", QUICK)
-    monkeypatch.setattr("p2ptrain.training.unfinished.FIND_TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr("p2ptrain.training.unfinished.END_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("p2ptrain.holder.start.job_registry.FIND_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("p2ptrain.holder.start.job_registry.END_TIMEOUT_SECONDS", 0.1)
     talks = replace(signs.TALKS, look_seconds=0.05, silent_seconds=0.5)
     monkeypatch.setattr(standstill, "TALKS", talks)
     monkeypatch.setattr(standstill, "SILENCE_LOOK_SECONDS", 0.1)
-    monkeypatch.setattr("p2ptrain.training.holder_epoch.STANDING_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr("p2ptrain.training.holder_epoch.TALKS", talks)
+    monkeypatch.setattr("p2ptrain.holder.generation.STANDING_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr("p2ptrain.holder.generation.TALKS", talks)
 
 
 async def _never(_peer: str, _message: Message) -> Message:

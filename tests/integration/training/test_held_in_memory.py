@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.model import stage as model_stage
-from p2ptrain.training import stage_runner
-from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage import stage as model_stage
+from p2ptrain.runtime import sync_executor as stage_runner
+from p2ptrain.runtime.live_stage import LiveStage
 from tests import zoo
 from tests.curves import Case, job_of
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.events import PlanEvent, Warned
+from p2ptrain.holder import generation_runner as standstill
+from p2ptrain.messages.kinds import FAILED
+from p2ptrain.messages.tensors import Line, Piece, Value
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import PlanEvent, Warned
-from p2ptrain.training import household_plan, standstill
-from p2ptrain.training.inlet import Piece, Value
-from p2ptrain.training.protocol import FAILED
-from p2ptrain.training.recovery import round_watch, settling
-from p2ptrain.training.switchboard import Line, Switchboard
+from p2ptrain.recovery import stall_detector as round_watch
+from p2ptrain.recovery.cores import liveness as settling
+from p2ptrain.runtime.io.tensor_router import Switchboard
 from tests.integration.training import group_plans
 from tests.integration.training.group_plans import divided
 from tests.integration.training.household import devices

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from p2ptrain.observe.events import Step, Warned
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import Step, Warned
+from p2ptrain.job.train_options import TrainOptions
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job, on_step, undisturbed
 

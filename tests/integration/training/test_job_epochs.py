@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.observe.events import PlanEvent
-from p2ptrain.training.journal import JOB_FILE
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import PlanEvent
+from p2ptrain.holder.start.journal import JOB_FILE
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.mesh.identity.state_folder import StateFolder
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
 

@@ -23,16 +23,18 @@ from p2ptrain.errors import (
     ScriptError,
     TrainingError,
 )
+from p2ptrain.events import Done, Eval, Event, Warned
+from p2ptrain.holder.generation import HolderEpoch
+from p2ptrain.holder.trainer import HolderRun
+from p2ptrain.holder.training_loop import TrainingLoop
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.kinds import PLAN
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Done, Eval, Event, Warned
-from p2ptrain.training import checkpoint
-from p2ptrain.training.holder import HolderRun
-from p2ptrain.training.holder_epoch import HolderEpoch
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import PLAN, RoundOrder
-from p2ptrain.training.state_transfer import StateServer
-from p2ptrain.training.training_loop import TrainingLoop
+from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state.transfer_server import StateServer
 from tests import zoo
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.plan.versions import Weights
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.preparation import Prepared, prepare
+from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.plan.types.weight_versions import Weights
 
 DOUBLE = Asynchrony(Weights.DOUBLE)
 

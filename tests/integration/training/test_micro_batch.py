@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from p2ptrain.errors import CaptureError, OptionError
-from p2ptrain.training.job import SGD, Job, MicroBatch
-from p2ptrain.training.micro_batch import settled
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.preparation import Prepared, prepare
-from p2ptrain.training.sharing import Across
+from p2ptrain.holder.start.micro_batch import settled
+from p2ptrain.holder.start.model_limits import Across
+from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.job.job import Job, MicroBatch
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD
 
 BATCH = 64
 

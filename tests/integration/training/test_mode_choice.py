@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from p2ptrain.console.describe import describe
+from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.errors import OptionError
-from p2ptrain.observe.describe import describe
-from p2ptrain.observe.events import PlanEvent, Warned
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.request import Mode
-from p2ptrain.plan.versions import Weights
-from p2ptrain.training import household_plan
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import PlanEvent, Warned
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.weight_versions import Weights
 from tests.curves import by_plain_torch
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.household import Devices, devices

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import OptionError, TrainingError
-from p2ptrain.observe.events import Done, PlanEvent, Step, Warned
-from p2ptrain.training import checkpoint
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
-from p2ptrain.training.job import SGD, Adam, Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import Done, PlanEvent, Step, Warned
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD, Adam
+from p2ptrain.state import checkpoint_files as checkpoint
 from tests.integration.training.delayed import options as asynchronous
 from tests.integration.training.ftpipehd import Speeds, as_published
 from tests.integration.training.group_plans import dealt, device_count, divided, force

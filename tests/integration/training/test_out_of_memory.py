@@ -11,29 +11,28 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.errors import DeviceLost, PeerError, PlanError
+from p2ptrain.events import Failure, PlanEvent, Step, Warned
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder.input.dataset import Samples
+from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.model.stage import Stage
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Failure, PlanEvent, Step, Warned
-from p2ptrain.training import (
-    device_measures,
-    epoch_links,
-    household_plan,
-    job_memory,
-    making_ready,
-)
-from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.data import Samples
-from p2ptrain.training.device_measures import DeviceMeasures
-from p2ptrain.training.fetching import fetch as fetch_state
-from p2ptrain.training.group_reduction import GroupReduction
-from p2ptrain.training.inlet import Inlet
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.participation import Participation
-from p2ptrain.training.recovery import settling
-from p2ptrain.training.summed import Summed
-from p2ptrain.training.tiling.exchange import TileExchange
+from p2ptrain.process import memory_budget
+from p2ptrain.recovery.cores import liveness as settling
+from p2ptrain.runtime import stage_sender as epoch_links
+from p2ptrain.runtime.allreduce import GroupReduction
+from p2ptrain.runtime.io.tensor_receiver import Inlet
+from p2ptrain.runtime.reduced_tensors import Summed
+from p2ptrain.runtime.tiled.tile_exchange import TileExchange
+from p2ptrain.state.fetch import fetch as fetch_state
+from p2ptrain.worker import device_profile as device_measures
+from p2ptrain.worker import generation_builder as making_ready
+from p2ptrain.worker.device_profile import DeviceMeasures
+from p2ptrain.worker.session import Participation
 from tests.integration.training.group_plans import Stage as GroupStage
 from tests.integration.training.group_plans import dealt, device_count, divided, force
 from tests.integration.training.group_plans import plan as forced_plan
@@ -233,7 +232,7 @@ async def test_a_member_of_a_group_that_runs_out_of_memory_is_planned_for_again(
     monkeypatch: pytest.MonkeyPatch, plan: list[GroupStage]
 ) -> None:
     force(monkeypatch, plan)
-    monkeypatch.setattr(household_plan, "LESS_MEMORY", 1.0)  # this plan can become no smaller
+    monkeypatch.setattr(memory_budget, "LESS_MEMORY", 1.0)  # this plan can become no smaller
     count = device_count(plan)
     async with devices(count) as household:
         wanted = await _losses(household, "auto")
@@ -286,7 +285,7 @@ async def test_no_memory_for_sums_of_a_group_is_planned_around(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
     force(monkeypatch, [divided(2, 2)])
-    monkeypatch.setattr(household_plan, "LESS_MEMORY", 1.0)  # this plan can become no smaller
+    monkeypatch.setattr(memory_budget, "LESS_MEMORY", 1.0)  # this plan can become no smaller
     async with devices(2) as household:
         wanted = await _losses(household, "auto")
     fails_once(monkeypatch, owner, name)
@@ -298,7 +297,7 @@ async def test_no_memory_for_sums_of_a_group_is_planned_around(
 async def test_no_memory_for_what_tiles_tell_each_other_is_planned_around(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(household_plan, "LESS_MEMORY", 1.0)  # most of what it takes is no tile
+    monkeypatch.setattr(memory_budget, "LESS_MEMORY", 1.0)  # most of what it takes is no tile
     async with devices(2) as household:
         wanted = await _tiled(household)
     fails_once(monkeypatch, TileExchange, "_room", 9)

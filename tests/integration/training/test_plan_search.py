@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from p2ptrain.plan.plan import Plan
-from p2ptrain.training import plan_search
-from p2ptrain.training.apart import Apart, Haste
-from p2ptrain.training.household_plan import plan_household
-from p2ptrain.training.plan_question import PlanQuestion
+from p2ptrain.coordinator import plan_search
+from p2ptrain.coordinator.plan_cluster import plan_household
+from p2ptrain.coordinator.plan_question import PlanQuestion
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.process.child_process import Apart, Haste
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_plan_search import (
     NAMES,

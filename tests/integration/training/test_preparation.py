@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import OptionError
-from p2ptrain.model.layout import ALIGNMENT
-from p2ptrain.model.optimizer import state_layout
-from p2ptrain.training import checkpoint
-from p2ptrain.training.checkpoint import Checkpoint
-from p2ptrain.training.job import SGD, Adam, Job
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.preparation import Prepared, prepare
+from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer import state_layout
+from p2ptrain.model.stage.optimizer_spec import SGD, Adam
+from p2ptrain.model.wire.tensor_layout import ALIGNMENT
+from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state.checkpoint_files import Checkpoint
 
 
 def prepared(

@@ -11,18 +11,21 @@ import pytest
 import torch
 
 from p2ptrain.errors import PeerError
+from p2ptrain.events import Event, Failure, Recovered, Step
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder.replay_feed import FeedingAgain
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.job.job import Job
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.kinds import FEED_SEND
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.tensors import FeedSend, Line, Piece, PieceKey, Slice
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Event, Failure, Recovered, Step
-from p2ptrain.training import engagement, job_memory, rebuilding
-from p2ptrain.training.division import Slice
-from p2ptrain.training.inlet import Contents, Inlet, Piece
-from p2ptrain.training.job import Job
-from p2ptrain.training.kept_versions import KeptVersions
-from p2ptrain.training.preparation import Prepared
-from p2ptrain.training.protocol import FEED_SEND, EpochKey, PieceKey
-from p2ptrain.training.rounds import Mode, Round
-from p2ptrain.training.sending_again import FeedingAgain, FeedSend
-from p2ptrain.training.switchboard import ACTIVATIONS, Line, Switchboard
+from p2ptrain.runtime.io.tensor_receiver import Contents, Inlet
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, Switchboard
+from p2ptrain.worker import hosted_stages as engagement
+from p2ptrain.worker import rebuild as rebuilding
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,

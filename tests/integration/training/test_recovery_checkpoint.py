@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from p2ptrain.observe.events import Event, Recovered, Step, Warned
-from p2ptrain.training import checkpoint_copies
-from p2ptrain.training.checkpoint import INDEX, MODEL, Written
-from p2ptrain.training.job import Job
+from p2ptrain.events import Event, Recovered, Step, Warned
+from p2ptrain.holder import full_snapshots as checkpoint_copies
+from p2ptrain.job.job import Job
+from p2ptrain.state.checkpoint_files import INDEX, MODEL, Written
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from p2ptrain.errors import DeviceLost
-from p2ptrain.observe.events import Event, Failure, Recovered, Step, Warned
-from p2ptrain.training import job_memory
-from p2ptrain.training.collecting import Collecting
-from p2ptrain.training.job import Job
-from p2ptrain.training.kept_versions import KeptVersions
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.recovery import cadence
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.events import Event, Failure, Recovered, Step, Warned
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.recovery import snapshot_schedule as cadence
+from p2ptrain.recovery.version import Version
+from p2ptrain.worker.snapshot_service import Collecting
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import TrainingError
-from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.training.job import Job
-from p2ptrain.training.options import Recovery
+from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import Recovery
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import (
     STEPS,

@@ -10,21 +10,25 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.coordinator import evaluate_replan as considering
+from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import plan_search
+from p2ptrain.coordinator.evaluate_replan import Consideration
+from p2ptrain.coordinator.measured_cluster import MeasuredHousehold
+from p2ptrain.coordinator.replan_request import Considered
 from p2ptrain.errors import PeerError, PlanError
-from p2ptrain.model.share import Span
-from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.plan.plan import Plan
-from p2ptrain.training import apart, considering, device_measures, household_plan, plan_search
-from p2ptrain.training.consider_request import Considered
-from p2ptrain.training.considering import Consideration
-from p2ptrain.training.epoch_links import EpochLinks
-from p2ptrain.training.household_plan import MeasuredHousehold
-from p2ptrain.training.job import Job
-from p2ptrain.training.leaving import hand_over
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.recovery import elastic
-from p2ptrain.training.stage_ends import RoundReport
+from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.round_orders import RoundReport
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.process import child_process as apart
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.recovery import replan_trigger as elastic
+from p2ptrain.runtime.stage_sender import EpochLinks
+from p2ptrain.worker import device_profile as device_measures
+from p2ptrain.worker.leave import hand_over
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import (
     assert_undisturbed,

@@ -13,20 +13,22 @@ import torch
 
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError, PeerError
+from p2ptrain.events import Done, Eval, Event, PlanEvent, Recovered, Step, Waiting, Warned
 from p2ptrain.failpoints import Reached
+from p2ptrain.holder.start import journal
+from p2ptrain.holder.start.journal import JOB_FILE, Journal
+from p2ptrain.holder.trainer import HolderRun
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberChanged, MemberState, MeshEvent
-from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.messages.kinds import INVENTORY, OVER
+from p2ptrain.messages.round_orders import EpochKey
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Done, Eval, Event, PlanEvent, Recovered, Step, Waiting, Warned
-from p2ptrain.training import ended_jobs, journal
-from p2ptrain.training import service as service_module
-from p2ptrain.training.ended_jobs import ENDED_FILE
-from p2ptrain.training.holder import HolderRun
-from p2ptrain.training.job import Job
-from p2ptrain.training.journal import JOB_FILE, Journal
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.parts import LARGE, limited
-from p2ptrain.training.protocol import INVENTORY, OVER, EpochKey
+from p2ptrain.net.parts import LARGE, limited
+from p2ptrain.state import ended_jobs
+from p2ptrain.state.ended_jobs import ENDED_FILE
+from p2ptrain.worker import service as service_module
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     STEPS,

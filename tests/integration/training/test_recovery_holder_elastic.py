@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.observe.events import Event, PlanEvent, Step
-from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.change_planning import ChangePlanning
-from p2ptrain.training.kept_versions import KeptVersions
-from p2ptrain.training.recovery.cadence import CopyCost
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.events import Event, PlanEvent, Step
+from p2ptrain.holder.plan_step import ChangePlanning
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.recovery.snapshot_schedule import CopyCost
+from p2ptrain.recovery.version import Version
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import assert_undisturbed, momentum_job, undisturbed
 from tests.integration.training.test_recovery_elastic import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.observe.events import PlanEvent
+from p2ptrain.events import PlanEvent
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (
     assert_undisturbed,

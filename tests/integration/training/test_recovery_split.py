@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import DeviceLost
-from p2ptrain.observe.events import Event, Failure, PlanEvent, Step, Waiting
-from p2ptrain.training import job_memory
-from p2ptrain.training.holder_epoch import HolderEpoch
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import RoundOrder
-from p2ptrain.training.recovery import settling
+from p2ptrain.events import Event, Failure, PlanEvent, Step, Waiting
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder.generation import HolderEpoch
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.recovery.cores import liveness as settling
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     STEPS,

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import PeerError
+from p2ptrain.events import Event, Failure, Recovered, Step
+from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.assign import Fetches
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.kinds import INVENTORY, PREPARE
+from p2ptrain.messages.round_orders import EpochKey
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Event, Failure, Recovered, Step
-from p2ptrain.training import making_ready
-from p2ptrain.training.assigning import Fetches
-from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import INVENTORY, PREPARE, EpochKey
-from p2ptrain.training.state_reading import State
-from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.state.transfer_client import State
+from p2ptrain.state.transfer_server import StateServer
+from p2ptrain.worker import generation_builder as making_ready
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import make_job, undisturbed
 from tests.support.memory_household import memory_id

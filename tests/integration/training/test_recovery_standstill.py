@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from p2ptrain import failpoints
+from p2ptrain.events import Failure, PlanEvent, Warned
 from p2ptrain.failpoints import Reached
-from p2ptrain.observe.events import Failure, PlanEvent, Warned
-from p2ptrain.training.recovery import round_watch
+from p2ptrain.recovery import stall_detector as round_watch
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (
     assert_undisturbed,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.events import PlanEvent, Warned
+from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import PlanEvent, Warned
-from p2ptrain.training import switchboard
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.recovery import settling
-from p2ptrain.training.switchboard import ACTIVATIONS
+from p2ptrain.recovery.cores import liveness as settling
+from p2ptrain.runtime.io import tensor_router as switchboard
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
 

@@ -14,23 +14,21 @@ import torch
 from torch import Tensor
 
 from p2ptrain import failpoints
-from p2ptrain.model.wire import pack
+from p2ptrain.events import Event, Recovered, Step
+from p2ptrain.holder.generation import HolderEpoch
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.job.job import Job
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.messages.snapshots import ReplicaKept
+from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.net.message import Message
-from p2ptrain.observe.events import Event, Recovered, Step
-from p2ptrain.training import collecting
-from p2ptrain.training.digests import digests_of
-from p2ptrain.training.holder_epoch import HolderEpoch
-from p2ptrain.training.job import Job
-from p2ptrain.training.kept_versions import KeptVersions
-from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.protocol import (
-    ReplicaKept,
-    RoundOrder,
-)
-from p2ptrain.training.recovery.holdings import Holding, Kind
-from p2ptrain.training.recovery.protect import SLOTS_WITH_CHECKPOINTS
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.versions import VersionStore
+from p2ptrain.recovery.backup_placement import SLOTS_WITH_CHECKPOINTS
+from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.live_stage import LiveStage
+from p2ptrain.state.checksums import digests_of
+from p2ptrain.state.snapshot_store import VersionStore
+from p2ptrain.worker import snapshot_service as collecting
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     STEPS,

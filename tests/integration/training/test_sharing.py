@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from p2ptrain.training.sharing import Sharing, sharing_of
+from p2ptrain.holder.start.model_limits import sharing_of
+from p2ptrain.messages.plan_request import Sharing
 from tests import zoo
 from tests.unit.model import odd_models, pipeline
 

@@ -6,9 +6,9 @@ import asyncio
 
 from p2ptrain import failpoints
 from p2ptrain.failpoints import Reached
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.kinds import ALIVE
 from p2ptrain.net.message import Message
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import ALIVE
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
 from tests.support.memory_household import memory_id

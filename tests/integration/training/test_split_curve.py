@@ -9,9 +9,9 @@ from typing import TypeAlias
 import pytest
 import torch
 
-from p2ptrain.model import stage as model_stage
-from p2ptrain.training.job import AdamW
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage import stage as model_stage
+from p2ptrain.model.stage.optimizer_spec import AdamW
 from tests import zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force

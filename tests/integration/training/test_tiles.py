@@ -12,21 +12,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.errors import Error
-from p2ptrain.observe.events import Eval, Event, Step
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
-from p2ptrain.plan.schedule import usual_warmup
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.tiles.shape import TileShape
-from p2ptrain.training import household_plan
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.events import Eval, Event, Step
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.schedule import usual_warmup
+from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests import reference
 from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import Devices, devices

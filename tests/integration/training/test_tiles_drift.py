@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from p2ptrain.model.share import Span
-from p2ptrain.observe.events import Event, PlanEvent, Step
-from p2ptrain.plan.plan import Plan
-from p2ptrain.training import change_planning
-from p2ptrain.training.epoch_links import EpochLinks
-from p2ptrain.training.expectations import expected_of
-from p2ptrain.training.household_plan import MeasuredHousehold
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.recovery.committing import Seat
-from p2ptrain.training.recovery.corrections import Expected
-from p2ptrain.training.stage_ends import RoundReport
+from p2ptrain.coordinator.measured_cluster import MeasuredHousehold
+from p2ptrain.coordinator.plan_expectations import expected_of
+from p2ptrain.events import Event, PlanEvent, Step
+from p2ptrain.holder import plan_step as change_planning
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.round_orders import RoundReport
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.recovery.commit import Seat
+from p2ptrain.recovery.profile_corrections import Expected
+from p2ptrain.runtime.stage_sender import EpochLinks
 from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.made_up import make_up_profiles

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from p2ptrain.model.tiles.messages import GradientSums, HaloGradient, Message, Moments
-from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.training.inlet import Piece
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.tiling.exchange import TileExchange
+from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.tensors import Piece
+from p2ptrain.runtime.tiled.tile_exchange import TileExchange
+from p2ptrain.tiling.kernels.tile_messages import GradientSums, HaloGradient, Message, Moments
 from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_holder import Process

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.times import TimeTable, UnitTimes
-from p2ptrain.training import household_plan
-from p2ptrain.training.job import Job
-from p2ptrain.training.options import TrainOptions
+from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import devices
 from tests.integration.training.test_tiles import TOLERANCE, Net, job, trained

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import CaptureError, ScriptError
-from p2ptrain.training.evaluation import missing_loss
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.metrics import MetricValues, tried
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.preparation import Prepared, prepare
+from p2ptrain.holder.input.metrics import MetricValues, missing_loss, tried
+from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD
 
 _METRICS: dict[str, Callable[[Any, Any], Any]] = {"mean": lambda output, target: output.mean()}
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.tiles.refusal import NotTiled
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.preparation import Prepared, prepare
+from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.tiling.kernels.tileable_operators import NotTiled
 from tests import captures, zoo
 from tests.reference import stack
 from tests.unit.model.pipeline import evaluate, micro_batches, pipeline_step, plain_step

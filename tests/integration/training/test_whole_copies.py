@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from p2ptrain.errors import OptionError
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.observe.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.training import holder, job_memory
-from p2ptrain.training.change_request import ChangeAnswer
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.planning import plan_event
-from p2ptrain.training.recovery import cadence
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.whole_copies import WholeCopies
+from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.holder import job_record as job_memory
+from p2ptrain.holder import trainer as holder
+from p2ptrain.holder.full_snapshots import WholeCopies
+from p2ptrain.holder.reports import plan_event
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.recovery import snapshot_schedule as cadence
+from p2ptrain.recovery.version import Version
 from tests.integration.training.household import devices, hold_rounds
 from tests.integration.training.jobs import (
     assert_undisturbed,

@@ -9,17 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from p2ptrain.console.describe import describe
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.wire_format import WireFormat
-from p2ptrain.observe.describe import describe
-from p2ptrain.observe.events import Event, Step
-from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.bucket_sum import BucketSum
-from p2ptrain.training.buckets import Ring
-from p2ptrain.training.engagement import Engagement
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.protocol import EpochKey
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.events import Event, Step
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.allreduce_buckets import BucketSum, Ring
+from p2ptrain.worker.hosted_stages import Engagement
 from tests import zoo
 from tests.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force

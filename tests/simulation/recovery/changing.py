@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.training.recovery import change_events as c
-from p2ptrain.training.recovery import holder_events as h
-from p2ptrain.training.recovery import planner_core as rules
-from p2ptrain.training.recovery.change import ChangeAsk, Reason
-from p2ptrain.training.recovery.device_events import PrepareFailed
-from p2ptrain.training.recovery.no_way import NoWay
-from p2ptrain.training.recovery.placed import PlacedStage
+from p2ptrain.recovery.cores import holder_events as h
+from p2ptrain.recovery.cores import planner_core as rules
+from p2ptrain.recovery.cores import reconfigure_events as c
+from p2ptrain.recovery.cores.worker_events import PrepareFailed
+from p2ptrain.recovery.generation_request import ChangeAsk, NoWay, Reason
+from p2ptrain.recovery.placement import PlacedStage
 
 if TYPE_CHECKING:
     from tests.simulation.recovery.holder import Holder

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.training.recovery import holder_events as h
-from p2ptrain.training.recovery import holder_instructions as to_do
-from p2ptrain.training.recovery import keeping as k
-from p2ptrain.training.recovery.change import Reason
-from p2ptrain.training.recovery.change_core import ChangeCore
-from p2ptrain.training.recovery.choose import GlobalCopy, Lost
-from p2ptrain.training.recovery.committing import Committing
-from p2ptrain.training.recovery.holder_core import HolderCore, Phase
-from p2ptrain.training.recovery.holdings import Kind
-from p2ptrain.training.recovery.placed import Placed
-from p2ptrain.training.recovery.planner_core import PlannerCore
-from p2ptrain.training.recovery.reporting import OnceOnly, Reported
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery import snapshot_tracker as k
+from p2ptrain.recovery.choose_version import GlobalCopy, Lost
+from p2ptrain.recovery.commit import Committing
+from p2ptrain.recovery.cores import holder_events as h
+from p2ptrain.recovery.cores import holder_instructions as to_do
+from p2ptrain.recovery.cores.holder_core import HolderCore, Phase
+from p2ptrain.recovery.cores.job_history import OnceOnly, Reported
+from p2ptrain.recovery.cores.planner_core import PlannerCore
+from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
+from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.version import Version
 from tests.simulation.recovery.changing import Changing
 from tests.simulation.recovery.node import PASSED_OVER_SECONDS, Node
 from tests.simulation.recovery.truth import InvariantViolated

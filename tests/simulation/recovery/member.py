@@ -6,15 +6,15 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from p2ptrain.mesh.events import (
+from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.membership.core_events import (
     Changed,
     CoordinatorIs,
     CoordinatorLost,
     ElectionInstruction,
     Instruction,
 )
-from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
+from p2ptrain.mesh.membership.membership_config import HOME_LAN, MembershipConfig
 from tests.simulation.device import Build, Device
 from tests.simulation.kernel import Kernel
 from tests.simulation.network import Network

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from p2ptrain.training.recovery import device_events as d
-from p2ptrain.training.recovery import device_instructions as to_do
-from p2ptrain.training.recovery.change_core import ChangeCore
-from p2ptrain.training.recovery.change_events import (
-    ChangeEvent,
-    ChangeInstruction,
-    InventoryIn,
-)
-from p2ptrain.training.recovery.device_core import DeviceCore
-from p2ptrain.training.recovery.holder_core import HolderCore
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
-from p2ptrain.training.recovery.keeping import Keeping, KeepingResult
-from p2ptrain.training.recovery.placed import Placed
-from p2ptrain.training.recovery.reporting import OnceOnly, Reported
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.cores import worker_events as d
+from p2ptrain.recovery.cores import worker_instructions as to_do
+from p2ptrain.recovery.cores.holder_core import HolderCore
+from p2ptrain.recovery.cores.job_history import OnceOnly, Reported
+from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
+from p2ptrain.recovery.cores.reconfigure_events import ChangeEvent, ChangeInstruction, InventoryIn
+from p2ptrain.recovery.cores.worker_core import DeviceCore
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.snapshot_tracker import Keeping, KeepingResult
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.version import Version
 from tests.simulation.recovery.holder import Holder
 from tests.simulation.recovery.node import Node
 from tests.simulation.recovery.run import Build

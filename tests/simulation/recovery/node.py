@@ -8,14 +8,14 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from p2ptrain.training.recovery import device_events as d
-from p2ptrain.training.recovery import device_instructions as to_do
-from p2ptrain.training.recovery.device_core import DeviceCore
-from p2ptrain.training.recovery.fetches import Fetch
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
-from p2ptrain.training.recovery.placed import Placed
-from p2ptrain.training.recovery.rebuild import Rebuild
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.cores import worker_events as d
+from p2ptrain.recovery.cores import worker_instructions as to_do
+from p2ptrain.recovery.cores.worker_core import DeviceCore
+from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.rebuild_plan import Rebuild
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind, Logged
+from p2ptrain.recovery.version import Version
 from tests.simulation.recovery.changing import random_stages
 from tests.simulation.recovery.truth import backward, forward, mix
 from tests.simulation.recovery.world import World

@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
-from p2ptrain.training.recovery import holder_events as h
-from p2ptrain.training.recovery.change_core import ChangeCore
-from p2ptrain.training.recovery.device_core import DeviceCore
-from p2ptrain.training.recovery.holder_core import HolderCore
-from p2ptrain.training.recovery.holdings import Kind
+from p2ptrain.recovery.cores import holder_events as h
+from p2ptrain.recovery.cores.holder_core import HolderCore
+from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
+from p2ptrain.recovery.cores.worker_core import DeviceCore
+from p2ptrain.recovery.state_report import Kind
 from tests.simulation.recovery.holder import Holder
 from tests.simulation.recovery.node import Node, Plans
 from tests.simulation.recovery.truth import InvariantViolated

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from struct import Struct
 
-from p2ptrain.training.recovery.placed import Placed
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.version import Version
 
 
 class InvariantViolated(AssertionError):

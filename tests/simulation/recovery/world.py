@@ -13,8 +13,8 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Protocol
 
-from p2ptrain.training.recovery.choose import GlobalCopy
-from p2ptrain.training.recovery.holder_instructions import Journal
+from p2ptrain.recovery.choose_version import GlobalCopy
+from p2ptrain.recovery.cores.holder_instructions import Journal
 from tests.simulation.kernel import Kernel
 from tests.simulation.network import LinkQuality, Network, Path
 from tests.simulation.recovery import member

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from p2ptrain.mesh.window import Window
-from p2ptrain.observe.events import Done, Event, Pairing, Ready, Step, Stopped
+from p2ptrain.api import loading
+from p2ptrain.events import Done, Event, Pairing, Ready, Step, Stopped
+from p2ptrain.mesh.trust.pairing_window import Window
 
 
 class FakeRun:
@@ -94,8 +95,9 @@ class FakeNode:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> type[FakeNode]:
-    """`p2ptrain.node` with a fake Node and a fake `train`."""
-    module = types.ModuleType("p2ptrain.node")
+    """`p2ptrain.api` with a fake Node and a fake `train`."""
+    module = types.ModuleType("p2ptrain.api.node")
+    training = types.ModuleType("p2ptrain.api.train")
     monkeypatch.setattr(FakeNode, "made", [])
     monkeypatch.setattr(FakeNode, "on_ready", None)
     monkeypatch.setattr(FakeNode, "script", _two_steps)
@@ -106,9 +108,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> type[FakeNode]:
         module.local_calls.append((job, options))
         options["on_event"](Done(steps=2, seconds=0.2, samples_per_s=10.0, out=None))
 
-    module.import_training = lambda: None  # type: ignore[attr-defined]
-    module.train = train  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "p2ptrain.node", module)
+    training.train = train  # type: ignore[attr-defined]
+    monkeypatch.setattr(loading, "import_training", lambda: None)
+    monkeypatch.setitem(sys.modules, "p2ptrain.api.node", module)
+    monkeypatch.setitem(sys.modules, "p2ptrain.api.train", training)
     return FakeNode
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.cli import codes
 from p2ptrain.cli import main as cli
+from p2ptrain.cli import pairing_code as codes
 from p2ptrain.cli.usage import UsageError
 from tests.unit.cli.conftest import FakeNode
 

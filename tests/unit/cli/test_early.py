@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.cli import early
 from p2ptrain.cli import main as cli
+from p2ptrain.cli import startup as early
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

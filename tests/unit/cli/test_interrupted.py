@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.cli import main as cli
-from p2ptrain.observe.events import Event, Step
+from p2ptrain.events import Event, Step
 
 _SCRIPT = """
 import p2ptrain, torch
@@ -44,7 +44,7 @@ def test_an_interrupted_training_says_where_it_stopped_and_what_is_kept(
         on_event(Step(step=709, loss=1.0, samples_per_s=1.0, seconds=1.0))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("p2ptrain.node.train", interrupted)
+    monkeypatch.setattr("p2ptrain.api.train.train", interrupted)
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)

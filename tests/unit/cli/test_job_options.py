@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from p2ptrain.cli.job_options import job_arguments
+from p2ptrain.cli.script import job_arguments
 from p2ptrain.cli.usage import UsageError
 
 

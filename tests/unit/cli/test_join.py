@@ -13,11 +13,16 @@ from typing import Any
 import pytest
 
 from p2ptrain.cli import main as cli
-from p2ptrain.cli.ask import ask
-from p2ptrain.control.lock import FolderBusy, FolderLock
-from p2ptrain.control.own_place import own_place
-from p2ptrain.control.place import Place
-from p2ptrain.control.record import ControlRecord, read_record, write_record
+from p2ptrain.cli.ask_member import ask
+from p2ptrain.control.borrow import own_place
+from p2ptrain.control.lease import Place
+from p2ptrain.control.member_lock import (
+    ControlRecord,
+    FolderBusy,
+    FolderLock,
+    read_record,
+    write_record,
+)
 from tests.unit.cli.conftest import FakeNode
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2ptrain.cli.loading import loading
+from p2ptrain.api.loading import loading
 
 
 class _Knot:

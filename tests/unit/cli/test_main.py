@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from p2ptrain.cli import main as cli
-from p2ptrain.cli import status
+from p2ptrain.cli.commands import status
 from p2ptrain.cli.usage import UsageError
 from p2ptrain.errors import DeviceLost, TrainingError
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from p2ptrain.cli.merging_heap import SETTING, VARIABLE, ensure
+from p2ptrain.cli.startup import SETTING, VARIABLE, ensure
 
 
 class Executed(list[tuple[str, list[str], Mapping[str, str]]]):

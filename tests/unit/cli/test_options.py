@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.cli import options
+from p2ptrain.cli import arguments as options
 from p2ptrain.errors import OptionError
-from p2ptrain.mesh import default_folder
+from p2ptrain.mesh.identity import state_folder as default_folder
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import io
 import pytest
 
 from p2ptrain.cli.output import Output
-from p2ptrain.observe.events import MemberEvent, Step
+from p2ptrain.events import MemberEvent, Step
 
 
 class _Full(io.StringIO):

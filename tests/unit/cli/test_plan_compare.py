@@ -11,9 +11,9 @@ import pytest
 
 from p2ptrain.cli import main as cli
 from p2ptrain.cli.plan_compare import compare
-from p2ptrain.cli.planners import PLANNERS
+from p2ptrain.cli.planner_arguments import PLANNERS
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
 from tests.unit.plan import examples
 from tests.unit.plan.examples import quick_request
 

@@ -14,12 +14,12 @@ from xml.etree import ElementTree
 import pytest
 
 from p2ptrain.cli import main as cli
-from p2ptrain.cli.plan import plan_request
-from p2ptrain.cli.planners import PLANNERS
-from p2ptrain.plan import planners
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.cli.commands.plan import plan_request
+from p2ptrain.cli.planner_arguments import PLANNERS
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.tiling.planning.make_plan import NAMES
 from tests.unit.plan import examples
 from tests.unit.plan.tiling import test_tiled_plan as tiles
 
@@ -204,7 +204,7 @@ def test_a_plan_with_tiles_has_a_timeline_and_a_chart(run: Run, folder: Path) ->
 
 
 def test_the_command_line_knows_every_planner() -> None:
-    assert set(PLANNERS) == planners.NAMES
+    assert set(PLANNERS) == NAMES
 
 
 def test_planning_loads_no_torch(folder: Path) -> None:

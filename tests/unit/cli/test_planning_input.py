@@ -15,9 +15,9 @@ import pytest
 from p2ptrain.cli import files
 from p2ptrain.cli import main as cli
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 
 Content = dict[str, Any]

@@ -11,9 +11,9 @@ import torch
 
 from p2ptrain.cli import main as cli
 from p2ptrain.cli.files import write_whole
-from p2ptrain.model import measure
-from p2ptrain.model.measure import UnitMeasurements, measure_units
-from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.profiling import measure_units as measure
+from p2ptrain.profiling.measure_units import UnitMeasurements, measure_units
 
 
 def test_a_model_is_measured_into_a_profile_file(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2ptrain.cli.tables import aligned, words
+from p2ptrain.cli.output import aligned, words
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.cli import main as cli
-from p2ptrain.control.lock import FolderLock
-from p2ptrain.control.own_place import own_place
-from p2ptrain.control.place import Lender
+from p2ptrain.control.borrow import own_place
+from p2ptrain.control.lease import Lender
+from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import DeviceLost, UserError
-from p2ptrain.plan.versions import Weights
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.plan.types.weight_versions import Weights
 from tests.unit.cli.conftest import FakeNode
 
 

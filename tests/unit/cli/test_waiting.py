@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2ptrain.cli.waiting import sigterm_interrupts, stop_event
+from p2ptrain.cli.signals import sigterm_interrupts, stop_event
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 needs_terminals = pytest.mark.skipif(sys.platform == "win32", reason="no SIGHUP")

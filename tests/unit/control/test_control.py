@@ -16,9 +16,14 @@ import pytest
 from aiohttp import web
 
 from p2ptrain.control.client import ControlClient
-from p2ptrain.control.lock import FolderLock
-from p2ptrain.control.place import Lender, Place
-from p2ptrain.control.record import ControlRecord, NotRunning, read_record, write_record
+from p2ptrain.control.lease import Lender, Place
+from p2ptrain.control.member_lock import (
+    ControlRecord,
+    FolderLock,
+    NotRunning,
+    read_record,
+    write_record,
+)
 from p2ptrain.control.server import BODY_LIMIT_BYTES, ControlServer
 from p2ptrain.errors import UserError
 

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import pytest
 
-from p2ptrain.control import lock
-from p2ptrain.control.lock import FolderBusy, FolderLock
+from p2ptrain.control import member_lock as lock
+from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.errors import UserError
 
 

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.control.lock import FolderBusy, FolderLock
-from p2ptrain.control.own_place import own_place
-from p2ptrain.control.place import RETRY_SECONDS, Lender, Place
-from p2ptrain.control.record import NotRunning, read_record
+from p2ptrain.control.borrow import own_place
+from p2ptrain.control.lease import RETRY_SECONDS, Lender, Place
+from p2ptrain.control.member_lock import FolderBusy, FolderLock, NotRunning, read_record
 from p2ptrain.control.server import ControlServer
-from p2ptrain.mesh.window import Window
+from p2ptrain.mesh.trust.pairing_window import Window
 
 _TAKES_THE_LOCK = """
 import sys, time
 from pathlib import Path
-from p2ptrain.control.lock import FolderLock
+from p2ptrain.control.member_lock import FolderLock
 lock = FolderLock(Path(sys.argv[1]), "train")
 while True:
     try:

@@ -7,10 +7,9 @@ import math
 
 import pytest
 
-from p2ptrain.control.place import Place
-from p2ptrain.control.place_wire import place_fields, read_place, read_window, window_fields
+from p2ptrain.control.lease import Place, place_fields, read_place, read_window, window_fields
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.window import WINDOW_SECONDS, Window
+from p2ptrain.mesh.trust.pairing_window import WINDOW_SECONDS, Window
 
 WINDOW = Window("12345678", 130.0, wrong_tries=3, invited=True)
 

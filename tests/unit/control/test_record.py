@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.control.record import (
+from p2ptrain.control.member_lock import (
     ControlRecord,
     NotRunning,
     read_record,

@@ -7,7 +7,8 @@ from random import Random
 
 import cbor2
 
-from p2ptrain.mesh.events import (
+from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.membership.core_events import (
     Changed,
     Instruction,
     LinkLost,
@@ -18,9 +19,8 @@ from p2ptrain.mesh.events import (
     Misbehaved,
     SendTo,
 )
-from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership import Membership
-from p2ptrain.mesh.membership_config import HOME_LAN, MembershipConfig
+from p2ptrain.mesh.membership.membership import Membership
+from p2ptrain.mesh.membership.membership_config import HOME_LAN, MembershipConfig
 
 ROUNDS_LIMIT = 10_000
 

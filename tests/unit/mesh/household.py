@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from p2ptrain.events import Event
 from p2ptrain.mesh.config import MeshConfig
-from p2ptrain.mesh.discovered import Candidate
+from p2ptrain.mesh.discovery.candidates import Candidate
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.mesh import NetworkMesh
-from p2ptrain.observe.events import Event
+from p2ptrain.mesh.network_mesh import NetworkMesh
 
 CODE = "12345678"
 Kind = TypeVar("Kind", bound=Event)
@@ -38,7 +38,7 @@ class FakeNetwork:
 
 
 class FakeDiscovery:
-    """See `p2ptrain.mesh.discovery.Discovery`."""
+    """See `p2ptrain.mesh.discovery.mdns.Discovery`."""
 
     def __init__(self, network: FakeNetwork) -> None:
         self._network = network

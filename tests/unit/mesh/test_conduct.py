@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.events import Event, Warned
 from p2ptrain.mesh.conduct import Allowance, Conduct, ConductConfig, Judgement, Offence, Step
 from p2ptrain.mesh.guard import Guard
-from p2ptrain.mesh.notices import Notices
-from p2ptrain.observe.events import Event, Warned
+from p2ptrain.mesh.notifications import Notices
 
 RENAMES = Offence.RENAMES
 CONFIG = ConductConfig({RENAMES: Allowance(4, 0.5), Offence.STRANGERS: Allowance(4, 0.5)})

@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import LinkClosed
-from p2ptrain.mesh.addresses import Address
-from p2ptrain.mesh.connections import WAITING_LIMIT, Connections, MakeLink
+from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.guard import Guard
-from p2ptrain.mesh.hello import HELLO_KIND, Hello, to_message
-from p2ptrain.mesh.notices import Notices
-from p2ptrain.mesh.peer_link import PeerLink
-from p2ptrain.mesh.router import Router
-from p2ptrain.mesh.tasks import TaskScope
-from p2ptrain.net.link import Link
+from p2ptrain.mesh.links.connection_settings import MakeLink
+from p2ptrain.mesh.links.connections import WAITING_LIMIT, Connections
+from p2ptrain.mesh.links.hello import HELLO_KIND, Hello, to_message
+from p2ptrain.mesh.links.peer_link import PeerLink
+from p2ptrain.mesh.links.router import Router
+from p2ptrain.mesh.notifications import Notices
+from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message, Priority
 from tests.support.memory_links import connect
 from tests.unit.net.helpers import Inbox

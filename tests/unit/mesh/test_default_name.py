@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.mesh.default_name import default_name, name_of_host
-from p2ptrain.mesh.text import NAME_LIMIT_CHARACTERS, checked_name
+from p2ptrain.mesh.identity.device_record import default_name, name_of_host
+from p2ptrain.net.fields import NAME_LIMIT_CHARACTERS, checked_name
 
 
 @pytest.mark.parametrize(

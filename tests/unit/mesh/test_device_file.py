@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.device_file import ADDRESSES_FILE, DEVICE_FILE, DeviceFile
-from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.identity.device_record import ADDRESSES_FILE, DEVICE_FILE, DeviceFile
+from p2ptrain.mesh.identity.state_folder import StateFolder
 
 KNOWN = {"ab" * 32: [("10.0.0.2", 47300), ("fe80::1%eth0", 4000)]}
 

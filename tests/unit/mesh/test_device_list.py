@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.device_list import Device, find_device
+from p2ptrain.mesh.household_trust import Device, find_device
 
 _PHONE = Device("ab12cd34" * 8, "phone", "laptop", False)
 _TWIN = Device("ef56ab78" * 8, "phone", "laptop", False)

@@ -10,9 +10,9 @@ import pytest
 from zeroconf import DNSIncoming
 
 from p2ptrain.errors import OptionError, UserError
-from p2ptrain.mesh.discovered import CANDIDATES_LIMIT, Candidate, CandidateTable, parse
-from p2ptrain.mesh.discovery import check_zeroconf_version
-from p2ptrain.mesh.interfaces import Address, choose, machine_addresses
+from p2ptrain.mesh.discovery.candidates import CANDIDATES_LIMIT, Candidate, CandidateTable, parse
+from p2ptrain.mesh.discovery.interfaces import Address, choose, machine_addresses
+from p2ptrain.mesh.discovery.mdns import check_zeroconf_version
 
 ID = "0123456789abcdef" * 4
 NAME = f"{ID[:16]}._p2ptrain._tcp.local."

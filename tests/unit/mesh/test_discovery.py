@@ -11,9 +11,9 @@ import pytest
 from zeroconf import ServiceStateChange
 
 from p2ptrain._version import PROTOCOL_VERSION
-from p2ptrain.mesh import discovery
-from p2ptrain.mesh.discovered import SERVICE, service_name
-from p2ptrain.mesh.discovery import RESOLVES_LIMIT, MdnsDiscovery
+from p2ptrain.mesh.discovery import mdns as discovery
+from p2ptrain.mesh.discovery.candidates import SERVICE, service_name
+from p2ptrain.mesh.discovery.mdns import RESOLVES_LIMIT, MdnsDiscovery
 
 TRUSTED = "ab" * 32
 

@@ -7,14 +7,13 @@ import threading
 from functools import partial
 from pathlib import Path
 
+from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.addresses import Address
-from p2ptrain.mesh.device_file import DeviceFile
-from p2ptrain.mesh.disk_writer import DiskWriter
-from p2ptrain.mesh.notices import Notices
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.mesh.tasks import TaskScope
-from p2ptrain.observe.events import Event, Warned
+from p2ptrain.events import Event, Warned
+from p2ptrain.mesh.discovery.addresses import Address
+from p2ptrain.mesh.identity.device_record import DeviceFile, DiskWriter
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.notifications import Notices
 
 HERE: dict[str, list[Address]] = {"anna": [("10.0.0.2", 4000)]}
 THERE: dict[str, list[Address]] = {"anna": [("10.0.0.3", 4000)]}

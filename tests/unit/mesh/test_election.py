@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.conduct import Offence
-from p2ptrain.mesh.coordinator_claims import CoordinatorClaim, Verdict, judge
-from p2ptrain.mesh.election import Election
-from p2ptrain.mesh.election_config import ElectionConfig
-from p2ptrain.mesh.election_wire import ElectionKind, ElectionMessage, decode, encode
-from p2ptrain.mesh.events import (
+from p2ptrain.mesh.election.claims import CoordinatorClaim, Verdict, judge
+from p2ptrain.mesh.election.election import Election
+from p2ptrain.mesh.election.election_config import ElectionConfig
+from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage, decode, encode
+from p2ptrain.mesh.membership.core_events import (
     CoordinatorIs,
     CoordinatorLost,
     ElectionInstruction,

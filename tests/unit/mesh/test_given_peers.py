@@ -10,12 +10,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 from p2ptrain.errors import LinkClosed, OptionError
-from p2ptrain.mesh.addresses import Address
+from p2ptrain.events import Event
 from p2ptrain.mesh.config import parse_peer
-from p2ptrain.mesh.given_peers import GivenPeers
-from p2ptrain.mesh.notices import Notices
-from p2ptrain.mesh.resolve import resolve
-from p2ptrain.observe.events import Event
+from p2ptrain.mesh.discovery.addresses import Address
+from p2ptrain.mesh.discovery.static_peers import GivenPeers, resolve
+from p2ptrain.mesh.notifications import Notices
 
 NAS, PC = ("nas.local", 47300), ("10.0.0.7", 4000)
 

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.errors import OptionError, ProtocolError
-from p2ptrain.mesh.addresses import HINTS_LIMIT, PROVEN_LIMIT, AddressBook, is_usable
-from p2ptrain.mesh.backoff import MOST_SECONDS, Backoff
 from p2ptrain.mesh.config import DEFAULT_PORT, parse_peer
-from p2ptrain.mesh.events import MemberRecord
-from p2ptrain.mesh.hello import (
+from p2ptrain.mesh.discovery.addresses import HINTS_LIMIT, PROVEN_LIMIT, AddressBook, is_usable
+from p2ptrain.mesh.identity_conflicts import free_name, must_rename
+from p2ptrain.mesh.links.hello import (
     Hello,
     Refusal,
     from_message,
@@ -25,8 +24,9 @@ from p2ptrain.mesh.hello import (
     refused,
     to_message,
 )
-from p2ptrain.mesh.link_rules import Action, Situation, between_instances, judge_incoming
-from p2ptrain.mesh.membership_wire import (
+from p2ptrain.mesh.links.link_rules import Action, Situation, between_instances, judge_incoming
+from p2ptrain.mesh.membership.core_events import MemberRecord
+from p2ptrain.mesh.membership.membership_wire import (
     Claim,
     Kind,
     MembershipMessage,
@@ -34,9 +34,9 @@ from p2ptrain.mesh.membership_wire import (
     decode,
     encode,
 )
-from p2ptrain.mesh.names import free_name, must_rename
-from p2ptrain.mesh.text import checked_name, peer_name, printable
+from p2ptrain.net.fields import checked_name, peer_name, printable
 from p2ptrain.net.message import Message
+from p2ptrain.net.transport.dial import MOST_SECONDS, Backoff
 
 HELLO = Hello("anna", "0011223344556677", 5.0, 47300, ("10.0.0.2",), "aa", "bb", {"threads": 4})
 SMALL, GREAT = "1" * 64, "2" * 64

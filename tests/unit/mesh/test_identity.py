@@ -10,14 +10,14 @@ import pytest
 from cryptography import x509
 
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.identity import (
+from p2ptrain.mesh.identity.identity import (
     CERTIFICATE_LIMIT_BYTES,
     IDENTITY_FILE,
     device_id,
     is_signed,
     load_or_create,
 )
-from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.identity.state_folder import StateFolder
 
 
 def test_it_is_made_once_and_kept(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.known_codes import CODES_FILE, MOST_CODES, KnownCodes
-from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.trust.known_codes import CODES_FILE, MOST_CODES, KnownCodes
 
 ID = "ab" * 32
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from p2ptrain.mesh import lanes
-from p2ptrain.mesh.lanes import LANE_LIMIT, LANE_RESUME, Lanes
+from p2ptrain.mesh.links import handler_queues as lanes
+from p2ptrain.mesh.links.handler_queues import LANE_LIMIT, LANE_RESUME, Lanes
 from p2ptrain.net.message import Message
 
 KEY = ("a" * 64, "kind")

@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.mesh.events import (
+from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.membership.core_events import (
     Changed,
     Leave,
     LinkLost,
@@ -20,10 +21,9 @@ from p2ptrain.mesh.events import (
     SendTo,
     TrustChanged,
 )
-from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.membership import Membership
-from p2ptrain.mesh.membership_config import HOME_LAN
-from p2ptrain.mesh.membership_wire import Claim, Kind, MembershipMessage, encode
+from p2ptrain.mesh.membership.membership import Membership
+from p2ptrain.mesh.membership.membership_config import HOME_LAN
+from p2ptrain.mesh.membership.membership_wire import Claim, Kind, MembershipMessage, encode
 from tests.unit.mesh.cluster import Cluster
 
 ALIVE, SUSPECT, DEAD, LEFT = (

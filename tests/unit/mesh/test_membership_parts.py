@@ -12,20 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.mesh.broadcasts import BroadcastQueue
-from p2ptrain.mesh.events import MemberRecord
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.local_health import LocalHealth
-from p2ptrain.mesh.membership_wire import (
-    Claim,
-    Kind,
-    MembershipMessage,
-    decode,
-    encode,
-)
-from p2ptrain.mesh.probing import Prober
-from p2ptrain.mesh.suspicion import Suspicion, group_factor, suspicion_timeout
-from p2ptrain.mesh.text import peer_name
+from p2ptrain.mesh.membership.core_events import MemberRecord
+from p2ptrain.mesh.membership.dissemination import BroadcastQueue
+from p2ptrain.mesh.membership.failure_detector import LocalHealth
+from p2ptrain.mesh.membership.membership_wire import Claim, Kind, MembershipMessage, decode, encode
+from p2ptrain.mesh.membership.probing import Prober
+from p2ptrain.mesh.membership.suspicion import Suspicion, group_factor, suspicion_timeout
+from p2ptrain.net.fields import peer_name
 
 MESH = Path(__file__).resolve().parents[3] / "p2ptrain" / "mesh"
 CORES = [

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2ptrain.mesh.notices import REMEMBERED_LIMIT, Notices
-from p2ptrain.observe.events import Event, Warned
+from p2ptrain.events import Event, Warned
+from p2ptrain.mesh.notifications import REMEMBERED_LIMIT, Notices
 
 
 def _notices() -> tuple[Notices, list[Event]]:

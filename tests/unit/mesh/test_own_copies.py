@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import LinkClosed, ProtocolError
-from p2ptrain.mesh.addresses import Address
-from p2ptrain.mesh.discovered import Candidate
-from p2ptrain.mesh.hello import Hello, Refusal, refused
-from p2ptrain.mesh.own_copies import PAUSE_SECONDS, OwnCopies
-from p2ptrain.mesh.tasks import TaskScope
+from p2ptrain.mesh.discovery.addresses import Address
+from p2ptrain.mesh.discovery.candidates import Candidate
+from p2ptrain.mesh.identity_conflicts import PAUSE_SECONDS, OwnCopies
+from p2ptrain.mesh.links.hello import Hello, Refusal, refused
 from p2ptrain.net.message import Message
 
 ID = "ab" * 32

@@ -12,11 +12,19 @@ from hypothesis import strategies as st
 
 from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.errors import Error, NotPaired, PairingError, ProtocolError, VersionMismatch
-from p2ptrain.mesh import pairing
-from p2ptrain.mesh.identity import Identity, load_or_create
-from p2ptrain.mesh.pairing import Client, PairedDevice, Server, WindowClosed, WrongCode, refusal
-from p2ptrain.mesh.pake import Side, Spake2
-from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.identity.identity import Identity, load_or_create
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.trust import pairing
+from p2ptrain.mesh.trust.pairing import (
+    Client,
+    PairedDevice,
+    Server,
+    Side,
+    Spake2,
+    WindowClosed,
+    WrongCode,
+    refusal,
+)
 from p2ptrain.net import cbor
 from tests.thorough import examples_of
 

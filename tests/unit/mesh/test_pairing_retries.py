@@ -12,17 +12,17 @@ from types import SimpleNamespace
 import pytest
 
 from p2ptrain.errors import LinkClosed
-from p2ptrain.mesh import pairing_service
-from p2ptrain.mesh.addresses import Address
-from p2ptrain.mesh.discovered import Candidate
-from p2ptrain.mesh.identity import Identity, load_or_create
-from p2ptrain.mesh.notices import Notices
-from p2ptrain.mesh.pairing import BrokenOff, PairedDevice, Server, WrongCode
-from p2ptrain.mesh.pairing_dialer import PairingDialer
-from p2ptrain.mesh.pairing_service import RETRIES, PairingService
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.mesh.window import WRONG_TRIES_LIMIT
-from p2ptrain.observe.events import Event, PairingFailed
+from p2ptrain.events import Event, PairingFailed
+from p2ptrain.mesh.discovery.addresses import Address
+from p2ptrain.mesh.discovery.candidates import Candidate
+from p2ptrain.mesh.identity.identity import Identity, load_or_create
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.trust import pairing_service
+from p2ptrain.mesh.trust.pairing import BrokenOff, PairedDevice, Server, WrongCode
+from p2ptrain.mesh.trust.pairing_dialer import PairingDialer
+from p2ptrain.mesh.trust.pairing_service import RETRIES, PairingService
+from p2ptrain.mesh.trust.pairing_window import WRONG_TRIES_LIMIT
 
 CODE = "12345678"
 
@@ -151,7 +151,7 @@ async def test_the_dialer_goes_on_by_itself(
 ) -> None:
     household = Household(identities, [True])
     monkeypatch.setattr(pairing_service, "dial_unpaired", household.connect)
-    monkeypatch.setattr("p2ptrain.mesh.pairing_dialer.FIRST_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr("p2ptrain.mesh.trust.pairing_dialer.FIRST_RETRY_SECONDS", 0.001)
     found = Candidate(household.bert.id, (("bert", 1),), 1)
     dialer = PairingDialer(
         household.service,

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from p2ptrain.errors import PairingError, VersionMismatch
-from p2ptrain.mesh import pairing_service
-from p2ptrain.mesh.addresses import Address
-from p2ptrain.mesh.identity import Identity, load_or_create
-from p2ptrain.mesh.notices import Notices
-from p2ptrain.mesh.pairing import BrokenOff, Busy, PairedDevice, Server, WindowClosed, refusal
-from p2ptrain.mesh.pairing_service import PairingService
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.mesh.window import WRONG_TRIES_LIMIT
+from p2ptrain.mesh.discovery.addresses import Address
+from p2ptrain.mesh.identity.identity import Identity, load_or_create
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.trust import pairing_service
+from p2ptrain.mesh.trust.pairing import BrokenOff, Busy, PairedDevice, Server, WindowClosed, refusal
+from p2ptrain.mesh.trust.pairing_service import PairingService
+from p2ptrain.mesh.trust.pairing_window import WRONG_TRIES_LIMIT
 
 CODE = "12345678"
 

@@ -12,12 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from p2ptrain.errors import LinkClosed
-from p2ptrain.mesh import pairing_service
-from p2ptrain.mesh.addresses import Address
-from p2ptrain.mesh.discovered import Candidate
-from p2ptrain.mesh.identity import Identity, load_or_create
-from p2ptrain.mesh.notices import Notices
-from p2ptrain.mesh.pairing import (
+from p2ptrain.events import Event, PairingClosed, PairingFailed
+from p2ptrain.mesh.discovery.addresses import Address
+from p2ptrain.mesh.discovery.candidates import Candidate
+from p2ptrain.mesh.identity.identity import Identity, load_or_create
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.trust import pairing_service
+from p2ptrain.mesh.trust.pairing import (
     Busy,
     Client,
     PairedDevice,
@@ -26,12 +28,10 @@ from p2ptrain.mesh.pairing import (
     WrongCode,
     refusal,
 )
-from p2ptrain.mesh.pairing_dialer import PairingDialer
-from p2ptrain.mesh.pairing_service import HELLOS, HELLOS_EACH, PairingService
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.mesh.window import WINDOW_SECONDS, WRONG_TRIES_LIMIT
-from p2ptrain.net.pace import Rate
-from p2ptrain.observe.events import Event, PairingClosed, PairingFailed
+from p2ptrain.mesh.trust.pairing_dialer import PairingDialer
+from p2ptrain.mesh.trust.pairing_service import HELLOS, HELLOS_EACH, PairingService
+from p2ptrain.mesh.trust.pairing_window import WINDOW_SECONDS, WRONG_TRIES_LIMIT
+from p2ptrain.net.transport.pace import Rate
 
 CODE = "12345678"
 WRONG = "87654321"

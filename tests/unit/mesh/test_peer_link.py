@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.mesh import lanes
-from p2ptrain.mesh.hello import Hello
-from p2ptrain.mesh.link_rules import Action, between_instances
-from p2ptrain.mesh.peer_link import DISCARD_LIMIT_BYTES, PeerLink
-from p2ptrain.mesh.router import Router
-from p2ptrain.net.header import Header
-from p2ptrain.net.link import Link
+from p2ptrain.mesh.links import handler_queues as lanes
+from p2ptrain.mesh.links.hello import Hello
+from p2ptrain.mesh.links.link_rules import Action, between_instances
+from p2ptrain.mesh.links.peer_link import DISCARD_LIMIT_BYTES, PeerLink
+from p2ptrain.mesh.links.router import Router
+from p2ptrain.net.frame import Header
+from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message, Priority
 from tests.support.memory_links import connect
 from tests.unit.net.helpers import Inbox

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.mesh.probe import MOST_BY_ALL, chunks_per_s
+from p2ptrain.mesh.links.link_probe import MOST_BY_ALL, chunks_per_s
 
 
 @given(

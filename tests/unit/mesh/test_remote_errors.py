@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from p2ptrain.errors import DeviceLost, Error, PeerError, PlanError
-from p2ptrain.mesh import remote_errors
+from p2ptrain.mesh.links import router as remote_errors
 
 
 class NeedsTwo(PeerError):

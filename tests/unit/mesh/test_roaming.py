@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.mesh.discovered import Candidate
-from p2ptrain.mesh.discovery import Discovery
-from p2ptrain.mesh.interfaces import Address
-from p2ptrain.mesh.roaming import OwnAddresses, RoamingDiscovery
-from p2ptrain.mesh.roaming_listener import follow
+from p2ptrain.mesh.discovery.candidates import Candidate
+from p2ptrain.mesh.discovery.interfaces import Address
+from p2ptrain.mesh.discovery.mdns import Discovery
+from p2ptrain.mesh.discovery.roaming import OwnAddresses, RoamingDiscovery, follow
 
 HOME = Address("wlan0", "192.168.1.5")
 OFFICE = Address("wlan0", "10.0.0.5")

@@ -8,7 +8,7 @@ import pytest
 
 from p2ptrain.errors import Error, NotItsPart, PeerError
 from p2ptrain.mesh.conduct import Offence
-from p2ptrain.mesh.router import Router
+from p2ptrain.mesh.links.router import Router
 from p2ptrain.net.message import Message, Priority
 
 EVE = "e" * 64

@@ -12,26 +12,31 @@ from typing import Any
 import pytest
 
 from p2ptrain._version import PROTOCOL_VERSION, __version__
-from p2ptrain.control.place import Place
-from p2ptrain.control.place_wire import place_fields, window_fields
-from p2ptrain.control.record import RECORD_NAME, ControlRecord, write_record
+from p2ptrain.control.lease import Place, place_fields, window_fields
+from p2ptrain.control.member_lock import RECORD_NAME, ControlRecord, write_record
 from p2ptrain.errors import ProtocolError
-from p2ptrain.mesh.addresses import AddressBook
-from p2ptrain.mesh.device_file import ADDRESSES_FILE, DEVICE_FILE, DeviceFile
-from p2ptrain.mesh.events import MemberRecord
+from p2ptrain.mesh.discovery.addresses import AddressBook
 from p2ptrain.mesh.guard import Guard
-from p2ptrain.mesh.hello import Hello, Refusal, refused, to_message
-from p2ptrain.mesh.identity import Identity, load_or_create
+from p2ptrain.mesh.identity.device_record import ADDRESSES_FILE, DEVICE_FILE, DeviceFile
+from p2ptrain.mesh.identity.identity import Identity, load_or_create
+from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.known_codes import CODES_FILE, KnownCodes
-from p2ptrain.mesh.membership_wire import Claim, Kind, MembershipMessage, claim_bytes, encode
-from p2ptrain.mesh.notices import Notices
-from p2ptrain.mesh.pairing import Client, Server, WrongCode, refusal
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.mesh.trust import TrustedDevice, TrustRecord, encode_record
-from p2ptrain.mesh.trust_exchange import TrustExchange
-from p2ptrain.mesh.trust_store import TRUST_FILE, TrustStore
-from p2ptrain.mesh.window import Window
+from p2ptrain.mesh.links.hello import Hello, Refusal, refused, to_message
+from p2ptrain.mesh.membership.core_events import MemberRecord
+from p2ptrain.mesh.membership.membership_wire import (
+    Claim,
+    Kind,
+    MembershipMessage,
+    claim_bytes,
+    encode,
+)
+from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.trust.known_codes import CODES_FILE, KnownCodes
+from p2ptrain.mesh.trust.pairing import Client, Server, WrongCode, refusal
+from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.trust import TrustedDevice, TrustRecord, encode_record
+from p2ptrain.mesh.trust.trust_exchange import TrustExchange
+from p2ptrain.mesh.trust.trust_store import TRUST_FILE, TrustStore
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 

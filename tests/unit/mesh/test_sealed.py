@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.device_file import DEVICE_FILE, DeviceFile
-from p2ptrain.mesh.identity import IDENTITY_FILE, load_or_create
-from p2ptrain.mesh.sealed import Damaged, is_sealed, open_json, seal_json, seal_lines
-from p2ptrain.mesh.state_folder import BrokenFile, StateFolder
-from p2ptrain.mesh.trust_store import TRUST_FILE, TrustStore
+from p2ptrain.files import Damaged, is_sealed, open_json, seal_json, seal_lines
+from p2ptrain.mesh.identity.device_record import DEVICE_FILE, DeviceFile
+from p2ptrain.mesh.identity.identity import IDENTITY_FILE, load_or_create
+from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
+from p2ptrain.mesh.trust.trust_store import TRUST_FILE, TrustStore
 
 values = st.dictionaries(
     st.text(max_size=8).filter(lambda key: key not in ("sealed", "xxh3")),

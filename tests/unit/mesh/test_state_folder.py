@@ -12,8 +12,8 @@ from typing import NoReturn
 import pytest
 
 from p2ptrain.errors import UserError
-from p2ptrain.mesh import state_folder
-from p2ptrain.mesh.state_folder import StateFolder
+from p2ptrain.mesh.identity import state_folder
+from p2ptrain.mesh.identity.state_folder import StateFolder
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX modes here")
 

@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 
 import pytest
 
+from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import PeerError
-from p2ptrain.mesh.tasks import TaskScope
 
 
 class _AppsOwn(Exception):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from p2ptrain.mesh.events import LinkTraffic
-from p2ptrain.mesh.traffic import FLOW_BYTES, TrafficWatch
-from p2ptrain.net.stream import Arrival
+from p2ptrain.mesh.membership.core_events import LinkTraffic
+from p2ptrain.mesh.membership_driver import FLOW_BYTES, TrafficWatch
+from p2ptrain.net.link.stream import Arrival
 
 
 def look(watch: TrafficWatch, received_bytes: dict[str, int], now: float) -> dict[str, float]:

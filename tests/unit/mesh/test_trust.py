@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PairingError, ProtocolError, UserError
-from p2ptrain.mesh import trust
-from p2ptrain.mesh.identity import Identity, load_or_create
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.mesh.trust import (
+from p2ptrain.mesh.identity.identity import Identity, load_or_create
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.trust import trust
+from p2ptrain.mesh.trust.trust import (
     COUNTER_JUMP_LIMIT,
     TrustedDevice,
     TrustRecord,
@@ -25,7 +25,7 @@ from p2ptrain.mesh.trust import (
     judge,
     sign_record,
 )
-from p2ptrain.mesh.trust_store import TRUST_FILE, TrustStore
+from p2ptrain.mesh.trust.trust_store import TRUST_FILE, TrustStore
 from p2ptrain.net import cbor
 
 Devices = dict[str, Identity]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
-from p2ptrain.mesh.window import WINDOW_SECONDS, Window, new_code, normalised_code
+from p2ptrain.mesh.trust.pairing_window import WINDOW_SECONDS, Window, new_code, normalised_code
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from p2ptrain.model.captured import Captured
+from p2ptrain.model.capture.captured import Captured
 from tests import zoo
 from tests.unit.model import odd_models, pipeline
 

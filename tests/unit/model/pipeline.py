@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.stage import Stage
-from p2ptrain.model.ties import merge
-from p2ptrain.model.wire import Unpacking, pack
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.cross_stage_gradients import merge
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from tests import zoo
 from tests.reference import call, stack
 

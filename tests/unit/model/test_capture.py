@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy, mse_loss
 
 from p2ptrain.errors import CaptureError, ScriptError
-from p2ptrain.model.capture import capture
+from p2ptrain.model.capture.capture import capture
 from tests.unit.model.odd_models import AfterLinear
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from p2ptrain.model.operators import resolve
-from p2ptrain.model.packed import full_lengths
-from p2ptrain.model.stand_ins import aten_name
+from p2ptrain.model.graph.operators import resolve
+from p2ptrain.model.graph.packed_sequences import full_lengths
+from p2ptrain.model.tracing.opaque_operators import aten_name
 
 _PACK = "aten._pack_padded_sequence.default"
 _PAD = "aten._pad_packed_sequence.default"

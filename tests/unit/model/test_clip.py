@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2ptrain.model.clip import clip_coefficient, scale_, tensor_norms, total_norm
+from p2ptrain.model.stage.cross_stage_gradients import (
+    clip_coefficient,
+    scale_,
+    tensor_norms,
+    total_norm,
+)
 
 torch.set_num_threads(1)
 

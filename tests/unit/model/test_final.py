@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.stage import Stage
-from p2ptrain.training.summed import gradient_order
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.runtime.reduced_tensors import gradient_order
 
 torch.set_num_threads(1)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.model.finite import Broken, FiniteUpdates
-from p2ptrain.model.optimizer import StageOptimizer
-from p2ptrain.model.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
+from p2ptrain.model.stage.finite import Broken, FiniteUpdates
+from p2ptrain.model.stage.optimizer import StageOptimizer
+from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
 
 SPECS: Mapping[str, OptimizerSpec] = {
     "SGD": SGD(lr=0.1),

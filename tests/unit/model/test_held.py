@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from p2ptrain.model import held
-from p2ptrain.model.held import Held
+from p2ptrain.model.tracing import python_state as held
+from p2ptrain.model.tracing.python_state import Held
 
 
 class _Refuses:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.model.layout import Layout
+from p2ptrain.model.wire.tensor_layout import Layout
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.graph import InputRef, TargetRef
-from p2ptrain.model.left_out import (
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.graph.nodes import InputRef, TargetRef
+from p2ptrain.model.sample_independence.masked_losses import (
     DefaultIgnored,
     leaves_out_a_class,
     telling_values,

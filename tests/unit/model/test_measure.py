@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.model import unit_chain
-from p2ptrain.model.capture import capture
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.measure import UnitMeasurements, measure_units, work_on
-from p2ptrain.model.stage import Stage
-from p2ptrain.model.timing import Clock
-from p2ptrain.model.unit_chain import UnitChain
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.profiling import unit_chain
+from p2ptrain.profiling.measure_units import UnitMeasurements, measure_units, work_on
+from p2ptrain.profiling.unit_chain import UnitChain
+from p2ptrain.profiling.unit_runner import Clock
 from tests import reference, zoo
 from tests.unit.model.conftest import prepare
 

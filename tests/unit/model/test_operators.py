@@ -6,9 +6,13 @@ import pytest
 import torch
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.effects import aliased_references, draws_random_numbers, mutated_references
-from p2ptrain.model.graph import Argument, InputRef, Node, NodeRef, StateRef
-from p2ptrain.model.operators import is_allowed, name_of, resolve
+from p2ptrain.model.graph.effects import (
+    aliased_references,
+    draws_random_numbers,
+    mutated_references,
+)
+from p2ptrain.model.graph.nodes import Argument, InputRef, Node, NodeRef, StateRef
+from p2ptrain.model.graph.operators import is_allowed, name_of, resolve
 
 
 def _node(operator: str, *args: Argument, **kwargs: Argument) -> Node:

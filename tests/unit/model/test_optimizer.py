@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import InternalError
-from p2ptrain.model.optimizer import (
+from p2ptrain.model.stage.optimizer import (
     StageOptimizer,
     optimizer_state_ratio,
     state_layout,
     state_slots,
 )
-from p2ptrain.model.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
+from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
 
 torch.set_num_threads(1)
 

@@ -9,7 +9,13 @@ import torch
 
 import p2ptrain
 from p2ptrain.errors import OptionError, ProtocolError
-from p2ptrain.model.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec, optimizer_from_fields
+from p2ptrain.model.stage.optimizer_spec import (
+    SGD,
+    Adam,
+    AdamW,
+    OptimizerSpec,
+    optimizer_from_fields,
+)
 
 SPECS: list[OptimizerSpec] = [
     SGD(),

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2ptrain.model.graph import BackwardGraph, InputRef, Node, NodeRef
-from p2ptrain.model.instructions import BoundBackward
-from p2ptrain.model.own_backward import own_backward
+from p2ptrain.model.graph.custom_operators import own_backward
+from p2ptrain.model.graph.nodes import BackwardGraph, InputRef, Node, NodeRef
+from p2ptrain.model.stage.instructions import BoundBackward
 
 
 def _given(seen: list[Sequence[Any]]) -> Any:

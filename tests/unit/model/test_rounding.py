@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.rounding import (
+from p2ptrain.model.wire.rounding import (
     BLOCK_VALUES,
     LEAST_VALUES,
     decode,
@@ -17,8 +17,8 @@ from p2ptrain.model.rounding import (
     encoded_bytes,
     round_trip_,
 )
-from p2ptrain.model.wire import Unpacking, pack
-from p2ptrain.model.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_codec import Unpacking, pack
+from p2ptrain.model.wire.wire_format import WireFormat
 
 EXACT, BF16, INT8 = WireFormat.EXACT, WireFormat.BF16, WireFormat.INT8
 ROUNDED = pytest.mark.parametrize("wire", [BF16, INT8])

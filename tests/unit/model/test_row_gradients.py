@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from p2ptrain.model.row_gradients import embedding
+from p2ptrain.model.stage.embedding_rows import embedding
 
 WORDS, WIDE = 40, 3
 

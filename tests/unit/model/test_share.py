@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.model.share import WINDOW_SECONDS, Span, wall_by_cpu
+from p2ptrain.process.cpu_share import WINDOW_SECONDS, Span, wall_by_cpu
 
 
 def test_a_device_of_its_own_takes_a_second_for_one() -> None:

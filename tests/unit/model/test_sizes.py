@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from p2ptrain.errors import ProtocolError, TooLarge
-from p2ptrain.model.decoding import LIMIT_BYTES
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.graph import InputRef, Node
-from p2ptrain.model.measure import measure_units
-from p2ptrain.model.operators import resolve
-from p2ptrain.model.sizes import needs_of, node_needs, stage_needs
+from p2ptrain.model.graph.decoding import LIMIT_BYTES
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.nodes import InputRef, Node
+from p2ptrain.model.graph.operators import resolve
+from p2ptrain.model.graph.result_sizes import needs_of, node_needs, stage_needs
 from p2ptrain.net import cbor
+from p2ptrain.profiling.measure_units import measure_units
 from tests.unit.model.conftest import prepare
 
 MEMORY_BYTES = 512 << 20

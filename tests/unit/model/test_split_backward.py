@@ -9,8 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 from p2ptrain.errors import InternalError
-from p2ptrain.model.split_backward import WeightGradients, accumulate, compute_together
-from p2ptrain.model.stage import Stage
+from p2ptrain.model.stage.split_backward import WeightGradients, accumulate, compute_together
+from p2ptrain.model.stage.stage import Stage
 from tests.unit.model import pipeline
 from tests.unit.model.conftest import Get, Prepared
 from tests.unit.model.pipeline import assert_same

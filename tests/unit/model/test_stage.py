@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from p2ptrain.errors import InternalError
-from p2ptrain.model.stage import Stage
+from p2ptrain.model.stage.stage import Stage
 from tests.reference import stack
 from tests.unit.model import pipeline
 from tests.unit.model.conftest import Get

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from p2ptrain.model.ties import merge
+from p2ptrain.model.stage.cross_stage_gradients import merge
 
 
 def test_the_order_is_plain_torchs() -> None:

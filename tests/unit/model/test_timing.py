@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.model.timing import (
-    MAXIMUM_PASSES,
-    SECOND_SIZE,
-    Clock,
-    Limits,
-    Timing,
-    telling,
-    time_units,
-)
-from p2ptrain.model.unit_times import BatchPasses, UnitTimes, WholePass
+from p2ptrain.profiling.unit_runner import Clock, Limits, Timing
+from p2ptrain.profiling.unit_seconds import BatchPasses, UnitTimes, WholePass
+from p2ptrain.profiling.unit_timing import MAXIMUM_PASSES, SECOND_SIZE, telling, time_units
 
 COSTS = [(0.001, 0.002), (0.003, 0.004), (0.0, 0.0005)]
 """CPU seconds a sample of three units, forward and backward."""

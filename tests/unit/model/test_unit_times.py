@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.model.unit_times import (
+from p2ptrain.profiling.unit_seconds import (
     LEAST_OWN_PART,
     BatchPasses,
     UnitPass,

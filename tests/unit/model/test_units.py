@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.model.units import (
+from p2ptrain.model.capture.units import (
     MAXIMUM_UNITS,
     Landscape,
     choose_cuts,

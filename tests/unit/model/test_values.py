@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.model.values import Polynomial, ValueDescription
+from p2ptrain.model.graph.values import Polynomial, ValueDescription
 
 
 def _value(*dimensions: Polynomial) -> ValueDescription:

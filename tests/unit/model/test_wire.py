@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.layout import SPREAD_LIMIT
-from p2ptrain.model.wire import Unpacking, copy_into, dtype_name, dtype_named, like, pack
+from p2ptrain.model.wire.tensor_codec import (
+    Unpacking,
+    copy_into,
+    dtype_name,
+    dtype_named,
+    like,
+    pack,
+)
+from p2ptrain.model.wire.tensor_layout import SPREAD_LIMIT
 
 torch.set_num_threads(1)
 

@@ -10,10 +10,11 @@ from typing import TypeAlias
 
 import pytest
 
-from p2ptrain.net.dial import dial
-from p2ptrain.net.link import Link, LinkSettings
-from p2ptrain.net.listener import Door, Listener
-from p2ptrain.net.tls import client_context, server_context
+from p2ptrain.net.link.link import Link
+from p2ptrain.net.link.link_settings import LinkSettings
+from p2ptrain.net.transport.dial import dial
+from p2ptrain.net.transport.listener import Door, Listener
+from p2ptrain.net.transport.tls import client_context, server_context
 from tests.support import memory_links
 from tests.unit.net.helpers import Device, Inbox, make_device
 

@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from p2ptrain.errors import PeerError
-from p2ptrain.net.header import Header
-from p2ptrain.net.link import Link
+from p2ptrain.net.frame import Header
+from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message
-from p2ptrain.net.tls import Credentials, certificate_id
+from p2ptrain.net.transport.tls import Credentials, certificate_id
 
 
 @dataclass

@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError
-from p2ptrain.net.dial import dial, dial_unpaired
-from p2ptrain.net.link import Link
-from p2ptrain.net.listener import Door, Listener, ListenerSettings
+from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message
-from p2ptrain.net.pairing_channel import PairingChannel
-from p2ptrain.net.tls import Credentials, client_context, server_context
+from p2ptrain.net.transport.dial import dial, dial_unpaired
+from p2ptrain.net.transport.listener import Door, Listener, ListenerSettings
+from p2ptrain.net.transport.pairing_channel import PairingChannel
+from p2ptrain.net.transport.tls import Credentials, client_context, server_context
 from tests.unit.net.helpers import Device, Inbox, make_device
 
 

@@ -15,10 +15,17 @@ from hypothesis import strategies as st
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.net.blocks import BLOCK_BYTES, STORED, encode_block
 from p2ptrain.net.decoder import DecoderSink, FrameDecoder
-from p2ptrain.net.frame import CHUNK_BYTES, Codec, FrameFlag, Prefix, pack_prefix
-from p2ptrain.net.header import Header, encode_header
+from p2ptrain.net.encoder import OutgoingMessage
+from p2ptrain.net.frame import (
+    CHUNK_BYTES,
+    Codec,
+    FrameFlag,
+    Header,
+    Prefix,
+    encode_header,
+    pack_prefix,
+)
 from p2ptrain.net.message import Message, PartKind, Priority
-from p2ptrain.net.outgoing import OutgoingMessage
 
 FIRST, LAST, NONE = FrameFlag.FIRST, FrameFlag.LAST, FrameFlag(0)
 TENSOR, BULK = Priority.TENSOR, Priority.BULK

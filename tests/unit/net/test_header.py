@@ -9,13 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.net.header import (
-    PART_LIMIT_BYTES,
-    PARTS_LIMIT,
-    Header,
-    decode_header,
-    encode_header,
-)
+from p2ptrain.net.frame import PART_LIMIT_BYTES, PARTS_LIMIT, Header, decode_header, encode_header
 from p2ptrain.net.message import HEADER_LIMIT_BYTES, PartKind
 
 kinds = st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from p2ptrain.errors import InternalError, LinkClosed
+from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import Codec
-from p2ptrain.net.link import Link, LinkSettings
+from p2ptrain.net.link.flow_control import UNKNOWN
+from p2ptrain.net.link.link import Link
+from p2ptrain.net.link.link_settings import LinkSettings
+from p2ptrain.net.link.stream import Arrival, StreamUser
 from p2ptrain.net.message import Message, PartKind, Priority
-from p2ptrain.net.outgoing import OutgoingMessage
-from p2ptrain.net.portions import UNKNOWN
-from p2ptrain.net.stream import Arrival, StreamUser
 from tests.support import memory_links
 from tests.unit.net.helpers import FakeClock, Inbox
 

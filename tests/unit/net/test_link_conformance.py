@@ -9,8 +9,8 @@ import random
 import pytest
 
 from p2ptrain.errors import LinkClosed, ProtocolError
-from p2ptrain.net.header import Header
-from p2ptrain.net.link import LinkSettings
+from p2ptrain.net.frame import Header
+from p2ptrain.net.link.link_settings import LinkSettings
 from p2ptrain.net.message import Message, PartKind, Priority
 from tests.unit.net.conftest import Connect
 from tests.unit.net.helpers import Device, Inbox

@@ -6,11 +6,10 @@ import pytest
 
 from p2ptrain.errors import LinkClosed
 from p2ptrain.net.blocks import encode_block
+from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import CHUNK_BYTES, Codec
+from p2ptrain.net.link.send_queue import Outbox, SendQueue
 from p2ptrain.net.message import Message, PartKind, Priority
-from p2ptrain.net.outbox import Outbox
-from p2ptrain.net.outgoing import OutgoingMessage
-from p2ptrain.net.send_queue import SendQueue
 
 BUDGET_BYTES = 1_000_000
 CONTROL, TENSOR, BULK = Priority.CONTROL, Priority.TENSOR, Priority.BULK

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.net.pace import KEYS_LIMIT, Pace, Rate
+from p2ptrain.net.transport.pace import KEYS_LIMIT, Pace, Rate
 
 EACH, ALL = Rate(per_second=2.0, burst=3.0), Rate(per_second=5.0, burst=6.0)
 

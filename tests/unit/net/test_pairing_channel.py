@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from p2ptrain.errors import InternalError, LinkClosed, ProtocolError
-from p2ptrain.net.pairing_channel import MESSAGE_LIMIT_BYTES, QUEUE_LIMIT, PairingChannel
+from p2ptrain.net.transport.pairing_channel import MESSAGE_LIMIT_BYTES, QUEUE_LIMIT, PairingChannel
 
 
 class Line:

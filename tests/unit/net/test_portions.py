@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.net.frame import CHUNK_LIMIT_BYTES
-from p2ptrain.net.portions import (
+from p2ptrain.net.link.flow_control import (
     FRAME_SECONDS,
     LEAST_FRAME_BYTES,
     LEAST_UNSENT_BYTES,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.net.rate import HELD_BYTES, PROVING_BYTES, WINDOW_SECONDS, LinkRateMeter
+from p2ptrain.net.link.flow_control import HELD_BYTES, PROVING_BYTES, WINDOW_SECONDS, LinkRateMeter
 
 
 def send(meter: LinkRateMeter, rate: float, seconds: float, begin: float, waiting: bool) -> float:

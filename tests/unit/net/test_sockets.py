@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
-from p2ptrain.net import sockets
-from p2ptrain.net.stream import Arrival
+from p2ptrain.net.link.stream import Arrival
+from p2ptrain.net.transport import sockets
 
 
 class FakeSocket:

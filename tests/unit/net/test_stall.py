@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from p2ptrain.net.stall import StallWatch
+from p2ptrain.net.link.flow_control import StallWatch
 
 
 def first_stall(

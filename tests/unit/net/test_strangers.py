@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.net.dial import dial, dial_unpaired
-from p2ptrain.net.link import Link
-from p2ptrain.net.listener import Door, Listener, ListenerSettings
-from p2ptrain.net.pace import Rate
-from p2ptrain.net.pairing_channel import PairingChannel
-from p2ptrain.net.threshold import HELLO_LIMIT_BYTES
-from p2ptrain.net.tls import client_context, server_context, unpaired_client_context
-from p2ptrain.net.tls_stream import HANDSHAKE_BYTES, TlsStream
+from p2ptrain.net.link.link import Link
+from p2ptrain.net.transport.dial import dial, dial_unpaired
+from p2ptrain.net.transport.listener import Door, Listener, ListenerSettings
+from p2ptrain.net.transport.pace import Rate
+from p2ptrain.net.transport.pairing_channel import PairingChannel
+from p2ptrain.net.transport.threshold import HELLO_LIMIT_BYTES
+from p2ptrain.net.transport.tls import client_context, server_context, unpaired_client_context
+from p2ptrain.net.transport.tls_stream import HANDSHAKE_BYTES, TlsStream
 from tests.unit.net.helpers import Inbox, make_device
 
 PLENTY = Rate(per_second=1e6, burst=1e6)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.net.tls import client_context, server_context
-from p2ptrain.net.tls_records import RECORD_BYTES, RecordBorders, overhead_bytes
+from p2ptrain.net.transport.tls import client_context, server_context
+from p2ptrain.net.transport.tls_stream import RECORD_BYTES, RecordBorders, overhead_bytes
 from tests.unit.net.helpers import Device
 
 

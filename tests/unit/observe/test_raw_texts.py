@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from p2ptrain.console.renderers import LineWriter, PlainRenderer
+from p2ptrain.console.rich_renderer import ConsoleRenderer
 from p2ptrain.errors import OptionError
-from p2ptrain.observe.console import ConsoleRenderer
-from p2ptrain.observe.events import (
+from p2ptrain.events import (
     Event,
     Failed,
     Failure,
@@ -22,11 +23,9 @@ from p2ptrain.observe.events import (
     PlannedStage,
     Warned,
 )
-from p2ptrain.observe.plain import PlainRenderer
-from p2ptrain.observe.renderer import LineWriter
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 
 RAW = "a\x1b[2J\x1b]0;owned\x07\rb\u202ec\x9bd\u2028e\ud800"

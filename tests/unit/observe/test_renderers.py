@@ -9,13 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from p2ptrain.observe import events as ev
-from p2ptrain.observe.console import ConsoleRenderer
-from p2ptrain.observe.describe import describe
-from p2ptrain.observe.jsonl import JsonRenderer
-from p2ptrain.observe.parse import parse_event
-from p2ptrain.observe.plain import PlainRenderer
-from p2ptrain.observe.renderer import LineWriter
+from p2ptrain import events as ev
+from p2ptrain.console.describe import describe
+from p2ptrain.console.renderers import JsonRenderer, LineWriter, PlainRenderer
+from p2ptrain.console.rich_renderer import ConsoleRenderer
+from p2ptrain.demo.device_process import parse_event
 
 PLAN = ev.PlanEvent(
     epoch=1,

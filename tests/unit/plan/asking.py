@@ -6,12 +6,12 @@ from dataclasses import replace
 from random import Random
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.check import check_memory, check_plan
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.cost.check_plan import check_memory, check_plan
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 
 
 def tried(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan | None:

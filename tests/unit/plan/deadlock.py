@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2ptrain.plan.schedule import Action
+from p2ptrain.plan.types.schedule import Action
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 
 UNITS = 16
 HEAVY_BYTES = 400_000_000

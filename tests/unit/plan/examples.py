@@ -9,12 +9,12 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 
 __all__ = ["BatchSplit", "Cluster", "Device", "LeftOut"]
 

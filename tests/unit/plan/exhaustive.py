@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group, draft_groups
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group, draft_groups
 from p2ptrain.plan.simulation.simulate import round_seconds
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
 
 CLIMBED = 12
 """Structures that are climbed, fastest first."""

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cluster import Cluster, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan.examples import household
 from tests.unit.plan.exhaustive import best_round_seconds
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
 
 Worker = tuple[int, int]
 """A stage and a place among its devices."""

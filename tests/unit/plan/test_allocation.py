@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.plan import allocation
-from p2ptrain.plan.allocation import MOST_STEPS, deal, hand_out, most_in_window, sample_ranges
+from p2ptrain.plan.types import allocation
+from p2ptrain.plan.types.allocation import MOST_STEPS, deal, hand_out, most_in_window, sample_ranges
 
 PICTURE = """
 samples          micro-batch of 6, shares 3 2 1       a a a b b c

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.check import check_request
-from p2ptrain.plan.plan import Plan, PlannedStage
-from p2ptrain.plan.planners import PLANNERS, make_plan
-from p2ptrain.plan.replanning.replan import replan
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.cost.check_plan import check_request
+from p2ptrain.plan.planner_registry import PLANNERS
+from p2ptrain.plan.replan.replan import replan
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.plan import Plan, PlannedStage
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 
 DEALING = frozenset({Allocation.MICRO_BATCHES})

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.plan.bucket_sizes import LEAST_BYTES, MOST_BYTES, USUAL, BucketSizes
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.types.bucket_sizes import LEAST_BYTES, MOST_BYTES, USUAL, BucketSizes
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.cluster import Cluster, Link
+from p2ptrain.plan.types.cluster import Cluster, Link
 from tests.unit.plan import examples
 
 CONTENT: dict[str, Any] = {

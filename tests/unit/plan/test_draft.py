@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group, alone, draft_pipeline, peak_bytes
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group, alone, draft_pipeline, peak_bytes
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 

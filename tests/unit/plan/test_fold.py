@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.fold import Fold
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.pinned_units import Fold
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan.examples import quick_request
 
 COUNT = 8

@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 from hypothesis import given, settings
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster, Link
 from p2ptrain.plan.gantt import PLOT_WIDTH, draw_gantt
-from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
-from p2ptrain.plan.profile import Profile
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 

@@ -17,10 +17,10 @@ from p2ptrain.plan.mode_choice import (
     lags,
     more_updates,
 )
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.request import Mode
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.versions import Weights
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.weight_versions import Weights
 from tests.delayed_reference import Recipe
 from tests.unit.training.asynchronous.pipelines import LAGS
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.plan import fields
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.bucket_sizes import MOST_BYTES, USUAL
-from p2ptrain.plan.check import check_memory, check_plan
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.cost.check_plan import check_memory, check_plan
+from p2ptrain.plan.types import json_fields as fields
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.bucket_sizes import MOST_BYTES, USUAL
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 
 CONTENT: dict[str, Any] = {

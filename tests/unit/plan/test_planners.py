@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.check import check_plan
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.plan import Plan, PlannedStage
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.cost.check_plan import check_plan
+from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.simulate import simulate
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.times import TimeTable, UnitTimes
-from p2ptrain.plan.versions import depths_of
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import Plan, PlannedStage
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.plan.types.weight_versions import depths_of
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.asking import sound_plan, tried

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.profile import Profile, Spatial
+from p2ptrain.plan.types.profile import Profile, Spatial
 from tests.unit.plan import examples
 
 CONTENT: dict[str, Any] = {

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.plan.check import check_request
-from p2ptrain.plan.cluster import Cluster, Device, Link, unknown_device
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.request import PlanRequest, all_but
+from p2ptrain.plan.cost.check_plan import check_request
+from p2ptrain.plan.types.cluster import Cluster, Device, Link, unknown_device
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.request import PlanRequest, all_but
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 
 MODEL = examples.profile([(1.0, 1.0)] * 4)

@@ -9,17 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan import schedule
-from p2ptrain.plan.schedule import (
-    Action,
-    Kind,
-    ZeroBubble,
-    one_f_one_b,
-    usual_warmup,
-)
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.times import TimeTable
+from p2ptrain.plan.types import schedule
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.schedule import Action, Kind, ZeroBubble, one_f_one_b, usual_warmup
+from p2ptrain.plan.types.unit_times import TimeTable
 from tests.unit.plan import examples
 from tests.unit.plan.deadlock import find_deadlock
 

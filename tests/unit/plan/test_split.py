@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import draft_pipeline, peak_bytes
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.shared.micro_batches import MOST_SIZES, candidate_splits
-from p2ptrain.plan.split import MOST_SAMPLES, BatchSplit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import draft_pipeline, peak_bytes
+from p2ptrain.plan.problem.micro_batch_sizes import MOST_SIZES, candidate_splits
+from p2ptrain.plan.types.batch_split import MOST_SAMPLES, BatchSplit
+from p2ptrain.plan.types.request import PlanRequest
 from tests.unit.plan import examples
 
 

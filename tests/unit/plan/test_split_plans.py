@@ -8,17 +8,17 @@ from functools import cache
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import alone, draft_groups, peak_bytes, with_held
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import alone, draft_groups, peak_bytes, with_held
 from p2ptrain.plan.gantt import draw_gantt
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, Schedule
 from p2ptrain.plan.simulation.simulate import simulate
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.times import TimeTable
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, Schedule
+from p2ptrain.plan.types.unit_times import TimeTable
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 from tests.unit.plan.examples import quick_request
 from tests.unit.plan.simulation.test_zero_bubble import weighed

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 
 TABLE = TimeTable(
     (4, 8, 16),

@@ -5,12 +5,18 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode, PlanRequest
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.trusted import DOUBT, NOT_THERE, trusted_change, trusted_plan, trusted_seconds
+from p2ptrain.plan.prediction_bias import (
+    DOUBT,
+    NOT_THERE,
+    trusted_change,
+    trusted_plan,
+    trusted_seconds,
+)
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
 from tests.unit.plan import examples
 from tests.unit.plan.examples import quick_request
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.plan.bucket_sizes import LEAST_BYTES, TURNED_PART, USUAL
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.cost.allreduce_order import turn_of
+from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.simulate import draft_of
-from p2ptrain.plan.turning import turn_of
+from p2ptrain.plan.types.bucket_sizes import LEAST_BYTES, TURNED_PART, USUAL
+from p2ptrain.plan.types.cluster import Link
 from tests.unit.plan import examples
 from tests.unit.plan.simulation.test_overlap import shared_plan
 

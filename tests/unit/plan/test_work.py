@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
-from p2ptrain.plan.draft import Draft, Group
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.times import TimeTable, UnitTimes
-from p2ptrain.plan.work import Work, round_samples
+from p2ptrain.plan.cost.draft import Draft, Group
+from p2ptrain.plan.cost.workload_share import Work, round_samples
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tests.unit.plan import examples
 
 FOUR = examples.profile([(1.0, 1.0), (1.0, 3.0), (2.0, 0.0), (4.0, 4.0)])  # parts 2, 4, 2, 8 of 16

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from p2ptrain.tiles.network import FeatureMap, MapNetwork, MapUnit, Operation
-from p2ptrain.tiles.window import ELEMENTWISE, Window
+from p2ptrain.plan.types.feature_maps import (
+    ELEMENTWISE,
+    FeatureMap,
+    MapNetwork,
+    MapUnit,
+    Operation,
+    Window,
+)
 
 CHANNELS = 4
 

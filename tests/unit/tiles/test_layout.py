@@ -11,12 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
-from p2ptrain.tiles.layout import Layout
-from p2ptrain.tiles.lines import GridError, lines_by_weight
-from p2ptrain.tiles.network import MapNetwork, MapUnit
-from p2ptrain.tiles.shape import TileShape
-from p2ptrain.tiles.span import Span
-from p2ptrain.tiles.window import ELEMENTWISE, Window
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, MapNetwork, MapUnit, Span, Window
+from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.tiling.maps.grid import GridError, lines_by_weight
+from p2ptrain.tiling.maps.grid_layout import Layout
 from tests.unit.tiles.networks import chain, drawn_networks
 
 CONVOLUTION = Window(3, 1, 1, 1, 1)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from p2ptrain.tiles.network import FeatureMap, MapNetwork, MapUnit, Operation
-from p2ptrain.tiles.spatial import unit_windows
-from p2ptrain.tiles.window import ELEMENTWISE, Window
+from p2ptrain.plan.types.feature_maps import (
+    ELEMENTWISE,
+    FeatureMap,
+    MapNetwork,
+    MapUnit,
+    Operation,
+    Window,
+)
+from p2ptrain.tiling.maps.unit_windows import unit_windows
 
 THREE, HALF = Window(3, 1, 1, 1, 1), Window(2, 2)
 

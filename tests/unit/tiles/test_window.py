@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.tiles.span import Region, Span
-from p2ptrain.tiles.window import Window
+from p2ptrain.plan.types.feature_maps import Region, Span, Window
 from tests.unit.tiles.networks import drawn_windows
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import draft_groups
-from p2ptrain.plan.profile import Profile, Unit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import draft_groups
 from p2ptrain.plan.simulation.simulate import round_seconds
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tools.baselines import (
     balanced_borders,
     dealing_groups,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tools.paper_testbeds import ENVIRONMENTS, GIB, cluster, fed_locally, model, scaled
 
 

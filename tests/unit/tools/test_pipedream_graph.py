@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.types.profile import Profile
 from tools.pipedream_graph import linear_order, read_graph, to_profile
 
 

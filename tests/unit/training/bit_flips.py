@@ -16,9 +16,9 @@ from torch import Tensor
 from p2ptrain.errors import PeerError
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
-from p2ptrain.training.digests import digests_of
-from p2ptrain.training.state_reading import StateReading, StateRequest
-from p2ptrain.training.state_transfer import StateServer, in_memory
+from p2ptrain.state.checksums import digests_of
+from p2ptrain.state.transfer_client import StateReading, StateRequest
+from p2ptrain.state.transfer_server import StateServer, in_memory
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 WAYS = ("part", "manifest", "digest", "memory")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.training import preparation
+from p2ptrain.holder.start import prepare as preparation
 from tests import captures
 
 

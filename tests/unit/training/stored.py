@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from p2ptrain.training.recovery.holdings import Kind
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.versions import VersionStore
+from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.version import Version
+from p2ptrain.state.snapshot_store import VersionStore
 
 
 def stored(store: VersionStore, first: int, end: int, version: Version) -> dict[str, Tensor] | None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.plan.overheads import REFERENCE
-from p2ptrain.plan.times import TimeTable, UnitTimes
-from p2ptrain.training.alike import FAR_OFF, NOISE, Measured, mixed_kinds, shared
-from p2ptrain.training.processor import MOST_LETTERS, processor_kind
+from p2ptrain.coordinator.profile_pooling import FAR_OFF, NOISE, Measured, mixed_kinds, shared
+from p2ptrain.plan.types.overheads import REFERENCE
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.profiling.profile_cache import MOST_LETTERS, processor_kind
 
 
 def measured(

@@ -6,12 +6,7 @@ import ctypes
 
 import pytest
 
-from p2ptrain.training.allocator import (
-    LEARNING_ROUNDS,
-    LEAST_CREEP_BYTES,
-    Creep,
-    keep_freed_memory,
-)
+from p2ptrain.process.allocator import LEARNING_ROUNDS, LEAST_CREEP_BYTES, Creep, keep_freed_memory
 
 MIB = 1 << 20
 

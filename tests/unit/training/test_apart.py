@@ -13,8 +13,8 @@ from typing import TypeVar
 import pytest
 
 from p2ptrain.errors import PlanError
-from p2ptrain.training import apart
-from p2ptrain.training.apart import Apart, GivenUp, Haste
+from p2ptrain.process import child_process as apart
+from p2ptrain.process.child_process import Apart, GivenUp, Haste
 
 T = TypeVar("T")
 

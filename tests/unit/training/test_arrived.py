@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from p2ptrain.training.arrived import Arrived, GivenUp
+from p2ptrain.runtime.allreduce_buckets import Arrived, GivenUp
 
 
 def test_who_waits_goes_on_when_all_of_it_is_there() -> None:

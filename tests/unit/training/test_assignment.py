@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import OptionError, ProtocolError
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.bucket_sizes import MOST_BYTES
-from p2ptrain.plan.versions import Weights
-from p2ptrain.tiles.shape import TileShape
-from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.protocol import EpochKey
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.bucket_sizes import MOST_BYTES
+from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.plan.types.weight_versions import Weights
+from p2ptrain.recovery.version import Version
 
 AT = Version(7, 2)
 

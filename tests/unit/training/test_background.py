@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from p2ptrain.training.background import in_background
+from p2ptrain.aio.threads import in_background
 
 
 async def test_the_result_comes_back_from_another_thread() -> None:

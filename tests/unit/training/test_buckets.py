@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.model.wire_format import WireFormat
-from p2ptrain.training.bucket_sum import BucketSum
-from p2ptrain.training.buckets import MAX_ENTRIES, Ring, Summand, buckets_of
+from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.runtime.allreduce_buckets import MAX_ENTRIES, BucketSum, Ring, Summand, buckets_of
 
 torch.set_num_threads(1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from p2ptrain.training.budget import (
+from p2ptrain.process.memory_budget import (
     USABLE_SHARE,
     available_memory_bytes,
     is_out_of_memory,

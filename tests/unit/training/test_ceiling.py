@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from p2ptrain.training.ceiling import LOOK_SECONDS, Ceiling
-from p2ptrain.training.compute import ComputeThread
+from p2ptrain.process.allocator import LOOK_SECONDS, Ceiling
+from p2ptrain.process.compute_thread import ComputeThread
 
 MIB = 1 << 20
 

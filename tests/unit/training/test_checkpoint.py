@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError
-from p2ptrain.mesh.sealed import open_json, seal_json
-from p2ptrain.training import checkpoint
-from p2ptrain.training.checkpoint import (
+from p2ptrain.files import open_json, seal_json
+from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state.checkpoint_files import (
     INDEX,
     MODEL,
     OPTIMIZER,

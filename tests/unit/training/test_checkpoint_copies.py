@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import OptionError, PeerError
-from p2ptrain.training import checkpoint_copies
-from p2ptrain.training.checkpoint import Checkpoint, Progress, Written, load_written, save
-from p2ptrain.training.checkpoint_copies import CheckpointCopies
-from p2ptrain.training.fetching import version_source
-from p2ptrain.training.job_store import JobStore
-from p2ptrain.training.preparation import Prepared
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.state_transfer import StateServer
+from p2ptrain.holder import full_snapshots as checkpoint_copies
+from p2ptrain.holder.full_snapshots import CheckpointCopies
+from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.recovery.version import Version
+from p2ptrain.state.checkpoint_files import Checkpoint, Progress, Written, load_written, save
+from p2ptrain.state.fetch import version_source
+from p2ptrain.state.transfer_server import StateServer
+from p2ptrain.worker.job_store import JobStore
 from tests.support.memory_household import MemoryHousehold
 
 VERSION = Version(8, 1)

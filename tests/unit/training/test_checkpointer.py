@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import PeerError, TrainingError
-from p2ptrain.training import checkpoint, checkpointer
-from p2ptrain.training.checkpoint import Checkpoint, Progress
-from p2ptrain.training.checkpointer import Cadence, Checkpointer
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.holder import checkpointer
+from p2ptrain.holder.checkpointer import Cadence, Checkpointer
+from p2ptrain.recovery.version import Version
+from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state.checkpoint_files import Checkpoint, Progress
 
 
 class Run:

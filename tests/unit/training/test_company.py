@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from p2ptrain.training import company as company_module
-from p2ptrain.training.company import Company
-from p2ptrain.training.compute import ComputeThread
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.worker import device_profile as company_module
+from p2ptrain.worker.device_profile import Company
 
 
 class Steps:

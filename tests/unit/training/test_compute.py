@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
-from p2ptrain.model.share import Span
-from p2ptrain.training import compute as module
-from p2ptrain.training.compute import SWITCH_SECONDS, ComputeThread
+from p2ptrain.process import compute_thread as module
+from p2ptrain.process.compute_thread import SWITCH_SECONDS, ComputeThread
+from p2ptrain.process.cpu_share import Span
 
 
 @pytest.fixture

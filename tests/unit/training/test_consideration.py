@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.training.consideration import as_of_now, fixed_request, wants_search
-from p2ptrain.training.expectations import corrected
-from p2ptrain.training.household_plan import MeasuredHousehold, plan_household
-from p2ptrain.training.recovery.corrections import Corrections
+from p2ptrain.coordinator.measured_cluster import MeasuredHousehold
+from p2ptrain.coordinator.plan_cluster import plan_household
+from p2ptrain.coordinator.plan_expectations import corrected
+from p2ptrain.coordinator.replan_decision import as_of_now, fixed_request, wants_search
+from p2ptrain.recovery.profile_corrections import Corrections
 from tests.unit.training.test_household_plan import household
 from tests.unit.training.test_plan_search import REQUEST
 

@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from p2ptrain.coordinator import service as coordinator
+from p2ptrain.coordinator.replan_request import Considered, ConsiderRequest
+from p2ptrain.coordinator.service import CoordinatorService
 from p2ptrain.errors import PeerError
+from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END
+from p2ptrain.messages.reconfigure import InForce
+from p2ptrain.messages.requesters import Due
 from p2ptrain.net.message import Message
-from p2ptrain.training import coordinator
-from p2ptrain.training.change_request import InForce
-from p2ptrain.training.consider_request import Considered, ConsiderRequest
-from p2ptrain.training.coordinator import CoordinatorService
-from p2ptrain.training.due import Due
-from p2ptrain.training.parts import LARGE, limited
-from p2ptrain.training.protocol import CONSIDER, CONSIDER_END
-from p2ptrain.training.recovery.change import Reason
-from p2ptrain.training.recovery.corrections import Corrections
+from p2ptrain.net.parts import LARGE, limited
+from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.profile_corrections import Corrections
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_journal import PLAN

@@ -14,11 +14,11 @@ import torch
 from p2ptrain.errors import InternalError, OptionError
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.net.message import Message
-from p2ptrain.training import device_measures
-from p2ptrain.training.ceiling import Ceiling
-from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.device_measures import DeviceMeasures
-from p2ptrain.training.profiling import ProfileCache
+from p2ptrain.process.allocator import Ceiling
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.profiling.profile_cache import ProfileCache
+from p2ptrain.worker import device_profile as device_measures
+from p2ptrain.worker.device_profile import DeviceMeasures
 from tests.support.memory_household import MemoryHousehold
 from tests.support.memory_mesh import MemoryMesh
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from p2ptrain.errors import InternalError, PeerError
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.tiles.shape import TileShape
-from p2ptrain.training.assignment import StagePlace
-from p2ptrain.training.diagnosing import diagnose
-from p2ptrain.training.finding import Finding
+from p2ptrain.holder.round_results import diagnose
+from p2ptrain.messages.assignment import StagePlace
+from p2ptrain.messages.findings import Finding
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.tile_shape import TileShape
 
 SHAPE = TileShape((1.0, 1.0), (1.0,), (0, 2), aligned=True)
 GROUP = StagePlace(0, 2, 2, ("a", "b", "c"), (1, 1, 1))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.training.assignment import StagePlace
-from p2ptrain.training.division import Division, Slice
+from p2ptrain.messages.assignment import StagePlace
+from p2ptrain.messages.tensors import Slice
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.runtime.io.sample_division import Division
 
 MICRO_BATCH = 6
 MICRO_BATCHES = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2ptrain.training.doings import Doings
+from p2ptrain.job.user_code import Doings
 
 
 def test_it_is_said_in_time_and_rarely() -> None:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2ptrain.api.device_services import TrainingMember
 from p2ptrain.errors import NotCoordinator, PeerError
 from p2ptrain.mesh.interface import Member, MemberState, Mesh
+from p2ptrain.messages.kinds import INVENTORY, MEASURE_LINKS, MEASURE_PROFILE
+from p2ptrain.messages.requesters import AskedTime, Booking, Due
 from p2ptrain.net.message import Message
-from p2ptrain.training.due import AskedTime, Booking, Due
-from p2ptrain.training.member import TrainingMember
-from p2ptrain.training.protocol import INVENTORY, MEASURE_LINKS, MEASURE_PROFILE
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 MEASURE = {"job": "j", "digest": "m", "batch_sizes": []}

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.model.share import Span
-from p2ptrain.observe.events import Event
-from p2ptrain.training import elastic
-from p2ptrain.training.change_request import ChangeAnswer
-from p2ptrain.training.epoch_runs import Work
-from p2ptrain.training.job_epochs import JobEpochs
-from p2ptrain.training.job_memory import JobMemory
-from p2ptrain.training.journal import Journal
-from p2ptrain.training.recovery.choose import Choice
-from p2ptrain.training.recovery.corrections import Expected
-from p2ptrain.training.recovery.drift import CONFIRMED
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.surveying import Surveyor
+from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.events import Event
+from p2ptrain.holder import replan_watcher as elastic
+from p2ptrain.holder.driver import JobEpochs
+from p2ptrain.holder.generation_runner import Work
+from p2ptrain.holder.job_record import JobMemory
+from p2ptrain.holder.start.journal import Journal
+from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.recovery.drift_watch import CONFIRMED
+from p2ptrain.recovery.profile_corrections import Expected
+from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold
 from tests.support.memory_mesh import MemoryMesh
 from tests.unit.training.test_assignment import assignment, shared

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.training import ended_jobs
-from p2ptrain.training.ended_jobs import ENDED_FILE, MOST_JOBS
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.state import ended_jobs
+from p2ptrain.state.ended_jobs import ENDED_FILE, MOST_JOBS
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from p2ptrain.errors import PeerError
-from p2ptrain.training.epoch_log import LEAST_LIMIT_BYTES, MOST_STEPS, EpochLog, limit_bytes
-from p2ptrain.training.inlet import Piece
-from p2ptrain.training.protocol import PieceKey, RoundOrder
-from p2ptrain.training.rounds import Mode, Round
-from p2ptrain.training.switchboard import ACTIVATIONS
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.messages.tensors import Piece, PieceKey
+from p2ptrain.recovery.rebuild_plan import LEAST_LIMIT_BYTES, limit_bytes
+from p2ptrain.runtime.io.replay_log import MOST_STEPS, EpochLog
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS
 
 START = 5
 BYTES = 64

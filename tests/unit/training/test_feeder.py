@@ -8,13 +8,14 @@ from collections.abc import AsyncGenerator
 import pytest
 import torch
 
-from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.feeder import Feed, Feeder
-from p2ptrain.training.inlet import Piece
-from p2ptrain.training.protocol import EpochKey, PieceKey
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.rounds import Mode
-from p2ptrain.training.switchboard import Switchboard
+from p2ptrain.holder.input.feeder import Feeder
+from p2ptrain.holder.input.loader import Feed
+from p2ptrain.job.rounds import Mode
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.tensors import Piece, PieceKey
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.io.tensor_router import Switchboard
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 SAMPLES = 4

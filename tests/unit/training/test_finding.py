@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.diagnosis import NonFinite
+from p2ptrain.messages.findings import Finding, earliest, finding_fields, read_units, told
+from p2ptrain.messages.kinds import DIAGNOSE
+from p2ptrain.model.stage.failures import NonFinite
 from p2ptrain.net.message import Message
-from p2ptrain.training.finding import Finding, earliest, finding_fields, read_units, told
-from p2ptrain.training.protocol import DIAGNOSE
 
 UNITS = ["one", "two", "three", "four"]
 

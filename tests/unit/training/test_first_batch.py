@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from p2ptrain.errors import CaptureError, ScriptError
-from p2ptrain.model.export_errors import FailsItself, user_place
-from p2ptrain.training.first_batch import explained
+from p2ptrain.holder.start.first_batch import explained
+from p2ptrain.model.capture.export_errors import FailsItself, user_place
 
 X, Y = torch.randn(6, 8), torch.tensor([0, 1, 2, 0, 1, 2])
 ERROR = CaptureError("as the trace says it")

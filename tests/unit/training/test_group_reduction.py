@@ -16,19 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain.aio.tasks import task_scope
 from p2ptrain.errors import NotItsPart, ProtocolError
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.stage import Stage
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.round_orders import EpochKey, RoundOrder
+from p2ptrain.messages.tensors import Line
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import Message
-from p2ptrain.plan.allocation import deal
-from p2ptrain.training.group_reduction import FLOW, WINDOW, GroupReduction
-from p2ptrain.training.not_finite import NotFinite
-from p2ptrain.training.protocol import EpochKey, RoundOrder
-from p2ptrain.training.rounds import Mode, Round
-from p2ptrain.training.scope import task_scope
-from p2ptrain.training.summed import Summed, gradient_order
-from p2ptrain.training.switchboard import Line, Switchboard
+from p2ptrain.plan.types.allocation import deal
+from p2ptrain.runtime.allreduce import FLOW, WINDOW, GroupReduction
+from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.not_finite import NotFinite
+from p2ptrain.runtime.reduced_tensors import Summed, gradient_order
 from tests.support.memory_household import MemoryHousehold, MemoryMesh
 
 torch.set_num_threads(1)

@@ -8,26 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold, question
+from p2ptrain.coordinator.plan_cluster import PLANNING_EFFORT, plan_change, plan_household
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.plan.cluster import Cluster, Link
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.replanning.replicas import place_replicas
-from p2ptrain.plan.request import Mode, PlanRequest
-from p2ptrain.training import household_plan
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.household_plan import (
-    PLANNING_EFFORT,
-    Candidate,
-    MeasuredHousehold,
-    plan_change,
-    plan_household,
-    question,
-)
-from p2ptrain.training.options import Recovery
-from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.sharing import Sharing
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.train_options import Recovery
+from p2ptrain.messages.plan_request import PlanningRequest, Sharing
+from p2ptrain.plan.replan.replica_holders import place_replicas
+from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.training.test_plan_search import REQUEST, measured_alike
 
 

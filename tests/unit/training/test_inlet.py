@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.job.rounds import Mode
+from p2ptrain.messages.tensors import Piece, PieceKey, Slice, to_messages
 from p2ptrain.net.message import Message, PartKind
-from p2ptrain.training.division import Slice
-from p2ptrain.training.inlet import Contents, Gathered, Inlet, Piece, to_messages
-from p2ptrain.training.protocol import PieceKey
-from p2ptrain.training.rounds import Mode
+from p2ptrain.runtime.io.tensor_receiver import Contents, Gathered, Inlet
 
 KEY = PieceKey(0, 0)
 SOURCES = (Slice("a", 0, 3), Slice("b", 3, 4))

@@ -12,7 +12,8 @@ import torch
 from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import OptionError, ScriptError
-from p2ptrain.training.job import SGD, Job
+from p2ptrain.job.job import Job
+from p2ptrain.model.stage.optimizer_spec import SGD
 
 DATA = [(torch.zeros(3), torch.zeros(1)) for _ in range(10)]
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.training.job_memory import JobMemory
-from p2ptrain.training.journal import Journal, JournalEntry
-from p2ptrain.training.recovery.cadence import REPLAY_LIMIT_SECONDS, CopyCost, ReplicaCadence
-from p2ptrain.training.recovery.holdings import Kind
-from p2ptrain.training.recovery.reporting import Reported
+from p2ptrain.holder.job_record import JobMemory
+from p2ptrain.holder.start.journal import Journal, JournalEntry
+from p2ptrain.recovery.cores.job_history import Reported
+from p2ptrain.recovery.snapshot_schedule import REPLAY_LIMIT_SECONDS, CopyCost, ReplicaCadence
+from p2ptrain.recovery.state_report import Kind
 
 ENTRY = JournalEntry("f00d-1", "f00d", "abc", 0, Reported(0, 0))
 

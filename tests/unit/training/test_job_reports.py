@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.observe.events import Event, Failure, Recovered, Step
-from p2ptrain.training.change_request import ChangeAnswer
-from p2ptrain.training.job_reports import JobReports
-from p2ptrain.training.recovery.choose import Choice
-from p2ptrain.training.recovery.reporting import Reported
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.events import Event, Failure, Recovered, Step
+from p2ptrain.holder.reports import JobReports
+from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.recovery.cores.job_history import Reported
+from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_journal import PLAN
@@ -76,8 +76,8 @@ async def test_what_an_earlier_process_has_told_is_written_down_again_and_not_co
 async def test_steps_within_a_tick_of_a_coarse_clock_have_a_speed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("p2ptrain.training.job_reports.monotonic", lambda: 5.0)
-    monkeypatch.setattr("p2ptrain.training.job_reports.TICK_SECONDS", 1 / 64)
+    monkeypatch.setattr("p2ptrain.holder.reports.monotonic", lambda: 5.0)
+    monkeypatch.setattr("p2ptrain.holder.reports.TICK_SECONDS", 1 / 64)
     async with MemoryHousehold(["a"]) as mesh:
         events: list[Event] = []
         reports = JobReports(mesh["a"], Reported(0, 0), events.append, lambda _: None)

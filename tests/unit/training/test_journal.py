@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError, UserError
-from p2ptrain.mesh.state_folder import StateFolder
-from p2ptrain.training import ended_jobs, journal
-from p2ptrain.training.change_request import InForce
-from p2ptrain.training.journal import JOB_FILE, REPORTED_FILE, Journal, JournalEntry, find
-from p2ptrain.training.recovery.holder_instructions import Journal as Noted
-from p2ptrain.training.recovery.lineage import Lineage
-from p2ptrain.training.recovery.reporting import Reported
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.holder.start import journal
+from p2ptrain.holder.start.journal import JOB_FILE, REPORTED_FILE, Journal, JournalEntry, find
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.messages.reconfigure import InForce
+from p2ptrain.recovery.cores.holder_instructions import Journal as Noted
+from p2ptrain.recovery.cores.job_history import Reported
+from p2ptrain.recovery.version import Lineage, Version
+from p2ptrain.state import ended_jobs
 from tests.unit.training.test_assignment import assignment, shared
 
 NEW = JournalEntry("f00d-1", "f00d", "abc", 0, Reported(0, 0))

@@ -7,21 +7,21 @@ from dataclasses import replace
 
 import pytest
 
+from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.coordinator.replan_request import Considered, ConsiderRequest
 from p2ptrain.errors import InternalError
+from p2ptrain.holder import replan_watcher as elastic
+from p2ptrain.holder.planner_client import Planner
+from p2ptrain.holder.replan_watcher import Elasticity, Household
+from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, LEAVING
+from p2ptrain.messages.reconfigure import ChangeAnswer
 from p2ptrain.net.message import Message
-from p2ptrain.training import elastic
-from p2ptrain.training.change_request import ChangeAnswer
-from p2ptrain.training.consider_request import Considered, ConsiderRequest
-from p2ptrain.training.elastic import Elasticity, Household
-from p2ptrain.training.parts import LARGE, limited
-from p2ptrain.training.planner import Planner
-from p2ptrain.training.protocol import CONSIDER, CONSIDER_END, LEAVING
-from p2ptrain.training.recovery import holder_events as holder
-from p2ptrain.training.recovery.change import Reason
-from p2ptrain.training.recovery.choose import Choice
-from p2ptrain.training.recovery.elastic import Drifted
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.surveying import Surveyor
+from p2ptrain.net.parts import LARGE, limited
+from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.recovery.cores import holder_events as holder
+from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.replan_trigger import Drifted
+from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_journal import PLAN

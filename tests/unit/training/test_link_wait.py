@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from p2ptrain.training import link_wait
-from p2ptrain.training.link_wait import until_linked
+from p2ptrain.mesh import waiting as link_wait
+from p2ptrain.mesh.waiting import until_linked
 from tests.support.memory_household import MemoryHousehold
 
 

@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import InternalError
-from p2ptrain.model import clip
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.optimizer import StageOptimizer
-from p2ptrain.model.stage import Stage
-from p2ptrain.model.written import written_names
-from p2ptrain.training import live_stage
-from p2ptrain.training.job import SGD, Adam
-from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.protocol import RoundOrder
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage import cross_stage_gradients as clip
+from p2ptrain.model.stage.mutated_state import written_names
+from p2ptrain.model.stage.optimizer import StageOptimizer
+from p2ptrain.model.stage.optimizer_spec import SGD, Adam
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime import live_stage
+from p2ptrain.runtime.live_stage import LiveStage
 
 torch.set_num_threads(1)
 MICRO_BATCHES, MICRO_BATCH = 3, 4

@@ -8,22 +8,17 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold, question, to_profile
+from p2ptrain.coordinator.memory_model import taken_beside_bytes, with_all_memory
+from p2ptrain.coordinator.plan_cluster import plan_household
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.tiling.copies import copied_bytes
-from p2ptrain.training.epoch_log import limit_bytes
-from p2ptrain.training.household_plan import (
-    Candidate,
-    MeasuredHousehold,
-    plan_household,
-    question,
-)
-from p2ptrain.training.memory_needs import PROCESS_BYTES, taken_beside_bytes, with_all_memory
-from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.profiling import to_profile
-from p2ptrain.training.recovery.cadence import FIRST_ROUNDS
-from p2ptrain.training.sharing import Sharing
+from p2ptrain.messages.plan_request import PlanningRequest, Sharing
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.process.memory_budget import PROCESS_BYTES
+from p2ptrain.recovery.rebuild_plan import limit_bytes
+from p2ptrain.recovery.snapshot_schedule import FIRST_ROUNDS
+from p2ptrain.tiling.planning.profile_maps import copied_bytes
 from tests.unit.plan.tiling.examples import CONVOLUTION
 from tests.unit.tiles.networks import chain
 

@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.model.wire_format import WireFormat
-from p2ptrain.training.options import Recovery, TrainOptions
+from p2ptrain.job.train_options import Recovery, TrainOptions
+from p2ptrain.model.wire.wire_format import WireFormat
 
 
 def test_texts_are_taken_for_what_they_name() -> None:

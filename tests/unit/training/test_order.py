@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.training.order import Position, SampleOrder, ordered_batches
+from p2ptrain.holder.input.sample_order import Position, SampleOrder, ordered_batches
 
 orders = st.builds(
     lambda batch_size, more, seed: SampleOrder(batch_size + more, batch_size, seed),

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from p2ptrain.training.assignment import StagePlace
-from p2ptrain.training.division import Division
-from p2ptrain.training.inlet import Piece, Value
-from p2ptrain.training.outlets import Outlets
-from p2ptrain.training.protocol import PieceKey
-from p2ptrain.training.rounds import Mode
+from p2ptrain.job.rounds import Mode
+from p2ptrain.messages.assignment import StagePlace
+from p2ptrain.messages.tensors import Piece, PieceKey, Value
+from p2ptrain.runtime.io.output_queues import Outlets
+from p2ptrain.runtime.io.sample_division import Division
 
 AFTER = Division(StagePlace(1, 2, 1, ("c", "d"), (2, 2)))
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 
-from p2ptrain.model.timing import Clock
-from p2ptrain.training.household_plan import Candidate, overheads_of
-from p2ptrain.training.overheads import YARDSTICK_SECONDS, measure_overheads
-from p2ptrain.training.profiling import ProfileCache
+from p2ptrain.coordinator.measured_cluster import Candidate, overheads_of
+from p2ptrain.profiling.overhead_yardsticks import YARDSTICK_SECONDS, measure_overheads
+from p2ptrain.profiling.profile_cache import ProfileCache
+from p2ptrain.profiling.unit_runner import Clock
 
 
 def ticking(cpu_step: float, wall_step: float) -> Clock:

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.engagement import Engagement
-from p2ptrain.training.epoch_links import Shell
-from p2ptrain.training.job import SGD
-from p2ptrain.training.own_memory import OwnMemory
-from p2ptrain.training.protocol import EpochKey
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.switchboard import Switchboard
-from p2ptrain.training.versions import of_units
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.device import Shell
+from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.state.snapshot_store import of_units
+from p2ptrain.worker.hosted_stages import Engagement, OwnMemory
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_live_stage import MICRO_BATCH, compute_round, make_live, make_order
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from p2ptrain.training.owned_tasks import OwnedTasks
+from p2ptrain.aio.tasks import OwnedTasks
 
 
 async def test_a_failure_is_heard_of_and_the_others_go_on() -> None:

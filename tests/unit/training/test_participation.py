@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.training.engagement import Engagement
-from p2ptrain.training.epoch_log import EpochLog
-from p2ptrain.training.participation import Participation
-from p2ptrain.training.protocol import RoundOrder
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.rounds import Mode, Round
-from p2ptrain.training.state_transfer import StateServer
-from p2ptrain.training.surroundings import Surroundings
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.io.replay_log import EpochLog
+from p2ptrain.state.transfer_server import StateServer
+from p2ptrain.worker.context import Surroundings
+from p2ptrain.worker.hosted_stages import Engagement
+from p2ptrain.worker.session import Participation
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 HOLDER = memory_id("a")

@@ -7,13 +7,13 @@ import tracemalloc
 
 import pytest
 
+from p2ptrain.api.device_services import TrainingMember
 from p2ptrain.errors import NotCoordinator, PeerError, ProtocolError
+from p2ptrain.messages.kinds import PREPARE
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message
-from p2ptrain.training.member import TrainingMember
-from p2ptrain.training.parts import BESIDE_BYTES, SMALL, Blob, limited, read_beside
-from p2ptrain.training.protocol import PREPARE
-from p2ptrain.training.recovery.holdings import Inventory
+from p2ptrain.net.parts import BESIDE_BYTES, SMALL, Blob, limited, read_beside
+from p2ptrain.recovery.state_report import Inventory
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from p2ptrain.errors import LinkClosed, PeerError
+from p2ptrain.messages.calls import Hangs, call_while_it_works
+from p2ptrain.messages.kinds import ALIVE, PREPARE
 from p2ptrain.net.message import Message
-from p2ptrain.training.patience import Hangs, call_while_it_works
-from p2ptrain.training.protocol import ALIVE, PREPARE
-from p2ptrain.training.recovery.signs import SignLimits, WorkSign
+from p2ptrain.recovery.work_signs import SignLimits, WorkSign
 from tests.support.memory_household import MemoryHousehold
 
 QUICK = SignLimits(

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from p2ptrain.api.progress import PROGRESS, ProgressBoard
 from p2ptrain.errors import ProtocolError
+from p2ptrain.net.fields import wording
 from p2ptrain.net.message import Message
-from p2ptrain.training.progress import PROGRESS, ProgressBoard
-from p2ptrain.training.protocol import wording
 from tests.support.memory_household import MemoryHousehold
 
 

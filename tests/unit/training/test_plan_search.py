@@ -8,21 +8,22 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from p2ptrain.coordinator import plan_search
+from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold
+from p2ptrain.coordinator.plan_cluster import plan_household
+from p2ptrain.coordinator.plan_question import PlanQuestion
+from p2ptrain.coordinator.plan_search import PlanSearch, fastest
 from p2ptrain.errors import NotCoordinator, PeerError, PlanError, ProtocolError
 from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.kinds import SEARCH_PLAN
+from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.overheads import Overheads
-from p2ptrain.plan.plan import Plan
-from p2ptrain.training import plan_search
-from p2ptrain.training.apart import Apart, Haste
-from p2ptrain.training.due import Due
-from p2ptrain.training.household_plan import Candidate, MeasuredHousehold, plan_household
-from p2ptrain.training.parts import limited
-from p2ptrain.training.plan_question import PlanQuestion
-from p2ptrain.training.plan_search import PlanSearch, fastest
-from p2ptrain.training.protocol import SEARCH_PLAN
+from p2ptrain.net.parts import limited
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.overheads import Overheads
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.process.child_process import Apart, Haste
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_memory_needs import request
 

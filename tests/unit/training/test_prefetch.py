@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from p2ptrain.errors import ScriptError
-from p2ptrain.training.prefetch import Prefetcher
+from p2ptrain.holder.input.loader import Prefetcher
 
 
 async def test_results_come_in_the_order_of_the_keys() -> None:

@@ -12,13 +12,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.measure import measure_units
-from p2ptrain.plan.overheads import REFERENCE
-from p2ptrain.training import profiling
-from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.profiling import Measuring, ProfileCache, batch_sizes_to_measure, measure
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.plan.types.overheads import REFERENCE
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.profiling import profile_cache as profiling
+from p2ptrain.profiling.measure_units import measure_units
+from p2ptrain.profiling.profile_cache import (
+    Measuring,
+    ProfileCache,
+    batch_sizes_to_measure,
+    measure,
+)
 
 AT_ONCE = Measuring(0.0, 0.0, 0.0, 0.0)
 """One pass of a size."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from p2ptrain.api.progress import PROGRESS, JobLine, ProgressBoard
 from p2ptrain.net.message import Message
-from p2ptrain.training.progress import PROGRESS, JobLine, ProgressBoard
 from tests.support.memory_household import MemoryHousehold
 
 

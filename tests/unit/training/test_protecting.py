@@ -6,12 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.overheads import REFERENCE
-from p2ptrain.plan.plan import Plan
-from p2ptrain.training.household_plan import Candidate
-from p2ptrain.training.profiling import to_profile
-from p2ptrain.training.protecting import (
+from p2ptrain.coordinator.backup_cost import (
     COPIES_A_MESSAGE_BYTE,
     COPIES_AN_UPDATE_BYTE,
     DIGESTS_AN_UPDATE_BYTE,
@@ -21,7 +16,11 @@ from p2ptrain.training.protecting import (
     interface_bytes,
     protected,
 )
-from p2ptrain.training.recovery.placed import PlacedStage
+from p2ptrain.coordinator.measured_cluster import Candidate, to_profile
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.overheads import REFERENCE
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.recovery.placement import PlacedStage
 from tests.unit.training.test_memory_needs import measured, request
 
 STATE = 2  # bytes of state a byte of parameters: SGD with momentum

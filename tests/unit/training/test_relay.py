@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.model.wire_format import WireFormat
-from p2ptrain.training import relay, state_reading
-from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.fetching import fetch, version_source
-from p2ptrain.training.protocol import STATE_MANIFEST, STATE_READ, EpochKey
-from p2ptrain.training.recovery.fetches import Fetch
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.relay import MOST_RELAYS, Relay, Relays
-from p2ptrain.training.state_transfer import StateServer, in_memory
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.version import Version
+from p2ptrain.state import relay
+from p2ptrain.state import transfer_client as state_reading
+from p2ptrain.state.fetch import fetch, version_source
+from p2ptrain.state.relay import MOST_RELAYS, Relay, Relays
+from p2ptrain.state.transfer_server import StateServer, in_memory
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 RANGE_BYTES = 4096

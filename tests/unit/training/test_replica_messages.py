@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.net import cbor
-from p2ptrain.training.protocol import (
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.messages.snapshots import (
     REASON_LIMIT,
     VERSIONS_LIMIT,
     ReplicaKeeper,
     ReplicaKept,
     ReplicaOffer,
-    RoundOrder,
     VersionsKeep,
 )
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.net import cbor
+from p2ptrain.recovery.version import Version
 
 numbers = st.integers(0, 2**53)
 versions = st.builds(Version, numbers, numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.training.rounds import Course, Mode
+from p2ptrain.job.rounds import Course, Mode
 
 
 @pytest.mark.parametrize(

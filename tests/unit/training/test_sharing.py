@@ -9,16 +9,17 @@ import torch
 from torch import nn
 
 from p2ptrain.errors import CaptureError, PlanError, ProtocolError, ScriptError
+from p2ptrain.holder.start.prepare import prepare
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.plan_request import Sharing
+from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net import cbor
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
-from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.training.job import SGD, Job
-from p2ptrain.training.options import TrainOptions
-from p2ptrain.training.preparation import prepare
-from p2ptrain.training.sharing import Sharing
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 
 DEALING = frozenset({Allocation.MICRO_BATCHES})

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.stage import Stage
-from p2ptrain.training.assignment import StagePlace
-from p2ptrain.training.stage_lines import StageLines
+from p2ptrain.messages.assignment import StagePlace
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.worker.stage_io_builder import StageLines
 from tests.unit.training.test_assignment import assignment, shared
 from tests.unit.training.test_live_stage import captured
 from tests.unit.training.test_trailing_update import captured as summable

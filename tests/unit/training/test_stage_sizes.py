@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.tiles.shape import TileShape
-from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.protocol import EpochKey
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.stage_sizes import StageTooLarge, refuse_large_stages, stage_bytes
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.recovery.version import Version
+from p2ptrain.worker.stage_sizes import StageTooLarge, refuse_large_stages, stage_bytes
 from tests import zoo
 from tests.reference import stack
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
-from p2ptrain.model.wire import pack
+from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
+from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.training import state_reading
-from p2ptrain.training.digests import CHUNK_BYTES, DamagedState, damaged, digest_of, digests_of
-from p2ptrain.training.protocol import STATE_MANIFEST, STATE_READ
-from p2ptrain.training.state_reading import State, StateReading, StateRequest
-from p2ptrain.training.state_transfer import OPENED_LIMIT, StateServer, in_memory
+from p2ptrain.state import transfer_client as state_reading
+from p2ptrain.state.checksums import CHUNK_BYTES, DamagedState, damaged, digest_of, digests_of
+from p2ptrain.state.transfer_client import State, StateReading, StateRequest
+from p2ptrain.state.transfer_server import OPENED_LIMIT, StateServer, in_memory
 from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.thorough import examples_of
 from tests.unit.training.bit_flips import FlippingServer, flip, run

@@ -6,8 +6,8 @@ from itertools import combinations
 
 import pytest
 
+from p2ptrain.coordinator.link_survey import FRESH_SECONDS, LinkTable, tournament
 from p2ptrain.mesh.interface import LinkSpeed
-from p2ptrain.training.survey import FRESH_SECONDS, LinkTable, tournament
 
 MBIT = 125_000.0
 

@@ -9,15 +9,14 @@ from typing import Any, cast
 
 import pytest
 
+from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.coordinator.measured_cluster import Candidate
 from p2ptrain.errors import InternalError, UserError
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
+from p2ptrain.messages.plan_request import PlanningRequest, Sharing
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.household_plan import Candidate
-from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.protocol import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
-from p2ptrain.training.sharing import Sharing
-from p2ptrain.training.surveying import Surveyor
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.training.test_memory_needs import request
 

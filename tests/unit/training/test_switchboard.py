@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.training.division import Slice
-from p2ptrain.training.inlet import Contents, Inlet, Piece
-from p2ptrain.training.protocol import VALUES, EpochKey, PieceKey
-from p2ptrain.training.rounds import Mode
-from p2ptrain.training.switchboard import ACTIVATIONS, Line, Switchboard
+from p2ptrain.job.rounds import Mode
+from p2ptrain.messages.kinds import VALUES
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.tensors import Line, Piece, PieceKey, Slice
+from p2ptrain.runtime.io.tensor_receiver import Contents, Inlet
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, Switchboard
 from tests.support.memory_household import MemoryHousehold
 
 LINE = Line(EpochKey("job", 1), 0, ACTIVATIONS)

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from p2ptrain.errors import ScriptError
-from p2ptrain.training.data import Samples
-from p2ptrain.training.tensor_rows import tensor_rows
+from p2ptrain.holder.input.dataset import Samples, tensor_rows
 
 INPUTS, TARGETS = torch.randn(12, 3, 4, 4), torch.randint(9, (12,))
 WHOLE = TensorDataset(INPUTS, TARGETS)

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.training.arrived import Arrived, GivenUp
-from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.summed import Summed
-from p2ptrain.training.trailing_update import TrailingUpdate
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.allreduce_buckets import Arrived, GivenUp
+from p2ptrain.runtime.live_stage import LiveStage
+from p2ptrain.runtime.optimizer_step import TrailingUpdate
+from p2ptrain.runtime.reduced_tensors import Summed
 from tests.unit.training.test_live_stage import (
     EPOCH,
     MICRO_BATCH,

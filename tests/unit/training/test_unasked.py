@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import pytest
 
 from p2ptrain.errors import ProtocolError, TrainingError
-from p2ptrain.model.measure import MeasuredUnit, UnitMeasurements
-from p2ptrain.model.unit_chain import WHOLE
-from p2ptrain.model.unit_times import UnitTimes
 from p2ptrain.net import cbor
 from p2ptrain.net.write_form import write_form
 from p2ptrain.process.box import Box, Child, Ended, How, Question
-from p2ptrain.training.boxed import Found
-from p2ptrain.training.compute import ComputeThread
-from p2ptrain.training.profiling import ProfileCache
-from p2ptrain.training.unasked import FetchedModel, UnaskedConfig, UnaskedWork
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.profiling.boxed_measure import Found
+from p2ptrain.profiling.measure_units import MeasuredUnit, UnitMeasurements
+from p2ptrain.profiling.profile_cache import ProfileCache
+from p2ptrain.profiling.unit_chain import WHOLE
+from p2ptrain.profiling.unit_seconds import UnitTimes
+from p2ptrain.worker.unasked_models import FetchedModel, UnaskedConfig, UnaskedWork
 
 MIB = 1 << 20
 MEASUREMENTS = UnitMeasurements(

@@ -12,13 +12,13 @@ import pytest
 from torch import Tensor
 
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.model.captured import Captured
-from p2ptrain.training.live_stage import LiveStage
-from p2ptrain.training.protocol import Commit
-from p2ptrain.training.recovery.holdings import Holding, Kind
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.update import Update
-from p2ptrain.training.versions import VersionStore
+from p2ptrain.messages.round_orders import Commit
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.live_stage import LiveStage
+from p2ptrain.runtime.optimizer_step import Update
+from p2ptrain.state.snapshot_store import VersionStore
 from tests.unit.training.stored import discard, stored
 from tests.unit.training.test_live_stage import (
     EPOCH,

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import InternalError
-from p2ptrain.model.capture import capture
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.training.recovery.holdings import Holding, Kind
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.versions import VersionStore
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.version import Version
+from p2ptrain.state.snapshot_store import VersionStore
 from tests.unit.training.stored import discard, stored
 
 OLD, NEW = Version(4, 1), Version(8, 1)

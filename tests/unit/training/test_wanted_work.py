@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import PeerError
-from p2ptrain.training.wanted_work import WantedWork
+from p2ptrain.messages.calls import WantedWork
 from tests.support.memory_household import MemoryHousehold
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import PeerError
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.training import whole_copies
-from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.state_transfer import StateServer
-from p2ptrain.training.whole_copies import WholeCopies
+from p2ptrain.holder import full_snapshots as whole_copies
+from p2ptrain.holder.full_snapshots import WholeCopies
+from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.recovery.version import Version
+from p2ptrain.state.transfer_server import StateServer
 
 
 class Offered:

@@ -16,11 +16,11 @@ BUDGET_SECONDS = 40.0
 def run(task: Mapping[str, Any], channel: Channel) -> None:
     """Says the profile (`p2ptrain.profile/1`) and the device's overheads."""
     from p2ptrain.cli.script import load_job
-    from p2ptrain.model.measure import measure_units
-    from p2ptrain.model.optimizer import optimizer_state_ratio
-    from p2ptrain.training.options import TrainOptions
-    from p2ptrain.training.overheads import measure_overheads
-    from p2ptrain.training.preparation import prepare
+    from p2ptrain.holder.start.prepare import prepare
+    from p2ptrain.job.train_options import TrainOptions
+    from p2ptrain.model.stage.optimizer import optimizer_state_ratio
+    from p2ptrain.profiling.measure_units import measure_units
+    from p2ptrain.profiling.overhead_yardsticks import measure_overheads
 
     job = load_job(str(models.script(task["model"])), [])
     prepared = prepare(job, TrainOptions(local=True))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.cli.checks import firewall as checks
+from p2ptrain.cli.checks import network as checks
 from p2ptrain.cli.checks.check import Verdict
-from p2ptrain.cli.checks.firewall import firewall
+from p2ptrain.cli.checks.network import firewall
 from p2ptrain.mesh.config import DEFAULT_PORT
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2ptrain.cli.checks.check import Verdict
-from p2ptrain.cli.checks.links import _link, links
+from p2ptrain.cli.checks.network import _link, links
 
 
 @pytest.mark.parametrize(

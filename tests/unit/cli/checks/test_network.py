@@ -6,7 +6,7 @@ import pytest
 
 from p2ptrain.cli.checks import network
 from p2ptrain.cli.checks.check import Verdict
-from p2ptrain.mesh.interfaces import Address
+from p2ptrain.mesh.discovery.interfaces import Address
 
 LOOPBACK = [Address("lo", "127.0.0.1")]
 

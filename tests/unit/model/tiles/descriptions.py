@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from p2ptrain.model.description import (
+from p2ptrain.model.graph.description import (
     ModelDescription,
     TensorDescription,
     TensorKind,
     UnitDescription,
 )
-from p2ptrain.model.graph import Argument, Graph, InputRef, Node, NodeRef, StateRef
-from p2ptrain.model.values import BATCH, Polynomial, ValueDescription
+from p2ptrain.model.graph.nodes import Argument, Graph, InputRef, Node, NodeRef, StateRef
+from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription
 
 CHANNELS, HEIGHT, WIDTH = 4, 12, 10
 IMAGE = InputRef(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
+from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
 from tests.unit.model.tiles.descriptions import IMAGE, convolution, describe
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
-from p2ptrain.tiles.layout import Layout
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
+from p2ptrain.tiling.maps.grid_layout import Layout
 from tests.tiled_training import Prepared, compare, train_plainly, train_tiled
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from p2ptrain.model.tiles.diagnosis import broken_units
-from p2ptrain.tiles.network import FeatureMap, MapNetwork, MapUnit, Operation
-from p2ptrain.tiles.window import ELEMENTWISE
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, FeatureMap, MapNetwork, MapUnit, Operation
+from p2ptrain.tiling.kernels.device_pass import broken_units
 
 
 def network() -> MapNetwork:

@@ -11,13 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.graph import Argument, InputRef, Node, NodeRef, StateRef
-from p2ptrain.model.operators import resolve
-from p2ptrain.model.tiles.part import TiledPart
-from p2ptrain.model.tiles.reading import read_tiled_part
-from p2ptrain.tiles.layout import Layout
-from p2ptrain.tiles.lines import GridError
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.nodes import Argument, InputRef, Node, NodeRef, StateRef
+from p2ptrain.model.graph.operators import resolve
+from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
+from p2ptrain.tiling.kernels.tiled_part import TiledPart
+from p2ptrain.tiling.maps.grid import GridError
+from p2ptrain.tiling.maps.grid_layout import Layout
 from tests.tiles_in_process import Tiles
 from tests.unit.model.tiles.descriptions import describe
 

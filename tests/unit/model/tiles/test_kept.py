@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from p2ptrain.model.graph import Argument, NodeRef, StateRef
-from p2ptrain.model.tiles.messages import Message
-from p2ptrain.model.tiles.program import Replica, TileProgram
-from p2ptrain.model.tiles.reading import read_tiled_part
-from p2ptrain.model.tiles.recorded import Recorded
-from p2ptrain.model.tiles.tile_pass import TilePass
-from p2ptrain.tiles.layout import Layout
+from p2ptrain.model.graph.nodes import Argument, NodeRef, StateRef
+from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
+from p2ptrain.tiling.kernels.recorded_segment import Recorded
+from p2ptrain.tiling.kernels.tile_messages import Message
+from p2ptrain.tiling.kernels.tile_pass import TilePass
+from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.maps.grid_layout import Layout
 from tests.unit.model.tiles.descriptions import (
     CHANNELS,
     HEIGHT,

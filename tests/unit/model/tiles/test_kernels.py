@@ -9,18 +9,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2ptrain.model.graph import Argument, InputRef, Node, StateRef
-from p2ptrain.model.operators import resolve
-from p2ptrain.model.tiles.arguments import arguments_of
-from p2ptrain.model.tiles.kernels import Place, kernel
-from p2ptrain.model.tiles.windows import (
+from p2ptrain.model.graph.nodes import Argument, InputRef, Node, StateRef
+from p2ptrain.model.graph.operators import resolve
+from p2ptrain.plan.types.feature_maps import FeatureMap, Operation, Region, Span
+from p2ptrain.tiling.kernels.kernels import Place, kernel
+from p2ptrain.tiling.kernels.tileable_operators import (
     Windows,
+    arguments_of,
     convolution_windows,
     padding_windows,
     pooling_windows,
 )
-from p2ptrain.tiles.network import FeatureMap, Operation
-from p2ptrain.tiles.span import Region, Span
 
 CHANNELS, SIZE = 2, (11, 9)
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from p2ptrain.model.graph import InputRef, Node, StateRef
-from p2ptrain.model.tiles import normalisation as module
-from p2ptrain.model.tiles.normalisation import Normalisation, combined, moments
+from p2ptrain.model.graph.nodes import InputRef, Node, StateRef
+from p2ptrain.tiling.kernels import tiled_normalisation as module
+from p2ptrain.tiling.kernels.tiled_normalisation import Normalisation, combined, moments
 
 CHANNELS, ROWS = 3, 8
 EXACT = {"rtol": 1e-11, "atol": 1e-12}

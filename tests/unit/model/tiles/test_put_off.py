@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2ptrain.model.graph import Argument, NodeRef, StateRef
-from p2ptrain.model.split_backward import accumulate
-from p2ptrain.model.tiles import tile_pass
-from p2ptrain.model.tiles.device_pass import DevicePass
-from p2ptrain.model.tiles.pieces import cut
-from p2ptrain.model.tiles.program import Replica, TileProgram
-from p2ptrain.model.tiles.reading import read_tiled_part
-from p2ptrain.tiles.layout import Layout
+from p2ptrain.model.graph.nodes import Argument, NodeRef, StateRef
+from p2ptrain.model.stage.split_backward import accumulate
+from p2ptrain.tiling.kernels import tile_pass
+from p2ptrain.tiling.kernels.device_pass import DevicePass
+from p2ptrain.tiling.kernels.kernels import cut
+from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
+from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.maps.grid_layout import Layout
 from tests.unit.model.tiles.descriptions import (
     CHANNELS,
     HEIGHT,

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from p2ptrain.model.graph import Argument, NodeRef, StateRef
-from p2ptrain.model.tiles.cutting import cut_where_tiling_ends
-from p2ptrain.model.tiles.reading import read_tiled_part
-from p2ptrain.model.tiles.refusal import NotTiled
-from p2ptrain.tiles.window import ELEMENTWISE, Window
+from p2ptrain.model.graph.nodes import Argument, NodeRef, StateRef
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, Window
+from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
+from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
+from p2ptrain.tiling.kernels.tileable_operators import NotTiled
 from tests.unit.model.tiles.descriptions import CHANNELS, IMAGE, WEIGHT, convolution, describe
 
 LOSS = ("aten.mean.default", (NodeRef(0),))

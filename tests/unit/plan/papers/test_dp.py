@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.request import PlanRequest
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 
 EIGHT = examples.profile([(1.0, 1.0)] * 8, parameter_bytes=10, activation_bytes=5)

@@ -7,14 +7,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from p2ptrain.plan.cluster import Cluster, Device
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.papers import equal_shares
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.shared.judge import Judge
-from p2ptrain.plan.shared.partition import Floats, range_sums
-from p2ptrain.plan.shared.question import Question
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.planners import equal_shares
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.problem.partition import Floats, range_sums
+from p2ptrain.plan.problem.question import Question
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device
+from p2ptrain.plan.types.profile import Profile
 from tests.unit.plan import examples
 
 SPLIT = BatchSplit(8, 2)

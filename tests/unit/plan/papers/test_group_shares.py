@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.cluster import Cluster, Device
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.papers.group_shares import BLOCKS, Rows, SampleTimes, blocks, divide
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.planners.group_shares import BLOCKS, Rows, SampleTimes, blocks, divide
+from p2ptrain.plan.types.cluster import Cluster, Device
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 

@@ -11,21 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft
-from p2ptrain.plan.papers import hybrid
-from p2ptrain.plan.papers.group_shares import Rows, SampleTimes, divide
-from p2ptrain.plan.papers.hybrid import planned
-from p2ptrain.plan.papers.hybrid_grid import Grid, make_grid
-from p2ptrain.plan.papers.published import inner_part
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.shared.judge import Judge
-from p2ptrain.plan.shared.question import Question
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.planners import hybrid
+from p2ptrain.plan.planners.group_shares import Rows, SampleTimes, divide
+from p2ptrain.plan.planners.hybrid import planned
+from p2ptrain.plan.planners.hybrid_grid import Grid, make_grid
+from p2ptrain.plan.planners.published import inner_part
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.problem.question import Question
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 

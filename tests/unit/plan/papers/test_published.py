@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.papers import published
-from p2ptrain.plan.papers.dp import judge_dp
-from p2ptrain.plan.papers.ftpipehd import judge_ftpipehd
-from p2ptrain.plan.papers.hybrid import judge_hybrid
-from p2ptrain.plan.papers.pipedream import judge_pipedream
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import PlanRequest
-from p2ptrain.plan.shared.judge import Judge, Judged
-from p2ptrain.plan.shared.micro_batches import candidate_splits
-from p2ptrain.plan.shared.question import Question
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.planners import published
+from p2ptrain.plan.planners.data_parallel import judge_dp
+from p2ptrain.plan.planners.ftpipehd import judge_ftpipehd
+from p2ptrain.plan.planners.hybrid import judge_hybrid
+from p2ptrain.plan.planners.pipedream import judge_pipedream
+from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.micro_batch_sizes import candidate_splits
+from p2ptrain.plan.problem.question import Question
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.asking import sound_plan, tried

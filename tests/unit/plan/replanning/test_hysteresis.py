@@ -6,21 +6,15 @@ from random import Random
 
 import pytest
 
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import cost_model
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.replanning.hysteresis import (
-    LEAST_GAIN,
-    MEMORY_SECONDS,
-    Action,
-    Decision,
-    weigh,
-)
-from p2ptrain.plan.replanning.migration import NOTHING
-from p2ptrain.plan.replanning.replan import Replanned, replan
+from p2ptrain.plan.cost.cost_model import cost_model
+from p2ptrain.plan.replan.hysteresis import LEAST_GAIN, MEMORY_SECONDS, Action, Decision, weigh
+from p2ptrain.plan.replan.migration import NOTHING
+from p2ptrain.plan.replan.replan import Replanned, replan
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan import examples
 from tests.unit.plan.examples import quick_request
 

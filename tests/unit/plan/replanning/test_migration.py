@@ -7,10 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cluster import Cluster, Link
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.replanning.migration import (
+from p2ptrain.plan.replan.migration import (
     NOTHING,
     Move,
     Waiting,
@@ -19,9 +16,12 @@ from p2ptrain.plan.replanning.migration import (
     state_bytes,
     transfer,
 )
-from p2ptrain.plan.replanning.replan import living
-from p2ptrain.plan.replanning.replicas import Replicas, place_replicas
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.replan.replan import living
+from p2ptrain.plan.replan.replica_holders import Replicas, place_replicas
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 

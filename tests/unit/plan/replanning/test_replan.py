@@ -10,22 +10,22 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.check import check_memory, check_plan
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.replanning import pause
-from p2ptrain.plan.replanning.heavy import respipe
-from p2ptrain.plan.replanning.replan import Replanned, living, replan
-from p2ptrain.plan.replanning.replicas import place_replicas
-from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.plan.cost.check_plan import check_memory, check_plan
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.workload_share import Work
+from p2ptrain.plan.replan import pause
+from p2ptrain.plan.replan.baselines import respipe
+from p2ptrain.plan.replan.replan import Replanned, living, replan
+from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.simulation.simulate import draft_of
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.versions import depths_of
-from p2ptrain.plan.work import Work
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.weight_versions import depths_of
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.examples import quick_request

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.allocation import EVERY_ALLOCATION
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.replanning.cuts import Cuts, Order
-from p2ptrain.plan.replanning.reshape import Reshaper
-from p2ptrain.plan.replanning.values import OrderValues
-from p2ptrain.plan.search.part import Part
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.replan.order_cuts import Cuts, Order
+from p2ptrain.plan.replan.order_moves import Reshaper
+from p2ptrain.plan.replan.order_values import OrderValues
+from p2ptrain.plan.search.balanced_groups import Part
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION
+from p2ptrain.plan.types.batch_split import BatchSplit
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import alone, draft_groups
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import alone, draft_groups
+from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.annealing import MOST_DEVICES, annealed, annealing_tasks
 from p2ptrain.plan.search.auto import rules_of
-from p2ptrain.plan.shared.judge import Judge, Judged
-from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.simulation.simulate import simulate_draft
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster
 from tests.unit.plan import examples
 
 SPLIT = BatchSplit(64, 8)

@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster, Device
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Group
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.search.balanced import balanced_group
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Group
+from p2ptrain.plan.search.balanced_groups import balanced_group
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tests.unit.plan.examples import FREE, PLENTY, cluster, profile
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, alone, draft_groups, usual_depths
-from p2ptrain.plan.search.leaner import leaner
-from p2ptrain.plan.shared.judge import Judge
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, alone, draft_groups, usual_depths
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.search.auto import leaner
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
 from tests.unit.plan import examples
 
 SPLIT = BatchSplit(16, 1)

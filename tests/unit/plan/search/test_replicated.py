@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.request import Mode
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.problem.micro_batch_sizes import MOST_WINDOW, even_window
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.replicated import best_replicated, replicated_candidates
-from p2ptrain.plan.shared.judge import Judge
-from p2ptrain.plan.shared.micro_batches import MOST_WINDOW, even_window
-from p2ptrain.plan.shared.question import Question
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.plan.equal_devices import equal, vgg_like
 from tests.unit.plan.examples import quick_request
 

@@ -8,19 +8,19 @@ from random import Random
 import numpy as np
 import pytest
 
-from p2ptrain.plan.allocation import EVERY_ALLOCATION
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, peak_bytes
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, peak_bytes
+from p2ptrain.plan.problem.device_orders import segment_orders
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.segment_tables import SegmentTables, group_options
 from p2ptrain.plan.search.segments import segment_candidates
-from p2ptrain.plan.shared.judge import Judge
-from p2ptrain.plan.shared.orders import segment_orders
-from p2ptrain.plan.shared.question import Question
 from p2ptrain.plan.simulation.simulate import round_seconds
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode
 from tests.unit.plan.examples import PLENTY, cluster, household, profile
 
 FAST, SLOW = Link(1e9, 0.0), Link(1e3, 0.0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.workload_share import Work
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.problem.question import Rules
 from p2ptrain.plan.search.straight import StraightSearch
-from p2ptrain.plan.shared.judge import Judge
-from p2ptrain.plan.shared.rules import Rules
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.work import Work
+from p2ptrain.plan.types.batch_split import BatchSplit
 from tests.unit.plan import examples
 
 

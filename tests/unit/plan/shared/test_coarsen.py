@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.shared.coarsen import useful_cuts
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.problem.coarsen import useful_cuts
+from p2ptrain.plan.types.profile import Profile
 from tests.unit.plan.examples import cluster, profile
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group, alone
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group, alone
 from p2ptrain.plan.simulation.engine import FEED, Lane
 from p2ptrain.plan.simulation.lanes import build_engine
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Link
 from tests.unit.plan import examples
 
 TWO_UNITS = examples.profile([(1.0, 2.0)] * 2, output_bytes=10, input_bytes=3, target_bytes=2)

@@ -7,24 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.bucket_sizes import LEAST_BYTES
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.overheads import REFERENCE, Overheads
-from p2ptrain.plan.overlap import (
-    COPY_PART,
-    FEED_MESSAGES,
-    LOAD_MESSAGES,
-    ROUND_MESSAGES,
-)
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
+from p2ptrain.plan.cost.allreduce_order import sent_in
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.overlap import COPY_PART, FEED_MESSAGES, LOAD_MESSAGES, ROUND_MESSAGES
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.turning import sent_in
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.bucket_sizes import LEAST_BYTES
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.overheads import REFERENCE, Overheads
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.examples import quick_request

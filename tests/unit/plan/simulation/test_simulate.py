@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
-from p2ptrain.plan.cluster import Cluster, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.schedule import usual_warmup
+from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.schedule import usual_warmup
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.naive import naive_peak_bytes, naive_round_seconds

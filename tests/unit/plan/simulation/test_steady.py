@@ -8,21 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.plan.allocation import Allocation, deal
-from p2ptrain.plan.cluster import Cluster, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group, alone, draft_groups, draft_pipeline, peak_bytes
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.request import Mode
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group, alone, draft_groups, draft_pipeline, peak_bytes
 from p2ptrain.plan.simulation import steady
 from p2ptrain.plan.simulation.engine import Engine
 from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.simulation.simulate import simulate, simulate_steady
 from p2ptrain.plan.simulation.steady import endless, run_steadily, simulated_tasks, steady_seconds
 from p2ptrain.plan.simulation.steady_bound import steady_bound
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, deal
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.examples import quick_request

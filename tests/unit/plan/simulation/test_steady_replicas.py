@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.request import Mode
 from p2ptrain.plan.simulation.simulate import simulate
-from p2ptrain.plan.split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.request import Mode
 from tests.unit.plan import examples
 
 

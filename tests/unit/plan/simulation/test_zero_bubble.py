@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.bucket_sizes import LEAST_BYTES
-from p2ptrain.plan.cluster import Cluster
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.overheads import REFERENCE, Overheads
-from p2ptrain.plan.overlap import SPLIT_FACTOR
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.schedule import Action, ZeroBubble, one_f_one_b
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.overlap import SPLIT_FACTOR
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.times import TimeTable
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.bucket_sizes import LEAST_BYTES
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.overheads import REFERENCE, Overheads
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.schedule import Action, ZeroBubble, one_f_one_b
+from p2ptrain.plan.types.unit_times import TimeTable
 from tests.thorough import examples_of
 from tests.unit.plan import examples
 from tests.unit.plan.naive import naive_peak_bytes, naive_round_seconds

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.overheads import Overheads
-from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
-from p2ptrain.tiles.grid import TileGrid
-from p2ptrain.tiles.window import ELEMENTWISE, Window
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, Window
+from p2ptrain.plan.types.overheads import Overheads
+from p2ptrain.tiling.maps.grid import TileGrid
+from p2ptrain.tiling.planning.tiling_cost import Costs
+from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 from tests.unit.tiles.networks import chain
 from tools.paper_tiles import by_flops
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.plan.tiling.copies import copied_bytes
-from p2ptrain.tiles.shape import TileShape
-from p2ptrain.tiles.window import ELEMENTWISE
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE
+from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.tiling.planning.profile_maps import copied_bytes
 from tests.unit.plan.tiling.examples import CONVOLUTION
 from tests.unit.tiles.networks import chain
 

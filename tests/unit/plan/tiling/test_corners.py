@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.tiling import corners
-from p2ptrain.plan.tiling.corners import Table, best_corner
+from p2ptrain.tiling.planning import tile_shares as corners
+from p2ptrain.tiling.planning.tile_shares import Table, best_corner
 from tests.thorough import examples_of
 
 

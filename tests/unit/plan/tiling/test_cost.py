@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.overheads import Overheads
-from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.grouping import early_borders
-from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
-from p2ptrain.plan.tiling.simulate import lower_bound, simulate
-from p2ptrain.tiles.grid import TileGrid
-from p2ptrain.tiles.network import MapUnit
-from p2ptrain.tiles.window import ELEMENTWISE
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, MapUnit
+from p2ptrain.plan.types.overheads import Overheads
+from p2ptrain.tiling.maps.grid import TileGrid
+from p2ptrain.tiling.planning.grouping import early_borders
+from p2ptrain.tiling.planning.tiling_cost import Costs
+from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
+from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate
 from tests.unit.plan.tiling.examples import (
     CONVOLUTION,
     GIGAFLOP,

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.tiled_plan import costs_of, round_of
-from p2ptrain.plan.tiling.work import round_work
-from p2ptrain.tiles.shape import TileShape
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.tiling.planning.make_plan import make_plan
+from p2ptrain.tiling.planning.round_work import round_work
+from p2ptrain.tiling.planning.tiled_plan import costs_of, round_of
 from tests.unit.plan.tiling.test_tiled_plan import CHANNELS, SIZE, UNITS, asked, cluster, profile
 
 FAST = Link(1.25e8, 1e-4)

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.plan.allocation import EVERY_ALLOCATION, Allocation
-from p2ptrain.plan.cluster import Cluster, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.followers import MOST_SHARING, Followers
-from p2ptrain.plan.tiling.pipelined import best_pipelined
-from p2ptrain.plan.tiling.search import Asked
-from p2ptrain.plan.tiling.setting import Setting
-from p2ptrain.plan.tiling.tiled_plan import round_of, simulate_tiled
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.tiling.planning.make_plan import make_plan
+from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined
+from p2ptrain.tiling.planning.tiled_plan import round_of, simulate_tiled
+from p2ptrain.tiling.planning.tiling_setting import Setting
+from p2ptrain.tiling.planning.tiling_types import Asked
+from p2ptrain.tiling.planning.trailing_stages import MOST_SHARING, Followers
 from tests.unit.plan.tiling.test_tiled_plan import FAST_LINK, asked, cluster, profile
 
 DEALING, DIVIDING = Allocation.MICRO_BATCHES, Allocation.SAMPLES

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.grouping import best_grouping
-from p2ptrain.plan.tiling.simulate import lower_bound, simulate
-from p2ptrain.tiles.window import Window
+from p2ptrain.plan.types.feature_maps import Window
+from p2ptrain.tiling.planning.grouping import best_grouping
+from p2ptrain.tiling.planning.tiling_cost import Costs
+from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate
 from tests.thorough import examples_of
 from tests.unit.plan.tiling.examples import CONVOLUTION, GIGAFLOP, LINK, costs, drawn_costs, problem
 from tests.unit.tiles.networks import chain

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile, Unit
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.passage import Passage
-from p2ptrain.plan.tiling.pipelined import best_pipelined
-from p2ptrain.plan.tiling.row import Passes, Row, depths_that_fit, row_seconds
-from p2ptrain.plan.tiling.search import Asked, best_tiling
-from p2ptrain.plan.tiling.setting import Setting
-from p2ptrain.plan.tiling.shared_rest import SharedRest
-from p2ptrain.plan.tiling.tiled_plan import round_of
-from p2ptrain.plan.tiling.work import round_work
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.tiling.planning.make_plan import make_plan
+from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined
+from p2ptrain.tiling.planning.round_work import round_work
+from p2ptrain.tiling.planning.tiled_pipeline import Passes, Row, depths_that_fit, row_seconds
+from p2ptrain.tiling.planning.tiled_plan import round_of
+from p2ptrain.tiling.planning.tiling_problem import Passage
+from p2ptrain.tiling.planning.tiling_search import best_tiling
+from p2ptrain.tiling.planning.tiling_setting import Setting, SharedRest
+from p2ptrain.tiling.planning.tiling_types import Asked
 from tests.unit.plan.tiling.test_tiled_plan import asked, cluster, profile
 
 FREE = Link(1e18, 0.0)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 import pytest
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.tiling.cost import Costs
-from p2ptrain.plan.tiling.grouping import best_grouping
-from p2ptrain.plan.tiling.problem import TileDevice, TilingProblem
-from p2ptrain.plan.tiling.search import Asked, Tiling, best_tiling
-from p2ptrain.plan.tiling.simulate import simulate
-from p2ptrain.tiles.network import MapUnit
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.feature_maps import MapUnit
+from p2ptrain.tiling.planning.grouping import best_grouping
+from p2ptrain.tiling.planning.tiling_cost import Costs
+from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
+from p2ptrain.tiling.planning.tiling_search import best_tiling
+from p2ptrain.tiling.planning.tiling_simulation import simulate
+from p2ptrain.tiling.planning.tiling_types import Asked, Tiling
 from tests.unit.plan.tiling.examples import problem
 from tools.paper_tiles import LINKS, SPEEDS, by_flops, gain, question, yolov2
 

@@ -5,8 +5,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan import fields
-from p2ptrain.plan.tiling.shares import LEAST_GAIN, balanced_shares
+from p2ptrain.plan.types import json_fields as fields
+from p2ptrain.tiling.planning.tile_shares import LEAST_GAIN, balanced_shares
 from tests.thorough import examples_of
 
 

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.draft import Draft, Group, alone, draft_groups
-from p2ptrain.plan.plan import DeviceShare, Plan
-from p2ptrain.plan.profile import Profile, Unit
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group, alone, draft_groups
 from p2ptrain.plan.simulation.simulate import round_seconds
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.passage import Passage
-from p2ptrain.plan.tiling.row import (
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import DeviceShare, Plan
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.tiling.planning.round_work import round_work
+from p2ptrain.tiling.planning.tiled_pipeline import (
     Passes,
     Row,
     depths_that_fit,
@@ -28,10 +29,9 @@ from p2ptrain.plan.tiling.row import (
     row_seconds,
     stage_seconds,
 )
-from p2ptrain.plan.tiling.simulate import lower_bound
-from p2ptrain.plan.tiling.tiled_plan import costs_of, round_of, row_of
-from p2ptrain.plan.tiling.work import round_work
-from p2ptrain.plan.times import TimeTable, UnitTimes
+from p2ptrain.tiling.planning.tiled_plan import costs_of, round_of, row_of
+from p2ptrain.tiling.planning.tiling_problem import Passage
+from p2ptrain.tiling.planning.tiling_simulation import lower_bound
 from tests.unit.plan.tiling.test_ends import FAST, SLACK, WIFI, house, tiled
 from tests.unit.plan.tiling.test_pipelined import SPLIT, cost_of, passes
 from tests.unit.plan.tiling.test_tiled_plan import CHANNELS, SIZE, profile

@@ -6,22 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Cluster, Device, Link
-from p2ptrain.plan.cost import CostModel
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.planners import make_plan
-from p2ptrain.plan.profile import Profile, Spatial, Unit
-from p2ptrain.plan.request import Mode, PlanRequest
+from p2ptrain.errors import OptionError, PlanError, size_text
+from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.simulate import simulate
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling import search
-from p2ptrain.plan.tiling.maps import tiled_network
-from p2ptrain.plan.tiling.tiled_plan import round_seconds, simulate_tiled
-from p2ptrain.plan.times import TimeTable, UnitTimes
-from p2ptrain.size_text import size_text
-from p2ptrain.tiles.data import network_fields, read_network
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile, Spatial, Unit
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.tiling.maps.map_codec import network_fields, read_network
+from p2ptrain.tiling.planning import tiling_search as search
+from p2ptrain.tiling.planning.make_plan import make_plan
+from p2ptrain.tiling.planning.profile_maps import tiled_network
+from p2ptrain.tiling.planning.tiled_plan import round_seconds, simulate_tiled
 from tests.unit.plan.examples import quick_request
 from tests.unit.plan.tiling.examples import CONVOLUTION
 from tests.unit.tiles.networks import chain

@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from p2ptrain.plan.cost import CostModel
+from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.gantt import draw_gantt
-from p2ptrain.plan.plan import Plan
 from p2ptrain.plan.simulation.simulate import group_of
 from p2ptrain.plan.simulation.timeline import TimelineEntry
-from p2ptrain.plan.split import BatchSplit
-from p2ptrain.plan.tiling.tiled_plan import simulate_tiled
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
 from tests.unit.plan.tiling.test_ends import house, tiled
 from tests.unit.plan.tiling.test_sharing_behind import DEALING, DIVIDING, shared
 from tests.unit.plan.tiling.test_tiled_plan import profile

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.optimizer import StageOptimizer
-from p2ptrain.model.stage import Stage
-from p2ptrain.plan.schedule import Action, one_f_one_b
-from p2ptrain.plan.versions import Weights, depths_of
-from p2ptrain.training.asynchronous.delayed_stage import DelayedStage
-from p2ptrain.training.asynchronous.delays import Asynchrony, Delays
-from p2ptrain.training.job import SGD
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.job.asynchrony import Asynchrony, Delays
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.optimizer import StageOptimizer
+from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.plan.types.schedule import Action, one_f_one_b
+from p2ptrain.plan.types.weight_versions import Weights, depths_of
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.asynchronous.delayed_stage import DelayedStage
 from tests import delayed_reference
 
 BATCH = 8

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
-from p2ptrain.plan.versions import Weights
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.plan.types.weight_versions import Weights
+from p2ptrain.recovery.version import Version
 from tests import delayed_reference
 from tests.delayed_reference import Recipe
 from tests.reference import Outcome

@@ -10,14 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.job.asynchrony import Asynchrony, Delays
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
-from p2ptrain.plan.schedule import one_f_one_b
-from p2ptrain.plan.versions import Weights, depths_of, versions_kept
-from p2ptrain.training.asynchronous.delays import (
-    Asynchrony,
-    Delays,
-)
+from p2ptrain.plan.types.schedule import one_f_one_b
+from p2ptrain.plan.types.weight_versions import Weights, depths_of, versions_kept
 from tests.unit.plan.deadlock import find_deadlock
 
 PIPELINES = st.integers(1, 6)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.kinds import REPLICA_KEPT
+from p2ptrain.messages.round_orders import EpochKey, RoundOrder
+from p2ptrain.messages.snapshots import ReplicaKept
 from p2ptrain.net.message import Message
-from p2ptrain.training.assignment import Assignment, StagePlace
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.kept_versions import KeptVersions
-from p2ptrain.training.protocol import REPLICA_KEPT, EpochKey, ReplicaKept, RoundOrder
-from p2ptrain.training.recovery.version import Version
-from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold
 
 KEY = EpochKey("j", 3)

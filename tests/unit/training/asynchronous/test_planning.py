@@ -9,34 +9,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.errors import OptionError, PlanError, ProtocolError
-from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.plan.cluster import Link
-from p2ptrain.plan.plan import Plan
-from p2ptrain.plan.request import Mode
-from p2ptrain.plan.simulation.simulate import simulate
-from p2ptrain.plan.versions import Weights, depths_of
-from p2ptrain.training.assigning import assignment_of
-from p2ptrain.training.assignment import Assignment
-from p2ptrain.training.asynchronous.delays import Asynchrony
-from p2ptrain.training.asynchronous.ftpipehd import Ftpipehd
-from p2ptrain.training.expectations import corrected, expected_of
-from p2ptrain.training.household_plan import (
+from p2ptrain.coordinator.measured_cluster import (
     Candidate,
     MeasuredHousehold,
     is_known,
-    plan_household,
     question,
     with_times_of,
 )
-from p2ptrain.training.plan_request import PlanningRequest
-from p2ptrain.training.recovery.corrections import Corrections
-from p2ptrain.training.recovery.holdings import Inventory
-from p2ptrain.training.recovery.lineage import Lineage
-from p2ptrain.training.recovery.placed import Placed, PlacedStage
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.coordinator.plan_cluster import plan_household
+from p2ptrain.coordinator.plan_expectations import corrected, expected_of
+from p2ptrain.errors import OptionError, PlanError, ProtocolError
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.messages.assign import assignment_of
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
+from p2ptrain.plan.simulation.simulate import simulate
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.weight_versions import Weights, depths_of
+from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.profile_corrections import Corrections
+from p2ptrain.recovery.state_report import Inventory
+from p2ptrain.recovery.version import Lineage, Version
 from tests.unit.training.test_memory_needs import MIB, measured, request
 
 STASHED = Asynchrony()

@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 import torch
 
-from p2ptrain.training.asynchronous.exchange import GradientExchange
-from p2ptrain.training.asynchronous.turns import Gradients, Turns
-from p2ptrain.training.protocol import PieceKey, RoundOrder
-from p2ptrain.training.rounds import Mode, Round
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.messages.tensors import PieceKey
+from p2ptrain.runtime.asynchronous.gradient_exchange import GradientExchange, Gradients, Turns
 
 pytestmark = pytest.mark.timeout(10)
 

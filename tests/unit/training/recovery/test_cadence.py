@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from p2ptrain.training.recovery.cadence import (
+from p2ptrain.recovery.snapshot_schedule import (
     COST_SHARE,
     COSTS_LEFT_OUT,
     FIRST_ROUNDS,

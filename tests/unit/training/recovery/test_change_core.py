@@ -6,21 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.training.recovery import change_events as c
-from p2ptrain.training.recovery.change import ChangeAsk, Reason
-from p2ptrain.training.recovery.change_core import (
-    ATTEMPTS_LIMIT,
-    COPY_TRIES,
-    ChangeCore,
-)
-from p2ptrain.training.recovery.choose import Forward, GlobalCopy, Past
-from p2ptrain.training.recovery.device_events import PrepareFailed
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
-from p2ptrain.training.recovery.lineage import Era, Lineage
-from p2ptrain.training.recovery.no_way import NoWay
-from p2ptrain.training.recovery.placed import Placed, PlacedStage
-from p2ptrain.training.recovery.rebuild import Rebuild
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.choose_version import Forward, GlobalCopy, Past
+from p2ptrain.recovery.cores import reconfigure_events as c
+from p2ptrain.recovery.cores.reconfigure_core import ATTEMPTS_LIMIT, COPY_TRIES, ChangeCore
+from p2ptrain.recovery.cores.worker_events import PrepareFailed
+from p2ptrain.recovery.generation_request import ChangeAsk, NoWay, Reason
+from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.rebuild_plan import Rebuild
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind, Logged
+from p2ptrain.recovery.version import Era, Lineage, Version
 
 _ALL = frozenset("hab")
 _LINEAGE = Lineage((Era(1, 0, 0),))

@@ -7,10 +7,9 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.training.recovery.choose import Choice, Forward, GlobalCopy, Lost, Past, choose
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
-from p2ptrain.training.recovery.lineage import Era, Lineage
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.choose_version import Choice, Forward, GlobalCopy, Lost, Past, choose
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.version import Era, Lineage, Version
 
 _ONE_EPOCH = Lineage((Era(1, 0, 0),))
 _HALVES = {"a": (0, 2), "b": (2, 4)}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.training.recovery.committing import Committing, Seat
+from p2ptrain.recovery.commit import Committing, Seat
 
 _SEATS = ((0, "a"), (1, "b"), (1, "c"), (2, "a"))
 

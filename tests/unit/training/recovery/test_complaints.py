@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2ptrain.training.recovery.complaints import MOST, Complaints
+from p2ptrain.recovery.complaints import MOST, Complaints
 
 
 def test_one_device_stops_the_same_step_a_few_times() -> None:

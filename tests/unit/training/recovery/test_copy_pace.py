@@ -5,14 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.training.recovery.cadence import CopyCost, ReplicaCadence
-from p2ptrain.training.recovery.copy_pace import (
+from p2ptrain.recovery.snapshot_schedule import (
     LEAST_READ_BYTES,
     PACED_SHARE,
     READ_LIMIT_BYTES,
     READ_SECONDS,
+    CopyCost,
     Pacing,
     ReadRates,
+    ReplicaCadence,
     paced_seconds,
     read_bytes,
 )

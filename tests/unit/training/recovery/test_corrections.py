@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
-from p2ptrain.training.recovery.committing import Seat
-from p2ptrain.training.recovery.corrections import (
+from p2ptrain.recovery.commit import Seat
+from p2ptrain.recovery.profile_corrections import (
     Busy,
     Corrections,
     Expected,

@@ -6,15 +6,14 @@ import dataclasses
 
 import pytest
 
-from p2ptrain.training.recovery import device_events as d
-from p2ptrain.training.recovery import device_instructions as to_do
-from p2ptrain.training.recovery.device_core import DeviceCore, Phase
-from p2ptrain.training.recovery.fetches import Fetch
-from p2ptrain.training.recovery.holdings import Holding, Kind
-from p2ptrain.training.recovery.lineage import Lineage
-from p2ptrain.training.recovery.placed import Placed, PlacedStage
-from p2ptrain.training.recovery.rebuild import Rebuild
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.cores import worker_events as d
+from p2ptrain.recovery.cores import worker_instructions as to_do
+from p2ptrain.recovery.cores.worker_core import DeviceCore, Phase
+from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.rebuild_plan import Rebuild
+from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.version import Lineage, Version
 
 _FIRST = Version(0, 0)
 

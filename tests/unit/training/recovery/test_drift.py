@@ -8,9 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.training.recovery.committing import Seat
-from p2ptrain.training.recovery.corrections import Busy, Expected
-from p2ptrain.training.recovery.drift import (
+from p2ptrain.recovery.commit import Seat
+from p2ptrain.recovery.drift_watch import (
     CONFIRMED,
     COPYING_SECONDS,
     FEW_ROUNDS,
@@ -23,6 +22,7 @@ from p2ptrain.training.recovery.drift import (
     DriftWatch,
     Look,
 )
+from p2ptrain.recovery.profile_corrections import Busy, Expected
 
 ONE, OTHER = (0, "a"), (1, "b")
 ROUND_SECONDS = 1.2

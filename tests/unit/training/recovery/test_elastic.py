@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.training.recovery.change import Reason
-from p2ptrain.training.recovery.elastic import (
+from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.replan_trigger import (
     LONGEST_SETTLE_SECONDS,
     MOST_MOVES,
     MOST_TRIES,

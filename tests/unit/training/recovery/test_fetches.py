@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import InternalError
-from p2ptrain.training.recovery.choose import Choice
-from p2ptrain.training.recovery.fetches import Fetch, fetches
-from p2ptrain.training.recovery.placed import StageNeed
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.recovery.fetch_plan import Fetch, fetches
+from p2ptrain.recovery.placement import StageNeed
+from p2ptrain.recovery.version import Version
 
 
 def _choice(*places: str) -> Choice:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.training.recovery.going_on import Kept, Start, decide
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.resume_decision import Kept, Start, decide
+from p2ptrain.recovery.version import Version
 
 MINE = "f00d-1"
 SAME = (MINE, True)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2ptrain.training.recovery import holder_events as h
-from p2ptrain.training.recovery import holder_instructions as to_do
-from p2ptrain.training.recovery.change import EPOCHS_A_REQUEST, Reason
-from p2ptrain.training.recovery.choose import Choice, Lost
-from p2ptrain.training.recovery.early_deaths import EARLY_STEPS
-from p2ptrain.training.recovery.holder_core import HolderCore, Phase
-from p2ptrain.training.recovery.lineage import Lineage
-from p2ptrain.training.recovery.no_way import NoWay
-from p2ptrain.training.recovery.placed import Placed, PlacedStage
-from p2ptrain.training.recovery.reach import RELINK_SECONDS
-from p2ptrain.training.recovery.refusals import MOST_SPOILED, RETRY_SECONDS
-from p2ptrain.training.recovery.settling import MOST_FRUITLESS, VERDICT_SECONDS
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.choose_version import Choice, Lost
+from p2ptrain.recovery.cores import holder_events as h
+from p2ptrain.recovery.cores import holder_instructions as to_do
+from p2ptrain.recovery.cores.holder_core import HolderCore, Phase
+from p2ptrain.recovery.cores.liveness import MOST_FRUITLESS, RELINK_SECONDS, VERDICT_SECONDS
+from p2ptrain.recovery.cores.retry_policy import EARLY_STEPS, MOST_SPOILED, RETRY_SECONDS
+from p2ptrain.recovery.generation_request import EPOCHS_A_REQUEST, NoWay, Reason
+from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.version import Lineage, Version
 
 _FIRST = Version(0, 0)
 _CHOICE = Choice(_FIRST, (("h",),) * 4, 0, "")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind, Logged
+from p2ptrain.recovery.version import Version
 
 _VERSIONS = st.builds(Version, st.integers(0, 2**40), st.integers(0, 2**40))
 _HOLDINGS = st.builds(

@@ -5,15 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.training.recovery.keeping import (
-    Abandoned,
-    Keeping,
-    TryKeeper,
-    Whole,
-)
-from p2ptrain.training.recovery.lineage import Lineage
-from p2ptrain.training.recovery.placed import Placed, PlacedStage
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.snapshot_tracker import Abandoned, Keeping, TryKeeper, Whole
+from p2ptrain.recovery.version import Lineage, Version
 
 EPOCH = 3
 BEGUN = Version(10, 2)

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.training.recovery.lineage import ERAS_LIMIT, Era, Lineage
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.version import ERAS_LIMIT, Era, Lineage, Version
 
 _BRANCHED = Lineage((Era(1, 0, 0), Era(2, 50, 1), Era(3, 100, 2)))
-"""The picture in lineage.py."""
+"""The picture in version.py."""
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.training.recovery import planner_core as p
-from p2ptrain.training.recovery.planner_core import AskedPlan, PlannerCore
+from p2ptrain.recovery.cores import planner_core as p
+from p2ptrain.recovery.cores.planner_core import AskedPlan, PlannerCore
 
 
 def _run(asked: AskedPlan, seconds: float, *, works: bool) -> dict[float, p.PlannerInstruction]:

@@ -7,9 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind
-from p2ptrain.training.recovery.placed import PlacedStage
-from p2ptrain.training.recovery.protect import (
+from p2ptrain.recovery.backup_placement import (
     SLOTS,
     SLOTS_WITH_CHECKPOINTS,
     Protection,
@@ -19,7 +17,9 @@ from p2ptrain.training.recovery.protect import (
     keepers_of,
     protect,
 )
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.placement import PlacedStage
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.version import Version
 
 R = Version(8, 3)
 PLENTY = 1 << 40

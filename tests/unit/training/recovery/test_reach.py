@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.training.recovery.reach import clique
+from p2ptrain.recovery.cores.liveness import clique
 
 
 def test_whoever_lacks_most_links_is_left_out() -> None:

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.training.recovery.choose import Anew, Choice, GlobalCopy, Past, choose
-from p2ptrain.training.recovery.holdings import Holding, Inventory, Kind, Logged
-from p2ptrain.training.recovery.lineage import Era, Lineage
-from p2ptrain.training.recovery.placed import Placed, PlacedStage
-from p2ptrain.training.recovery.rebuild import LEAST_STEPS, Rebuild, rebuilds
-from p2ptrain.training.recovery.version import Version
+from p2ptrain.recovery.choose_version import Anew, Choice, GlobalCopy, Past, choose
+from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.rebuild_plan import LEAST_STEPS, Rebuild, rebuilds
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind, Logged
+from p2ptrain.recovery.version import Era, Lineage, Version
 
 EPOCH, COPIED, NOW = 3, 30, 40
 _LINEAGE = Lineage((Era(EPOCH, 20, 0),))

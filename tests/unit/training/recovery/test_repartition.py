@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.training.recovery.committing import Seat
-from p2ptrain.training.recovery.corrections import Busy, Corrections, Expected
-from p2ptrain.training.recovery.repartition import Repartition, capacities, expected_with
+from p2ptrain.recovery.commit import Seat
+from p2ptrain.recovery.ftpipehd_repartition import Repartition, capacities, expected_with
+from p2ptrain.recovery.profile_corrections import Busy, Corrections, Expected
 
 HOLDER, FAST, SLOW = (0, "a"), (1, "b"), (2, "c")
 SEATS = (HOLDER, FAST, SLOW)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import InternalError
-from p2ptrain.training.recovery.reporting import OnceOnly, Reported
+from p2ptrain.recovery.cores.job_history import OnceOnly, Reported
 
 
 def test_a_replayed_step_is_no_news() -> None:

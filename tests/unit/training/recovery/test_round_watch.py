@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.training.recovery.round_watch import (
+from p2ptrain.recovery.stall_detector import (
     QUESTION_BYTES,
     QUIET_BYTES,
     QUIET_CPU_SECONDS,

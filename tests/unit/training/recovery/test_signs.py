@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from p2ptrain.training.recovery.signs import TALKS, USUAL, SignLimits, Signs, WorkSign
+from p2ptrain.recovery.work_signs import TALKS, USUAL, SignLimits, Signs, WorkSign
 
 
 def _still_waits(signs: Signs, sign: WorkSign | None, seconds: float) -> float:

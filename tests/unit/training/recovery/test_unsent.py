@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.training.recovery.unsent import Standing, Unsent, Wait, unsent
+from p2ptrain.recovery.unsent import Standing, Unsent, Wait, unsent
 
 WARMUPS = (3, 2, 1)
 

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.capture import capture
-from p2ptrain.model.captured import Captured
-from p2ptrain.model.tiles.messages import Halo, Message
-from p2ptrain.plan.allocation import Allocation
-from p2ptrain.tiles.shape import TileShape
-from p2ptrain.training.assignment import StagePlace
-from p2ptrain.training.inlet import Piece
-from p2ptrain.training.protocol import EpochKey, PieceKey
-from p2ptrain.training.rounds import Mode
-from p2ptrain.training.switchboard import Line, Switchboard
-from p2ptrain.training.tiling.exchange import FLOW, TileExchange
-from p2ptrain.training.tiling.stage_tiles import StageTiles
-from p2ptrain.training.tiling.tiled_stage import TiledStage
+from p2ptrain.job.rounds import Mode
+from p2ptrain.messages.assignment import StagePlace
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.tensors import Line, Piece, PieceKey
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.tiled.tile_exchange import FLOW, TileExchange
+from p2ptrain.runtime.tiled.tile_layout import StageTiles
+from p2ptrain.runtime.tiled.tiled_stage import TiledStage
+from p2ptrain.tiling.kernels.tile_messages import Halo, Message
 from tests.support.memory_household import MemoryHousehold
 
 LINE = Line(EpochKey("job", 1), 0, FLOW)

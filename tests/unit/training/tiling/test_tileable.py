@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from p2ptrain.model.description import ModelDescription
-from p2ptrain.model.graph import NodeRef
-from p2ptrain.model.tiles.refusal import NotTiled
-from p2ptrain.tiles.layout import Layout
-from p2ptrain.tiles.spatial import unit_windows
-from p2ptrain.training.rounds import Mode
-from p2ptrain.training.tiling.stage_tiles import tileable, tiled_units
+from p2ptrain.job.rounds import Mode
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.nodes import NodeRef
+from p2ptrain.runtime.tiled.tile_layout import tileable, tiled_units
+from p2ptrain.tiling.kernels.tileable_operators import NotTiled
+from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.unit_windows import unit_windows
 from tests.tiles_in_process import Tiles
 from tests.unit.model.tiles.descriptions import (
     CHANNELS,

@@ -1,0 +1,164 @@
+"""The tasks of a mesh: each has this owner, a failure of one ends the mesh, none outlives it.
+
+Callbacks of links and timers may still come while everything is being shut down; a task group
+would raise into them then. A scope quietly starts nothing any more.
+
+Tasks that one object starts on the way, and ends when it ends.
+
+Where the work fits between the beginning and the end of one `async with`, `scope.task_scope` does.
+
+A task group that raises one error instead of a group of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from p2ptrain.errors import Error
+
+T = TypeVar("T")
+
+
+class TaskScope:
+    """`async with`: an error of ours in a task cancels the body and is raised at its end."""
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def spawn(
+        self, coroutine: Coroutine[object, object, None], name: str
+    ) -> asyncio.Task[None] | None:
+        """Start a task, or nothing (None) once the scope ends."""
+        if self._closed:
+            coroutine.close()
+            return None
+        try:
+            task = self._group.create_task(coroutine, name=name)
+        except RuntimeError:  # another task has failed: the group is shutting down
+            coroutine.close()
+            return None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cancel what still runs; raise what failed, alone where it is one error of ours.
+
+        What only the body raised goes on as it is: it is no business of these tasks.
+        """
+        self._closed = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        try:
+            await self._group.__aexit__(error_type, error, trace)
+        except BaseExceptionGroup as group:
+            if all(failed is error for failed in group.exceptions):
+                return
+            single = _only_error(group)
+            if single is None:
+                raise
+            raise single from None
+
+
+async def to_the_end(write: Callable[[], T]) -> T:
+    """What `write` returns or raises, in a thread.
+
+    That cannot be stopped: who is cancelled waits for it, so that no two write the same file.
+    """
+    writing = asyncio.create_task(asyncio.to_thread(write))
+    try:
+        return await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise
+
+
+def _only_error(group: BaseExceptionGroup[BaseException]) -> Error | None:
+    """The one error of ours that a group stands for."""
+    leaves = _leaves(group)
+    return leaves[0] if len(leaves) == 1 and isinstance(leaves[0], Error) else None
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+class OwnedTasks:
+    """See the module. No failure goes unheard, and none ends the others.
+
+    Args:
+        failed: hears of a task that ended by an error: its name, the error.
+    """
+
+    def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
+        self._failed = failed
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start `work`."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none runs."""
+        return not self._tasks
+
+    async def cancel(self) -> None:
+        """End all that run now, and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def done(self) -> None:
+        """Wait until none runs, those included that others start meanwhile."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(task.get_name(), error)
+
+
+@asynccontextmanager
+async def task_scope() -> AsyncIterator[asyncio.TaskGroup]:
+    """As `asyncio.TaskGroup`, but what failed first is raised bare.
+
+    The other errors of a group are nearly always consequences of the first, and its class is what
+    callers decide by.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as failures:
+        raise first_error(failures) from None
+
+
+def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first leaf of an exception group."""
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

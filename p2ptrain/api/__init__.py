@@ -1,0 +1,1 @@
+"""what apps embed: Node, Run, train; composes the three roles."""

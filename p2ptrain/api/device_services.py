@@ -1,0 +1,78 @@
+"""Everything a member does for training, in one place: it is loaded once torch is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import torch
+
+from p2ptrain.coordinator.service import CoordinatorService
+from p2ptrain.events import Event, Warned
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.calls import Route
+from p2ptrain.process.allocator import Ceiling
+from p2ptrain.process.box import Box
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.profiling.profile_cache import ProfileCache
+from p2ptrain.worker.leave import ParkedJobs, hand_over
+from p2ptrain.worker.service import TrainingService
+
+
+class TrainingMember:
+    """The compute thread and the services of one device.
+
+    Args:
+        profiles: what was measured before; its folder may be shared with other runs.
+        jobs: where this device's own jobs are written down, or None: nowhere.
+        memory_bytes: what p2ptrain may use here, or None: what is available.
+        threads: torch's threads, or None: torch's choice.
+        only_for: names of the devices for whose jobs alone this one computes; empty: for all.
+        emit: told when a job that this device has a part in stands still, or cannot let it go.
+        box: where models of others are measured; None: in the thread that computes.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        *,
+        profiles: ProfileCache | None = None,
+        jobs: StateFolder | None = None,
+        memory_bytes: int | None = None,
+        threads: int | None = None,
+        only_for: Collection[str] = (),
+        emit: Callable[[Event], None] | None = None,
+        box: Box | None = None,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._mesh = mesh
+        self._emit = emit
+        ceiling = Ceiling()
+        self.compute = ComputeThread(after=ceiling.look)
+        cache = profiles or ProfileCache(None)
+        self.service = TrainingService(
+            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box
+        )
+        self._coordinator = CoordinatorService(mesh, self.service.due)
+        self._parked = ParkedJobs(mesh, self.service, jobs)
+
+    @property
+    def routes(self) -> Mapping[str, Route]:
+        """What this device answers, by kind."""
+        return {**self.service.routes, **self._coordinator.routes, **self._parked.routes}
+
+    async def hand_over(self, seconds: float) -> None:
+        """Have the others take over what this device does for them, for so long at most."""
+
+        def warn(message: str) -> None:
+            if self._emit is not None:
+                self._emit(Warned(message))
+
+        await hand_over(self._mesh, self.service, seconds, warn)
+
+    async def close(self) -> None:
+        """Drop any job and end the compute thread."""
+        await self._parked.close()
+        await self.service.close()
+        await self.compute.close()

@@ -1,0 +1,172 @@
+"""Events to any number of readers, each with a bounded buffer of its own.
+
+Readers are iterators rather than generators: a generator ends where a wait for its next event is
+cancelled, and apps wait with a timeout. One that is not referenced any more gets nothing any more.
+
+An app's `on_event`: looked at before anything runs, and watched while it does.
+
+It is called on the event loop, so while it does not return nothing of this device's network lives:
+no event can say so. A thread warns of it, as Python warns: on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Self
+from weakref import WeakSet
+
+from p2ptrain.errors import OptionError
+from p2ptrain.events import Event
+
+BUFFERED_EVENTS = 10_000
+"""A reader that lags further behind misses the oldest: training never waits for a reader."""
+
+
+class EventStream:
+    """Publish on one side, iterate on the others; all on one event loop."""
+
+    def __init__(self) -> None:
+        self._readers: WeakSet[EventReader] = WeakSet()
+        self._closed = False
+
+    def publish(self, event: Event) -> None:
+        """Give the event to every reader."""
+        for reader in self._readers:
+            reader.put(event)
+
+    def close(self) -> None:
+        """End every iteration, once its buffer is empty."""
+        self._closed = True
+        for reader in self._readers:
+            reader.close()
+
+    def subscribe(self) -> EventReader:
+        """An iterator of the events published from this call on."""
+        reader = EventReader()
+        self._readers.add(reader)
+        if self._closed:
+            reader.close()
+        return reader
+
+
+class EventReader:
+    """One bounded buffer, as an async iterator; a wait that is cancelled loses no event."""
+
+    def __init__(self) -> None:
+        self._events: deque[Event] = deque(maxlen=BUFFERED_EVENTS)
+        self._more = asyncio.Event()
+        self._closed = False
+
+    def put(self, event: Event) -> None:
+        """Take an event for the iterating reader; none once it is closed."""
+        if not self._closed:
+            self._events.append(event)
+            self._more.set()
+
+    def close(self) -> None:
+        """End the iteration, once the buffer is empty."""
+        self._closed = True
+        self._more.set()
+
+    async def aclose(self) -> None:
+        """End the iteration now, as of an async generator (`contextlib.aclosing`)."""
+        self._events.clear()
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if self._closed:
+                raise StopAsyncIteration
+            self._more.clear()
+            await self._more.wait()
+        return self._events.popleft()
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, RuntimeWarning, stacklevel=1)
+
+
+def check_on_event(on_event: object) -> None:
+    """OptionError where it cannot be called with one event, or has to be awaited."""
+    if on_event is None:
+        return
+    if not callable(on_event):
+        raise OptionError(f"on_event must be a function, not {type(on_event).__name__}")
+    if inspect.iscoroutinefunction(on_event):
+        raise OptionError(
+            "on_event is an async function, but it is called and not awaited: give a plain one, or "
+            "iterate over the events, `async for event in run`"
+        )
+    try:
+        signature = inspect.signature(on_event)
+    except (TypeError, ValueError):  # such as a function in C: nothing is known of it
+        return
+    try:
+        signature.bind(object())
+    except TypeError as error:
+        raise OptionError(f"on_event is called with one event, on_event(event): {error}") from error
+
+
+class CallWatch:
+    """Warns of calls that do not return.
+
+    Args:
+        look_seconds: between looks of its thread, which begins with the first call.
+        long_seconds: a call is said after that: members silent for longer are taken for dead.
+    """
+
+    def __init__(
+        self,
+        look_seconds: float = 1.0,
+        long_seconds: float = 5.0,
+        warn: Callable[[str], None] = _warn,
+    ) -> None:
+        self._look_seconds = look_seconds
+        self._long_seconds = long_seconds
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._calls: dict[int, tuple[str, float]] = {}
+        self._thread: threading.Thread | None = None
+
+    def call(self, on_event: Callable[[Event], object], event: Event) -> None:
+        """Call it with an event."""
+        caller = threading.get_ident()
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # as in a forked process
+                self._thread = threading.Thread(target=self._look, name="on_event", daemon=True)
+                self._thread.start()
+            self._calls[caller] = event.event, monotonic()
+        try:
+            on_event(event)
+        finally:
+            with self._lock:
+                self._calls.pop(caller, None)
+
+    def _look(self) -> None:
+        pause, said = threading.Event(), set[float]()
+        while True:
+            pause.wait(self._look_seconds)
+            with self._lock:
+                calls = list(self._calls.values())
+            said &= {since for _, since in calls}
+            for event, since in calls:
+                seconds = monotonic() - since
+                if seconds >= self._long_seconds and since not in said:
+                    said.add(since)
+                    self._warn(
+                        f"on_event, at the event {event!r}, has not returned for {seconds:.0f} s: "
+                        "everything on this device waits for it. Do long work in a thread"
+                    )
+
+
+call_watch = CallWatch()
+"""Of this process."""

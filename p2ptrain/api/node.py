@@ -1,0 +1,385 @@
+"""p2ptrain inside an app: a Node joins the household, trains, and leaves.
+
+    async with p2ptrain.Node(name="laptop") as node:
+        run = await node.train(job)
+        async for event in run:
+            ...
+        model = await run.result()
+
+`p2ptrain.train(job)` does the same for those without an event loop, notebooks included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from p2ptrain import torch_version
+from p2ptrain._version import __version__
+from p2ptrain.aio.threads import in_background
+from p2ptrain.api.event_stream import EventStream, call_watch, check_on_event
+from p2ptrain.api.loading import forked_box, import_training, started_box
+from p2ptrain.api.progress import ProgressBoard
+from p2ptrain.api.run import Run, check_asked, start_run
+from p2ptrain.control.borrow import own_place
+from p2ptrain.control.lease import Place
+from p2ptrain.errors import Error, OptionError
+from p2ptrain.events import Event
+from p2ptrain.job.train_options import MOST_THREADS, whole
+from p2ptrain.mesh.config import MeshConfig
+from p2ptrain.mesh.identity.state_folder import StateFolder, default_state_dir
+from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.network_mesh import NetworkMesh
+from p2ptrain.net.fields import checked_name
+from p2ptrain.process.allocator import keep_freed_memory
+from p2ptrain.process.box import Box
+from p2ptrain.process.memory_budget import usable_memory_bytes
+
+if TYPE_CHECKING:
+    from p2ptrain.api.device_services import TrainingMember
+    from p2ptrain.job.job import Job
+    from p2ptrain.job.train_options import TrainOptions
+    from p2ptrain.mesh.interface import Member
+    from p2ptrain.mesh.trust.pairing_window import Window
+
+LEAVE_SECONDS = 30.0
+"""Longest wait until the others have taken over what this device did for them."""
+
+LINK_SECONDS = 3.0
+"""For the measuring of one link: several may be slow, and somebody waits."""
+
+_OUTSIDE = "this node has not joined: use it with  async with p2ptrain.Node() as node"
+
+
+class Node:
+    """This device as a member of its household. An async context manager.
+
+    Args:
+        name: shown to people; the host's name by default, NAME-2 if another member has it.
+        code: the household's eight-digit pairing code, needed once.
+        window: a pairing window to go on with (`Node.window` of who had this device's place).
+        peers: "host" or "host:port" of members, for networks that block multicast.
+        interfaces: names or addresses to use; all usable ones by default.
+        port: to listen on; any free one by default.
+        state_dir: folder of this device's identity and trusted devices.
+        memory_bytes: what p2ptrain may use here; by default what is available.
+        threads: torch's threads.
+        only_for: names of the devices for whose jobs alone this one computes; all by default. A
+            name means the device that bears it when it first asks.
+        role: "member", or "holder" for one that trains its own data.
+        has_place: whether the caller has locked the state folder, as `p2ptrain join` does. Else the
+            node does while it is in the household; a `join` that runs there steps aside.
+        on_event: called with every event, on the event loop; must not block. What it raises ends
+            a run where the event is the run's, and is else for the loop's exception handler.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        code: str | None = None,
+        window: Window | None = None,
+        peers: Sequence[str] = (),
+        interfaces: Sequence[str] = (),
+        port: int | None = None,
+        state_dir: str | os.PathLike[str] | None = None,
+        memory_bytes: int | None = None,
+        threads: int | None = None,
+        only_for: Sequence[str] = (),
+        role: str = "member",
+        on_event: Callable[[Event], None] | None = None,
+        has_place: bool = False,
+    ) -> None:
+        _check_limits(threads, memory_bytes)
+        if not isinstance(name, str | None):
+            raise OptionError(f"name must be a text, not {name!r}")
+        port = whole("port", port)
+        if port is not None and not 0 <= port < 65536:
+            raise OptionError(f"port must be one from 0 to 65535, not {port}")
+        check_on_event(on_event)
+        self._events = EventStream()
+        self._on_event = on_event
+        self._memory_bytes = memory_bytes
+        self._threads = threads
+        self._only_for = tuple(map(checked_name, _listed(only_for)))
+        self._config = MeshConfig(
+            state_dir=Path(state_dir) if state_dir else default_state_dir(),
+            name=name,
+            code=code,
+            window=window,
+            peers=_listed(peers),
+            interfaces=_listed(interfaces),
+            port=port,
+            info={
+                "role": role,
+                "version": __version__,
+                "threads": threads or os.cpu_count() or 1,
+                "memory_bytes": memory_bytes or usable_memory_bytes(),
+            },
+        )
+        self._mesh = NetworkMesh(self._config, self._tell)
+        self._has_place = has_place
+        self._place = contextlib.AsyncExitStack()
+        self._own: Place | None = None
+        self._has_begun = False
+        self._member: TrainingMember | None = None
+        self._board: ProgressBoard | None = None
+        self._run: Run | None = None
+        self._own_box: Box | None = None
+
+    async def __aenter__(self) -> Self:
+        """Load torch, then join: listen and be advertised.
+
+        In this order, because loading torch's libraries stops every thread of this process, on a
+        small device for seconds, and a member that is silent for seconds is taken for dead.
+
+        Raises:
+            OptionError: this node was in the household before: it takes another one.
+            UserError: another process has the state folder, and does not step aside.
+        """
+        if self._has_begun:
+            raise OptionError("a node can join only once: make a new p2ptrain.Node")
+        self._has_begun = True
+        torch_version.check()
+        keep_freed_memory()
+        await in_background(import_training)
+        try:
+            await self._take_place()
+            await self._mesh.__aenter__()
+        except BaseException:
+            await self._place.aclose()
+            raise
+        try:
+            self._board = ProgressBoard(self._mesh)
+            self._member = self._make_member()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave: any run of this node is cancelled, the members are told."""
+        try:
+            await self.leave()
+        finally:
+            try:
+                await self._mesh.__aexit__(error_type, error, trace)
+            finally:
+                if self._own is not None:
+                    self._own.window = self.window
+                await self._place.aclose()
+                if self._own_box is not None:  # last: nobody asks any more
+                    await in_background(self._own_box.close)
+
+    async def _take_place(self) -> None:
+        """Have the state folder for this node alone; what is in it may be newer than we know."""
+        if self._has_place:
+            return
+        command = "train" if self._config.info["role"] == "holder" else "app"
+        own = await self._place.enter_async_context(own_place(self._config.state_dir, command))
+        if own.name is not None:
+            self._config = dataclasses.replace(
+                self._config,
+                name=self._config.name or own.name,
+                port=own.port if self._config.port is None else self._config.port,
+                window=own.window,
+            )
+        self._mesh = NetworkMesh(self._config, self._tell)
+        self._own = own
+
+    async def leave(self) -> None:
+        """Leave the household gracefully; harmless when it has been left.
+
+        A run of this node ends. What this node does for another's run is handed over first, which
+        may take some seconds; cancel this to leave at once.
+        """
+        try:
+            if self._run is not None:
+                await self._run.cancel()
+            if self._member is not None:
+                member, self._member = self._member, None
+                try:
+                    await member.hand_over(LEAVE_SECONDS)
+                finally:
+                    await member.close()
+            await self._mesh.leave()
+        finally:
+            self._events.close()
+
+    def events(self) -> AsyncIterator[Event]:
+        """Every event from now on, until this device leaves; a slow reader misses the oldest."""
+        return self._events.subscribe()
+
+    async def train(self, job: Job, options: TrainOptions | None = None) -> Run:
+        """Start to train `job` with the household; one job at a time.
+
+        Raises:
+            OptionError: a run of this node is still going on, or these are no job and options.
+        """
+        from p2ptrain.job.train_options import TrainOptions
+
+        check_asked(job, options)
+        options = options or TrainOptions()
+        if self._run is not None and not self._run.done:
+            raise OptionError("this node already trains a job: wait for its result or cancel it")
+        if self._member is None:
+            raise OptionError(_OUTSIDE)
+        folder = self._jobs_folder()
+        self._run = start_run(self._mesh, self._member, job, options, self._emit, folder)
+        return self._run
+
+    def status(self) -> dict[str, Any]:
+        """Members, coordinator and the running job, as this device sees them."""
+        mesh = self._joined
+        coordinator = mesh.coordinator
+        return {
+            "name": mesh.name,
+            "id": mesh.self_id,
+            "address": mesh.address,
+            "port": mesh.port,
+            "members": [
+                {**_member_line(m), **self._mesh.path(m.id), **self._traffic(m)}
+                for m in sorted(mesh.members.values(), key=lambda m: (m.name, m.id))
+            ],
+            "coordinator": coordinator
+            and {"name": coordinator.name, "id": coordinator.id, "term": coordinator.term},
+            "cut_off": [
+                {"name": device.name, "id": device.id, "reason": device.cut_off}
+                for device in mesh.belonging.devices()
+                if device.cut_off
+            ],
+            "job": self._job_line(),
+        }
+
+    def _job_line(self) -> Mapping[str, Any] | None:
+        waiting_for = self._member.service.waiting_for if self._member is not None else None
+        if waiting_for is not None:
+            return {"holder": waiting_for, "waiting_for": waiting_for}
+        return self._board.line if self._board else None
+
+    def _traffic(self, member: Member) -> dict[str, int]:
+        """Bytes that the link to a member has carried, where there is one."""
+        counters = self._mesh.link_statistics(member.id)
+        return {} if counters is None else dataclasses.asdict(counters)
+
+    async def links(self) -> list[dict[str, Any]]:
+        """How fast the links to the other members are, measured now, one after the other.
+
+        It never delays training: a link that is busy shows the rate that is left.
+
+        Returns:
+            name, id, bytes_per_s and latency_s from here to there; `error` where nothing passes.
+        """
+        alive = [m for m in self._joined.members.values() if m.state is MemberState.ALIVE]
+        others = [m for m in alive if m.id != self._mesh.self_id]
+        return [await self._link_to(m) for m in sorted(others, key=lambda m: (m.name, m.id))]
+
+    async def _link_to(self, member: Member) -> dict[str, Any]:
+        place = {"name": member.name, "id": member.id, **self._mesh.path(member.id)}
+        try:
+            async with asyncio.timeout(LINK_SECONDS):
+                speed = await self._mesh.measure_link(member.id)
+        except (Error, TimeoutError) as error:
+            return {**place, "error": str(error) or "it took too long"}
+        return {**place, **dataclasses.asdict(speed)}
+
+    def trains_for(self) -> str | None:
+        """Name of the device whose job this one has a part in now; None without one."""
+        return self._member.service.holder_name if self._member is not None else None
+
+    @property
+    def _joined(self) -> NetworkMesh:
+        """The mesh, once it has begun. Raises OptionError."""
+        if not self._has_begun:
+            raise OptionError(_OUTSIDE)
+        return self._mesh
+
+    @property
+    def window(self) -> Window | None:
+        """The pairing window, while it is open; also what was left of it when this node left."""
+        return self._joined.belonging.window
+
+    def invite(self) -> str:
+        """Open the pairing window again and return its code."""
+        return self._joined.belonging.invite()
+
+    def devices(self) -> list[dict[str, Any]]:
+        """The devices this one trusts: name, id, introduced_by, connected."""
+        return [dataclasses.asdict(device) for device in self._joined.belonging.devices()]
+
+    async def remove(self, name: str) -> None:
+        """Revoke a device's trust, everywhere and at once. Raises UserError for unknown names."""
+        self._joined.belonging.remove(name)
+
+    def _emit(self, event: Event) -> None:
+        self._events.publish(event)
+        if self._on_event is not None:
+            call_watch.call(self._on_event, event)
+
+    def _tell(self, event: Event) -> None:
+        """As `_emit`, of what does not happen in a run, where nobody waits for a result.
+
+        What the app's own function raises is for the loop's exception handler, as of any callback:
+        the mesh would end in the middle of what it was at.
+        """
+        try:
+            self._emit(event)
+        except Exception as error:
+            message = f"on_event failed at the event {event.event!r}"
+            loop = asyncio.get_running_loop()
+            loop.call_exception_handler({"message": message, "exception": error})
+
+    def _jobs_folder(self) -> StateFolder:
+        return StateFolder(self._config.state_dir / "job")
+
+    def _make_member(self) -> TrainingMember:
+        from p2ptrain.api.device_services import TrainingMember
+        from p2ptrain.profiling import boxed_measure as boxed
+        from p2ptrain.profiling.profile_cache import ProfileCache
+
+        box = forked_box()
+        if box is None:
+            box = self._own_box = started_box([boxed.__name__])
+        member = TrainingMember(
+            self._mesh,
+            profiles=ProfileCache(self._config.state_dir / "profiles"),
+            jobs=self._jobs_folder(),
+            memory_bytes=self._memory_bytes,
+            threads=self._threads,
+            only_for=self._only_for,
+            emit=self._tell,
+            box=box,
+        )
+        for kind, route in member.routes.items():
+            self._mesh.route(kind, route.handler, route.parts)
+        return member
+
+
+def _member_line(member: Member) -> dict[str, Any]:
+    """Of `status`; what a member says of itself does not change who it is."""
+    known = {"name": member.name, "id": member.id, "state": str(member.state)}
+    return {**known, **member.info, **known}
+
+
+def _check_limits(threads: int | None, memory_bytes: int | None) -> None:
+    threads, memory_bytes = whole("threads", threads), whole("memory_bytes", memory_bytes)
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise OptionError(f"threads must be from 1 to {MOST_THREADS}, not {threads}")
+    if memory_bytes is not None and memory_bytes < 1:
+        raise OptionError("memory_bytes must be 1 or more")
+
+
+def _listed(texts: Sequence[str]) -> tuple[str, ...]:
+    """One text is a sequence too, of characters that nobody means."""
+    return (texts,) if isinstance(texts, str) else tuple(texts)

@@ -1,0 +1,104 @@
+"""What every member knows of the job that runs, so that `status` can tell it anywhere.
+
+The holder sends a line a second at most; a member forgets it when the holder is gone or says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from p2ptrain.errors import PeerError
+from p2ptrain.events import Event, PlanEvent, Step
+from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent, called
+from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.forms import Count, Length, Text
+from p2ptrain.net.message import Message
+
+PROGRESS = "job.progress"
+
+INTERVAL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine(FrameFields):
+    """What the holder tells, as far as it is known.
+
+    Attributes:
+        model: its name.
+        devices: names of those of the plan.
+        over: the job has ended.
+    """
+
+    model: Annotated[str, Text(256, clean=True)] | None = None
+    epoch: Count | None = None
+    step: Count | None = None
+    loss: float | None = None
+    samples_per_s: float | None = None
+    devices: Annotated[tuple[Annotated[str, Text(64, clean=True)], ...], Length(64)] | None = None
+    over: bool | None = None
+
+
+class ProgressBoard:
+    """Keeps the newest line of each holder on this device."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._lines: dict[str, dict[str, Any]] = {}  # by holder, the newest last
+        self._mesh = mesh
+        mesh.route(PROGRESS, self._receive)
+        mesh.subscribe(self._on_mesh_event)
+
+    @property
+    def line(self) -> Mapping[str, Any] | None:
+        """The running job of which a holder has said something last, or None."""
+        return next(reversed(self._lines.values()), None)
+
+    async def _receive(self, peer: str, message: Message) -> None:
+        said = JobLine.read(message.fields)
+        self._lines.pop(peer, None)
+        if not said.over:
+            line = {"holder": called(self._mesh, peer), **replace(said, over=None).fields()}
+            self._lines[peer] = line
+
+    def _on_mesh_event(self, event: MeshEvent) -> None:
+        if isinstance(event, MemberChanged) and event.member.state in GONE:
+            self._lines.pop(event.member.id, None)
+
+
+class ProgressReporter:
+    """The holder's side: turns its events into lines for all members."""
+
+    def __init__(self, mesh: Mesh, model: str) -> None:
+        self._mesh = mesh
+        self._line = JobLine(model)
+        self._told_at = float("-inf")
+
+    def note(self, event: Event) -> None:
+        """Remember what an event says."""
+        if isinstance(event, PlanEvent):
+            names = [device.name for stage in event.stages for device in stage.devices]
+            self._line = replace(self._line, epoch=event.epoch, devices=tuple(names[:64]))
+        elif isinstance(event, Step):
+            speed, step = event.samples_per_s, event.step
+            self._line = replace(self._line, step=step, loss=event.loss, samples_per_s=speed)
+
+    def over(self) -> None:
+        """The next line says that the job has ended."""
+        self._line = replace(self._line, over=True)
+
+    async def tell(self, now: float) -> None:
+        """Send the newest line to every member that is alive, if the last one is old enough."""
+        if now - self._told_at < INTERVAL_SECONDS and not self._line.over:
+            return
+        self._told_at = now
+        alive = [m.id for m in self._mesh.members.values() if m.state is MemberState.ALIVE]
+        await asyncio.gather(*map(self._send, alive))
+
+    async def _send(self, member: str) -> None:
+        """One that does not take it in time is out of reach: the membership will say so."""
+        with suppress(PeerError, TimeoutError):
+            async with asyncio.timeout(INTERVAL_SECONDS):
+                await self._mesh.send(member, Message(PROGRESS, self._line.fields()))

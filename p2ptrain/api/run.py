@@ -1,0 +1,130 @@
+"""A job that is being trained, as apps see it: its events, its result, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Self
+
+from p2ptrain.api.event_stream import EventStream
+from p2ptrain.api.progress import INTERVAL_SECONDS, ProgressReporter
+from p2ptrain.errors import OptionError
+from p2ptrain.events import Event, Failed
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.interface import Mesh
+
+if TYPE_CHECKING:
+    import torch
+
+    from p2ptrain.api.device_services import TrainingMember
+    from p2ptrain.job.job import Job
+    from p2ptrain.job.train_options import TrainOptions
+
+
+class Run:
+    """A job that is being trained: an async iterator of its events.
+
+    Iteration ends with the job; like `result`, it raises what the job failed with.
+    """
+
+    def __init__(self, job: Job, task: asyncio.Task[None], events: EventStream) -> None:
+        self._job = job
+        self._task = task
+        self._stream = events.subscribe()
+        self._cancelled = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has ended, well or not."""
+        return self._task.done()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            return await anext(self._stream)
+        except StopAsyncIteration:
+            await asyncio.shield(self._task)
+            raise
+
+    async def result(self) -> torch.nn.Module:
+        """Wait for the end; returns the user's own model with the trained weights.
+
+        Raises:
+            UserError, PeerError: why the job failed.
+            asyncio.CancelledError: it was cancelled.
+        """
+        await asyncio.shield(self._task)
+        return self._job.model
+
+    async def cancel(self) -> None:
+        """Stop training; the other devices are let go. Harmless after the end, and repeated."""
+        if not self._cancelled:  # a second time would break off the letting go
+            self._cancelled = True
+            self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+def check_asked(job: object, options: object) -> None:
+    """OptionError where an app hands over something else than a job and options."""
+    from p2ptrain.job.job import Job
+    from p2ptrain.job.train_options import TrainOptions
+
+    if not isinstance(job, Job):
+        raise OptionError(f"what is trained must be a p2ptrain.Job, not {type(job).__name__}")
+    if not isinstance(options, TrainOptions | None):
+        raise OptionError(f"options must be p2ptrain.TrainOptions, not {type(options).__name__}")
+
+
+def start_run(
+    mesh: Mesh,
+    member: TrainingMember,
+    job: Job,
+    options: TrainOptions,
+    emit: Callable[[Event], None],
+    folder: StateFolder | None = None,
+) -> Run:
+    """Train `job` in a task of its own.
+
+    Args:
+        emit: takes every event, beside the run itself.
+        folder: where the job's journal stands; None = nowhere.
+    """
+    from p2ptrain.holder.trainer import HolderRun
+
+    events = EventStream()
+    reporter = ProgressReporter(mesh, type(job.model).__name__)
+    told = asyncio.Event()
+
+    def announce(event: Event) -> None:
+        reporter.note(event)
+        told.set()
+        events.publish(event)
+        emit(event)
+
+    async def report() -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL_SECONDS):
+                    await told.wait()
+            told.clear()
+            await reporter.tell(monotonic())  # also where nothing new is to be told
+
+    async def run() -> None:
+        reporting = asyncio.create_task(report(), name="report progress")
+        try:
+            await HolderRun(mesh, member.service, job, options, announce, folder).run()
+        except Exception as error:
+            announce(Failed(str(error) or type(error).__name__))
+            raise
+        finally:
+            reporting.cancel()
+            reporter.over()
+            await reporter.tell(monotonic())
+
+    task = asyncio.create_task(run(), name="train")
+    task.add_done_callback(lambda _: events.close())  # also of one that is cancelled before it runs
+    return Run(job, task, events)

@@ -1,0 +1,309 @@
+"""Values on the command line, parsed strictly: what is not exactly understood is wrong usage.
+
+Groups of options that several commands share, so that they read the same everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from p2ptrain.cli import pairing_code as codes
+from p2ptrain.cli.pairing_code import PROMPT
+from p2ptrain.control.lease import NodeOptions
+from p2ptrain.errors import OptionError
+from p2ptrain.job.train_options import MOST_THREADS
+from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE, default_state_dir
+from p2ptrain.mesh.trust.pairing_window import normalised_code
+from p2ptrain.net.fields import checked_name
+
+_UNITS_BYTES = {
+    "": 1,
+    "B": 1,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KIB": 1024,
+    "MIB": 1024**2,
+    "GIB": 1024**3,
+    "TIB": 1024**4,
+}
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
+
+_MOST_DIGITS = 18
+
+_WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+def size_bytes(text: str) -> int:
+    """A size such as 2GiB, 500MB or 1048576, in bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].upper() not in _UNITS_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write it like 2GiB or 500MB")
+    number, unit = match[1], _UNITS_BYTES[match[2].upper()]
+    if len(number) > _MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than any device has")
+    size = int(number) * unit if number.isdigit() else round(float(number) * unit)
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than one byte")
+    return size
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if _WHOLE.fullmatch(text) is None or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def positive_or_auto(text: str) -> int | str:
+    """A whole number of at least 1, or "auto"."""
+    return text if text == "auto" else positive(text)
+
+
+def threads(text: str) -> int:
+    """A number of threads to compute with."""
+    if _WHOLE.fullmatch(text) is None or not 1 <= int(text) <= MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MOST_THREADS}")
+    return int(text)
+
+
+def two_counts(text: str) -> tuple[int, int]:
+    """Two whole numbers of at least 1 with a comma between."""
+    first, comma, second = text.partition(",")
+    if not comma:
+        raise argparse.ArgumentTypeError(f"{text!r} is not two numbers such as 10,100")
+    return positive(first), positive(second)
+
+
+def seconds(text: str) -> float:
+    """A time in seconds, more than none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above 0")
+    return value
+
+
+def port(text: str) -> int:
+    """A TCP port; 0 lets the system choose."""
+    if _WHOLE.fullmatch(text) is None or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def code(text: str) -> str:
+    """A pairing code: eight digits, without the spaces and dashes people write, or "-" alone."""
+    if text == PROMPT:
+        return text
+    try:
+        return normalised_code(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+
+
+def name(text: str) -> str:
+    """A device's name."""
+    try:
+        return checked_name(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def peer(text: str) -> str:
+    """HOST or HOST:PORT; an IPv6 address with a port stands in brackets."""
+    from p2ptrain.mesh.config import parse_peer  # here: it loads the mesh, which --help need not
+
+    try:
+        parse_peer(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them, such as 1,4,16; sorted, each once."""
+    return tuple(sorted({positive(part.strip()) for part in text.split(",")}))
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
+
+
+def name_and_part(text: str) -> tuple[str, float]:
+    """NAME=PART, a device and a part of something, above 0 and at most 1."""
+    device, equals, part = text.rpartition("=")
+    try:
+        value = float(part)
+    except ValueError:
+        value = math.nan
+    if not equals or not device or not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NAME=PART with a PART above 0 and at most 1"
+        )
+    return device, value
+
+
+def path(text: str) -> Path:
+    """A path, `~` allowed."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty path is no file and no folder")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no such user") from error
+
+
+def state_dir(text: str) -> Path:
+    """A folder's path, `~` allowed."""
+    return path(text).absolute()
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """What every command takes."""
+    group = parser.add_argument_group("every command")
+    group.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        type=state_dir,
+        help="folder for this device's name, keys and pairings "
+        f"(default: ${STATE_DIR_VARIABLE}, else the system's usual place)",
+    )
+    group.add_argument(
+        "--json", action="store_true", help="print JSON, one object a line; logs go to stderr"
+    )
+    group.add_argument("--debug", action="store_true", help="show tracebacks and more logs")
+
+
+def add_node(parser: argparse.ArgumentParser) -> None:
+    """How this device stands in the household: `join`'s options."""
+    group = parser.add_argument_group("this device in the household")
+    group.add_argument(
+        "--name",
+        metavar="N",
+        type=name,
+        help="this device's name (default: the name of the computer)",
+    )
+    pairing = group.add_mutually_exclusive_group()
+    pairing.add_argument(
+        codes.OPTION,
+        type=code,
+        help="the pairing code (eight digits), needed once on each device; - asks for it",
+    )
+    pairing.add_argument(
+        codes.FILE_OPTION,
+        metavar="FILE",
+        type=path,
+        help=f"read the code from this file (or set ${codes.VARIABLE})",
+    )
+    group.add_argument(
+        "--peer",
+        metavar="HOST[:PORT]",
+        action="append",
+        default=[],
+        type=peer,
+        help="another device, where devices are not found automatically; may be repeated",
+    )
+    group.add_argument(
+        "--interface",
+        metavar="IFACE_OR_IP",
+        action="append",
+        default=[],
+        help="use only this network interface or address; may be repeated",
+    )
+    group.add_argument("--port", metavar="P", type=port, help="TCP port to listen on")
+    group.add_argument(
+        "--memory",
+        metavar="SIZE",
+        type=size_bytes,
+        help="memory p2ptrain may use on this device, such as 2GiB (default: measured)",
+    )
+    group.add_argument(
+        "--threads",
+        metavar="T",
+        type=threads,
+        help="CPU threads to compute with (default: as many as torch chooses)",
+    )
+
+
+def find_code(args: argparse.Namespace) -> None:
+    """Put the code in its place in `args`, wherever it stands: it may have to be asked for."""
+    args.code = codes.chosen(args.code, args.code_file)
+
+
+def node_options(args: argparse.Namespace) -> NodeOptions:
+    """The options of `add_node` and `add_common` as `p2ptrain.Node` takes them."""
+    return NodeOptions(
+        name=args.name,
+        code=args.code,
+        peers=tuple(args.peer),
+        interfaces=tuple(args.interface),
+        port=args.port,
+        state_dir=state_dir_of(args),
+        memory_bytes=args.memory,
+        threads=args.threads,
+    )
+
+
+def state_dir_of(args: argparse.Namespace) -> Path:
+    """The state folder that `args` mean."""
+    chosen: Path | None = args.state_dir
+    return chosen if chosen is not None else default_state_dir()
+
+
+def add_script_options(parser: argparse.ArgumentParser) -> None:
+    """SCRIPT and the options of its job."""
+    parser.add_argument("script", metavar="SCRIPT", help="Python file that defines job()")
+    parser.add_argument(
+        "-o",
+        dest="job_options",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        type=key_value,
+        help="an argument of the script's job(); may be repeated",
+    )
+
+
+def add_planning_files(parser: argparse.ArgumentParser) -> None:
+    """The files that planning starts from."""
+    parser.add_argument(
+        "--profile",
+        metavar="P.json",
+        required=True,
+        type=path,
+        help="the model's profile, as `p2ptrain profile` writes it",
+    )
+    parser.add_argument(
+        "--cluster",
+        metavar="C.json",
+        required=True,
+        type=path,
+        help="the devices and links (p2ptrain.cluster/1)",
+    )
+
+
+def command(
+    commands: Any, name: str, *, summary: str, description: str, example: str
+) -> argparse.ArgumentParser:
+    """A subparser whose `--help` explains the command and ends with an example."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=f"example:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    return parser

@@ -1,0 +1,141 @@
+"""`p2ptrain join`: this device is a member of the household until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.aio import event_loop
+from p2ptrain.api.loading import load_training
+from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import output as qr
+from p2ptrain.cli import startup as early
+from p2ptrain.cli.arguments import name as device_name
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.signals import first_of, sigterm_interrupts, stop_event
+from p2ptrain.cli.usage import DONE
+from p2ptrain.control.lease import Lender, NodeOptions, Place
+from p2ptrain.control.member_lock import FolderLock
+from p2ptrain.events import Event, Failed, Pairing, Stopped, Warned
+
+if TYPE_CHECKING:
+    from p2ptrain.control.server import ControlServer
+
+_DESCRIPTION = """\
+Lets this device compute for trainings of the household, until you stop it. The first device
+shows a pairing code. Start the others with --code and that code, in any order, each within
+10 minutes. Paired devices need no code any more. Ctrl-C or SIGTERM leaves: the other devices
+take over this one's work first."""
+
+_EXAMPLE = """\
+  p2ptrain join                        on the first device: prints a code, such as 1234 5678
+  p2ptrain join --code -               on every other device: asks for it
+  p2ptrain join --peer 192.168.1.20    where the network blocks multicast
+  p2ptrain join --only-for laptop      computes only for trainings of laptop"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `join` to the command line."""
+    parser = groups.command(
+        commands,
+        "join",
+        summary="let this device compute for the household until you stop it",
+        description=_DESCRIPTION,
+        example=_EXAMPLE,
+    )
+    groups.add_node(parser)
+    parser.add_argument(
+        "--only-for",
+        metavar="NAME",
+        action="append",
+        default=[],
+        type=device_name,
+        help="compute only for trainings started on device NAME; may be repeated",
+    )
+    groups.add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Be a member until Ctrl-C or SIGTERM."""
+    groups.find_code(args)
+    options = groups.node_options(args)
+    options["only_for"] = tuple(args.only_for)
+    from p2ptrain.control.server import ControlServer  # before signals count: it loads for a while
+
+    listening = False
+
+    async def main() -> None:
+        nonlocal listening
+        lender = Lender()
+        with FolderLock(options["state_dir"], "join") as lock, stop_event() as stop:
+            listening = True
+            output.writer.on_closed = stop.set
+            async with ControlServer(options["state_dir"], lender) as control:
+                await _join(options, output, stop, lender, control, lock)
+
+    try:
+        if not early.release():
+            with sigterm_interrupts():
+                event_loop.run(main())
+    except KeyboardInterrupt:
+        if listening:
+            raise  # the second Ctrl-C: this person does not want to wait
+    output.show(Stopped())
+    return DONE
+
+
+async def _join(
+    options: NodeOptions,
+    output: Output,
+    stop: asyncio.Event,
+    lender: Lender,
+    control: ControlServer,
+    lock: FolderLock,
+) -> None:
+    await load_training()
+    while not stop.is_set():
+        place = await _be_member(options, output, stop, lender)
+        if stop.is_set():
+            return
+        warning = "p2ptrain train runs on this device now: join continues when it ends"
+        output.show(Warned(message=warning))
+        await lender.lend(place, lock, stop)
+        if not stop.is_set():  # else commands go on finding the borrower
+            control.publish()
+        options = {**options, "name": place.name, "port": place.port, "code": None}
+
+
+async def _be_member(
+    options: NodeOptions, output: Output, stop: asyncio.Event, lender: Lender
+) -> Place:
+    """A member until `stop`, or until a train asks for the place; returns what it left."""
+    from p2ptrain.api.node import Node
+
+    show = _shown(output)
+    async with Node(
+        **options, window=lender.window, role="member", on_event=show, has_place=True
+    ) as node:
+        lender.member = node
+        try:
+            await first_of(stop, lender.wanted)
+        finally:
+            lender.member = None
+        status = node.status()
+    # The window is asked for last: while the node leaves, tries count and removals close it.
+    return Place(str(status["name"]), int(status["port"]), node.window)
+
+
+def _shown(output: Output) -> Callable[[Event], None]:
+    """Show what happens, codes for cameras too; how the command ends it says itself."""
+
+    def show(event: Event) -> None:
+        if isinstance(event, Stopped | Failed):
+            return
+        output.show(event)
+        if isinstance(event, Pairing) and output.is_terminal:
+            output.writer.write(qr.terminal_code(f"p2ptrain join --code {event.code}"))
+
+    return show

@@ -1,0 +1,211 @@
+"""`p2ptrain plan`: from a profile and a cluster to a plan, without a network."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments as options
+from p2ptrain.cli.experimental import Experimental
+from p2ptrain.cli.files import read_cluster, read_profile, write_whole
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
+from p2ptrain.cli.usage import DONE, UsageError
+
+if TYPE_CHECKING:
+    from p2ptrain.plan.types.cluster import Cluster
+    from p2ptrain.plan.types.plan import Plan
+    from p2ptrain.plan.types.profile import Profile
+    from p2ptrain.plan.types.request import PlanRequest
+
+_DESCRIPTION = """\
+Decides which device computes which layers of a model, and predicts the speed. It needs a
+profile (`p2ptrain profile`) and a cluster file, and uses no network. --json prints the plan
+(p2ptrain.plan/1) on one line; `p2ptrain simulate` shows its timeline.
+
+planners:
+""" + "\n".join(f"  {name:<10} {what}" for name, what in PLANNERS.items())
+
+_EXAMPLE = """\
+  p2ptrain plan --profile digits.json --cluster home.json --batch-size 64 --out plan.json
+  p2ptrain plan --profile digits.json --cluster home.json --batch-size 64 \\
+      --exclude old-phone --cap laptop=0.5 --json
+  p2ptrain plan --profile digits.json --cluster home.json --batch-size 64 --compare"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `plan` to the command line."""
+    parser = groups.command(
+        commands,
+        "plan",
+        summary="plan a model's training from files, without a network",
+        description=_DESCRIPTION,
+        example=_EXAMPLE,
+    )
+    groups.add_planning_files(parser)
+    _add_question(parser)
+    _add_constraints(parser)
+    parser.add_argument("--out", metavar="FILE", type=options.path, help="write the plan here too")
+    groups.add_common(parser)
+    _add_experimental(Experimental(parser))
+    parser.set_defaults(run=run, logs=False)
+
+
+def _add_question(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to plan")
+    group.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=options.positive,
+        required=True,
+        help="samples of one update",
+    )
+    group.add_argument(
+        "--micro-batch",
+        metavar="B",
+        type=options.positive,
+        help="samples computed at once, as parts of a batch (default: the planner chooses); "
+        "ignored with --mode async",
+    )
+    planners = group.add_mutually_exclusive_group()
+    planners.add_argument(
+        "--planner", metavar="NAME", type=any_planner, default="auto", help="default: auto"
+    )
+    add_tiling(group)
+    planners.add_argument(
+        "--compare",
+        action="store_true",
+        help="show the plans of all planners; --json prints one line for each",
+    )
+    group.add_argument(
+        "--mode",
+        choices=("sync", "async"),
+        default="sync",
+        help="sync (default): least time for a step; async: most samples a second",
+    )
+
+
+def _add_experimental(group: Experimental) -> None:
+    group.add(
+        "--overlap",
+        action="store_true",
+        text="predict what train really does, instead of the simpler documented cost model",
+    )
+    group.add(
+        "--schedule",
+        choices=("1f1b", "zero-bubble", "auto"),
+        text="order of the work: 1f1b: forward and backward in turn; zero-bubble: gradients of "
+        "weights wait until a device has nothing else to do; auto: the faster one (default: auto "
+        "with --overlap and --planner auto, else 1f1b)",
+    )
+    group.add("--straight", action="store_true", text="one device for each part of the model")
+
+
+def _add_constraints(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("constraints")
+    group.add_argument(
+        "--private",
+        action="store_true",
+        help="the device with the data computes the first and the last layers alone",
+    )
+    group.add_argument(
+        "--exclude",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="devices not to use; the device with the data then only sends it",
+    )
+    group.add_argument(
+        "--require",
+        metavar="NAME",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="devices that must be used",
+    )
+    group.add_argument(
+        "--cap",
+        metavar="NAME=PART",
+        action="append",
+        default=[],
+        type=options.name_and_part,
+        help="give a device at most this part of the work, such as pi=0.25; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Plan, and show the plan."""
+    from p2ptrain.tiling.planning.make_plan import make_plan
+
+    out: Path | None = args.out
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UsageError(f"the folder of {out} does not exist")
+    if out is not None and args.compare:
+        raise UsageError("--out writes one plan: choose it with --planner instead of --compare")
+    profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
+    if args.compare:
+        _compare(profile, cluster, plan_request(args, cluster), output)
+        return DONE
+    plan = make_plan(profile, cluster, plan_request(args, cluster))
+    if out is not None:
+        write_whole(out, json.dumps(plan.to_json(), indent=1, ensure_ascii=False))
+    output.result(plan.to_json(), "" if output.json else _text(plan, profile, cluster))
+    return DONE
+
+
+def _compare(profile: Profile, cluster: Cluster, request: PlanRequest, output: Output) -> None:
+    from p2ptrain.cli.plan_compare import compare, comparison_json, comparison_text
+
+    comparison = compare(profile, cluster, request)
+    if not output.json:
+        output.result({}, comparison_text(comparison))
+        return
+    for body in comparison_json(comparison):
+        output.result(body, "")
+
+
+def _text(plan: Plan, profile: Profile, cluster: Cluster) -> str:
+    from p2ptrain.cli.plan_text import plan_text  # here: a program does not need it
+
+    return plan_text(plan, profile, cluster)
+
+
+def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
+    """What the command line asks. Raises UsageError, and OptionError for names in no file."""
+    from p2ptrain.plan.types.request import Mode, PlanRequest, Schedule, all_but
+
+    mode = Mode(args.mode)
+    _check(args, mode is Mode.SYNC)
+    caps = dict(args.cap)
+    if len(caps) < len(args.cap):
+        raise UsageError("--cap: a device is given twice")
+    return PlanRequest(
+        batch_size=args.batch_size,
+        micro_batch=args.micro_batch,
+        planner=args.planner,
+        private=args.private,
+        only=all_but(cluster, args.exclude) if args.exclude else None,
+        required=frozenset(args.require),
+        caps=caps,
+        groups=not args.straight,
+        mode=mode,
+        overlap=args.overlap,
+        schedule=None if args.schedule is None else Schedule(args.schedule),
+        grid=args.grid,
+        groups_of_units=args.groups,
+    )
+
+
+def _check(args: argparse.Namespace, is_sync: bool) -> None:
+    """What contradicts itself, whatever the files say."""
+    check_tiling(args)
+    if args.overlap and not is_sync:
+        raise UsageError("--overlap works with --mode sync only")
+    if args.schedule not in (None, "1f1b") and not is_sync:
+        raise UsageError(f"--schedule {args.schedule} works with --mode sync only")
+    for name in sorted({*args.require} & {*args.exclude}):
+        raise UsageError(f"{name} is in both --require and --exclude")

@@ -1,0 +1,148 @@
+"""`p2ptrain profile`: what each unit of the script's model costs on this device."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments as options
+from p2ptrain.cli.files import write_whole
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.script import load_job
+from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.events import Warned
+
+if TYPE_CHECKING:
+    from p2ptrain.holder.start.prepare import Prepared
+    from p2ptrain.job.job import Job
+    from p2ptrain.plan.types.profile import Profile
+
+DEFAULT_BATCH_SIZES = (1, 4, 16)
+
+BUDGET_SECONDS = 30.0
+"""For all batch sizes together, with passes repeated; but each is run once, however slow. Before
+training a tenth of that must do; a file may be better."""
+
+_DESCRIPTION = """\
+Measures each layer of SCRIPT's model on this device: memory, operations, and the time of the
+forward and the backward for each batch size. `p2ptrain plan` needs this file
+(p2ptrain.profile/1)."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `profile` to the command line."""
+    parser = groups.command(
+        commands,
+        "profile",
+        summary="measure a script's model on this device",
+        description=_DESCRIPTION,
+        example="  p2ptrain profile digits.py --out digits.json --batch-sizes 1,4,16",
+    )
+    groups.add_script_options(parser)
+    parser.add_argument(
+        "--out", metavar="P.json", required=True, type=options.path, help="write the profile here"
+    )
+    parser.add_argument(
+        "--batch-sizes",
+        metavar="N,N,...",
+        type=options.whole_numbers,
+        default=DEFAULT_BATCH_SIZES,
+        help="numbers of samples to measure with (default: 1,4,16)",
+    )
+    parser.add_argument(
+        "--threads",
+        metavar="T",
+        type=options.threads,
+        help="CPU threads to compute with (default: as many as torch chooses)",
+    )
+    groups.add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Measure and write."""
+    out: Path = args.out
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"the folder of {out} does not exist")
+    place = out.absolute()  # the script may change the folder it runs in
+    job = load_job(args.script, args.job_options)
+    profile = measured_profile(job, args.batch_sizes, args.threads)
+    left_out = sorted(set(args.batch_sizes) - set(profile.times.sizes))
+    if left_out:
+        sizes = ", ".join(map(str, left_out))
+        output.show(Warned(message=f"batch sizes {sizes} are too large for this device's memory"))
+    write_whole(place, json.dumps(profile.to_json(), indent=1))
+    units = len(profile.units)
+    output.result(
+        {"event": "profile", "out": str(out), "units": units, "sizes": list(profile.times.sizes)},
+        f"measured {units} layers with {', '.join(map(str, profile.times.sizes))} samples: {out}",
+    )
+    return DONE
+
+
+def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) -> Profile:
+    """The profile of `job`'s model on this device. Raises what capturing the model raises."""
+    import torch
+
+    from p2ptrain.holder.start.prepare import prepare
+    from p2ptrain.job.train_options import TrainOptions
+    from p2ptrain.model.stage.optimizer import optimizer_state_ratio
+    from p2ptrain.plan.types.profile import FORMAT, Profile
+    from p2ptrain.process.allocator import keep_freed_memory
+    from p2ptrain.process.memory_budget import usable_memory_bytes
+    from p2ptrain.profiling.measure_units import measure_units
+
+    keep_freed_memory()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    prepared = prepare(job, TrainOptions(local=True))
+    torch.set_flush_denormal(True)  # as in the thread that computes
+    try:
+        measured = measure_units(
+            prepared.captured.description,
+            batch_sizes=batch_sizes,
+            budget_seconds=BUDGET_SECONDS,
+            every_size=True,
+            memory_bytes=usable_memory_bytes(),
+        )
+    finally:
+        torch.set_flush_denormal(False)
+    content = measured.to_json()
+    for unit, window in zip(content["units"], _windows(prepared), strict=False):
+        unit["spatial"] = window
+    body = {
+        **content,
+        "format": FORMAT,
+        "model": type(job.model).__name__,
+        "input_bytes": prepared.input_bytes,
+        "target_bytes": prepared.target_bytes,
+        "optimizer_state_ratio": optimizer_state_ratio(job.optimizer),
+    }
+    return Profile.from_json(body, "profile")
+
+
+def _windows(prepared: Prepared) -> list[dict[str, Any]]:
+    """Of the first units, those that can be cut into tiles: as a file says it."""
+    from p2ptrain.runtime.tiled.tile_layout import tileable
+    from p2ptrain.tiling.kernels.tileable_operators import NotTiled
+    from p2ptrain.tiling.maps.unit_windows import unit_windows
+
+    try:
+        windows = unit_windows(tileable(prepared.captured.description))
+    except NotTiled:
+        return []
+    return [
+        {
+            "kernel": [unit.rows.kernel, unit.columns.kernel],
+            "stride": [unit.rows.stride, unit.columns.stride],
+            "padding": [unit.rows.before, unit.columns.before],
+            "dilation": 1,
+            "height": unit.height,
+            "width": unit.width,
+        }
+        for unit in windows
+    ]

@@ -1,0 +1,154 @@
+"""`p2ptrain simulate`: the predicted timeline of a plan, without a network."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments as options
+from p2ptrain.cli.files import naming, read_cluster, read_plan, read_profile, write_whole
+from p2ptrain.cli.output import Output, aligned
+from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.errors import size_text
+
+if TYPE_CHECKING:
+    from p2ptrain.plan.simulation.simulate import Simulation
+    from p2ptrain.plan.simulation.timeline import TimelineEntry
+    from p2ptrain.plan.types.cluster import Cluster
+
+_DESCRIPTION = """\
+Predicts one step of a plan (p2ptrain.plan/1): when each device computes, sends and waits, and
+how much memory it needs. Of an asynchronous plan it shows a few steps. --gantt draws it."""
+
+_EXAMPLE = """\
+  p2ptrain simulate --profile digits.json --cluster home.json --plan plan.json --gantt round.svg"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `simulate` to the command line."""
+    parser = groups.command(
+        commands,
+        "simulate",
+        summary="predict the timeline of a plan, without a network",
+        description=_DESCRIPTION,
+        example=_EXAMPLE,
+    )
+    groups.add_planning_files(parser)
+    parser.add_argument(
+        "--plan",
+        metavar="PLAN.json",
+        required=True,
+        type=options.path,
+        help="the plan, as `p2ptrain plan` writes it",
+    )
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=options.positive,
+        help="samples of one update (default: computed from the plan)",
+    )
+    parser.add_argument(
+        "--overlap",
+        action="store_true",
+        help="predict what train really does, instead of the simpler documented cost model",
+    )
+    parser.add_argument(
+        "--schedule",
+        choices=("1f1b", "zero-bubble"),
+        help="use this order of the work (default: the plan's)",
+    )
+    parser.add_argument(
+        "--gantt", metavar="FILE.svg", type=_svg_file, help="draw the timeline into this file"
+    )
+    groups.add_common(parser)
+    parser.set_defaults(run=run, logs=False)
+
+
+def _svg_file(text: str) -> Path:
+    path = options.path(text)
+    if path.suffix.lower() != ".svg":
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .svg")
+    return path
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Simulate, draw and show."""
+    from p2ptrain.cli.plan_text import period
+    from p2ptrain.plan.simulation.simulate import simulate
+    from p2ptrain.plan.types.request import Schedule
+    from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
+
+    chart: Path | None = args.gantt
+    if chart is not None and not chart.absolute().parent.is_dir():
+        raise UsageError(f"the folder of {chart} does not exist")
+    profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
+    plan, shown = read_plan(args.plan, args.batch_size), output.json or chart is not None
+    is_tiled = plan.stages[0].tiling is not None
+    if is_tiled and args.schedule is not None:
+        raise UsageError("--schedule does not work with a plan in tiles: leave it out")
+    with naming(args.plan):
+        if is_tiled:
+            simulation = simulate_tiled(
+                plan, profile, cluster, timeline=shown, overlap=args.overlap
+            )
+        else:
+            simulation = simulate(
+                plan,
+                profile,
+                cluster,
+                timeline=shown,
+                overlap=args.overlap,
+                schedule=None if args.schedule is None else Schedule(args.schedule),
+            )
+    if chart is not None:
+        from p2ptrain.plan.gantt import draw_gantt
+
+        write_whole(chart, draw_gantt(simulation, profile.model, period(plan.mode)))
+    text = "" if output.json else "\n".join(_lines(simulation, cluster, period(plan.mode)))
+    output.result(_body(simulation), text)
+    return DONE
+
+
+def _body(simulation: Simulation) -> Mapping[str, Any]:
+    return {
+        "round_seconds": simulation.round_seconds,
+        "samples_per_s": simulation.samples_per_s,
+        "busy_share": dict(simulation.busy_share),
+        "waiting_share": _waiting_share(simulation),
+        "peak_bytes": dict(simulation.peak_bytes),
+        "timeline": [_entry(entry) for entry in simulation.timeline],
+    }
+
+
+def _waiting_share(simulation: Simulation) -> Mapping[str, float]:
+    # Sums of times are rounded: a device that never waits may seem to be busy for longer.
+    return {name: max(0.0, 1 - part) for name, part in simulation.busy_share.items()}
+
+
+def _entry(entry: TimelineEntry) -> Mapping[str, Any]:
+    return {
+        "kind": entry.kind,
+        "device": entry.device,
+        "stage": entry.stage,
+        "micro_batch": entry.micro_batch,
+        "start": entry.start_seconds,
+        "end": entry.end_seconds,
+        "receiver": entry.receiver,
+    }
+
+
+def _lines(simulation: Simulation, cluster: Cluster, each: str) -> list[str]:
+    head = f"{simulation.round_seconds:.4g} s a {each}, {simulation.samples_per_s:,.1f} samples/s"
+    titles = ("device", "busy", "waiting", "peak memory", "of", "")
+    return [head, "", *aligned([titles, *_rows(simulation, cluster)])]
+
+
+def _rows(simulation: Simulation, cluster: Cluster) -> Iterator[Sequence[str]]:
+    waiting = _waiting_share(simulation)
+    for name, busy in simulation.busy_share.items():
+        peak, memory = simulation.peak_bytes[name], cluster.device(name).memory_bytes
+        over = "too little memory" if peak > memory else ""
+        yield name, f"{busy:.0%}", f"{waiting[name]:.0%}", size_text(peak), size_text(memory), over

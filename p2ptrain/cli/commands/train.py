@@ -1,0 +1,163 @@
+"""`p2ptrain train`: this device holds the data and the script, the household trains."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.aio import event_loop
+from p2ptrain.api.loading import load_training, loading
+from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments as options
+from p2ptrain.cli.commands.train_arguments import (
+    _add_asynchronous,
+    _add_files,
+    _add_household,
+    _add_overrides,
+    _check,
+    override,
+    train_options,
+)
+from p2ptrain.cli.experimental import Experimental
+from p2ptrain.cli.output import Output
+from p2ptrain.cli.script import load_job
+from p2ptrain.cli.signals import sigterm_interrupts
+from p2ptrain.cli.usage import DONE, Interrupted
+from p2ptrain.control.lease import NodeOptions
+from p2ptrain.events import Event, Failed, Step, Stopped
+
+if TYPE_CHECKING:
+    from p2ptrain.job.job import Job
+    from p2ptrain.job.train_options import TrainOptions
+
+_DESCRIPTION = """\
+Trains the model that SCRIPT's job() returns, on all devices of the household. This device has
+the data. It waits for N devices (itself included), measures them, plans the work, trains and
+writes the weights. The other devices need no script, no data and no copy of the model. --local
+trains on this device alone, to compare loss and speed."""
+
+_EXAMPLE = """\
+  p2ptrain train digits.py --wait-for 3 --out digits.safetensors
+  p2ptrain train digits.py -o hidden=128 --epochs 2 --local"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `train` to the command line."""
+    parser = groups.command(
+        commands,
+        "train",
+        summary="train a script's model with the household",
+        description=_DESCRIPTION,
+        example=_EXAMPLE,
+    )
+    groups.add_script_options(parser)
+    _add_household(parser)
+    _add_overrides(parser)
+    _add_files(parser)
+    groups.add_node(parser)
+    groups.add_common(parser)
+    _add_experimental(Experimental(parser))
+    parser.set_defaults(run=run)
+
+
+def _add_experimental(group: Experimental) -> None:
+    group.add(
+        "--recovery",
+        choices=("light", "heavy", "respipe"),
+        default="light",
+        text="the plan after a failure: light (default): close to the old one; heavy: a new one; "
+        "respipe: the failed device's part goes to the device after it",
+    )
+    group.add(
+        "--whole-copies",
+        metavar="N",
+        type=options.positive,
+        text="keep a copy of everything in this device's memory, renewed about every N updates; "
+        "used when several devices fail at once",
+    )
+    _add_asynchronous(group)
+
+
+def run(args: argparse.Namespace, output: Output) -> int:
+    """Train; returns when the weights are written."""
+    _check(args)
+    groups.find_code(args)
+    here = Path.cwd()
+    with loading():
+        job = override(load_job(args.script, args.job_options), args)
+    _keep_places(args, here)
+    chosen = train_options(args)
+    steps = job.total_steps(args.steps)
+    output.show_progress(steps)
+    shown = _Shown(output)
+    with sigterm_interrupts() as interrupt:
+        output.writer.on_closed = interrupt
+        try:
+            if args.local:
+                _train_here(job, chosen, args, shown)
+            else:
+                event_loop.run(_train(job, chosen, groups.node_options(args), shown))
+        except KeyboardInterrupt as error:
+            raise Interrupted(_stopped_at(shown.step, steps, args.checkpoint)) from error
+    return DONE
+
+
+def _stopped_at(step: int, steps: int, checkpoint: Path | None) -> str:
+    where = f"Stopped at step {step:,} of {steps:,}."
+    if checkpoint is None:
+        return f"{where} No weights were saved: use --checkpoint DIR to be able to go on."
+    return f"{where} To go on from the last checkpoint, if there is one yet: --resume {checkpoint}"
+
+
+def _keep_places(args: argparse.Namespace, folder: Path) -> None:
+    """Where a script has changed the folder it runs in: what was meant in the one it began in."""
+    if Path.cwd() != folder:
+        for name in ("out", "checkpoint", "resume"):
+            if getattr(args, name) is not None:
+                setattr(args, name, folder / getattr(args, name))
+
+
+def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, shown: _Shown) -> None:
+    from p2ptrain.api.train import train
+
+    train(
+        job,
+        options=chosen,
+        on_event=shown,
+        state_dir=groups.state_dir_of(args),
+        memory_bytes=args.memory,
+        threads=args.threads,
+    )
+
+
+async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, shown: _Shown) -> None:
+    from p2ptrain.api.node import Node
+    from p2ptrain.control.lease import Lender
+    from p2ptrain.control.server import ControlServer
+
+    await load_training(exporting=True)
+    async with (
+        Node(**node_options, role="holder", on_event=shown) as node,
+        ControlServer(node_options["state_dir"], Lender(node, keeps=True)),
+    ):
+        run = await node.train(job, chosen)
+        await run.result()
+
+
+class _Shown:
+    """Shows what happens; how the command ends is said by the command itself.
+
+    Attributes:
+        step: the last one that was reported.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.step = 0
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self.step = event.step
+        if not isinstance(event, Stopped | Failed):
+            self._output.show(event)

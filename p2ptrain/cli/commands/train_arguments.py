@@ -1,0 +1,305 @@
+"""Options of `train`: declared, checked, made into `TrainOptions`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from p2ptrain.cli import arguments as options
+from p2ptrain.cli.experimental import Experimental
+from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
+from p2ptrain.cli.usage import UsageError
+from p2ptrain.errors import OptionError
+
+if TYPE_CHECKING:
+    from p2ptrain.job.asynchrony import Asynchrony
+    from p2ptrain.job.ftpipehd_options import Ftpipehd
+    from p2ptrain.job.job import Job
+    from p2ptrain.job.train_options import TrainOptions
+
+
+def _add_household(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("who trains")
+    group.add_argument(
+        "--wait-for",
+        metavar="N",
+        type=options.positive,
+        default=1,
+        help="start when N devices are here, this one included (default: 1)",
+    )
+    group.add_argument(
+        "--wait-timeout",
+        metavar="S",
+        type=options.seconds,
+        help="give up waiting after S seconds (default: never)",
+    )
+    group.add_argument(
+        "--planner",
+        metavar="NAME",
+        type=any_planner,
+        default="auto",
+        help=f"auto (default): {PLANNERS['auto']}. Others are for comparison: "
+        "see  p2ptrain plan --help",
+    )
+    add_tiling(group)
+    group.add_argument(
+        "--mode",
+        choices=("sync", "async", "auto"),
+        default="sync",
+        help="sync (default): the same results as on one device; async: faster steps with slightly "
+        "older weights; auto: the one that should reach the same accuracy sooner",
+    )
+    group.add_argument(
+        "--private", action="store_true", help="raw inputs and labels never leave this device"
+    )
+    group.add_argument(
+        "--local", action="store_true", help="train on this device alone, without a network"
+    )
+    group.add_argument(
+        "--no-replan",
+        action="store_true",
+        help="change the plan only when a device joins, leaves or fails, not when speeds change",
+    )
+    group.add_argument(
+        "--wire",
+        choices=("exact", "bf16", "int8"),
+        default="exact",
+        help="how values travel between devices: exact (default), or rounded to bf16 (half the "
+        "data) or int8 (a quarter), which changes results a little",
+    )
+
+
+def _add_asynchronous(group: Experimental) -> None:
+    group.add(
+        "--vertical-sync",
+        action="store_true",
+        text="with --mode async: all devices use weights of the same age for a batch (default: "
+        "each device its newest)",
+    )
+    group.add(
+        "--aggregate",
+        metavar="K",
+        type=options.positive,
+        text="with --mode async: from time to time continue with the mean of the weights of "
+        "different ages; a larger K does it less often",
+    )
+    group.add(
+        "--versions",
+        metavar="2",
+        type=int,
+        choices=(2,),
+        text="with --mode async: keep only two copies of the weights on each device; needs less "
+        "memory",
+    )
+    group.add(
+        "--no-stashing",
+        action="store_true",
+        text="with --mode async: keep only one copy of the weights, so that gradients belong to "
+        "other weights than the outputs",
+    )
+    group.add(
+        "--repartition",
+        metavar="FIRST,EVERY",
+        type=options.two_counts,
+        text="with --mode async --planner ftpipehd: divide the layers again where that is faster, "
+        "after FIRST updates and then every EVERY (default: 10,100)",
+    )
+    group.add(
+        "--replicate",
+        metavar="CHAIN,WHOLE",
+        type=options.two_counts,
+        text="with --mode async --planner ftpipehd: copy each device's weights to a neighbour "
+        "every CHAIN updates, and to this device every WHOLE (default: 50,100)",
+    )
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("instead of what the script's Job says")
+    group.add_argument(
+        "--epochs", metavar="E", type=options.positive, help="how often to go through the data"
+    )
+    group.add_argument(
+        "--batch-size", metavar="N", type=options.positive, help="samples of one update"
+    )
+    group.add_argument(
+        "--micro-batch",
+        metavar="B",
+        type=options.positive_or_auto,
+        help="samples computed at once, as parts of a batch; auto: what is fastest, even if "
+        "results differ (default: what is fastest without changing results)",
+    )
+    group.add_argument(
+        "--steps", metavar="S", type=options.positive, help="stop after S updates in total"
+    )
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("files")
+    group.add_argument(
+        "--out", metavar="FILE.safetensors", type=_weights_file, help="write the weights here"
+    )
+    group.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        type=options.path,
+        help="save the training into this folder from time to time, so that --resume can continue",
+    )
+    group.add_argument(
+        "--checkpoint-every",
+        metavar="STEPS",
+        type=options.positive,
+        help="save every STEPS updates and after each epoch (default: after each epoch, and "
+        "between where that takes little time)",
+    )
+    group.add_argument(
+        "--resume",
+        metavar="DIR",
+        type=options.path,
+        help="continue from the checkpoint in this folder",
+    )
+    group.add_argument(
+        "--fresh",
+        action="store_true",
+        help="start from the beginning, even where an unfinished training could be continued",
+    )
+
+
+def _weights_file(text: str) -> Path:
+    path = options.path(text)
+    if path.suffix != ".safetensors":
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .safetensors")
+    return path
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what is wrong without the script before it is loaded, which may take a while."""
+    if args.local and args.wait_for > 1:
+        raise UsageError("--local trains on this device alone: leave out --wait-for")
+    if args.local and args.whole_copies is not None:
+        raise UsageError("--local trains on this device alone: leave out --whole-copies")
+    if args.local and args.private:
+        raise UsageError("--local sends nothing anywhere: leave out --private")
+    check_tiling(args)
+    if args.planner == "tiles" and (args.private or args.mode == "async"):
+        raise UsageError(
+            "--planner tiles sends images to all devices and trains in sync: leave out "
+            + ("--private" if args.private else "--mode async")
+        )
+    _check_asynchronous(args)
+    _check_ftpipehd(args)
+    if args.checkpoint_every is not None and args.checkpoint is None:
+        raise UsageError("--checkpoint-every needs --checkpoint DIR")
+    for path in (args.out, args.checkpoint):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"the folder of {path} does not exist")
+    if args.checkpoint is not None and args.checkpoint.exists() and not args.checkpoint.is_dir():
+        raise UsageError(f"--checkpoint {args.checkpoint} is a file, not a folder")
+    if args.resume is not None and not args.resume.is_dir():
+        raise UsageError(f"--resume {args.resume}: this folder does not exist")
+
+
+def _check_asynchronous(args: argparse.Namespace) -> None:
+    wanted = {
+        "--vertical-sync": args.vertical_sync,
+        "--versions": args.versions is not None,
+        "--no-stashing": args.no_stashing,
+    }
+    chosen = [name for name, is_wanted in wanted.items() if is_wanted]
+    aggregates = ["--aggregate"] if args.aggregate is not None else []
+    if args.mode == "sync" and (chosen or aggregates):
+        raise UsageError(f"{[*chosen, *aggregates][0]} needs --mode async")
+    if args.mode == "auto" and args.no_stashing:
+        raise UsageError("--no-stashing is for comparisons and needs --mode async")
+    if len(chosen) > 1:
+        raise UsageError(f"use either {chosen[0]} or {chosen[1]}, not both")
+    if aggregates and chosen and chosen[0] != "--vertical-sync":
+        raise UsageError(
+            f"--aggregate needs older weights, which {chosen[0]} does not keep: leave out one"
+        )
+
+
+def _check_ftpipehd(args: argparse.Namespace) -> None:
+    if args.mode == "async" and args.planner == "ftpipehd" and not args.local:
+        if args.whole_copies is not None:
+            raise UsageError(
+                "with --planner ftpipehd use --replicate CHAIN,WHOLE instead of --whole-copies"
+            )
+        return
+    wanted = {
+        "--repartition": args.repartition,
+        "--replicate": args.replicate,
+    }
+    for name, value in wanted.items():
+        if value is not None:
+            raise UsageError(f"{name} needs --mode async --planner ftpipehd")
+
+
+def _ftpipehd(args: argparse.Namespace) -> Ftpipehd:
+    from p2ptrain.job.ftpipehd_options import Ftpipehd
+
+    chosen: dict[str, int] = {}
+    if args.repartition is not None:
+        chosen["first_repartition"], chosen["repartition"] = args.repartition
+    if args.replicate is not None:
+        chosen["chain"], chosen["whole"] = args.replicate
+    return Ftpipehd(**chosen)
+
+
+def _asynchrony(args: argparse.Namespace) -> Asynchrony | None:
+    from p2ptrain.job.asynchrony import Asynchrony
+    from p2ptrain.plan.types.weight_versions import Weights
+
+    if args.mode == "sync":
+        return None
+    if args.versions is not None:
+        return Asynchrony(Weights.DOUBLE)
+    if args.no_stashing:
+        return Asynchrony(Weights.UNSTASHED)
+    weights = Weights.VERTICAL if args.vertical_sync else Weights.STASHED
+    return Asynchrony(weights, args.aggregate)
+
+
+def override(job: Job, args: argparse.Namespace) -> Job:
+    """`job` with the command line's numbers instead of its own. Raises UsageError."""
+    changes = {
+        name: value
+        for name in ("epochs", "batch_size", "micro_batch")
+        if (value := getattr(args, name)) is not None
+    }
+    if not changes:
+        return job
+    try:
+        return dataclasses.replace(job, **changes)
+    except OptionError as error:
+        raise UsageError(str(error)) from error
+
+
+def train_options(args: argparse.Namespace) -> TrainOptions:
+    """How to run the job."""
+    from p2ptrain.job.train_options import Recovery, TrainOptions
+    from p2ptrain.model.wire.wire_format import WireFormat
+
+    return TrainOptions(
+        wait_for=args.wait_for,
+        wait_timeout_seconds=args.wait_timeout,
+        planner=args.planner,
+        steps=args.steps,
+        checkpoint=args.checkpoint,
+        checkpoint_every=args.checkpoint_every,
+        resume=args.resume,
+        out=args.out,
+        private=args.private,
+        local=args.local,
+        fresh=args.fresh,
+        replan=not args.no_replan,
+        wire=WireFormat(args.wire),
+        recovery=Recovery(args.recovery),
+        asynchrony=_asynchrony(args),
+        chooses_mode=args.mode == "auto",
+        ftpipehd=_ftpipehd(args),
+        whole_copies=args.whole_copies,
+        grid=args.grid,
+        groups=args.groups,
+    )

@@ -1,0 +1,166 @@
+"""One line of plain English an event, for people. Pure, so that its words can be tested."""
+
+from __future__ import annotations
+
+from p2ptrain import events as ev
+from p2ptrain.net.read_form import one_line
+
+_MEMBER_WORDS = {
+    "alive": "is here",
+    "dead": "stopped answering",
+    "left": "has left",
+}
+
+_PLAN_WORDS = {
+    "start": "First plan",
+    "failure": "New plan (a device was lost)",
+    "drift": "New plan (speeds have changed)",
+    "join": "New plan (a device has joined)",
+    "leave": "New plan (a device is leaving)",
+}
+
+_ALLOCATION_WORDS = {
+    "samples": "sharing the samples of each piece",
+    "micro_batches": "sharing whole pieces",
+    "tiles": "sharing the image in tiles",
+}
+
+
+def describe(event: ev.Event) -> str:
+    """`event` in a line (a plan in several), without the end of line; "" where no person needs it.
+
+    Texts of other devices were checked where they came in; here nothing passes that a terminal
+    would obey, whatever was forgotten there.
+    """
+    return "\n".join(map(one_line, _describe(event).split("\n")))
+
+
+def _describe(event: ev.Event) -> str:
+    match event:
+        case ev.PlanEvent():
+            return "\n".join(plan_lines(event))
+        case ev.Step() | ev.Eval() | ev.Waiting() | ev.Failure() | ev.Recovered() | ev.Done():
+            return _describe_job(event)
+        case ev.Warned(message=message):
+            return f"note: {message}"
+        case ev.Failed(message=message):
+            return f"error: {message}"
+        case _:
+            return _describe_member(event)
+
+
+def _describe_member(event: ev.Event) -> str:
+    match event:
+        case ev.Ready():
+            return f"{event.name} is ready at {event.address} port {event.port}"
+        case ev.Pairing(code=code):
+            return pairing_line(code)
+        case ev.PairingFailed():
+            return f"pairing failed: {event.message} ({event.attempts_left} tries left)"
+        case ev.PairingClosed(reason=reason):
+            return f"No device can pair now: {reason}. To let one in, run  p2ptrain invite"
+        case ev.Renamed():
+            return f"{event.previous} is another device's name: this one is now {event.name}"
+        case ev.CoordinatorEvent() | ev.MemberEvent(state="suspect"):
+            return ""  # the household sorts it out by itself
+        case ev.MemberEvent():
+            return f"{event.name} {_MEMBER_WORDS.get(event.state, event.state)}"
+        case ev.Stopped():
+            return "stopped"
+        case _:
+            return f"{event.event}: {event.to_json()}"
+
+
+def _describe_job(
+    event: ev.Step | ev.Eval | ev.Waiting | ev.Failure | ev.Recovered | ev.Done,
+) -> str:
+    match event:
+        case ev.Step():
+            return f"step {event.step}  loss {event.loss:.4f}  {event.samples_per_s:,.1f} samples/s"
+        case ev.Eval():
+            return f"step {event.step}  {metrics_text(event)}"
+        case ev.Waiting():
+            return f"Training waits until {event.waiting_for} is back."
+        case ev.Failure():
+            return f"Lost {event.name}. The others go on without it."
+        case ev.Recovered():
+            again = f", {counted(event.replayed_steps, 'step')} repeated"
+            lost = f"{event.seconds:.1f} s lost{again if event.replayed_steps else ''}"
+            return f"Training goes on ({lost})."
+        case ev.Done():
+            return done_line(event)
+
+
+def metrics_text(event: ev.Eval) -> str:
+    """The metrics by name, such as `accuracy 0.978`."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in event.metrics.items())
+
+
+def done_line(event: ev.Done) -> str:
+    """The last line of a job."""
+    kept = f", weights in {event.out}" if event.out else ""
+    return (
+        f"done: {counted(event.steps, 'step')} in {event.seconds:.1f} s "
+        f"({event.samples_per_s:,.1f} samples/s){kept}"
+    )
+
+
+def pairing_line(code: str) -> str:
+    """How to let another device in."""
+    return (
+        f"Pairing code {spaced_code(code)}. On each other device run, within 10 minutes:  "
+        f"p2ptrain join --code {code}"
+    )
+
+
+def spaced_code(code: str) -> str:
+    """An eight-digit code in two groups, as people read it aloud."""
+    return f"{code[:4]} {code[4:]}"
+
+
+def plan_lines(event: ev.PlanEvent) -> list[str]:
+    """The plan: its reason, who computes which layers, and who is not used and why."""
+    lines = [f"  {devices_text(stage)}: {layers_text(stage)}" for stage in event.stages]
+    if event.mode_reason:
+        lines.append(f"  --mode {event.mode} is used: {event.mode_reason}")
+    if event.wire != "exact":
+        lines.append(f"  values are rounded between devices (--wire {event.wire})")
+    unused = (f"  {out.name} is not used: {out.reason}" for out in event.left_out)
+    return [plan_head(event), *lines, *unused]
+
+
+def plan_head(event: ev.PlanEvent) -> str:
+    """Why there is a plan, how a batch is computed and how fast that should be."""
+    reason = _PLAN_WORDS.get(event.reason, f"New plan ({event.reason})")
+    speed = float(f"{event.predicted_samples_per_s:.3g}")
+    return f"{reason}: {_pieces(event)}, about {speed:,.10g} samples/s"
+
+
+def _pieces(event: ev.PlanEvent) -> str:
+    if event.mode == "async" and event.micro_batches == 1:
+        return f"batches of {event.micro_batch}, {len(event.stages)} at a time"
+    if event.micro_batches == 1:
+        return f"batches of {event.micro_batch} in one piece"
+    return f"batches in {event.micro_batches} pieces of {event.micro_batch}"
+
+
+def layers_text(stage: ev.PlannedStage) -> str:
+    """A stage's first and last layer that has weights, such as `layers conv1 to layer3.0`."""
+    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in stage.parameters))
+    if not layers:
+        return "layers without weights"
+    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
+
+
+def devices_text(stage: ev.PlannedStage) -> str:
+    """The devices of a stage, such as `laptop` or `laptop + pi (sharing whole pieces 5:3)`."""
+    names = " + ".join(device.name for device in stage.devices)
+    if len(stage.devices) == 1:
+        return names
+    how = _ALLOCATION_WORDS.get(stage.allocation, stage.allocation)
+    return f"{names} ({how} {':'.join(str(device.share) for device in stage.devices)})"
+
+
+def counted(number: int, thing: str) -> str:
+    """Such as `1 step` or `1,320 steps`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

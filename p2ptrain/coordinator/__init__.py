@@ -1,0 +1,1 @@
+"""plans, and makes every device ready."""

@@ -1,0 +1,188 @@
+"""What a coordinator finds out about its household before a plan: links and profiles."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+
+from p2ptrain.aio.tasks import task_scope
+from p2ptrain.coordinator.link_survey import LinkTable, Pair
+from p2ptrain.coordinator.measured_cluster import Candidate
+from p2ptrain.errors import Error, PeerError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import LinkSpeed, Mesh
+from p2ptrain.messages.calls import Hangs, call_while_it_works
+from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
+from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.net.message import Message, PartsAllocator
+from p2ptrain.net.parts import LARGE, limited
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.plan import LeftOut
+from p2ptrain.profiling.profile_cache import batch_sizes_to_measure
+
+log = get_logger(__name__)
+
+PROFILE_TIMEOUT_SECONDS = 60.0
+
+LINK_TIMEOUT_SECONDS = 20.0
+
+HANGS_SECONDS = 60.0
+"""So long a device that hung is not asked again."""
+
+
+class Surveyor:
+    """Asks the devices, and remembers the links.
+
+    Attributes:
+        hangs: is called for a device that does not do what it is asked for.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.hangs: Callable[[Hangs], None] = lambda _error: None
+        self._mesh = mesh
+        self._hung: dict[str, tuple[Hangs, float]] = {}  # by device: until when
+        self._links = LinkTable()
+        self._surveying = asyncio.Lock()
+
+    def links(self, names: Mapping[str, str]) -> dict[tuple[str, str], Link]:
+        """By names, of the devices in `names` (id -> name); estimated where not measured."""
+        return {
+            (names[one], names[other]): Link(speed.bytes_per_s, speed.latency_s)
+            for (one, other), speed in self._links.speeds(list(names)).items()
+        }
+
+    def learn(self, sender: str, speeds: Sequence[tuple[str, float, float]]) -> None:
+        """What a device measured before, perhaps for an earlier coordinator.
+
+        Args:
+            speeds: (receiver, bytes/s, seconds).
+        """
+        for receiver, bytes_per_s, latency_s in speeds:
+            self._links.told(sender, receiver, LinkSpeed(bytes_per_s, latency_s), monotonic())
+
+    async def measure_links(self, devices: Sequence[str]) -> None:
+        """Between these devices, as far as they were not measured lately."""
+        async with self._surveying:
+            missing = self._links.missing(devices, monotonic())
+            for pairs in missing:
+                await self._measure_round(pairs, again=False)
+            for pairs in self._links.doubtful(devices) if missing else ():
+                await self._measure_round(pairs, again=True)
+
+    async def _measure_round(self, pairs: Sequence[Pair], *, again: bool) -> None:
+        async with task_scope() as group:
+            for one, other in pairs:
+                group.create_task(self._measure_link(one, other, again=again))
+                group.create_task(self._measure_link(other, one, again=again))
+
+    @property
+    def hanging(self) -> list[Hangs]:
+        """Of devices that hung a moment ago."""
+        now = monotonic()
+        return [error for error, until in self._hung.values() if now < until]
+
+    async def _asked(
+        self,
+        device: str,
+        message: Message,
+        seconds: float,
+        reply_parts: PartsAllocator | None = None,
+    ) -> Message:
+        """Its answer. Raises as `call_while_it_works`, for one that hung a moment ago at once."""
+        for error in self.hanging:
+            if error.device == device:
+                raise Hangs(device, error.name, error.why)
+        try:
+            return await call_while_it_works(
+                self._mesh, device, message, timeout_seconds=seconds, reply_parts=reply_parts
+            )
+        except Hangs as error:
+            if device not in self._hung:
+                self.hangs(error)
+            self._hung[device] = error, monotonic() + HANGS_SECONDS
+            raise
+
+    async def measure_new_links(self, new: Sequence[str], others: Sequence[str]) -> None:
+        """Between `new` devices and all, one link at a time, as far as never measured.
+
+        The others train meanwhile, and not one of their links is measured.
+        """
+        async with self._surveying:
+            for device in new:
+                for other in [*others, *new]:
+                    if other != device and not self._links.knows(device, other):
+                        await self._measure_link(device, other)
+                        await self._measure_link(other, device)
+
+    async def _measure_link(self, sender: str, receiver: str, *, again: bool = False) -> None:
+        try:
+            reply = await self._asked(
+                sender,
+                Message(MEASURE_LINKS, LinksAsked((receiver,), again).fields()),
+                LINK_TIMEOUT_SECONDS,
+            )
+            record = self._links.record_again if again else self._links.record
+            for target, bytes_per_s, latency_s in LinksAnswer.read(reply.fields).speeds:
+                record(sender, target, LinkSpeed(bytes_per_s, latency_s), monotonic())
+        except (Error, TimeoutError) as error:
+            log.info("link_not_measured", sender=sender[:12], why=str(error))
+
+    async def profile(
+        self, request: PlanningRequest, holder: str, names: Mapping[str, str], count: int
+    ) -> dict[str, Candidate | LeftOut]:
+        """Unit times of the devices in `names` (id -> name), measured side by side.
+
+        Every other one goes on from the smallest batch to the largest: slow ones come no further,
+        and what devices of one kind find is put together (`profile_pooling.py`). Who is done works
+        on until all are (`device_profile.py`). FTPipeHD measures the holder alone: the others say
+        only how much memory they offer.
+
+        Args:
+            count: devices that may take part.
+        """
+        sizes = batch_sizes_to_measure(
+            request.batch_size,
+            request.micro_batch,
+            count,
+            request.least_piece,
+            divided=request.may_divide or request.asynchrony is not None,
+        )
+        is_alone = request.ftpipehd is not None
+        keeps_company = len(names) > 1 and not is_alone
+        every_other = set(sorted(names)[::2])
+        asked = {
+            device: ProfileAsked(
+                request.job,
+                request.digest,
+                holder,
+                () if is_alone and device != holder else tuple(sizes),
+                largest_second=device in every_other,
+                company=keeps_company,
+            )
+            for device in names
+        }
+        answers = await asyncio.gather(*(self._profile(d, names[d], asked[d]) for d in names))
+        if keeps_company:
+            await self._tell_measured(names)
+        return dict(zip(names, answers, strict=True))
+
+    async def _tell_measured(self, names: Mapping[str, str]) -> None:
+        for device, name in names.items():
+            try:
+                await self._mesh.send(device, Message(MEASURED))
+            except PeerError as error:
+                log.info("not_told", device=name, why=str(error))
+
+    async def _profile(self, device: str, name: str, asked: ProfileAsked) -> Candidate | LeftOut:
+        try:
+            measure = Message(MEASURE_PROFILE, asked.fields())
+            parts = limited(LARGE.most_bytes)
+            reply = await self._asked(device, measure, PROFILE_TIMEOUT_SECONDS, parts)
+            answer = await ProfileAnswer.from_part(reply)
+            return Candidate(device, name, answer.measured, answer.memory_bytes, answer.taken_bytes)
+        except TimeoutError:
+            return LeftOut(name, f"did not answer within {PROFILE_TIMEOUT_SECONDS:.0f} s")
+        except Error as error:
+            return LeftOut(name, str(error))

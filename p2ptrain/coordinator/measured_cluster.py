@@ -1,0 +1,237 @@
+"""Devices as measured, as the planners read them; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
+
+from p2ptrain.coordinator.memory_model import reserved_bytes
+from p2ptrain.coordinator.profile_pooling import Measured, shared
+from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.net.forms import Range, Text
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.types import json_fields as fields
+from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.overheads import Overheads
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.unit_times import TimeTable, bytes_by_flop
+from p2ptrain.process.memory_budget import less_memory
+from p2ptrain.recovery.state_report import Inventory
+
+LinksOf: TypeAlias = Callable[[Mapping[str, str]], Mapping[tuple[str, str], Link]]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device that may take part: measured, with the memory it offers.
+
+    Attributes:
+        taken_bytes: what the job has taken there already, to export, to know and to measure the
+            model; no part of `memory_bytes`.
+    """
+
+    id: Annotated[str, Text(64)]
+    name: str
+    measured: Mapping[str, Any]
+    memory_bytes: Annotated[int, Range(0, 2**63)]
+    taken_bytes: Annotated[int, Range(0, 2**63)] = 0
+
+    @classmethod
+    def of(cls, device: str, name: str, stock: Inventory) -> Candidate:
+        """As the device describes itself."""
+        measured = stock.measured or {}
+        return cls(device, name, measured, stock.budget_bytes, stock.taken_bytes)
+
+    def with_less_memory(self, found_bytes: int | None) -> Candidate:
+        """After it ran out of memory, with what it has now, if it knows; always less."""
+        most = less_memory(self.memory_bytes)
+        found = most if found_bytes is None else min(most, found_bytes)
+        return replace(self, memory_bytes=max(found, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHousehold:
+    """The devices that may take part and their links.
+
+    Attributes:
+        links: (name, name) -> that direction.
+        holder: name of the data holder.
+        leaving: names of candidates that get no work any more; others may fetch from them.
+    """
+
+    candidates: Sequence[Candidate]
+    links: Mapping[tuple[str, str], Link]
+    holder: str
+    leaving: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        candidates: Iterable[Candidate],
+        links: LinksOf,
+        holder: str,
+        without: frozenset[str],
+    ) -> MeasuredHousehold:
+        """Of these devices.
+
+        Args:
+            links: the links between the devices of these names, by id.
+            holder: name of the data holder.
+            without: ids of devices that get no work any more.
+        """
+        listed = sorted(candidates, key=lambda candidate: candidate.id)
+        leaving = frozenset(c.name for c in listed if c.id in without)
+        return cls(listed, links({c.id: c.name for c in listed}), holder, leaving)
+
+    def cluster(self, found: Mapping[str, Measured], reserved: Mapping[str, int]) -> Cluster:
+        """As the planners read it: with the memory that units may take.
+
+        Args:
+            found: of each device, by name.
+            reserved: name -> bytes of a device that are not for units.
+        """
+        devices = tuple(
+            Device(
+                name=c.name,
+                memory_bytes=max(c.memory_bytes - reserved[c.name], 0),
+                holder=c.name == self.holder,
+                times=found[c.name].times,
+                overheads=found[c.name].overheads,
+            )
+            for c in self.candidates
+        )
+        return Cluster(devices=devices, links=dict(self.links))
+
+
+def is_known(inventory: Inventory, request: PlanningRequest, holder: str) -> bool:
+    """Whether a device has said all of itself that plans need."""
+    if request.ftpipehd is not None and inventory.device != holder:
+        return inventory.budget_bytes > 0
+    return inventory.measured is not None
+
+
+def with_times_of(holder: str, candidates: Mapping[str, Candidate]) -> dict[str, Candidate]:
+    """As FTPipeHD begins: every device takes as long as the one with the data.
+
+    Args:
+        candidates: by id.
+    """
+    measured = candidates[holder].measured
+    return {device: replace(one, measured=measured) for device, one in candidates.items()}
+
+
+def question(request: PlanningRequest, household: MeasuredHousehold) -> tuple[Profile, Cluster]:
+    """What planners are asked about: the model as the holder knows it, and the devices.
+
+    Raises:
+        PlanError: the holder's own profile is not there.
+    """
+    holder = next((c for c in household.candidates if c.name == household.holder), None)
+    if holder is None:
+        raise PlanError(f"{household.holder}, which has the data, has not measured the model")
+    profile = to_profile(holder.measured, request)
+    found = _found(household.candidates, profile, request.batch_size)
+    profile = replace(profile, times=found[holder.name].times, maps=request.maps)
+    return profile, household.cluster(found, _reserved(profile, request, household))
+
+
+def _reserved(
+    profile: Profile, request: PlanningRequest, household: MeasuredHousehold
+) -> dict[str, int]:
+    return {
+        c.name: reserved_bytes(profile, request, holder=c.name == household.holder)
+        for c in household.candidates
+    }
+
+
+def unusable(
+    request: PlanningRequest, candidates: Mapping[str, Candidate], holder: str
+) -> dict[str, str]:
+    """Devices whose profile is none of this model, by id, and why; what they say ends no job.
+
+    Args:
+        candidates: by id.
+        holder: name of the data holder.
+    """
+    own = [one for one in candidates.values() if one.name == holder]
+    found = {}
+    for device, one in candidates.items():
+        if one.name != holder and own:
+            try:
+                names = ((holder, one.name), (one.name, holder))
+                two = MeasuredHousehold([*own, one], dict.fromkeys(names, Link(1e6, 1e-3)), holder)
+                CostModel(*question(request, two))
+            except OptionError as error:
+                found[device] = f"its measurements cannot be used: {error}"
+    return found
+
+
+def overheads_of(candidate: Candidate) -> Overheads | None:
+    """As the device measured them; None where it runs a version that did not."""
+    measured = candidate.measured.get("overheads")
+    if measured is None:
+        return None
+    return Overheads.from_json(measured, f"overheads of {candidate.name}")
+
+
+def _found(
+    candidates: Sequence[Candidate], profile: Profile, batch_size: int
+) -> dict[str, Measured]:
+    """What every device has found, by name, with times from one sample to the whole batch.
+
+    Devices of one kind share it; as far as any device has measured, times of the others grow as
+    that one's.
+    """
+    found = shared({c.name: _measured(c) for c in candidates})
+    reference = max((one.times for one in found.values()), key=lambda times: times.sizes[-1])
+    weights = bytes_by_flop((unit.parameter_bytes, unit.flops) for unit in profile.units)
+    return {
+        name: replace(one, times=one.times.extended_like(reference).completed(batch_size, weights))
+        for name, one in found.items()
+    }
+
+
+def _measured(candidate: Candidate) -> Measured:
+    """Raises OptionError: something in it is none."""
+    measured, where = candidate.measured, f"profile of {candidate.name}"
+    kind, cold = measured.get("processor", ""), measured.get("cold")
+    times = TimeTable.from_json(measured.get("times"), where)
+    gain = _gain(measured.get("faster"))
+    return Measured(
+        kind=kind if isinstance(kind, str) else "",
+        wall_by_cpu=fields.number(
+            measured.get("wall_by_cpu", 1.0), f"{where}: wall_by_cpu", above_zero=True
+        ),
+        times=times if gain is None else times.before_gain(*gain),
+        overheads=overheads_of(candidate),
+        cold=frozenset(size for size in cold if isinstance(size, int))
+        if isinstance(cold, list)
+        else frozenset(),
+        cheaper_from=None if gain is None else gain[0],
+    )
+
+
+def _gain(value: object) -> tuple[int, frozenset[int]] | None:
+    """From how many samples on which units cost less at once; None where nobody has said so."""
+    match value:
+        case {"from": int(samples), "units": [*units]} if samples > 1:
+            return samples, frozenset(unit for unit in units if isinstance(unit, int))
+    return None
+
+
+def to_profile(measured: Mapping[str, Any], request: PlanningRequest) -> Profile:
+    """The holder's measurements as the planners read them. Raises OptionError."""
+    return Profile.from_json(
+        {
+            "format": "p2ptrain.profile/1",
+            "model": request.model,
+            "input_bytes": request.input_bytes,
+            "target_bytes": request.target_bytes,
+            "optimizer_state_ratio": request.optimizer_state_ratio,
+            "units": measured["units"],
+            "times": measured["times"],
+        },
+        "profile",
+    )

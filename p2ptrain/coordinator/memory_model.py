@@ -1,0 +1,254 @@
+"""What a job takes of a device's memory beside what the planners count.
+
+    process    what torch and we make for any job: compiled primitives, stacks, buffers of links;
+               a device that has measured the model has most of it already
+    received   what crosses the cut before a stage stays until its backward; the units after the cut
+               do not count it
+    wire       a few pieces of each cut that are arriving, waiting or leaving
+    gradient   one unit's, made anew by each micro-batch before it is added to the sum
+    passing    in the last stage: gradients as large as what a unit keeps, less what those behind it
+               kept, which is free by then; a language model keeps most of all in its last unit
+    holes      what lies free between blocks of the C library's heap: glibc uses a freed block only
+               with its neighbour again for one of the same size that must lie on a 64-byte border,
+               as torch wants them; the largest blocks do not lie there
+    samples    on the data holder: loaded, and fed ahead of the stages that work on them
+    copies     of tiles: maps with their halos, beside the tiles' own parts of them
+    log        what was sent since the version to go back to, for a stage that is made anew
+    update     what Adam and its like need of the largest unit for a moment; small blocks find room
+               where activations were
+    before     parameters and optimizer state as they were, while an update made ahead of its word
+               may not count; where there is no room for that, a stage waits for the word
+
+How close that comes, and how to measure it: docs/internals/memory.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.round_orders import FED_AHEAD, LOADED_AHEAD
+from p2ptrain.plan.cost.draft import Group
+from p2ptrain.plan.types.plan import Plan, PlannedStage
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.process.allocator import APART_BYTES, MMAP_THRESHOLD_BYTES
+from p2ptrain.process.memory_budget import PROCESS_BYTES
+from p2ptrain.recovery.rebuild_plan import limit_bytes
+from p2ptrain.recovery.snapshot_schedule import FIRST_ROUNDS
+from p2ptrain.tiling.planning.profile_maps import copied_bytes, tiled_network
+
+PIECES_AT_A_CUT = 3
+"""Two ahead of the schedule (its depths differ by two from stage to stage), one on its way back."""
+
+HOLE_SHARE = 1 / 3
+"""Of what a micro-batch takes and frees: activations and gradients. Measured, where freed pieces
+merge (`cli.merging_heap`): 0.15 (ViT, ConvNeXt), 0.3 (DenseNet, GPT), 0.6 (U-Net, whose maps grow
+towards the end)."""
+
+HELD_HOLE_SHARE = 1 / 12
+"""Of the activations of other micro-batches, which stay while that one comes and goes."""
+
+RATIO_WITH_TEMPORARIES = 2.0
+"""Optimizers that keep as much for a parameter compute in memory of its size beside it."""
+
+USUAL_DEPTH = 4
+"""Of a first stage, as long as it is not known."""
+
+
+def reserved_bytes(profile: Profile, request: PlanningRequest, *, holder: bool) -> int:
+    """What a device must keep free of units, before anybody knows which ones it gets."""
+    largest = max(unit.parameter_bytes for unit in profile.units)
+    piece = request.micro_batch or request.batch_size
+    if request.asynchrony is not None:
+        piece = request.asynchrony.piece(request.batch_size, request.micro_batch)
+    fed = _fed_bytes(profile, piece, USUAL_DEPTH, request)
+    return PROCESS_BYTES + largest + (fed if holder else 0)
+
+
+def with_all_memory(
+    plan: Plan,
+    profile: Profile,
+    request: PlanningRequest,
+    holder: str,
+    memory_bytes: Mapping[str, int],
+) -> Plan:
+    """`plan`, whose predicted peaks count all that its devices take from now on.
+
+    Its stages make updates ahead where all of their devices have memory for that too.
+    """
+    peaks = {
+        name: peak + _extra_bytes(plan, profile, request, name, holder)
+        for name, peak in plan.predicted.peak_bytes.items()
+    }
+    stages = []
+    for stage in plan.stages:
+        before = _before_bytes(stage, profile)
+        names = [device.name for device in stage.devices]
+        has_room = all(peaks[name] + before <= memory_bytes[name] for name in names)
+        ahead = has_room and _may_go_ahead(plan, request, holder)
+        for name in names if ahead else ():
+            peaks[name] += before
+        turn = stage.turn if ahead else None
+        stages.append(replace(stage, goes_ahead=ahead, turn=turn))
+    predicted = replace(plan.predicted, peak_bytes=peaks)
+    return replace(plan, stages=tuple(stages), predicted=predicted)
+
+
+def _may_go_ahead(plan: Plan, request: PlanningRequest, holder: str) -> bool:
+    """Whether an update waits for nothing but the word that it counts, and somebody else gives it.
+
+    Tiles wait for one another all the time.
+    """
+    alone = plan.device_names == {holder}
+    tiled = plan.stages[0].tiling is not None
+    return not (alone or tiled or request.clip or plan.mode is Mode.ASYNC)
+
+
+def _before_bytes(stage: PlannedStage, profile: Profile) -> int:
+    first, end = stage.units
+    parameters = sum(unit.parameter_bytes for unit in profile.units[first:end])
+    return math.ceil(parameters * (1 + profile.optimizer_state_ratio))
+
+
+def taken_beside_bytes(taken_bytes: int) -> int:
+    """Of what a job had taken of a device before its plan, what the plan does not count."""
+    return max(taken_bytes - PROCESS_BYTES, 0)
+
+
+def _extra_bytes(
+    plan: Plan, profile: Profile, request: PlanningRequest, name: str, holder: str
+) -> int:
+    parts = [*_parts(plan, profile, name)]
+    extra = PROCESS_BYTES + sum(part.extra_bytes for part in parts)
+    if name == holder:
+        extra += _fed_bytes(profile, plan.micro_batch, plan.stages[0].warmup, request)
+    if plan.mode is Mode.SYNC:
+        sent = math.ceil(FIRST_ROUNDS * sum(part.sent_bytes for part in parts))
+        extra += min(sent, limit_bytes(plan.predicted.peak_bytes[name] + extra))
+    return extra
+
+
+def _fed_bytes(profile: Profile, micro_batch: int, depth: int, request: PlanningRequest) -> int:
+    """Pieces in the loader and in the feeder's queues; of rounds never more than two."""
+    samples = (LOADED_AHEAD + 2 * FED_AHEAD + depth) * micro_batch
+    if request.asynchrony is None:
+        samples = min(samples, 2 * request.batch_size)
+    return samples * (profile.input_bytes + profile.target_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A stage on one device.
+
+    Attributes:
+        entering_bytes, leaving_bytes: across the cuts before and after it, of one sample.
+        piece: most samples of a micro-batch that are this device's; of tiles, a part of each.
+        in_flight: most samples between forward and backward, the same.
+        samples: of a round.
+        accumulates: whether it has several micro-batches a round.
+        waiting: gradients of whole mini-batches that wait to be applied in order: one of each
+            device, where these take mini-batches in turn.
+        copies_bytes: of tiles, maps with their halos, of all micro-batches in flight.
+    """
+
+    units: tuple[Unit, ...]
+    optimizer_state_ratio: float
+    entering_bytes: int
+    leaving_bytes: int
+    piece: float
+    in_flight: float
+    samples: float
+    accumulates: bool
+    waiting: int
+    copies_bytes: int = 0
+
+    @property
+    def sent_bytes(self) -> float:
+        """To the stages before and after it, in a round."""
+        return self.samples * (self.entering_bytes + self.leaving_bytes)
+
+    @property
+    def extra_bytes(self) -> int:
+        """Beside parameters, gradients, optimizer state and the units' own activations."""
+        parameters = [unit.parameter_bytes for unit in self.units]
+        kept = sum(unit.activation_bytes for unit in self.units)
+        received = self.in_flight * self.entering_bytes
+        wire = PIECES_AT_A_CUT * self.piece * (self.entering_bytes + self.leaving_bytes)
+        gradient = max(parameters) if self.accumulates else 0
+        in_heap = sum(count for count in parameters if count < MMAP_THRESHOLD_BYTES)
+        is_last = not self.leaving_bytes  # else they arrive, and count as what is on the wire
+        passing = math.ceil(self.piece * _most_passing(self.units)) if is_last else 0
+        holes = int(HOLE_SHARE * (self.piece * kept + in_heap))
+        holes += int(HELD_HOLE_SHARE * (self.in_flight - self.piece) * kept)
+        update = 0
+        if self.optimizer_state_ratio >= RATIO_WITH_TEMPORARIES and max(parameters) > APART_BYTES:
+            update = max(parameters)
+        waiting = self.waiting * sum(parameters)
+        own = gradient + passing + update + holes + waiting
+        return math.ceil(received + wire) + own + self.copies_bytes
+
+
+def _most_passing(units: Iterable[Unit]) -> int:
+    """Of one sample: a backward takes as much for a unit's gradients as the unit keeps, and has
+    freed what those behind it kept."""
+    most = free = 0
+    for unit in reversed([*units]):
+        most = max(most, unit.activation_bytes - free)
+        free += unit.activation_bytes
+    return most
+
+
+def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_Part]:
+    for stage in plan.stages:
+        for place, device in enumerate(stage.devices):
+            if device.name == name:
+                yield _part(plan, profile, stage, place)
+
+
+def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Part:
+    shares = tuple(device.share for device in stage.devices)
+    if stage.tiling is not None:
+        return _tiled_part(plan, profile, stage, stage.tiling, place)
+    group = Group(tuple(range(len(shares))), shares, stage.allocation)
+    pieces = [samples for samples in group.pieces(plan.split, place) if samples]
+    depth = stage.warmup if stage.held is None else stage.held
+    first, end = stage.units
+    return _Part(
+        units=profile.units[first:end],
+        optimizer_state_ratio=profile.optimizer_state_ratio,
+        entering_bytes=profile.units[first - 1].output_bytes if first else 0,
+        leaving_bytes=profile.units[end - 1].output_bytes,
+        piece=max(pieces, default=0),
+        in_flight=group.in_flight_samples(plan.split, place, depth),
+        samples=sum(pieces),
+        accumulates=len(pieces) > 1,
+        waiting=len(shares) if len(shares) > 1 and plan.mode is Mode.ASYNC else 0,
+    )
+
+
+def _tiled_part(
+    plan: Plan, profile: Profile, stage: PlannedStage, tiling: TileShape, place: int
+) -> _Part:
+    """Tiles of one device: as if their part of every map were that part of the samples."""
+    shares = [device.share for device in stage.devices]
+    first, end = stage.units
+    piece = tiling.areas(shares)[place] * plan.micro_batch
+    network = tiled_network(profile)
+    known = network is not None and end <= len(network.units)  # else the stage says what is wrong
+    copied = copied_bytes(network, tiling, shares)[place] if network and known else 0
+    return _Part(
+        units=profile.units[first:end],
+        optimizer_state_ratio=profile.optimizer_state_ratio,
+        entering_bytes=profile.input_bytes,
+        leaving_bytes=profile.units[end - 1].output_bytes,
+        piece=piece,
+        in_flight=stage.warmup * piece,
+        samples=plan.micro_batches * piece,
+        accumulates=plan.micro_batches > 1,
+        waiting=0,
+        copies_bytes=stage.warmup * plan.micro_batch * copied,
+    )

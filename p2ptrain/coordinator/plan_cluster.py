@@ -1,0 +1,275 @@
+"""From what was measured to a plan: pure, so that what a household would get can be tested.
+
+A device that ran out of memory is planned for again with what it really has: its budget only falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar
+
+from p2ptrain.coordinator.measured_cluster import MeasuredHousehold, _found, _reserved, question
+from p2ptrain.coordinator.memory_model import with_all_memory
+from p2ptrain.errors import PlanError, size_text
+from p2ptrain.job.train_options import Recovery
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.plan.mode_choice import chosen
+from p2ptrain.plan.pinned_units import Fold
+from p2ptrain.plan.prediction_bias import trusted_change, trusted_plan
+from p2ptrain.plan.replan.baselines import respipe
+from p2ptrain.plan.replan.light_search import THOROUGH
+from p2ptrain.plan.replan.replan import fixed, replan
+from p2ptrain.plan.replan.replica_holders import Replicas
+from p2ptrain.plan.simulation.simulate import simulate
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.weight_versions import Weights
+from p2ptrain.tiling.planning.make_plan import make_plan
+from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
+
+PLANNING_EFFORT = 0.3
+"""Everyone waits for the plan, and who makes it may be the slowest device."""
+
+MOST_PLANS = 6
+"""For budgets that a plan's buffers exceed; each leaves more room for them."""
+
+STRAIGHT = ("pp", "ftpipehd")
+"""Planners whose stages have one device each, and keep that: to the last bit the same results."""
+
+UNDIVIDED = ("dp", "single")
+"""Planners that give a device all units: a plan close to theirs would be one of another kind."""
+
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Calls a planner: here, or elsewhere."""
+
+    def __call__(self, planner: Callable[[], T], /) -> T: ...
+
+
+def run_here(planner: Callable[[], T], /) -> T:
+    """Without further ado."""
+    return planner()
+
+
+def plan_household(
+    request: PlanningRequest, household: MeasuredHousehold, run: Run = run_here
+) -> Plan:
+    """The plan for `request`, by what the runtime really does.
+
+    What it takes beside the units is known when there is a plan. Where a device has less left,
+    that plan no longer fits its budget for units, and planners try again. Where the mode is open,
+    of the best plans of both the one that leads to the same accuracy sooner.
+
+    Raises:
+        PlanError: nothing fits, or the planner asked for cannot plan this model.
+    """
+    if request.rounds is None:
+        if len(household.candidates) > 1:
+            request.sharing.check(request.planner, asynchronous=request.asynchrony is not None)
+        return _within_memory(
+            request, household, lambda *asked: run(partial(trusted_plan, make_plan, *asked))
+        )
+    rounds_request = request.settled(asynchronous=False)
+    rounds = plan_household(rounds_request, household, run)
+    assert request.asynchrony is not None
+    try:
+        free = plan_household(request.settled(asynchronous=True), household, run)
+    except PlanError as error:
+        return replace(rounds, mode_reason=f"with --mode async there is no plan: {error}")
+    seconds = _plain_seconds(rounds, *question(rounds_request, household))
+    return chosen(rounds, seconds, free, request.asynchrony.weights)
+
+
+def _plain_seconds(plan: Plan, profile: Profile, cluster: Cluster) -> float:
+    """Of a round, by the plain cost model; tiles have none without their messages."""
+    if plan.stages[0].tiling is not None:
+        return simulate_tiled(plan, profile, cluster).round_seconds
+    return simulate(plan, profile, cluster, timeline=False).round_seconds
+
+
+def plan_change(
+    request: PlanningRequest,
+    household: MeasuredHousehold,
+    present: Plan,
+    replicas: Replicas,
+    recovery: Recovery,
+    repay_seconds: float | None = None,
+    *,
+    on_all: bool = False,
+    run: Run = run_here,
+) -> Plan:
+    """A plan for the devices of `household`, in place of `present`; its micro-batch stays.
+
+    A planner asked for by name is obeyed, as where a job starts: of the devices that it uses none
+    is left out for speed. Where that has no plan any more, one close to `present` has.
+
+    Args:
+        replicas: who has each unit now, by names.
+        on_all: planner pp is to use every device, as it does where a job starts.
+        run: where planners run.
+        repay_seconds: where the change cannot be put off: how long a slower plan may be slower
+            for what it saves of the pause; None = it is weighed against the present plan.
+
+    Raises:
+        PlanError: nothing fits.
+    """
+    planner, here = present.planner, frozenset(c.name for c in household.candidates)
+    tiled = present.stages[0].tiling is not None  # what is close to it has other tiles
+    folds = request.private_first > 0  # a private plan's units are folded
+    from_zero = recovery is Recovery.HEAVY or folds or tiled
+    is_near = not from_zero and (recovery is Recovery.LIGHT or bool(household.leaving))
+
+    def again(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
+        if planner in STRAIGHT:
+            wanted = replace(wanted, groups=False)
+        if from_zero:
+            return own(profile, cluster, wanted)
+        if not is_near:  # it takes part of nobody alive
+            return respipe(profile, cluster, present, wanted, replicas=replicas).plan
+        near = partial(
+            replan,
+            *(profile, cluster, present, wanted),
+            replicas=replicas,
+            effort=THOROUGH if repay_seconds is None else None,  # nobody waits
+            repay_seconds=repay_seconds,
+        )
+        found = run(near).plan
+        if repay_seconds is None:
+            return found  # it is weighed
+        asked = profile, cluster, fixed(present, wanted)
+        return trusted_change(make_plan, *asked, present, found)
+
+    def own(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
+        return run(partial(trusted_plan, make_plan, profile, cluster, fixed(present, wanted)))
+
+    def on_as_many(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
+        used = here if on_all else here & present.device_names
+        return again(profile, cluster, replace(wanted, required=used - household.leaving))
+
+    obeyed: list[Planning] = []
+    if planner in UNDIVIDED and is_near:
+        obeyed.append(own)
+    if planner == "pp" or (planner != "auto" and is_near):
+        obeyed.append(on_as_many)
+    for planning in obeyed:
+        with suppress(PlanError):  # somebody has too little memory by now
+            return _within_memory(request, household, planning)
+    return _within_memory(request, household, again)
+
+
+Planning: TypeAlias = Callable[[Profile, Cluster, PlanRequest], Plan]
+
+
+def _within_memory(
+    request: PlanningRequest, household: MeasuredHousehold, planning: Planning
+) -> Plan:
+    profile, cluster = question(request, household)
+    found = _found(household.candidates, profile, request.batch_size)
+    reserved = _reserved(profile, request, household)
+    for _ in range(MOST_PLANS):
+        plain = _plan_within(cluster, profile, request, planning, household.leaving)
+        memory = {c.name: c.memory_bytes for c in household.candidates}
+        plan = with_all_memory(plain, profile, request, household.holder, memory)
+        needed, counted = plan.predicted.peak_bytes, plain.predicted.peak_bytes
+        short = [c for c in household.candidates if needed.get(c.name, 0) > c.memory_bytes]
+        if not short:
+            return _said_leaving(plan, household)
+        reserved |= {c.name: needed[c.name] - counted[c.name] for c in short}
+        cluster = household.cluster(found, reserved)
+    name, missing = short[0].name, needed[short[0].name] - short[0].memory_bytes
+    raise PlanError(
+        f"{name} has too little memory for any plan found: {size_text(missing)} missing. Free some "
+        "there, allow more with --memory, or use a smaller --micro-batch"
+    )
+
+
+def _said_leaving(plan: Plan, household: MeasuredHousehold) -> Plan:
+    """With the true reason why the leaving have no part."""
+    left_out = tuple(
+        replace(out, reason="it is leaving") if out.name in household.leaving else out
+        for out in plan.left_out
+    )
+    return replace(plan, left_out=left_out)
+
+
+def _request(
+    request: PlanningRequest, only: frozenset[str] | None, allocations: frozenset[Allocation]
+) -> PlanRequest:
+    """What planners are asked; `only`: names of the devices that may get work, None = all."""
+    how, piece = request.asynchrony, request.batch_size
+    if how is not None:
+        piece = how.piece(request.batch_size, request.micro_batch)
+    return PlanRequest(
+        batch_size=piece,
+        micro_batch=request.micro_batch or None,
+        planner=request.planner,
+        least_piece=request.least_piece,
+        private=request.private_first > 0,
+        only=only,
+        groups=not request.sharing.unshared and (how is None or how.may_share),
+        allocations=allocations if how is None else frozenset({Allocation.MICRO_BATCHES}),
+        mode=Mode.SYNC if how is None else Mode.ASYNC,
+        weights=Weights.STASHED if how is None else how.weights,
+        full_depths=how is not None,
+        overlap=how is None,
+        updates_ahead=not request.clip,
+        effort=PLANNING_EFFORT,
+        grid=request.grid,
+        groups_of_units=request.groups_of_units,
+    )
+
+
+def _plan_within(
+    cluster: Cluster,
+    profile: Profile,
+    request: PlanningRequest,
+    planning: Planning,
+    leaving: frozenset[str],
+) -> Plan:
+    here = frozenset(device.name for device in cluster.devices)
+    tries = list(request.sharing.allocations(request.planner))
+    for last, allocations in enumerate(tries, start=1 - len(tries)):
+        wanted = _request(request, here - leaving if leaving else None, allocations)
+        try:
+            plan = _planned(profile, cluster, wanted, request, planning)
+            _check_delays(plan, request)
+            return plan
+        except PlanError:
+            if last == 0:
+                raise
+    raise PlanError("there is no plan for this model")
+
+
+def _check_delays(plan: Plan, request: PlanningRequest) -> None:
+    """PlanError where a plan's stages cannot keep to the delays that the job asks for."""
+    if request.asynchrony is None:
+        return
+    count = len(plan.stages)
+    if request.asynchrony.weights is Weights.DOUBLE:
+        pieces = -(-request.batch_size // plan.micro_batch)
+        if pieces < count:
+            raise PlanError(
+                f"with --versions 2 each of the {count} parts needs its own micro-batch, and "
+                f"there are {pieces}: use a smaller --micro-batch"
+            )
+
+
+def _planned(
+    profile: Profile,
+    cluster: Cluster,
+    wanted: PlanRequest,
+    request: PlanningRequest,
+    planning: Planning,
+) -> Plan:
+    if not wanted.private:
+        return planning(profile, cluster, wanted)
+    fold = Fold(len(profile.units), request.private_first, request.private_last)
+    return fold.unfold(planning(fold.profile(profile), fold.cluster(cluster), wanted))

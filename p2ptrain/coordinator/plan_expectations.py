@@ -1,0 +1,155 @@
+"""What a plan expects of its devices round by round, and profiles as training has corrected them.
+
+Pure. What devices then really take is held against it (`recovery.drift`), and what that shows goes
+into the next plan's times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold, question
+from p2ptrain.errors import PlanError
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.cost.overlap import ROUND_MESSAGES, SPLIT_FACTOR
+from p2ptrain.plan.simulation.simulate import draft_of
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.recovery.commit import Seat
+from p2ptrain.recovery.profile_corrections import Corrections, Expected
+from p2ptrain.tiling.planning.round_work import Work, round_work
+
+
+def as_of_now(
+    candidate: Candidate, corrections: Corrections, lowered: Mapping[str, int]
+) -> Candidate:
+    """With times as training has corrected them, and the memory that it proved to have.
+
+    Args:
+        lowered: by id, the bytes that devices have left.
+    """
+    return replace(
+        candidate,
+        measured=corrected(candidate.measured, corrections, candidate.id),
+        memory_bytes=min(candidate.memory_bytes, lowered.get(candidate.id, candidate.memory_bytes)),
+    )
+
+
+def corrected(measured: Mapping[str, Any], corrections: Corrections, device: str) -> dict[str, Any]:
+    """A device's profile as it would be measured now; its file stays as it is.
+
+    Args:
+        device: id.
+    """
+    slowdown = corrections.of_device(device)
+    content = dict(measured)
+    by_unit = [factor * slowdown for factor in corrections.units]
+
+    def scaled(seconds: Sequence[float]) -> list[float]:
+        if not by_unit:
+            return [slowdown * one for one in seconds]
+        return [factor * one for factor, one in zip(by_unit, seconds, strict=True)]
+
+    content["times"] = {
+        size: {part: scaled(seconds) for part, seconds in times.items()}
+        for size, times in measured["times"].items()
+    }
+    if "overheads" in measured:
+        content["overheads"] = {n: slowdown * s for n, s in measured["overheads"].items()}
+    if "wall_by_cpu" in measured:
+        # processor time that it takes more of is expected as such, or it would be found again
+        content["wall_by_cpu"] = corrections.of_share(device) * measured["wall_by_cpu"]
+    return content
+
+
+def expected_of(
+    request: PlanningRequest, household: MeasuredHousehold, plan: Plan
+) -> dict[Seat, Expected]:
+    """What a round of `plan` should take each stage on each device, by its id.
+
+    Nothing where there are no rounds: stages that run by themselves are not held against a plan,
+    unless it is FTPipeHD's; nor of tiles that the cost model cannot follow. What tiles wait for
+    each other, in the middle of their work, is no part of their tasks.
+    """
+    profile, cluster = question(request, household)
+    if plan.mode is Mode.ASYNC:
+        return {} if request.ftpipehd is None else _by_capacity(profile, cluster, household, plan)
+    ahead = any(stage.goes_ahead for stage in plan.stages)
+    cost = CostModel(profile, cluster, overlap=True, updates_ahead=ahead)
+    ids = {candidate.name: candidate.id for candidate in household.candidates}
+    share = {c.name: max(c.measured.get("wall_by_cpu", 1.0), 1e-9) for c in household.candidates}
+    expected: dict[Seat, Expected] = {}
+    try:
+        works = _work(cost, plan)
+    except PlanError:  # whoever is to compute them says what is wrong, if anything is
+        return {}
+    for (p, device), work in works.items():
+        name, wall = cost.name(device), work.computing - _round_messages(cost, device)
+        beside = work.messages + _round_messages(cost, device)
+        expected[p, ids[name]] = Expected(wall, wall / share[name], beside)
+    return expected
+
+
+def _work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], Work]:
+    """Of a round, by stage and device."""
+    if plan.stages[0].tiling is not None:
+        return round_work(cost, plan)
+    draft = draft_of(plan, cost)
+    return {
+        (p, device): Work(_computing(cost, draft, p, place), _messages(cost, draft, p, place))
+        for p, group in enumerate(draft.groups)
+        for place, device in enumerate(group.devices)
+    }
+
+
+def _by_capacity(
+    profile: Profile, cluster: Cluster, household: MeasuredHousehold, plan: Plan
+) -> dict[Seat, Expected]:
+    """Forwards and backwards of a mini-batch, as FTPipeHD counts: C_i times the sum of T0_l."""
+    cost = CostModel(profile, cluster, mode=Mode.ASYNC)
+    ids = {candidate.name: candidate.id for candidate in household.candidates}
+    expected: dict[Seat, Expected] = {}
+    for p, stage in enumerate(plan.stages):
+        (device,) = stage.devices
+        seconds = sum(cost.stage_seconds(cost.index(device.name), *stage.units, plan.micro_batch))
+        expected[p, ids[device.name]] = Expected(seconds, seconds)
+    return expected
+
+
+def _computing(cost: CostModel, draft: Draft, p: int, place: int) -> float:
+    """Forwards, backwards and the update of one device of stage p."""
+    (first, end), device = draft.units[p], draft.groups[p].devices[place]
+    backward_factor = SPLIT_FACTOR if draft.splits(p) else 1.0
+    seconds = cost.update_seconds(device, first, end, ahead=cost.goes_ahead(draft.devices))
+    for samples in draft.groups[p].pieces(draft.split, place):
+        if samples:
+            times = cost.unit_times(device, samples)
+            seconds += sum(times.forward[first:end])
+            seconds += backward_factor * sum(times.backward[first:end])
+    return seconds
+
+
+def _messages(cost: CostModel, draft: Draft, p: int, place: int) -> float:
+    """Messages of one device of stage p: pieces and sums."""
+    assert cost.overlap is not None
+    (first, end), group = draft.units[p], draft.groups[p]
+    device, seconds = group.devices[place], 0.0
+    for samples in group.pieces(draft.split, place):
+        if samples:
+            seconds += sum(cost.overlap.task_seconds(device, first, end, samples))
+    if len(group.devices) > 1:
+        buckets = cost.overlap.buckets(first, end, cost.bucket_sizes(group.devices))
+        seconds += cost.overlap.reduce_seconds(device, len(group.devices), buckets)
+    return seconds
+
+
+def _round_messages(cost: CostModel, device: int) -> float:
+    """The round's own, which the cost model counts with the update."""
+    assert cost.overlap is not None
+    return ROUND_MESSAGES * cost.overlap.overheads[device].message_seconds

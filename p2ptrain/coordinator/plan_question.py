@@ -1,0 +1,192 @@
+"""A question for a plan, whoever answers it, and what counts as an answer.
+
+The household is in it as the holder has found it, so that the same question has the same plan
+wherever it is answered. An answer of another device is only a proposal: it must be a plan for just
+this question before anything of it is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
+
+from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold
+from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.job.train_options import Recovery
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.snapshots import REASON_LIMIT
+from p2ptrain.net import cbor
+from p2ptrain.net.fields import DEVICES_LIMIT, shown
+from p2ptrain.net.forms import By, Length, Range, Row
+from p2ptrain.net.parts import HOUSEHOLD, LARGE, decoded
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
+from p2ptrain.plan import planner_registry as planners
+from p2ptrain.plan.replan.replica_holders import Replicas
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.plan import LeftOut, Plan
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.tiling.planning.make_plan import TILES
+
+LINKS_LIMIT = 1 << 17
+"""Both directions of every pair in a household of 256 devices, twice over."""
+
+
+def _read_request(value: object) -> PlanningRequest:
+    if not isinstance(value, bytes):
+        raise ValueError("a request is bytes")
+    return PlanningRequest.from_bytes(value)
+
+
+RequestBytes: TypeAlias = Annotated[PlanningRequest, By(_read_request, PlanningRequest.to_bytes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The plan in force, which the next one is to be close to.
+
+    Attributes:
+        plan: with the names that its devices have now.
+        replicas: who has each unit, by names.
+        recovery: how close.
+    """
+
+    plan: Plan
+    replicas: Replicas
+    recovery: Recovery
+
+
+@dataclass(frozen=True, slots=True)
+class PlanQuestion:
+    """What is to be planned; `near` None = from zero."""
+
+    request: PlanningRequest
+    household: MeasuredHousehold
+    near: Near | None = None
+
+    def to_bytes(self) -> bytes:
+        """Strict CBOR."""
+        household, near = self.household, self.near
+        links = household.links.items()
+        form = _Question(
+            self.request,
+            household.holder,
+            frozenset(household.leaving),
+            tuple(_Link(*ends, float(x.bytes_per_s), float(x.latency_s)) for ends, x in links),
+            tuple(household.candidates),
+            None
+            if near is None
+            else _Near(near.plan.to_json(), near.replicas.holders, near.recovery),
+        )
+        return cbor.dumps(write_form(form))
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview) -> PlanQuestion:
+        """Check and read; profiles are, where they are planned with. Raises ProtocolError."""
+        form = read_form(_Question, decoded(data, HOUSEHOLD), "a question for a plan")
+        links = {(x.sender, x.receiver): Link(x.bytes_per_s, x.latency_s) for x in form.links}
+        household = MeasuredHousehold(form.candidates, links, form.holder, form.leaving)
+        return PlanQuestion(form.request, household, _near(form))
+
+    def checked(self, value: object) -> Plan:
+        """`p2ptrain.plan/1` as an answer to this. Raises OptionError, ProtocolError: it is none."""
+        plan = self.proposed(value)
+        here = {candidate.name for candidate in self.household.candidates}
+        if here - plan.device_names != {out.name for out in plan.left_out}:
+            raise ProtocolError("a plan that leaves devices out and does not say so")
+        return plan
+
+    def answered(self, data: bytes) -> Plan:
+        """The same as it travels."""
+        return self.checked(decoded(data, LARGE))
+
+    def proposed(self, value: object) -> Plan:
+        """The same for one that was made before it was asked for, perhaps with fewer devices."""
+        household = self.household
+        plan = Plan.from_json(value, "the plan", batch_size=self.request.batch_size)
+        here = {candidate.name: candidate.memory_bytes for candidate in household.candidates}
+        used = plan.device_names
+        if not used <= here.keys():
+            raise ProtocolError("a plan of other devices than those it was asked for")
+        if used & household.leaving:
+            raise ProtocolError("a plan with a device that leaves")
+        if plan.stages[-1].units[1] != _units(household):
+            raise ProtocolError("a plan for another model")
+        if plan.planner not in planners.PLANNERS and plan.planner != TILES:
+            raise ProtocolError("a plan of a planner that is not known here")
+        self._check_results(plan)
+        peaks = plan.predicted.peak_bytes
+        if any(name not in peaks or peaks[name] > here[name] for name in used):
+            raise ProtocolError("a plan for which its devices have too little memory")
+        said = (
+            LeftOut(out.name, shown(out.reason)[:REASON_LIMIT] if out.reason else "")
+            for out in plan.left_out
+        )
+        return replace(plan, left_out=tuple(said), mode_reason=plan.mode_reason)
+
+    def _check_results(self, plan: Plan) -> None:
+        """Mode and micro-batch decide them, and privacy is no matter of speed."""
+        request, near = self.request, self.near
+        size = request.micro_batch if near is None else near.plan.micro_batch
+        if request.asynchrony is None and size and plan.micro_batch != size:
+            raise ProtocolError("a plan with another micro-batch than that of the job")
+        mode = Mode.SYNC if request.asynchrony is None else Mode.ASYNC
+        if request.rounds is None and plan.mode is not mode:
+            raise ProtocolError("a plan of another mode than that of the job")
+        ends = {device.name for p in (0, -1) for device in plan.stages[p].devices}
+        first, last = request.private_first, request.private_last
+        inside = plan.stages[0].units[1] >= first and plan.stages[-1].units[0] <= (
+            plan.stages[-1].units[1] - last
+        )
+        if first and (ends != {self.household.holder} or not inside):
+            raise ProtocolError("a plan that lets private data leave the device with the data")
+
+
+def _units(household: MeasuredHousehold) -> int:
+    """Of the model, by the holder's own profile."""
+    (own,) = [one for one in household.candidates if one.name == household.holder]
+    return len(own.measured["units"])
+
+
+def _near(form: _Question) -> Near | None:
+    near = form.near
+    if near is None:
+        return None
+    try:
+        size = form.request.batch_size
+        plan = Plan.from_json(near.plan, "the plan in force", batch_size=size)
+    except OptionError as error:
+        raise ProtocolError(str(error)) from error
+    return Near(plan, Replicas(near.held), near.recovery)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    sender: str
+    receiver: str
+    bytes_per_s: Annotated[float, Range(0.0, above=True)]
+    latency_s: Annotated[float, Range(0.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    plan: Mapping[str, Any]
+    held: tuple[Annotated[tuple[str, ...], Length(DEVICES_LIMIT)], ...]
+    recovery: Recovery
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    request: RequestBytes
+    holder: str
+    leaving: frozenset[str]
+    links: Annotated[tuple[Annotated[_Link, Row()], ...], Length(LINKS_LIMIT)]
+    candidates: tuple[Candidate, ...]
+    near: _Near | None = None
+
+    def __post_init__(self) -> None:
+        if self.holder not in {candidate.name for candidate in self.candidates}:
+            raise ValueError("its holder is no candidate")
+        if len({candidate.name for candidate in self.candidates}) < len(self.candidates):
+            raise ValueError("two candidates have one name")

@@ -1,0 +1,1 @@
+"""the device with the data: drives one job."""

@@ -1,0 +1,467 @@
+"""A job's way from epoch to epoch, on the device that holds the data: the shell of `holder_core`.
+
+    ask a coordinator ──► all devices ready ──► begin ──► rounds ──► weights home
+            ▲                                               │ a device dies, a link breaks
+            └───────────────────────────────────────────────┘
+
+What was reported stays reported, however often steps are computed again.
+
+What the mesh says of the household, told to the rules of a job: who is there, who is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from time import monotonic
+from typing import Any
+
+from p2ptrain import failpoints
+from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.errors import Error, InternalError, PeerError, PlanError, TrainingError
+from p2ptrain.events import Event
+from p2ptrain.holder.generation_runner import EpochRuns, Work
+from p2ptrain.holder.job_record import JobMemory
+from p2ptrain.holder.planner_client import Planner
+from p2ptrain.holder.reconfiguration import Change
+from p2ptrain.holder.replan_watcher import Elasticity, Household
+from p2ptrain.holder.reports import JobReports
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.start import job_registry as unfinished
+from p2ptrain.job.train_options import Recovery
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, Mesh, MeshEvent
+from p2ptrain.messages.assign import placed_of
+from p2ptrain.messages.calls import Hangs
+from p2ptrain.messages.passed_over import PassedOver, say_passed_over
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.reconfigure import ChangeAnswer, ChangeRequest
+from p2ptrain.recovery.choose_version import GlobalCopy
+from p2ptrain.recovery.cores import holder_events as rules
+from p2ptrain.recovery.cores import holder_instructions as to_do
+from p2ptrain.recovery.cores.holder_core import HolderCore, Phase
+from p2ptrain.recovery.generation_request import ChangeAsk, NoWay, Reason
+from p2ptrain.recovery.version import Version
+
+log = get_logger(__name__)
+
+PASSED_OVER_SECONDS = 600.0
+"""A device that hangs is started again by then; one that lies costs a moment every ten minutes."""
+
+
+class JobEpochs:
+    """Runs a job until it is done. Create it, then `run` once.
+
+    Attributes:
+        reports: what people hear.
+        copies: the versions that one can go back to.
+        elastic: what rounds take, and whether another plan is better.
+
+    Args:
+        planning: what is planned for first.
+        unit_names: of the model's units, for people.
+        work: what the job does in an epoch.
+        memory: what it has behind it.
+        steps: updates in all.
+        recovery: how it is planned after a device is gone.
+        surveyor: what is known of the household's links.
+        replans: whether the plan may change while nobody comes or goes.
+        leaves_out: updates that are not finite are left out.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        planning: PlanningRequest,
+        unit_names: Sequence[str],
+        work: Work,
+        memory: JobMemory,
+        emit: Callable[[Event], None],
+        steps: int,
+        recovery: Recovery = Recovery.LIGHT,
+        *,
+        surveyor: Surveyor,
+        replans: bool = True,
+        leaves_out: bool = False,
+    ) -> None:
+        self._mesh = mesh
+        self._planning = planning
+        self._work = work
+        self._recovery = recovery
+        self._memory = memory
+        reported, noted = memory.reported, memory.noted
+        self._core = HolderCore(
+            mesh.self_id,
+            len(unit_names),
+            reported.step,
+            journal=noted,
+            clips=planning.clip or leaves_out,
+            asynchronous=self._settled().asynchrony is not None,
+        )
+        self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
+        published = planning.ftpipehd
+        fixed = None if published is None else published.copies
+        self.copies = KeptVersions(mesh, planning.job, self._on_stable, self.reports.warn, fixed)
+        self._signs = HouseholdSigns(mesh, planning.alone, self._on_sign)
+        self._planner = Planner(mesh, surveyor, self._pass_over)
+        self.elastic = Elasticity(
+            mesh,
+            planning,
+            self._planner,
+            Household(
+                alive=lambda: self._core.alive - self._core.faulty,
+                lowered=lambda: self._core.lowered,
+                remaining_rounds=lambda: max(steps - self.reports.reported.step, 0),
+            ),
+            self._post,
+            replans=replans,
+        )
+        self._todo: deque[to_do.HolderInstruction] = deque()
+        self._carrying_out = False
+        self._changed = asyncio.Event()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = OwnedTasks(lambda _, error: self._fail(error))
+        self._asking: asyncio.Task[None] | None = None
+        self._unit_names = unit_names
+        # the one in force, or that the rules are about to accept
+        self._answer: ChangeAnswer | None = None
+        self._refusal: NoWay | None = None  # of the newest request, if it had none
+        self._told = ""  # why people were told that nothing begins
+        self._runs = EpochRuns(mesh, work, self.reports, self._tasks, self._post, self._is_hanging)
+        self._surveyor = surveyor
+        surveyor.hangs = self._is_hanging
+
+    async def run(self) -> None:
+        """Train to the end, whatever happens to the devices.
+
+        Raises:
+            PlanError: nothing fits.
+            DeviceLost: what a device had is nowhere any more.
+            Error: whatever else ends the job.
+        """
+        self.elastic.start()
+        unsubscribe = self._signs.watch()
+        self._tasks.spawn(self._tick(), "watch the time")
+        self._tasks.spawn(self._memory.journal.keep_synced(), "sync the journal")
+        since = self._memory.since
+        if self._memory.in_force is not None:
+            self.reports.trouble(since)
+        try:
+            self._do(self._core.handle(rules.CopiesAre(self._copies()), since))
+            for error in self._surveyor.hanging:
+                self._is_hanging(error)
+            self._do(self._core.start(since))
+            await self._over
+        finally:
+            unsubscribe()
+            await self.elastic.close()
+            await self._tasks.cancel()
+            await self.copies.close()
+            self._runs.close()
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def counts(self, step: int) -> None:
+        """`step` updates count."""
+        self._do(self._core.handle(rules.Committed(step), monotonic()))
+
+    def note_link(self, one: str, other: str, back: bool) -> None:
+        """The link between two devices broke, or is back."""
+        if back or self._runs.link_ended(one, other):
+            self._on_sign(rules.LinkBack(one, other) if back else rules.LinkTrouble(one, other))
+
+    def _on_sign(self, sign: rules.HolderEvent) -> None:
+        match sign:
+            case rules.Died(device) if self._runs.epoch is not None:
+                self.reports.hint(device, self._runs.epoch.memory_hint(device))
+            case rules.Appeared(device) if device != self._mesh.self_id:
+                self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
+            case rules.LinkBack(one, device) if one == self._mesh.self_id:
+                # others may have told that it is alive before it could be told anything
+                self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
+        self._post(sign)
+        self.elastic.note(sign)
+
+    async def _welcome(self, device: str) -> None:
+        await unfinished.end_others(self._mesh, device, self._planning.job)
+        await self._runs.welcome(device, lambda: self._core.phase is Phase.TRAINING)
+
+    async def _tick(self) -> None:
+        while True:
+            self._changed.clear()
+            due = self._core.next_wakeup
+            try:
+                async with asyncio.timeout(
+                    None if due == float("inf") else max(due - monotonic(), 0.0)
+                ):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._do(self._core.tick(monotonic()))
+
+    def _copies(self) -> tuple[GlobalCopy, ...]:
+        made = self.reports.steps_made
+        round_seconds = self.reports.seconds / made if made else None
+        return self._memory.copies(self._mesh.self_id, round_seconds)
+
+    # -- the rules -------------------------------------------------------------------------------
+
+    def _post(self, event: rules.HolderEvent) -> None:
+        now = monotonic()
+        self._do(self._core.handle(rules.CopiesAre(self._copies()), now))
+        self._do(self._core.handle(event, now))
+
+    def _do(self, instructions: list[to_do.HolderInstruction]) -> None:
+        self._changed.set()
+        self._todo.extend(instructions)
+        if not self._carrying_out and not self._over.done():
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Carry out what is to be done, as far as nothing must be on the disk first."""
+        self._carrying_out = True
+        writing: Coroutine[Any, Any, None] | None = None
+        try:
+            while self._todo and writing is None:
+                instruction = self._todo.popleft()
+                if isinstance(instruction, to_do.Journal):
+                    writing = self._memory.write_down(instruction, self._answer)
+                else:
+                    self._carry_out(instruction)
+        except Exception as error:  # ends the job, wherever the event came from
+            self._fail(error)
+        if writing is None:
+            self._carrying_out = False
+        else:
+            self._tasks.spawn(self._after(writing), "write the journal")
+
+    async def _after(self, writing: Coroutine[Any, Any, None]) -> None:
+        await writing
+        self._carrying_out = False
+        self._do([])
+
+    def _carry_out(self, instruction: to_do.HolderInstruction) -> None:
+        match instruction:
+            case to_do.Freeze():
+                self._freeze()
+            case to_do.Drain():
+                self._memory.pause()
+                self._runs.drain()
+            case to_do.Ask(ask):
+                if self._asking is not None:
+                    self._asking.cancel()
+                self._asking = self._tasks.spawn(self._ask(ask), "make an epoch ready")
+            case to_do.Begin(_, _, reason, alive):
+                self._begin(reason, alive)
+            case to_do.KeepOnly(versions, alive):
+                self.copies.keep_only(versions, alive)
+            case to_do.BringHome():
+                self._runs.bring_home(self._give_up_first_weights)
+            case to_do.Failure(device):
+                self.reports.failure(device, is_short=self._runs.is_short(device))
+            case to_do.WaitFor(devices):
+                self.reports.waiting(devices)
+            case to_do.LetGo(device):
+                self.elastic.let_go(device)
+            case to_do.StayOn(device, reason):
+                self.elastic.keep(device, reason)
+            case to_do.PartEnds(first, end, devices):
+                self._fail(self._part_ends(first, end, devices))
+            case to_do.StopJob(reason, _):
+                self._stop(reason)
+            case _:
+                raise InternalError(f"nobody asked for {type(instruction).__name__}")
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def _freeze(self) -> None:
+        self.reports.trouble()
+        self._memory.pause()
+        self.copies.end_epoch()
+        self._runs.freeze()
+
+    async def _ask(self, ask: ChangeAsk) -> None:
+        await self._runs.ended()
+        proposed = self.elastic.asked(ask)
+        request = ChangeRequest(
+            self._settled(),
+            ask,
+            self._memory.in_force,
+            self._recovery,
+            self.elastic.corrections,
+            proposed,
+            wants_expected=not self.elastic.knows_plan,
+        )
+        with timed(log, "epoch_made_ready"):
+            change = Change(self._mesh, request, self._surveyor, self._planner, self._is_hanging)
+            reply = await change.answer()
+        if isinstance(reply, NoWay):
+            self._tell_refused(reply)
+            self._refusal = reply
+            self._post(reply)
+            return
+        if failpoints.armed:
+            await failpoints.reach("accept.before", device=self._mesh.self_id)
+        self._take(reply, ask.number)
+
+    def _tell_refused(self, refusal: NoWay) -> None:
+        """A reason that stays, such as another job, is people's to know: it may stay for hours."""
+        last = self._refusal
+        stays = refusal.again and last is not None and last.reason == refusal.reason
+        if stays and self._told != refusal.reason:
+            self._told = refusal.reason
+            self.reports.warn(f"this job waits, and asks again: {refusal.reason}")
+
+    def _take(self, reply: ChangeAnswer, number: int) -> None:
+        # The rules may refuse it; then the plan in force stays the old one.
+        old, self._answer = self._answer, reply
+        self._post(rules.AnswerIn(number, placed_of(reply.assignment), reply.choice))
+        placed = self._core.history.placed
+        if placed is None or placed.epoch != reply.assignment.key.epoch:
+            self._answer = old
+        else:
+            self._refusal = None
+
+    def _is_hanging(self, error: Hangs) -> None:
+        """It is as if the device had died, until it has started again."""
+        device, name = error.device, self.reports.name(error.device)
+        if device not in self._core.alive:
+            return
+        self.reports.faulty[name] = str(error)
+        self.reports.warn(f"{error}: this job goes on without {name} until it starts again", name)
+        if device == self._planner.coordinator:
+            self._distrust(device)
+        self._on_sign(rules.Died(device, certain=False))
+
+    def _pass_over(self, device: str, why: str) -> None:
+        """A coordinator is not asked for a while, and whoever works for this job hears so."""
+        minutes, name = PASSED_OVER_SECONDS / 60, self.reports.name(device)
+        self.reports.warn(
+            f"{name}, which plans the work, {why}: another device does that for "
+            f"{minutes:.0f} minutes",
+            name,
+        )
+        self._distrust(device)
+
+    def _distrust(self, device: str) -> None:
+        self._mesh.distrust(device, PASSED_OVER_SECONDS)
+        said = PassedOver(self._planning.job, device, PASSED_OVER_SECONDS)
+        for other in sorted(self._core.alive - {self._mesh.self_id, device}):
+            self._tasks.spawn(say_passed_over(self._mesh, other, said), "say who is passed over")
+
+    def _settled(self) -> PlanningRequest:
+        """The plan in force has decided on the mode, where that was open."""
+        in_force = self._memory.in_force
+        if in_force is None:
+            return self._planning
+        asynchronous = in_force.assignment.asynchrony is not None
+        return self._planning.settled(asynchronous=asynchronous)
+
+    # -- an epoch --------------------------------------------------------------------------------
+
+    def _begin(self, reason: Reason, alive: frozenset[str]) -> None:
+        answer = self._answer
+        assert answer is not None
+        version = answer.choice.version
+        self.reports.goes_on_from(version.step)
+        self._core.asynchronous = answer.assignment.asynchrony is not None
+        self._work.announce(answer, reason)
+        self._memory.begin()
+        self._runs.begin(answer, alive)
+        self.copies.begin(answer.assignment, answer.copy_cost, self._core.history.stable)
+        self.reports.begin(answer, after_trouble=reason is Reason.FAILURE)
+        self.elastic.began(answer)
+        if not self._core.finishing or version.step < self.reports.reported.step:
+            self._runs.train()
+
+    def _on_stable(self, version: Version) -> None:
+        self._memory.stable(version)
+        self._post(rules.Stable(version, self.copies.read))
+
+    def _give_up_first_weights(self) -> None:
+        """The trained ones take their place, in the same memory."""
+        self._memory.has_first_weights = False
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def _stop(self, reason: str | None) -> None:
+        if reason is None:
+            if not self._over.done():
+                self._over.set_result(None)
+            return
+        error = self._ended_by(reason)
+        if self._core.faulty:
+            names = ", ".join(sorted(self.reports.name(device) for device in self._core.faulty))
+            reasons = "; ".join(self.reports.faulty.values())
+            why = f"{error}. The others cannot go on without {names} ({reasons})"
+            error = TrainingError(why)
+        self._fail(error)
+
+    def _ended_by(self, reason: str) -> Error:
+        """What the job ends with, for people, where the rules say that it does."""
+        refusal = self._refusal
+        lost = None if refusal is None else refusal.lost
+        if refusal is not None and refusal.is_plan:
+            return PlanError(reason)
+        if lost is not None:
+            first, last = (self._unit_names[unit] for unit in (lost.units[0], lost.units[-1]))
+            layers = first if first == last else f"{first} to {last}"
+            return self.reports.lost(reason, lost.last_places, layers)
+        return PeerError(reason)
+
+    def _part_ends(self, first: int, end: int, devices: tuple[str, ...]) -> TrainingError:
+        names = ", ".join(self.reports.name(device) for device in devices)
+        units = f"layer {first}" if end == first + 1 else f"layers {first} to {end - 1}"
+        return TrainingError(
+            f"{units} ended p2ptrain on {len(devices)} devices right after the start ({names}), "
+            "so the training stops before more end. Something in these layers crashes, or needs "
+            "more memory than there is: see `dmesg` there. Start those devices again, and try "
+            "--local"
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
+
+class HouseholdSigns:
+    """See the module. `watch` from the start of a job to its end.
+
+    Args:
+        alone: the job wants no other device.
+        tell: hears each sign.
+    """
+
+    def __init__(self, mesh: Mesh, alone: bool, tell: Callable[[rules.HolderEvent], None]) -> None:
+        self._mesh = mesh
+        self._alone = alone
+        self._tell = tell
+
+    def watch(self) -> Callable[[], None]:
+        """Tell what is so now, and what changes, until the returned function is called."""
+        unsubscribe = self._mesh.subscribe(self._on_mesh_event)
+        for member in self._mesh.members.values():
+            if member.state is MemberState.ALIVE:
+                self._on_member(member.id, member.state)
+        return unsubscribe
+
+    def _on_mesh_event(self, event: MeshEvent) -> None:
+        match event:
+            case MemberChanged(member, _, certain):
+                self._on_member(member.id, member.state, certain=certain)
+            case LinkLost(peer):
+                self._tell(rules.LinkTrouble(self._mesh.self_id, peer))
+            case LinkUp(peer):
+                self._tell(rules.LinkBack(self._mesh.self_id, peer))
+
+    def _on_member(self, device: str, state: MemberState, *, certain: bool = False) -> None:
+        if self._alone and device != self._mesh.self_id:
+            return
+        match state:
+            case MemberState.ALIVE:
+                self._tell(rules.Appeared(device))
+            case MemberState.DEAD | MemberState.LEFT:
+                self._tell(rules.Died(device, certain, left=state is MemberState.LEFT))
+            case MemberState.SUSPECT:
+                pass  # it may refute

@@ -1,0 +1,207 @@
+"""Global replication (FTPipeHD, III-E): now and then all stages' copies come to the holder.
+
+    a version kept everywhere ──► stable ──► all of it read, in the lowest lane ──► held in memory
+
+Only the newest stays. It is what is gone back to where several devices die at once and a stage's
+copy with them.
+
+The newest checkpoints that were written, as copies of the whole model to go on from.
+
+They are read from the disk, stage by stage, only if devices die that had what nobody else has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TypeAlias
+
+from torch import Tensor
+
+from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.aio.threads import in_background
+from p2ptrain.errors import OptionError, PeerError
+from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.logs import get_logger
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
+from p2ptrain.recovery.version import Version
+from p2ptrain.state.checkpoint_files import KEPT, Written, load_written
+from p2ptrain.state.fetch import version_source
+from p2ptrain.state.snapshot_store import Named, laid_out, of_units
+from p2ptrain.state.transfer_server import StateServer, in_memory
+
+log = get_logger(__name__)
+
+MOST_AT_ONCE = 2
+"""One is held, and a newer one comes."""
+
+MEMORY_SHARE = 0.5
+"""Of what is free when one is made, while the one before is still held."""
+
+Gather: TypeAlias = Callable[[Version], Awaitable[Mapping[str, Tensor]]]
+"""A version -> all of it, by `model:` and `optimizer:` names."""
+
+
+class WholeCopies:
+    """See the module. One a job, in its event loop; `close` it.
+
+    Args:
+        states: offers what is held.
+        wants: (version taken last, version) -> whether it is taken.
+        step: that the job begins with.
+        size_bytes: of all of the model's state.
+        warn: tells people that there is not enough memory; once.
+
+    Attributes:
+        reading: the version of which stages' copies are still needed.
+    """
+
+    def __init__(
+        self,
+        states: StateServer,
+        job: str,
+        description: ModelDescription,
+        gather: Gather,
+        wants: Callable[[int, int], bool],
+        step: int,
+        size_bytes: int,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.reading: Version | None = None
+        self._states = states
+        self._job = job
+        self._description = description
+        self._gather = gather
+        self._wants = wants
+        self._last_step = step
+        self._size_bytes = size_bytes
+        self._warn = warn
+        self._has_warned = False
+        self._held: Version | None = None
+        self._is_paused = False
+        self._tasks = OwnedTasks(_on_failed)
+        self._taking: asyncio.Task[None] | None = None
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """Held here; none before the first."""
+        return () if self._held is None else (self._held,)
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self._is_paused = False
+
+    def pause(self) -> None:
+        """An epoch ends: what is held now may be gone back to, and nothing takes its place."""
+        self._is_paused = True
+        if self._taking is not None:
+            self._taking.cancel()
+            self.reading = None
+
+    def stable(self, version: Version) -> None:
+        """Every stage has copies of a version: read it, if it is one of those."""
+        if (
+            self._is_paused
+            or self.reading is not None
+            or not self._wants(self._last_step, version.step)
+        ):
+            return
+        if self._size_bytes > MEMORY_SHARE * usable_memory_bytes():
+            self._short()
+            return
+        self.reading, self._last_step = version, version.step
+        name = f"copy all of version {version.step}"
+        self._taking = self._tasks.spawn(self._take(version), name)
+
+    async def close(self) -> None:
+        """Read no more."""
+        await self._tasks.cancel()
+
+    async def _take(self, version: Version) -> None:
+        try:
+            state = await self._gather(version)
+        except (PeerError, TimeoutError) as error:
+            log.info("no_whole_copy", step=version.step, why=str(error) or "too slow")
+            return
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._short()
+            return
+        finally:
+            self.reading = None
+        units = in_memory(partial(of_units, self._description, state))
+        self._states.hold(self._job, version_source(version), units)
+        old, self._held = self._held, version
+        if old is not None:
+            self._states.let_go(self._job, version_source(old))
+        log.info("whole_copy", step=version.step)
+
+    def _short(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(
+                "too little memory here for a copy of the whole model: if several devices fail at "
+                "once, training may go back further"
+            )
+
+
+def _on_failed(work: str, error: BaseException) -> None:
+    log.error("no_whole_copy", work=work, exc_info=error)
+
+
+class CheckpointCopies:
+    """See the module. Offered by `states` from the first `take` on.
+
+    Args:
+        warn: tells people of one that cannot be read.
+
+    Attributes:
+        versions: of which all is on the disk, the newest last. As many as are kept there: one that
+            others are reading is not taken away by the next. What cannot be read is taken out.
+    """
+
+    def __init__(
+        self,
+        states: StateServer,
+        job: str,
+        prepared: Prepared,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.versions: list[Version] = []
+        self._warn = warn
+        self._states = states
+        self._job = job
+        self._description = prepared.captured.description
+        self._first = prepared.state
+
+    def take(self, version: Version, written: Written) -> None:
+        """A newer one is whole."""
+        self.versions.append(version)
+        read = partial(self._units, version, written)
+        self._states.hold(self._job, version_source(version), read)
+        for old in self.versions[:-KEPT]:
+            self._let_go(old)
+
+    def _let_go(self, version: Version) -> None:
+        if version in self.versions:
+            self.versions.remove(version)
+            self._states.let_go(self._job, version_source(version))
+
+    async def _units(self, version: Version, of: Written, first: int, end: int) -> Named:
+        try:
+            return await in_background(partial(self._read, of, first, end))
+        except OptionError as error:
+            log.error("checkpoint_not_read", why=str(error))
+            if version in self.versions:
+                self._warn(f"{error}: going back to an older state, if there is one")
+            self._let_go(version)
+            raise PeerError(str(error)) from error
+
+    def _read(self, written: Written, first: int, end: int) -> Named:
+        """For seconds: in a thread, or this device says nothing meanwhile and is taken for dead."""
+        names = frozenset(self._description.state_names(first, end))
+        found = load_written(written, names.__contains__)
+        return {name: laid_out(self._first, name, tensor) for name, tensor in found.items()}

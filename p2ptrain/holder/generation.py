@@ -1,0 +1,524 @@
+"""The holder's side of one epoch: orders rounds, feeds them, and gathers what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from p2ptrain import failpoints
+from p2ptrain.aio.mailbox import Mailbox
+from p2ptrain.aio.tasks import task_scope
+from p2ptrain.errors import (
+    Error,
+    InternalError,
+    NotItsPart,
+    PeerError,
+    ProtocolError,
+    TrainingError,
+    size_text,
+)
+from p2ptrain.holder.input.feeder import Feeder
+from p2ptrain.holder.round_results import NormGathering, Tracker, diagnose
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import called
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.calls import call_while_it_works, while_it_works
+from p2ptrain.messages.findings import Finding, read_units
+from p2ptrain.messages.kinds import (
+    ARRIVED,
+    BEGIN,
+    COMMIT,
+    DIAGNOSE,
+    DONE,
+    FAILED,
+    NORMS,
+    ROUND,
+    SETTLED,
+    STANDING,
+)
+from p2ptrain.messages.round_orders import Commit, EpochKey, NoMoreRounds, RoundOrder, RoundReport
+from p2ptrain.messages.tensors import Line, PieceKey, Value
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage import cross_stage_gradients as clip
+from p2ptrain.net.fields import integer, number, optional, text, wording
+from p2ptrain.net.message import Message
+from p2ptrain.net.parts import limited
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.stall_detector import Counters
+from p2ptrain.recovery.unsent import Standing
+from p2ptrain.recovery.version import Version
+from p2ptrain.recovery.work_signs import TALKS
+from p2ptrain.runtime.io.arrivals import Arrival, Arrivals
+from p2ptrain.runtime.io.sample_division import Division
+from p2ptrain.runtime.io.tensor_receiver import Contents, Inlet, contents_at
+from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.tiled.tile_layout import tiles_of
+from p2ptrain.state.transfer_client import StateRequest, read_state
+from p2ptrain.state.transfer_server import WEIGHTS, Check
+from p2ptrain.worker.service import TrainingService
+
+log = get_logger(__name__)
+
+DIAGNOSE_TIMEOUT_SECONDS = 30.0
+
+SETTLE_TIMEOUT_SECONDS = 30.0
+
+ARRIVED_TIMEOUT_SECONDS = 5.0
+
+STANDING_TIMEOUT_SECONDS = 2.0
+
+SHORT_BYTES = 64 << 20
+"""A device with less free memory between two rounds, which has gone, may have run out of it."""
+
+
+class HolderEpoch:
+    """One plan in force, seen from the device that holds the data.
+
+    Args:
+        on_link: is told of two devices whose link broke, or (True) is back.
+
+    Attributes:
+        evaluated_ahead: pieces of an evaluation that may be under way, or wait to be measured.
+        is_draining: no further round is to be ordered.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        description: ModelDescription,
+        service: TrainingService,
+        check: Check,
+        on_link: Callable[[str, str, bool], None],
+    ) -> None:
+        self.assignment = assignment
+        self.evaluated_ahead = 2 * len(assignment.stages) + 8
+        places = enumerate(assignment.stages)
+        self.tracker = Tracker([(index, d) for index, place in places for d in place.devices])
+        self._switchboard = switchboard = service.switchboard
+        tiles = tiles_of(description, assignment.stages[0])
+        targets = _target_stages(assignment, description)
+        self.feeder = Feeder(assignment, targets, switchboard, tiles)
+        self._description = description
+        self._mesh = mesh = service.mesh
+        self._states = service.states
+        self._budget_bytes = service.measures.whole_budget_bytes
+        self._check = check
+        self._on_link = on_link
+        self._norms: NormGathering | None = None
+        self._coefficients: Mailbox[int, Coefficient] = Mailbox("coefficient of round", 1)
+        self._outputs = self._connect_outputs(switchboard)
+        self._free_bytes: dict[str, int] = {}
+        self._has_begun = False
+        self.is_draining = False
+        mesh.route_now(DONE, self._done)  # all wait for the last one
+        mesh.route(FAILED, self._failed)
+        mesh.route(NORMS, self._norm)
+
+    def clip_to(self, max_norm: float) -> None:
+        """Make coefficients for `max_norm` of the stages' norms."""
+        owned: set[str] = set()
+        names: list[list[str]] = []
+        for place in self.assignment.stages:
+            here = self._description.trainable_names(place.first, place.end)
+            names.append([name for name in here if name not in owned])
+            owned.update(here)
+        dtypes = {tensor.name: tensor.dtype for tensor in self._description.tensors}
+        order = [tensor.name for tensor in self._description.tensors if tensor.trainable]
+        self._norms = NormGathering(order, names, dtypes, max_norm)
+
+    async def begin(self) -> bool:
+        """Tell the devices of this plan that it is in force; returns whether that was news.
+
+        Raises LinkClosed: one of them is out of reach.
+        """
+        if self._has_begun:
+            return False
+        self._has_begun = True
+        for device in self.assignment.devices:
+            await self._mesh.send(device, Message(BEGIN, self.assignment.key.fields()))
+            if failpoints.armed:
+                await self.reach("begin.send.between")
+        return True
+
+    async def begin_without(self, device: str) -> None:
+        """Tell a member that has no part in this plan that it is in force."""
+        try:
+            await self._mesh.send(device, Message(BEGIN, self.assignment.key.fields()))
+        except PeerError as error:
+            log.info("begin_not_delivered", member=device[:12], why=str(error))
+
+    async def order(self, order: RoundOrder) -> None:
+        """Tell every device what comes next. Raises LinkClosed."""
+        self.tracker.expect(order.round.index)
+        message = Message(ROUND, {**self.assignment.key.fields(), **order.fields()})
+        for device in self.assignment.devices:
+            await self._mesh.send(device, message)
+
+    async def no_more(self, rounds: int) -> None:
+        """Tell every device that it has heard all orders of this epoch. Raises LinkClosed."""
+        fields = {**self.assignment.key.fields(), **NoMoreRounds(rounds).fields()}
+        for device in self.assignment.devices:
+            await self._mesh.send(device, Message(ROUND, fields))
+
+    async def coefficient(self, shape: Round) -> Coefficient | None:
+        """What this round's gradients are multiplied with; None where the job does not clip."""
+        return None if self._norms is None else await self._coefficients.take(shape.index)
+
+    async def commit(self, commit: Commit) -> None:
+        """Tell every device that the update counts.
+
+        The last stages first: they have waited longest, and the first one, at the end of a round,
+        is the one that the next round waits for; it is told last, when it costs nobody else time.
+
+        Raises:
+            LinkClosed: a device is out of reach; the others have been told.
+        """
+        message = Message(COMMIT, {**self.assignment.key.fields(), **commit.fields()})
+        trouble: PeerError | None = None
+        for device in reversed(self.assignment.devices):
+            try:
+                await self._mesh.send(device, message)
+            except PeerError as error:
+                trouble = trouble or error
+            if failpoints.armed:
+                await self.reach("commit.send.between", commit.step)
+        if trouble is not None:
+            raise trouble
+
+    async def settle(self) -> None:
+        """Wait until every device has made the last update that it was told of.
+
+        Who stops now goes on from there: nothing is computed again.
+
+        Raises:
+            PeerError: a device is out of reach.
+            TimeoutError: it takes too long.
+        """
+        message = Message(SETTLED, self.assignment.key.fields())
+        async with task_scope() as group:
+            for device in self.assignment.devices:
+                asked = call_while_it_works(
+                    self._mesh, device, message, timeout_seconds=SETTLE_TIMEOUT_SECONDS
+                )
+                group.create_task(asked)
+
+    async def output(self, key: PieceKey) -> list[Value]:
+        """The model's output leaves for an evaluated piece."""
+        return (await self._outputs.take(key)).join()
+
+    def at(self, step: int) -> Version:
+        """What the stages are after `step` updates, the one that the epoch begins with included."""
+        first = self.assignment.version
+        return first if step == first.step else Version(step, self.assignment.key.epoch)
+
+    async def gather(self, source: str) -> dict[str, Tensor]:
+        """The whole state, by `model:` and `optimizer:` names, from `source` of every stage."""
+        job = self.assignment.key.job
+        parts: list[dict[str, Tensor]] = [{} for _ in self.assignment.stages]
+
+        async def fetch(index: int) -> None:
+            place = self.assignment.stages[index]
+            keeper = place.keeper(self.assignment.holder)
+            if keeper == self._mesh.self_id:
+                parts[index] = await self._states.local(job, source, place.first, place.end)
+                return
+            request = StateRequest(keeper, job, source, place.first, place.end)
+            parts[index] = await self._read(request)
+            if failpoints.armed:
+                await self.reach("checkpoint.gather.between")
+
+        async with task_scope() as group:
+            for index in range(len(parts)):
+                group.create_task(fetch(index))
+        return {name: tensor for part in reversed(parts) for name, tensor in part.items()}
+
+    async def bring_home(self, load: Callable[[dict[str, Tensor]], None]) -> None:
+        """Give `load` the trained weights stage by stage: they need not fit here all at once.
+
+        The first stage comes last: of what stages share, its copy is the one that counts.
+        """
+        job = self.assignment.key.job
+        for place in reversed(self.assignment.stages):
+            keeper, units = place.keeper(self.assignment.holder), (place.first, place.end)
+            if keeper == self._mesh.self_id:
+                load(dict(await self._states.here(job, WEIGHTS, *units)))
+            else:
+                request = StateRequest(keeper, job, WEIGHTS, *units)
+                load(await self._read(request))
+            if failpoints.armed:
+                await self.reach("home.between")
+
+    async def _read(self, request: StateRequest) -> dict[str, Tensor]:
+        reading = read_state(self._mesh, request, self._check)
+        return await while_it_works(self._mesh, request.peer, reading, TALKS)
+
+    async def arrived(self, round_index: int) -> list[Arrival]:
+        """What the devices have noted of what came in a round; nothing of those that are silent."""
+        async with task_scope() as scope:
+            asked = [
+                scope.create_task(self._arrived(device, round_index))
+                for device in self.assignment.devices
+            ]
+        return [arrival for task in asked for arrival in task.result()]
+
+    async def _arrived(self, device: str, round_index: int) -> Sequence[Arrival]:
+        fields = {**self.assignment.key.fields(), "round": round_index}
+        try:
+            reply = await self._mesh.call(
+                device,
+                Message(ARRIVED, fields),
+                timeout_seconds=ARRIVED_TIMEOUT_SECONDS,
+                reply_parts=limited(Arrivals.LIMIT.most_bytes),
+            )
+            noted = (await Arrivals.from_part(reply)).noted
+        except (Error, TimeoutError) as error:
+            log.info("no_arrivals", device=device[:12], why=str(error))
+            return ()
+        return [one for one in noted if one.stage in self.assignment.stages_of(device)]
+
+    async def standings(self) -> dict[str, tuple[Counters, Standing]]:
+        """What each device does and waits for; without those that do not answer."""
+        async with task_scope() as scope:
+            asked = {d: scope.create_task(self._standing(d)) for d in self.assignment.devices}
+        found = {device: task.result() for device, task in asked.items()}
+        return {device: standing for device, standing in found.items() if standing is not None}
+
+    async def _standing(self, device: str) -> tuple[Counters, Standing] | None:
+        try:
+            reply = await self._mesh.call(
+                device,
+                Message(STANDING, self.assignment.key.fields()),
+                timeout_seconds=STANDING_TIMEOUT_SECONDS,
+                reply_parts=limited(Standing.LIMIT.most_bytes),
+            )
+            return Counters.read(reply.fields), await Standing.from_part(reply)
+        except (Error, TimeoutError) as error:
+            log.info("no_standing", device=device[:12], why=str(error))
+            return None
+
+    async def diagnose(self, held_as: int) -> Finding | None:
+        """The first units whose values for that piece are not finite, if a stage can still tell."""
+        return await diagnose(self.assignment.stages, partial(self._diagnosed, held_as))
+
+    async def _diagnosed(self, held_as: int, stage: int, device: str) -> Finding | None:
+        place = self.assignment.stages[stage]
+        fields = {**self.assignment.key.fields(), "stage": stage, "held_as": held_as}
+        reply = await self._mesh.call(
+            device, Message(DIAGNOSE, fields), timeout_seconds=DIAGNOSE_TIMEOUT_SECONDS
+        )
+        if not reply.fields.get("found"):
+            return None
+        return Finding(
+            (self.name(device),),
+            stage,
+            place.first,
+            read_units(reply, len(self._description.units)),
+            bool(reply.fields.get("parameters")),
+            tiled=place.tiling is not None,
+        )
+
+    async def reach(self, name: str, step: int = -1) -> None:
+        """The holder has come to a place; see `failpoints`."""
+        await failpoints.reach(name, device=self._mesh.self_id, step=step)
+
+    def close(self) -> None:
+        """Listen no more."""
+        for kind in (DONE, FAILED, NORMS):
+            self._mesh.unroute(kind)
+        self._switchboard.disconnect(self.assignment.key)
+
+    def short_here(self) -> OutOfMemory:
+        """This device has no memory for what it loads, or for what comes back."""
+        me = self._mesh.self_id
+        return OutOfMemory(me, self.name(me), self._budget_bytes())
+
+    # -- what comes in ---------------------------------------------------------------------------
+
+    def _done(self, peer: str, message: Message) -> None:
+        stage = self._stage(peer, message)
+        if stage is not None:
+            report = RoundReport(
+                integer(message.fields, "round"),
+                number(message.fields, "loss"),
+                Span(number(message.fields, "busy_seconds"), number(message.fields, "cpu_seconds")),
+                message.fields.get("finite") is True,
+            )
+            self._free_bytes[peer] = integer(message.fields, "free_bytes")
+            self.tracker.report((stage, peer), report)
+
+    async def _norm(self, peer: str, message: Message) -> None:
+        stage = self._stage(peer, message)
+        if stage is None or self._norms is None:
+            return
+        if peer != self.assignment.stages[stage].leader:
+            raise NotItsPart(f"norms of stage {stage} from a device that does not lead it")
+        norms = message.fields.get("norms")
+        if not isinstance(norms, list):
+            raise ProtocolError("field 'norms' is not a list")
+        coefficient = self._norms.add(stage, integer(message.fields, "first"), norms)
+        if coefficient is not None:
+            self._coefficients.put(integer(message.fields, "round"), clip.to_number(coefficient))
+
+    async def _failed(self, peer: str, message: Message) -> None:
+        stage = self._stage(peer, message)
+        if stage is None:
+            return
+        name = self.name(peer)
+        told = wording(message.fields, "message", 2048)
+        match message.fields.get("cause"):
+            case "not_finite":
+                step = integer(message.fields, "step", 1)
+                piece = optional(message.fields, "micro_batch")
+                held_as = optional(message.fields, "held_as")
+                self.tracker.fail(
+                    UpdateNotFinite(
+                        told if piece is not None else f"{name}: {told}",
+                        step=step,
+                        micro_batch=piece,
+                        held_as=held_as,
+                        is_update=bool(message.fields.get("is_update")),
+                    )
+                )
+            case "refused":
+                self.tracker.fail(SentWrong(text(message.fields, "sender", 64), told, peer))
+            case "memory":
+                has = integer(message.fields, "memory_bytes")
+                self.tracker.fail(OutOfMemory(peer, name, has))
+            case "user":
+                error = TrainingError(f"{name}: {told}")
+                self.tracker.fail(PartFailed(peer, name, error))
+            case "link":
+                back = bool(message.fields.get("back"))
+                self._on_link(peer, text(message.fields, "peer", 64), back)
+            case "peer":
+                broken = PeerError(f"{name}: {told}")
+                self.tracker.fail(PartFailed(peer, name, broken))
+            case _:
+                bug = InternalError(f"{name}, stage {stage} failed: {told}")
+                self.tracker.fail(PartFailed(peer, name, bug))
+
+    def _stage(self, peer: str, message: Message) -> int | None:
+        """The stage a message speaks for; None if it is of another epoch."""
+        if EpochKey.read(message.fields) != self.assignment.key:
+            return None
+        stage = integer(message.fields, "stage", 0, len(self.assignment.stages) - 1)
+        if peer not in self.assignment.stages[stage].devices:
+            raise NotItsPart(f"{message.kind} for stage {stage} from another device")
+        return stage
+
+    def is_short(self, device: str) -> bool:
+        """Whether hardly any memory was free there when it last reported."""
+        return self._free_bytes.get(device, SHORT_BYTES) < SHORT_BYTES
+
+    def memory_hint(self, device: str) -> str:
+        """What may have become of a device that is gone.
+
+        The kernel ends a process that takes too much without a word; only its own log tells.
+        """
+        advice = "see `dmesg` there, and start it with a smaller --memory"
+        free_bytes = self._free_bytes.get(device)
+        if free_bytes is None or free_bytes >= SHORT_BYTES:
+            return f" (if it ran out of memory, {advice})"
+        free = f"{size_text(free_bytes)} of its memory were free when it last reported"
+        return f" ({free}: it may have run out of memory; {advice})"
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    def _connect_outputs(self, switchboard: Switchboard) -> Inlet:
+        stages = self.assignment.stages
+        whole = contents_at(self._description, stages[-1].end, "outputs")
+        contents = Contents(  # the loss, their first, travels in the report
+            "outputs",
+            lambda mode, size: whole.expected(mode, size)[1:],
+            lambda mode: whole.dimensions(mode)[1:],
+        )
+        inlet = Inlet(
+            contents,
+            Division(stages[-1]).slices,
+            capacity=self.evaluated_ahead,
+            largest=self.assignment.largest,
+        )
+        line = Line(self.assignment.key, len(stages), "outputs")
+        switchboard.connect_inlet(line, inlet, stages[-1].devices)
+        return inlet
+
+    def name(self, device: str) -> str:
+        """A device's name."""
+        return called(self._mesh, device)
+
+
+class OutOfMemory(TrainingError):
+    """A device could not hold its part; `memory_bytes` is what it may use for the job now."""
+
+    def __init__(self, device: str, name: str, memory_bytes: int) -> None:
+        super().__init__(f"{name} ran out of memory")
+        self.device, self.name = device, name
+        self.memory_bytes = memory_bytes
+
+
+class UpdateNotFinite(TrainingError):
+    """A stage found that an update is not finite; the attributes are those of `NotFinite`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        step: int,
+        micro_batch: int | None,
+        held_as: int | None,
+        is_update: bool,
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.micro_batch = micro_batch
+        self.held_as = held_as
+        self.is_update = is_update
+
+
+class PartFailed(PeerError):
+    """A device says that its part of the plan cannot go on.
+
+    Attributes:
+        device: its id.
+        name: as people call it.
+        error: what it says.
+    """
+
+    def __init__(self, device: str, name: str, error: Error) -> None:
+        super().__init__(str(error))
+        self.device, self.name = device, name
+        self.error = error
+
+
+class SentWrong(PeerError):
+    """A device has sent what it should not, or nothing: it gets no more work.
+
+    Attributes:
+        device: its id; None = nobody is to blame, and the plan is made once more.
+        witness: id of the device that says so.
+        cleared: ids of devices that get work again: they were left out for it, and it was not they.
+    """
+
+    def __init__(
+        self,
+        device: str | None,
+        message: str,
+        witness: str,
+        cleared: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__(message)
+        self.device = device
+        self.witness = witness
+        self.cleared = cleared
+
+
+def _target_stages(assignment: Assignment, description: ModelDescription) -> list[int]:
+    return [
+        index
+        for index, place in enumerate(assignment.stages)
+        if any(description.target_uses(place.first, place.end, mode.value) for mode in Mode)
+    ]

@@ -1,0 +1,395 @@
+"""What the holder does while an epoch is in force: say so, train, bring the weights home.
+
+Whatever disturbs it ends the run and is told to the rules; they say what comes next.
+
+Finding out that an epoch stands still: the shell of `recovery.round_watch`, at the holder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.errors import Error, PeerError
+from p2ptrain.holder.generation import HolderEpoch, OutOfMemory, PartFailed, SentWrong
+from p2ptrain.holder.reports import JobReports
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.calls import Hangs, hanging
+from p2ptrain.messages.kinds import ALIVE
+from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.net.message import Message
+from p2ptrain.process.memory_budget import is_out_of_memory, less_memory
+from p2ptrain.recovery.complaints import Complaints
+from p2ptrain.recovery.cores import holder_events as rules
+from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.stall_detector import Counters, RoundWatch
+from p2ptrain.recovery.unsent import Standing, Unsent, unsent
+from p2ptrain.recovery.work_signs import TALKS, Signs, WorkSign
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job does while an epoch runs.
+
+    Attributes:
+        make_epoch: an answer's epoch, before it begins.
+        train: the rounds from updates applied on, evaluations up to a step left out; returns
+            whether they were all made, or else the epoch was drained.
+        bring_home: reads the weights, calls the given function before the first is overwritten,
+            and writes what is asked for.
+        announce: tells people of a plan.
+    """
+
+    make_epoch: Callable[[ChangeAnswer], HolderEpoch]
+    train: Callable[[HolderEpoch, int, int], Coroutine[Any, Any, bool]]
+    bring_home: Callable[[HolderEpoch, Callable[[], None]], Coroutine[Any, Any, None]]
+    announce: Callable[[ChangeAnswer, Reason], None]
+
+
+class EpochRuns:
+    """One epoch after the other, each until it is over.
+
+    Args:
+        tasks: whose the work is.
+        post: tells the rules what has happened.
+        hangs: is called for a device that does not do what it is asked for.
+
+    Attributes:
+        epoch: the one in force or, stopped, the last; None before the first.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        work: Work,
+        reports: JobReports,
+        tasks: OwnedTasks,
+        post: Callable[[rules.HolderEvent], None],
+        hangs: Callable[[Hangs], None],
+    ) -> None:
+        self.epoch: HolderEpoch | None = None
+        self._mesh = mesh
+        self._work = work
+        self._reports = reports
+        self._tasks = tasks
+        self._post = post
+        self._hangs = hangs
+        self._answer: ChangeAnswer | None = None
+        self._alive: frozenset[str] = frozenset()  # when the epoch began
+        self._running: asyncio.Task[None] | None = None  # the rounds, or the way home
+        self._blamed: dict[str, set[str]] = {}  # by the device that says so
+        self._complaints = Complaints(mesh.self_id)
+
+    def begin(self, answer: ChangeAnswer, alive: frozenset[str]) -> None:
+        """It is in force; nobody has been told yet.
+
+        Args:
+            alive: members to tell, those without a part included.
+        """
+        self._answer, self._alive = answer, alive
+        self.epoch = self._work.make_epoch(answer)
+
+    def train(self) -> None:
+        """Its rounds, from the version that it begins with."""
+        assert self.epoch is not None
+        self._run(self._train(self.epoch))
+
+    def bring_home(self, overwriting: Callable[[], None]) -> None:
+        """The weights; `overwriting` is called before those that the job began with go."""
+        assert self.epoch is not None
+        self._run(self._go_home(self.epoch, overwriting))
+
+    def drain(self) -> None:
+        """Order no further round."""
+        if self.epoch is not None:
+            self.epoch.is_draining = True
+
+    def freeze(self) -> None:
+        """End what runs."""
+        if self._running is not None:
+            self._running.cancel()
+
+    async def ended(self) -> None:
+        """Wait until nothing of it runs any more, and listen no more."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
+            self._running = None
+        self.close()
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self.epoch is not None:
+            self.epoch.close()
+
+    async def welcome(self, device: str, trains: Callable[[], bool]) -> None:
+        """What it keeps for an epoch before the one that runs is of no use.
+
+        Args:
+            trains: whether an epoch is in force.
+        """
+        if self.epoch is not None and trains() and device not in self.epoch.assignment.devices:
+            await self.epoch.begin_without(device)
+
+    def is_short(self, device: str) -> bool:
+        """Whether hardly any memory was free there when it last reported."""
+        return self.epoch is not None and self.epoch.is_short(device)
+
+    # -- what runs -------------------------------------------------------------------------------
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self._running = self._tasks.spawn(work, "epoch")
+
+    async def _say_begun(self, epoch: HolderEpoch) -> None:
+        """To the devices of the plan; then to the others, for none of whom anybody waits."""
+        if await epoch.begin():
+            for device in sorted(self._alive - set(epoch.assignment.devices)):
+                self._tasks.spawn(epoch.begin_without(device), f"begin without {device[:12]}")
+
+    async def _train(self, epoch: HolderEpoch) -> None:
+        watching = [
+            self._tasks.spawn(self._watch(epoch), "watch the rounds"),
+            self._tasks.spawn(self._watch_silence(epoch), "watch for silence"),
+        ]
+        try:
+            await self._say_begun(epoch)
+            start, evaluated = epoch.assignment.version.step, self._reports.reported.evaluated
+            is_done = await self._work.train(epoch, start, evaluated)
+        except Exception as error:
+            self._disturbed(epoch, error)
+        else:
+            self._post(rules.CourseDone() if is_done else rules.Drained())
+        finally:
+            for task in watching:
+                task.cancel()
+
+    async def _go_home(self, epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
+        try:
+            await self._say_begun(epoch)
+            await self._work.bring_home(epoch, overwriting)
+        except Exception as error:
+            self._disturbed(epoch, error)
+        else:
+            self._post(rules.Home())
+
+    # -- what disturbs it ------------------------------------------------------------------------
+
+    async def _watch(self, epoch: HolderEpoch) -> None:
+        devices = await standstill(self._mesh, epoch)
+        names = ", ".join(sorted(self._reports.name(device) for device in devices))
+        self._reports.warn(f"nothing moves any more, and {names} did not finish: making a new plan")
+        self._post(rules.Stuck(devices))
+
+    async def _watch_silence(self, epoch: HolderEpoch) -> None:
+        found = await silence(self._mesh, epoch, self._reports.warn)
+        epoch.tracker.fail(found)
+
+    def _disturbed(self, epoch: HolderEpoch, error: Exception) -> None:
+        """Raises `error` where it ends the job."""
+        if is_out_of_memory(error):  # here: the loader, or what came back
+            error = epoch.short_here()
+        if isinstance(error, OutOfMemory):
+            self._note_short(epoch, error)
+        elif isinstance(error, SentWrong):
+            self._go_on_without(epoch, error)
+        elif isinstance(error, Hangs):
+            self._hangs(error)
+        elif isinstance(error, PartFailed):
+            self._one_failed(epoch, error)
+        elif isinstance(error, (PeerError, TimeoutError)):
+            self._lose_touch(epoch, error)
+        else:
+            raise error
+
+    def _go_on_without(self, epoch: HolderEpoch, error: SentWrong) -> None:
+        """Without the device that sends what it should not: as if it had died, but it is named.
+
+        Of two that differ the witness is believed, unless it has blamed another one before.
+        """
+        device, cleared = error.device, error.cleared
+        for one in cleared:
+            self._reports.faulty.pop(self._reports.name(one), None)
+        if device is not None and error.witness != self._mesh.self_id:
+            blamed = self._blamed.setdefault(error.witness, set())
+            blamed.add(device)
+            if len(blamed) > 1 or device == self._mesh.self_id:
+                device, cleared = error.witness, frozenset(blamed - {error.witness})
+        if device is not None:
+            name = self._reports.name(device)
+            why = f"{name} reports one device after another as failed"
+            if device == error.device:
+                why = str(error)
+            elif error.device == self._mesh.self_id:
+                why = f"{name} refuses what this device sends ({error})"
+            self._name(device, why)
+        self._post(rules.Faulty(device, cleared))
+
+    def _name(self, device: str, why: str) -> None:
+        name = self._reports.name(device)
+        self._reports.faulty[name] = why
+        self._reports.warn(f"{why}: {name} is not used any more in this training", name)
+
+    def _one_failed(self, epoch: HolderEpoch, failed: PartFailed) -> None:
+        """Raises what it says, where others have had it too."""
+        step = self._reports.reported.step
+        if isinstance(failed.error, PeerError):
+            if not self._complaints.is_too_often(failed.device, step):
+                self._lose_touch(epoch, failed)
+                return
+        elif self._complaints.ends_job(failed.device):
+            raise failed.error
+        self._name(failed.device, f"{failed}; continuing without {failed.name}")
+        self._post(rules.Faulty(failed.device))
+
+    def link_ended(self, one: str, other: str) -> bool:
+        """The first of them says so; whether that is believed."""
+        if not self._complaints.is_link_false(one, other, self._reports.reported.step):
+            return True
+        name, whose = self._reports.name(one), self._reports.name(other)
+        if name in self._reports.faulty:
+            return False
+        self._name(one, f"{name} says again and again that its connection to {whose} has ended")
+        self._post(rules.Faulty(one))
+        return False
+
+    def _note_short(self, epoch: HolderEpoch, error: OutOfMemory) -> None:
+        """It gets less than the plan asked of it, whatever it believes to have."""
+        assert self._answer is not None
+        if not epoch.assignment.stages_of(error.device):  # the holder: no plan asks less of it
+            self._lose_touch(epoch, error)
+            return
+        asked = self._answer.plan["predicted"]["peak_bytes"].get(error.name, error.memory_bytes)
+        step, has_begun = self._reports.reported.step, self._reports.steps_made
+        when = f"after step {step}" if has_begun else "in the first round"
+        self._reports.warn(f"{error} {when}: planning with what it has")
+        most = min(error.memory_bytes, less_memory(asked))
+        self._post(rules.MemoryShort(error.device, most))
+
+    def _lose_touch(self, epoch: HolderEpoch, error: Exception) -> None:
+        """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""
+        why = str(error) or "a device took too long"
+        log.info("epoch_disturbed", why=why)
+        if self.epoch is epoch:
+            self._post(rules.BrokeOff(why))
+
+
+ASK_TIMEOUT_SECONDS = 5.0
+
+SILENCE_LOOK_SECONDS = 1.5
+
+SAY_SECONDS = 7.0
+"""That nothing moves is said after so long, and each time after three times as long as before."""
+
+SILENCE_SECONDS = 4.0
+"""A stage has waited so long where nothing moves, though what it waits for was due."""
+
+
+async def standstill(mesh: Mesh, epoch: HolderEpoch) -> frozenset[str]:
+    """Wait until nothing moves any more. Returns who has not finished what was ordered."""
+    watch = RoundWatch(monotonic())
+    tracker = epoch.tracker
+    heard = tracker.heard
+    while True:
+        await asyncio.sleep(max(watch.due - monotonic(), 0.0))
+        # what a slow data set has not given yet, no stage is to blame for
+        if tracker.heard != heard or not tracker.waits_for or epoch.feeder.waits_for_data:
+            heard = tracker.heard
+            watch.moved(monotonic())
+            continue
+        counters = await _ask_all(mesh, epoch)
+        if watch.look(counters, monotonic()) and tracker.heard == heard:
+            return tracker.waits_for
+
+
+async def silence(mesh: Mesh, epoch: HolderEpoch, say: Callable[[str], None]) -> SentWrong | Hangs:
+    """Wait until a device has kept back what others wait for, while nothing moves at all.
+
+    Or until one answers nothing, while no stage reports anything.
+
+    Args:
+        say: hears where nothing moves and nobody can be blamed.
+    """
+    tracker, warmups = epoch.tracker, [place.warmup for place in epoch.assignment.stages]
+    before: Mapping[str, Counters] = {}
+    heard, asked_at = tracker.heard, monotonic()
+    signs: dict[str, Signs] = {}  # of all but this device, since a stage has reported
+    still_since, due = asked_at, SAY_SECONDS
+    while True:
+        await asyncio.sleep(SILENCE_LOOK_SECONDS)
+        if tracker.heard != heard or not tracker.waits_for or epoch.feeder.waits_for_data:
+            heard, before, still_since, due = tracker.heard, {}, monotonic(), SAY_SECONDS
+            signs = {}
+            continue
+        standings = await epoch.standings()
+        now = monotonic()
+        silent = _silent(mesh, epoch, signs, standings, now)
+        if silent is not None and tracker.heard == heard:
+            return silent
+        if len(standings) < len(epoch.assignment.devices):
+            before = {}
+            continue
+        counters = {device: counter for device, (counter, _) in standings.items()}
+        if before and not RoundWatch.has_moved(before, counters, now - asked_at):
+            every = {device: standing for device, (_, standing) in standings.items()}
+            found = unsent(every, warmups, SILENCE_SECONDS)
+            if found is not None and tracker.heard == heard:
+                return _told(epoch, found)
+            if now - still_since >= due:
+                names = ", ".join(sorted(epoch.name(device) for device in tracker.waits_for))
+                say(f"nothing has moved for {now - still_since:.0f} s: {names} did not finish")
+                due = 3 * (now - still_since)
+        else:
+            still_since, due = now, SAY_SECONDS
+        before, asked_at = counters, now
+
+
+def _told(epoch: HolderEpoch, found: Unsent) -> SentWrong:
+    wait = found.wait
+    what = "gradients" if wait.backward else "activations"
+    sender, receiver = epoch.name(found.sender), epoch.name(found.receiver)
+    return SentWrong(
+        found.sender,
+        f"{sender} has not sent the {what} of micro-batch {wait.micro_batch} that {receiver} has "
+        f"waited for {wait.seconds:.0f} s",
+        found.receiver,
+    )
+
+
+def _silent(
+    mesh: Mesh,
+    epoch: HolderEpoch,
+    signs: dict[str, Signs],
+    standings: Mapping[str, tuple[Counters, Standing]],
+    now: float,
+) -> Hangs | None:
+    for device in epoch.assignment.devices:
+        if device == mesh.self_id:
+            continue
+        here = signs.setdefault(device, Signs(now - SILENCE_LOOK_SECONDS, TALKS))
+        if device in standings:
+            here.heard(WorkSign(standings[device][0].tasks, 0), now)
+        found = hanging(mesh, device, here, now)
+        if found is not None:
+            return found
+    return None
+
+
+async def _ask_all(mesh: Mesh, epoch: HolderEpoch) -> Mapping[str, Counters | None]:
+    devices = epoch.assignment.devices
+    answers = await asyncio.gather(*(_ask(mesh, device) for device in devices))
+    return dict(zip(devices, answers, strict=True))
+
+
+async def _ask(mesh: Mesh, device: str) -> Counters | None:
+    try:
+        reply = await mesh.call(device, Message(ALIVE), timeout_seconds=ASK_TIMEOUT_SECONDS)
+        return Counters.read(reply.fields)
+    except (Error, TimeoutError) as error:
+        log.info("no_counters", device=device[:12], why=str(error))
+        return None

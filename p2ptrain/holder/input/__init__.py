@@ -1,0 +1,1 @@
+"""the user's data on its way into the pipeline."""

@@ -1,0 +1,132 @@
+"""The holder's side of the pipeline's ends: inputs to the first stage, targets to those that use
+them, in the contract's order and at most two pieces ahead of the stage that works on them.
+
+    loader --> pieces --+--> inputs  --(2 credits)--> each device of stage 0
+                        +--> targets --(2 credits)--> each device of the last stage
+
+The queues are independent, because the first stage runs a few pieces ahead of the last, and
+devices of a group each have pieces of their own; they are bounded by that lead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from torch import Tensor
+
+from p2ptrain.holder.input.loader import Feed
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.round_orders import FED_AHEAD
+from p2ptrain.messages.tensors import Line, Piece, Slice
+from p2ptrain.net.message import PartKind
+from p2ptrain.runtime.io.sample_division import Division
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, TARGETS, Credits, Switchboard
+from p2ptrain.runtime.tiled.tile_layout import StageTiles
+
+
+class Feeder:
+    """Feeds one epoch.
+
+    Attributes:
+        waits_for_data: the next piece has not been loaded.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        target_stages: Sequence[int],
+        switchboard: Switchboard,
+        tiles: StageTiles | None = None,
+    ) -> None:
+        """`tiles`: of the first stage, where it is tiled."""
+        self._inputs = _Flow(assignment, 0, ACTIVATIONS, switchboard, tiles)
+        self._targets = [_Flow(assignment, stage, TARGETS, switchboard) for stage in target_stages]
+        self.waits_for_data = True
+
+    async def run(self, feeds: AsyncGenerator[Feed, None]) -> None:
+        """Send everything `feeds` gives, close it, then wait until all is sent."""
+        flows = (self._inputs, *self._targets)
+        async with asyncio.TaskGroup() as group:
+            for pump in (pump for flow in flows for pump in flow.pumps):
+                group.create_task(pump.run())
+            async with aclosing(feeds):
+                async for feed in feeds:
+                    self.waits_for_data = False
+                    await self._inputs.put(feed.piece, feed.inputs)
+                    for flow in self._targets:
+                        await flow.put(feed.piece, feed.targets)
+                    self.waits_for_data = True
+            self.waits_for_data = False
+            for flow in flows:
+                await flow.end()
+
+
+class _Flow:
+    """Inputs or targets for all devices of one stage."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        stage: int,
+        flow: str,
+        switchboard: Switchboard,
+        tiles: StageTiles | None = None,
+    ) -> None:
+        self._tiles = tiles
+        place = assignment.stages[stage]
+        line = Line(assignment.key, stage, flow)
+        lead = assignment.stages[0].warmup + 2 * FED_AHEAD
+        self._division = Division(place)
+        self._pumps = {device: _Pump(line, device, switchboard, lead) for device in place.devices}
+
+    @property
+    def pumps(self) -> Sequence[_Pump]:
+        """One a device."""
+        return list(self._pumps.values())
+
+    async def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
+        """Queue a whole micro-batch; its samples stand in dimension 0 of every value."""
+        for part in self._division.slices(piece.key.micro_batch, piece.size):
+            rows = _rows(values, part, piece.size)
+            if self._tiles is not None:
+                rows = self._tiles.entering_parts(part.device, piece.mode, rows)
+            await self._pumps[part.device].put(piece.of(part), rows)
+
+    async def end(self) -> None:
+        """Nothing more will come."""
+        for pump in self.pumps:
+            await pump.end()
+
+
+class _Pump:
+    """One bounded queue of pieces to one device."""
+
+    def __init__(self, line: Line, device: str, switchboard: Switchboard, lead: int) -> None:
+        self._line = line
+        self._device = device
+        self._switchboard = switchboard
+        self._credits = Credits(FED_AHEAD)
+        self._queue: asyncio.Queue[tuple[Piece, Sequence[Tensor]] | None] = asyncio.Queue(lead)
+        switchboard.connect_credits(line, self._credits, device)
+
+    async def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
+        await self._queue.put((piece, values))
+
+    async def end(self) -> None:
+        await self._queue.put(None)
+
+    async def run(self) -> None:
+        while (item := await self._queue.get()) is not None:
+            piece, values = item
+            await self._credits.acquire()
+            await self._switchboard.send_values(
+                self._device, self._line, piece, values, PartKind.INPUT
+            )
+
+
+def _rows(values: Sequence[Tensor], part: Slice, size: int) -> Sequence[Tensor]:
+    if part.size == size:
+        return values
+    return [value.narrow(0, part.first, part.size) for value in values]

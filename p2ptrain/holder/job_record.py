@@ -1,0 +1,111 @@
+"""What a job has behind it, where the data is: its journal, its plan, its first weights."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+from p2ptrain.holder.full_snapshots import CheckpointCopies, WholeCopies
+from p2ptrain.holder.start.journal import FIRST_EPOCH, Journal, JournalEntry
+from p2ptrain.messages.reconfigure import ChangeAnswer, InForce
+from p2ptrain.recovery.choose_version import GlobalCopy
+from p2ptrain.recovery.cores import holder_instructions as to_do
+from p2ptrain.recovery.snapshot_schedule import REPLAY_LIMIT_SECONDS
+from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.version import Version
+
+FIRST_WEIGHTS_LIMITS = 3
+"""How many times REPLAY_LIMIT_SECONDS is done again for want of anything newer than the first
+weights: the first copy is made after one at most, and may be on its way for another."""
+
+
+class JobMemory:
+    """See the module.
+
+    Attributes:
+        journal: where what happens is put down.
+        in_force: the plan that the job runs by, or an earlier process left; None before the first.
+        has_first_weights: whether the weights that the job began with are here, as they were.
+        written: checkpoints of this process; None where none are written.
+        whole: copies of all stages in this process's memory; None where none are made.
+        since: when this process began, by `time.monotonic`.
+        reported: what people have heard of, as this process began.
+    """
+
+    def __init__(
+        self, entry: JournalEntry, journal: Journal, *, has_first_weights: bool, since: float
+    ) -> None:
+        """`entry`: the job, new or found in a journal."""
+        self.journal = journal
+        self.in_force = entry.in_force
+        self.has_first_weights = has_first_weights
+        self.written: CheckpointCopies | None = None
+        self.whole: WholeCopies | None = None
+        self.since = since
+        self.reported = entry.reported
+        self._first = Version(entry.first_step, 0)
+        # numbers that were reserved for a first plan which never came are used up too
+        is_new = entry.in_force is None and entry.next_epoch == FIRST_EPOCH
+        self._noted = None if is_new else entry.noted
+
+    @property
+    def noted(self) -> to_do.Journal | None:
+        """What the journal says; None = a new job."""
+        return self._noted
+
+    def write_down(
+        self, noted: to_do.Journal, answer: ChangeAnswer | None
+    ) -> Coroutine[Any, Any, None] | None:
+        """Put down what the rules say; returns what must have ended before anybody hears of it.
+
+        Args:
+            answer: the newest, which may be what they accept.
+        """
+        old, self._noted = self._noted, noted
+        if old is not None and replace(old, stable=noted.stable) == noted:
+            if noted.stable is not None:
+                self.journal.stable(noted.stable)
+            return None
+        epoch = 0 if noted.placed is None else noted.placed.epoch
+        if answer is not None and answer.assignment.key.epoch == epoch:
+            self.in_force = InForce(answer.assignment, answer.plan)
+        return self.journal.begun(noted, self.in_force) if self.journal.writes else None
+
+    def copies(self, device: str, round_seconds: float | None) -> tuple[GlobalCopy, ...]:
+        """Whole copies on this device that training could go on from.
+
+        Args:
+            device: own id.
+            round_seconds: as measured; None = there is nothing yet but the plan's word.
+        """
+        written = [] if self.written is None else [*self.written.versions]
+        written += [] if self.whole is None else self.whole.versions
+        # Whoever has checkpoints written wants them gone back to, however long it takes; and to
+        # the beginning rather than to nothing, where none can be read.
+        found = [GlobalCopy(version, device, Kind.GLOBAL) for version in written]
+        if self.has_first_weights:
+            most = None if self.written is not None else self._most_replayed(round_seconds)
+            found.append(GlobalCopy(self._first, device, Kind.INITIAL, most))
+        return tuple(found)
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        if self.whole is not None:
+            self.whole.begin()
+
+    def pause(self) -> None:
+        """The epoch is over: what is held may be gone back to, and stays."""
+        if self.whole is not None:
+            self.whole.pause()
+
+    def stable(self, version: Version) -> None:
+        """Every stage has copies of a version."""
+        if self.whole is not None:
+            self.whole.stable(version)
+
+    def _most_replayed(self, round_seconds: float | None) -> int | None:
+        if round_seconds is None and self.in_force is not None:
+            round_seconds = self.in_force.plan["predicted"]["round_seconds"]
+        limit = FIRST_WEIGHTS_LIMITS * REPLAY_LIMIT_SECONDS
+        return None if not round_seconds else max(1, int(limit / round_seconds))

@@ -1,0 +1,335 @@
+"""A plan for one request's next attempt: from what devices said of themselves to who keeps copies.
+
+nothing speaks against the old one ──────────► the same plan
+profiles and memory of who is here ─┬────────► what was found while training went on, if it can be
+                                    └────────► asked for: close to the old one; at first the best
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import monotonic
+
+from p2ptrain import failpoints
+from p2ptrain.aio.threads import in_background
+from p2ptrain.coordinator.backup_cost import Protected, copies_cost, protected
+from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.coordinator.measured_cluster import (
+    Candidate,
+    MeasuredHousehold,
+    is_known,
+    unusable,
+    with_times_of,
+)
+from p2ptrain.coordinator.plan_expectations import as_of_now, expected_of
+from p2ptrain.coordinator.plan_question import Near, PlanQuestion
+from p2ptrain.coordinator.plan_search import search
+from p2ptrain.errors import OptionError, PlanError, ProtocolError
+from p2ptrain.holder.planner_client import Planner
+from p2ptrain.job.train_options import Recovery
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.interface import Mesh, called
+from p2ptrain.messages.assign import plan_in_force, stages_of
+from p2ptrain.messages.reconfigure import ChangeRequest
+from p2ptrain.plan.replan.replica_holders import Replicas
+from p2ptrain.plan.types.plan import LeftOut, Plan
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.process.child_process import Haste
+from p2ptrain.recovery.commit import Seat
+from p2ptrain.recovery.cores import reconfigure_events as rules
+from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.profile_corrections import Expected
+from p2ptrain.recovery.state_report import Inventory
+
+log = get_logger(__name__)
+
+_BARE = Protected((), None)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A plan of one attempt.
+
+    Attributes:
+        left_out: devices that no planner saw.
+        expected: what rounds should take; of a plan that stays only where the holder does not know.
+        seconds: what it took to make.
+        by: id of the device that made it; empty = it is the one before, or was found while
+            training went on.
+    """
+
+    plan: Plan
+    candidates: Mapping[str, Candidate] = field(default_factory=dict)
+    left_out: tuple[LeftOut, ...] = ()
+    expected: Mapping[Seat, Expected] = field(default_factory=dict)
+    seconds: float = 0.0
+    protected: Protected = _BARE
+    by: str = ""
+
+
+@dataclass
+class Heard:
+    """What a request has found out about devices, by id; filled while it is answered.
+
+    Attributes:
+        stock: newest inventories.
+        silent: who gave none, and why.
+        unable: who could not be made ready, and why.
+    """
+
+    stock: dict[str, Inventory] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+    unable: dict[str, str] = field(default_factory=dict)
+
+
+class ChangePlanning:
+    """Plans for one request."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        request: ChangeRequest,
+        surveyor: Surveyor,
+        planner: Planner,
+        heard: Heard,
+    ) -> None:
+        self._mesh = mesh
+        self._request = request
+        self._surveyor = surveyor
+        self._planner = planner
+        self._heard = heard
+        self._trouble: tuple[str, str] | None = None  # whose plan could not be made ready, and why
+
+    def was_not_ready(self, made: Made, reason: str) -> bool:
+        """Whether another device's plan may be to blame: then the next one is made here."""
+        if made.by in ("", self._mesh.self_id):
+            return False
+        self._trouble = made.by, reason
+        return True
+
+    def was_ready(self) -> None:
+        """All devices are ready: where no device was to blame either, that plan was."""
+        if self._trouble is not None and not self._heard.unable:
+            device, reason = self._trouble
+            self._planner.was_useless(device, f"made a plan that cannot be used ({reason})")
+
+    async def plan(self, make: rules.MakePlan) -> Made:
+        """With keepers for its copies.
+
+        Raises:
+            UserError: no plan fits, or there is no use in another one.
+        """
+        started = monotonic()
+        with timed(log, "planned"):
+            made = await self._make_plan(make)
+        if failpoints.armed:
+            await failpoints.reach("planned.after", device=self._mesh.self_id)
+        safe = self._protect(made)
+        return replace(made, seconds=monotonic() - started, protected=safe)
+
+    def _protect(self, made: Made) -> Protected:
+        """Keepers for a new plan; a plan that stays keeps those it has."""
+        if not made.candidates:
+            return made.protected
+        names = {device: candidate.name for device, candidate in made.candidates.items()}
+        stages = stages_of(made.plan, {name: device for device, name in names.items()})
+        links = self._surveyor.links(names)
+        planning, holder = self._request.planning, self._request.ask.holder
+        return protected(planning, made.plan, stages, made.candidates, links, holder)
+
+    async def _make_plan(self, make: rules.MakePlan) -> Made:
+        in_force = self._request.in_force
+        if make.present is not None and in_force is not None and not self._heard.unable:
+            return await self._as_it_was(make.present, len(make.devices))
+        self._give_up_if_needed()
+        later = self._later(make)
+        try:
+            return await self._chosen(make, later)
+        except PlanError as error:
+            if not later:
+                raise
+            log.info("planned_with_newcomers", why=str(error))
+        return await self._chosen(make, {})
+
+    async def _as_it_was(self, present: Placed, count: int) -> Made:
+        """The plan in force; for a holder that was started again, what its earlier process knew."""
+        plan, stages = self._present(), present.stages
+        said = await self._said_again(present, count)
+        if not said:
+            return Made(plan, protected=Protected(stages, None))
+        planning, household = self._request.planning, self._household(said)
+        cost = copies_cost(planning, plan, stages, said, household.links)
+        expected = await in_background(partial(expected_of, planning, household, plan))
+        return Made(plan, expected=expected, protected=Protected(stages, cost))
+
+    async def _said_again(self, present: Placed, count: int) -> Mapping[str, Candidate]:
+        """The plan's devices, where the holder wants to know what follows from their profiles.
+
+        Its own, which it has written down, is of use for every later plan too.
+
+        Args:
+            count: devices that may take part.
+        """
+        request, holder = self._request, self._request.ask.holder
+        if not request.wants_expected:
+            return {}
+        devices = {holder, *present.devices}
+        said = {d: self._as_said(d) for d in sorted(devices) if self._is_known(d)}
+        if holder not in said:
+            asked = request.planning, holder, {holder: self._name(holder)}, count
+            found = (await self._surveyor.profile(*asked))[holder]
+            said |= {holder: found} if isinstance(found, Candidate) else {}
+        if said.keys() != devices:
+            return {}
+        return said if request.planning.ftpipehd is None else with_times_of(holder, said)
+
+    def _later(self, make: rules.MakePlan) -> Mapping[str, str]:
+        """Names, by id, of who has come while training stands still: it is measured afterwards."""
+        ask, in_force = self._request.ask, self._request.in_force
+        if ask.reason is not Reason.FAILURE or in_force is None:
+            return {}
+        new = make.devices - self._heard.unable.keys() - {ask.holder, *in_force.assignment.devices}
+        return {d: self._name(d) for d in sorted(new) if not self._is_known(d)}
+
+    async def _chosen(self, make: rules.MakePlan, later: Mapping[str, str]) -> Made:
+        """From all but those of `later`."""
+        candidates, unmeasured = await self._candidates(make, later)
+        left_out = (*unmeasured, *self._left_out(make))
+        household = self._household(candidates)
+        try:
+            plan, by = await self._found(make, household)
+        except PlanError as error:
+            raise _naming(left_out, error) from error
+        settled = self._request.planning.settled(asynchronous=plan.mode is Mode.ASYNC)
+        expected = await in_background(partial(expected_of, settled, household, plan))
+        return Made(plan, candidates, left_out, expected, by=by)
+
+    def _household(self, candidates: Mapping[str, Candidate]) -> MeasuredHousehold:
+        ask = self._request.ask
+        return MeasuredHousehold.of(
+            candidates.values(), self._surveyor.links, self._name(ask.holder), ask.without
+        )
+
+    async def _found(self, make: rules.MakePlan, household: MeasuredHousehold) -> tuple[Plan, str]:
+        question = self._question(make, household)
+        proposed = self._proposed(make, question)
+        if proposed is not None:
+            return proposed, ""
+        if self._trouble is not None:
+            return await search(question, Haste.ALONE), self._mesh.self_id
+        return await self._planner.plan(question)
+
+    def _question(self, make: rules.MakePlan, household: MeasuredHousehold) -> PlanQuestion:
+        request = self._request
+        is_published = request.planning.ftpipehd is not None
+        from_zero = request.in_force is None or self._is_first(make)
+        if from_zero or (is_published and request.recovery is Recovery.LIGHT):
+            return PlanQuestion(request.planning, household)
+        here = {candidate.name for candidate in household.candidates}
+        places = [[self._name(device) for device in held] for held in make.choice.places]
+        replicas = Replicas(tuple(tuple(n for n in held if n in here) for held in places))
+        near = Near(self._present(), replicas, request.recovery)
+        return PlanQuestion(request.planning, household, near)
+
+    def _proposed(self, make: rules.MakePlan, question: PlanQuestion) -> Plan | None:
+        """The plan that was found while training went on, where nothing has come between."""
+        proposed, is_first = self._request.proposed, self._request.in_force is None
+        if proposed is None or is_first or self._is_first(make):
+            return None
+        if self._heard.unable or make.lowered != self._request.ask.lowered:
+            return None
+        try:
+            return question.proposed(proposed)
+        except (OptionError, ProtocolError) as error:
+            log.info("not_as_proposed", why=str(error))
+            return None
+
+    def _is_first(self, make: rules.MakePlan) -> bool:
+        """Whether nothing has been trained yet: then no plan has to be close to another."""
+        return (
+            make.choice.version.step
+            == self._request.ask.past.reported
+            == (self._request.planning.first_step)
+        )
+
+    def _present(self) -> Plan:
+        assert self._request.in_force is not None
+        return plan_in_force(self._request.in_force, self._request.planning, self._mesh)
+
+    async def _candidates(
+        self, make: rules.MakePlan, later: Mapping[str, str]
+    ) -> tuple[dict[str, Candidate], tuple[LeftOut, ...]]:
+        """Who may take part or give, with the memory it proved to have.
+
+        Measured where it never was, unless training has only paused: then that is for later.
+        """
+        known: dict[str, Candidate] = {}
+        reason, holder = self._request.ask.reason, self._request.ask.holder
+        start = reason is Reason.START
+        giving = self._request.ask.without & self._heard.stock.keys()
+        devices = sorted(((make.devices - self._heard.unable.keys()) | giving) - later.keys())
+        for device in devices:
+            if not start and self._is_known(device):
+                known[device] = self._as_said(device)
+        new = {device: self._name(device) for device in devices if device not in known}
+        if reason not in (Reason.START, Reason.FAILURE):
+            new = {d: name for d, name in new.items() if d == holder}  # no plan is without it
+        if start:
+            with timed(log, "links_measured"):
+                await self._surveyor.measure_links(devices)
+        with timed(log, "profiled"):
+            found = await self._surveyor.profile(self._request.planning, holder, new, len(devices))
+        left_out = [answer for answer in found.values() if isinstance(answer, LeftOut)]
+        left_out += [LeftOut(name, "it came while training stood still") for name in later.values()]
+        for out in left_out:
+            if out.name == self._name(holder):
+                raise PlanError(f"measuring this device failed: {out.reason}")
+        known |= {d: answer for d, answer in found.items() if isinstance(answer, Candidate)}
+        if self._request.planning.ftpipehd is not None:
+            known = with_times_of(holder, known)
+        useless = await in_background(
+            partial(unusable, self._request.planning, known, self._name(holder))
+        )
+        left_out += [LeftOut(known.pop(d).name, reason) for d, reason in useless.items()]
+        corrections = self._request.corrections
+        limited = {d: as_of_now(known[d], corrections, make.lowered) for d in sorted(known)}
+        return limited, tuple(left_out)
+
+    def _is_known(self, device: str) -> bool:
+        stock, request = self._heard.stock[device], self._request
+        return is_known(stock, request.planning, request.ask.holder)
+
+    def _as_said(self, device: str) -> Candidate:
+        """A device as it told of itself, when this request took stock."""
+        return Candidate.of(device, self._name(device), self._heard.stock[device])
+
+    def _left_out(self, make: rules.MakePlan) -> list[LeftOut]:
+        reasons = {
+            **self._heard.silent,
+            **self._heard.unable,
+            **{
+                device: f"no link to {', '.join(self._name(peer) for peer in peers)}"
+                for device, peers in make.left_out.items()
+            },
+        }
+        return [LeftOut(self._name(device), reason) for device, reason in reasons.items()]
+
+    def _give_up_if_needed(self) -> None:
+        for device, reason in self._heard.unable.items():
+            planner = self._request.planning.planner
+            if device == self._request.ask.holder or planner not in ("auto", "pp"):
+                raise PlanError(f"{self._name(device)} could not be made ready: {reason}")
+
+    def _name(self, device: str) -> str:
+        return called(self._mesh, device)
+
+
+def _naming(left_out: Sequence[LeftOut], error: PlanError) -> PlanError:
+    """The same, and why devices that might have helped are not in it."""
+    if not left_out:
+        return error
+    reasons = "; ".join(f"{out.name}: {out.reason}" for out in left_out)
+    return PlanError(f"{error}. Not used: {reasons}")

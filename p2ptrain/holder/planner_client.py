@@ -1,0 +1,242 @@
+"""Has a holder's plans made: the shell of `planner_core`.
+
+What another device answers is a proposal: it counts as a plan only where it is one for just the
+question that was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Generic, TypeVar
+
+from p2ptrain.aio.tasks import task_scope
+from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.coordinator.evaluate_replan import Consideration
+from p2ptrain.coordinator.plan_question import PlanQuestion
+from p2ptrain.coordinator.plan_search import search
+from p2ptrain.coordinator.replan_request import Considered, ConsiderRequest
+from p2ptrain.errors import Error, LinkClosed, NotCoordinator, PeerError, PlanError, ProtocolError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.calls import say_unwanted
+from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, PLAN, PLAN_END, WORKS
+from p2ptrain.net.message import Message
+from p2ptrain.net.parts import LARGE, limited, part_of, read_beside
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.process.child_process import Haste
+from p2ptrain.recovery.cores import planner_core as rules
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+PLAN_SECONDS = 300.0
+"""Whatever a coordinator says of its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question(Generic[T]):
+    """What is asked, how an answer is read, and how it is found here.
+
+    Attributes:
+        pardons: an error of whoever answers that says nothing against it.
+    """
+
+    message: Message
+    read: Callable[[bytes], T]
+    here: Callable[[], Awaitable[T]]
+    seconds: float
+    pardons: Callable[[Exception], bool]
+
+
+class Planner:
+    """See the module.
+
+    Args:
+        pass_over: told of a coordinator's id that is not to be asked any more, and why.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        surveyor: Surveyor,
+        pass_over: Callable[[str, str], None],
+        patience: rules.Patience = rules.USUAL,
+    ) -> None:
+        self._mesh = mesh
+        self._surveyor = surveyor
+        self._pass_over = pass_over
+        self._core = rules.PlannerCore(mesh.self_id, patience)
+
+    @property
+    def coordinator(self) -> str | None:
+        """Id of the device that is asked; None = there is none."""
+        office = self._mesh.coordinator
+        return None if office is None else office.id
+
+    async def plan(self, question: PlanQuestion) -> tuple[Plan, str]:
+        """A plan, and the id of the device that made it.
+
+        Raises:
+            PlanError, OptionError: nothing fits; that is found here, whoever says so.
+        """
+        device = self.coordinator
+        asked = _Question(
+            Message(PLAN, {}, (memoryview(question.to_bytes()),)),
+            question.answered,
+            lambda: search(question, Haste.ALONE),
+            PLAN_SECONDS,
+            lambda error: isinstance(error, (LinkClosed, NotCoordinator)),
+        )
+        core = self._core.asked(monotonic(), device)
+        with timed(log, "plan_answered"):
+            plan, is_own = await _Asking(self._mesh, core, asked, self._pass_over).run()
+        if core.was_late and device is not None:
+            await say_unwanted(self._mesh, device, Message(PLAN_END))
+        return plan, self._mesh.self_id if is_own or device is None else device
+
+    async def consider(self, request: ConsiderRequest, limit_seconds: float) -> Considered:
+        """Whether another plan would be better now.
+
+        Raises:
+            PlanError: no plan was found.
+            PeerError: the holder does not say what it has.
+            TimeoutError: it is still looked for.
+        """
+        look = Consideration(self._mesh, request, self._surveyor, search)
+        asked = _Question(
+            Message(CONSIDER, {}, (memoryview(request.to_bytes()),)),
+            Considered.from_bytes,
+            look.answer,
+            limit_seconds,
+            lambda error: isinstance(error, PeerError) and not isinstance(error, ProtocolError),
+        )
+        core = self._core.asked(monotonic(), self.coordinator, waits=True)
+        try:
+            async with asyncio.timeout(limit_seconds):
+                found, _ = await _Asking(self._mesh, core, asked, self._pass_over).run()
+        except TimeoutError:
+            for late in core.give_up():
+                self._pass_over(late.device, late.why)
+            raise
+        return found
+
+    async def end_look(self, job: str) -> None:
+        """What is looked for is not wanted any more."""
+        device = self.coordinator
+        if device is not None:
+            await say_unwanted(self._mesh, device, Message(CONSIDER_END, {"job": job}))
+
+    def was_useless(self, device: str, why: str) -> None:
+        """No device could use that device's plan, and all could use one made here."""
+        if device == self.coordinator:
+            self._pass_over(device, why)
+
+
+class _Asking(Generic[T]):
+    """One question, until it is answered."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        core: rules.AskedPlan,
+        question: _Question[T],
+        pass_over: Callable[[str, str], None],
+    ) -> None:
+        self._mesh = mesh
+        self._core = core
+        self._question = question
+        self._pass_over = pass_over
+        self._events: asyncio.Queue[tuple[rules.PlannerEvent, T | None]] = asyncio.Queue(64)
+        self._found: tuple[T, bool] | None = None  # and whether it was found here
+        self._asks_for_sign = False
+        self._without_plan: tuple[str, str] | None = None  # who found none, and why
+
+    async def run(self) -> tuple[T, bool]:
+        """The answer, and whether it was found here. Raises what finding it here raises."""
+        core = self._core
+        async with task_scope() as group:
+            tasks: list[asyncio.Task[None]] = []
+
+            def spawn(work: Coroutine[Any, Any, None]) -> None:
+                tasks.append(group.create_task(work))
+
+            self._do(core.start(), spawn)
+            while self._found is None:
+                wait = core.next_wakeup - monotonic()
+                try:
+                    async with asyncio.timeout(None if wait == float("inf") else max(wait, 0.0)):
+                        event, answer = await self._events.get()
+                except TimeoutError:
+                    self._do(core.tick(monotonic()), spawn)
+                    continue
+                if answer is not None and not core.is_over:
+                    self._found = answer, isinstance(event, rules.FoundHere)
+                self._do(core.handle(event, monotonic()), spawn)
+            for task in tasks:
+                task.cancel()
+        if self._without_plan is not None:
+            device, why = self._without_plan
+            if device != self._mesh.self_id:
+                self._pass_over(device, f"found no plan, though there is one ({why})")
+        return self._found
+
+    def _do(
+        self,
+        instructions: list[rules.PlannerInstruction],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        for instruction in instructions:
+            match instruction:
+                case rules.Ask(device):
+                    spawn(self._ask(device))
+                case rules.AskForSign(device) if not self._asks_for_sign:
+                    self._asks_for_sign = True
+                    spawn(self._ask_for_sign(device))
+                case rules.PlanHere():
+                    spawn(self._find_here())
+                case rules.PassOver(device, why):
+                    self._pass_over(device, why)
+
+    async def _ask(self, device: str) -> None:
+        question = self._question
+        try:
+            reply = await self._mesh.call(
+                device,
+                question.message,
+                timeout_seconds=question.seconds,
+                reply_parts=limited(LARGE.most_bytes),
+            )
+            answer = await read_beside(question.read, part_of(reply))
+            self._say(rules.Answered(), answer)
+        except PlanError as error:  # nobody is to blame where none is found here either
+            self._without_plan = device, str(error)
+            self._say(rules.NoAnswer())
+        except (Error, TimeoutError) as error:
+            why = str(error) or "it took too long"
+            log.info("not_answered", by=device[:12], why=why)
+            pardoned = question.pardons(error)
+            self._say(
+                rules.NoAnswer()
+                if pardoned
+                else rules.Useless(f"gave an answer that cannot be used ({why})")
+            )
+
+    async def _ask_for_sign(self, device: str) -> None:
+        try:
+            seconds = self._question.seconds
+            reply = await self._mesh.call(device, Message(WORKS), timeout_seconds=seconds)
+            self._say(rules.Sign(reply.fields.get("works") is True))
+        except (Error, TimeoutError) as error:
+            log.info("no_sign_of_work", by=device[:12], why=str(error) or "no answer")
+        finally:
+            self._asks_for_sign = False
+
+    async def _find_here(self) -> None:
+        self._say(rules.FoundHere(), await self._question.here())
+
+    def _say(self, event: rules.PlannerEvent, answer: T | None = None) -> None:
+        self._events.put_nowait((event, answer))

@@ -1,0 +1,363 @@
+"""Whoever comes, leaves or slows down while a job trains: the holder's side, shell of two rules.
+
+rounds' reports ──► drift watch ──┐
+members come and go ──────────────┴─► look: ask the planner ──► change at a round's border
+a device says `job.leaving` ────────► answered once nothing depends on it any more
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from p2ptrain import failpoints
+from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.coordinator.replan_request import Considered, ConsiderRequest
+from p2ptrain.errors import Error, PeerError, PlanError
+from p2ptrain.holder.planner_client import Planner
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh, called
+from p2ptrain.messages.kinds import LEAVING
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.reconfigure import ChangeAnswer, InForce
+from p2ptrain.net.fields import text
+from p2ptrain.net.message import Message
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.recovery import replan_trigger as rules
+from p2ptrain.recovery.commit import Seat
+from p2ptrain.recovery.cores import holder_events as holder
+from p2ptrain.recovery.drift_watch import DriftWatch, is_off
+from p2ptrain.recovery.ftpipehd_repartition import Repartition, capacities, expected_with
+from p2ptrain.recovery.generation_request import ChangeAsk, Reason
+from p2ptrain.recovery.profile_corrections import (
+    Busy,
+    Corrections,
+    Expected,
+    as_they_are,
+    work_ratio,
+)
+
+log = get_logger(__name__)
+
+LOOK_SECONDS = 120.0
+"""A newcomer fetches the model and measures it, and plans are searched for on a busy device."""
+
+DRIFT_LOOK_SECONDS = 1800.0
+"""Nobody waits, and plans are searched for in what time training leaves."""
+
+LEAVE_LOOK_SECONDS = 3.0
+"""Somebody waits: what is not found by then is found while training stands."""
+
+_LIMITS_SECONDS = {Reason.LEAVE: LEAVE_LOOK_SECONDS, Reason.DRIFT: DRIFT_LOOK_SECONDS}
+
+
+@dataclass(frozen=True)
+class Household:
+    """What a look needs to know of the job.
+
+    Attributes:
+        alive: devices that the holder sees alive.
+        lowered: memory in bytes that devices proved to have less of.
+        remaining_rounds: of training.
+    """
+
+    alive: Callable[[], frozenset[str]]
+    lowered: Callable[[], Mapping[str, int]]
+    remaining_rounds: Callable[[], int]
+
+
+class Elasticity:
+    """See the module. Create it in a running event loop, `start` it and `close` it.
+
+    Args:
+        want: hears what the job should change for.
+
+    Attributes:
+        corrections: what training has shown of the profiles.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        planning: PlanningRequest,
+        planner: Planner,
+        household: Household,
+        want: Callable[[holder.Wanted], None],
+        *,
+        replans: bool,
+    ) -> None:
+        self.corrections = Corrections()
+        self._mesh = mesh
+        self._planning = planning
+        self._planner = planner
+        self._household = household
+        self._want = want
+        self._core = rules.ElasticCore(mesh.self_id, replans=replans)
+        self._answer: ChangeAnswer | None = None
+        self._expected: Mapping[Seat, Expected] = {}
+        self._promised: Mapping[Seat, Expected] = {}  # as the plan in force was made
+        self._work = 1.0
+        self._watch: DriftWatch | None = None
+        wished = planning.ftpipehd
+        self._repartition: Repartition | None = None
+        if wished is not None:
+            self._repartition = Repartition(wished.first_repartition, wished.repartition)
+        self._round_at = monotonic()
+        self._proposed: tuple[Reason, Mapping[str, Any]] | None = None
+        self._was_asked_for: Reason | None = None
+        self._tasks = OwnedTasks(_on_failed)
+        self._looking: asyncio.Task[None] | None = None
+        self._due: asyncio.TimerHandle | None = None
+        # who waits for our word: None = it may go, else why not
+        self._leavers: dict[str, asyncio.Future[str | None]] = {}
+
+    def start(self) -> None:
+        """From now on devices may say that they leave."""
+        self._mesh.route(LEAVING, self._on_leaving)
+
+    async def close(self) -> None:
+        """The job is over: whoever waits may go."""
+        self._mesh.unroute(LEAVING)
+        was_looking = self._looking is not None
+        await self._tasks.cancel()
+        if was_looking:
+            await self._end_look()
+        if self._due is not None:
+            self._due.cancel()
+        for device in list(self._leavers):
+            self.let_go(device)
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def note(self, sign: holder.HolderEvent) -> None:
+        """What the mesh says of a device."""
+        match sign:
+            case holder.Appeared(device):
+                self._post(rules.Appeared(device))
+            case holder.Died(device):
+                self.let_go(device)  # its next process may leave too
+                self._post(rules.Gone(device))
+
+    @property
+    def knows_plan(self) -> bool:
+        """Whether a plan has come into force in this process, and so what rounds should take."""
+        return self._answer is not None
+
+    def asked(self, ask: ChangeAsk) -> Mapping[str, Any] | None:
+        """An epoch is asked for; returns the plan that was found for it already."""
+        self._cancel_look()
+        self._watch, self._was_asked_for = None, ask.reason
+        self._post(rules.Asked())
+        if self._proposed is None or self._proposed[0] is not ask.reason:
+            return None
+        return self._proposed[1]
+
+    def began(self, answer: ChangeAnswer) -> None:
+        """An epoch is in force."""
+        is_new = bool(answer.considered)
+        if is_new or self._answer is None:
+            self._expected = self._promised = answer.expected  # of some tiles nothing is
+            self._work, self._watch = 1.0, None
+        self._answer, self._proposed = answer, None
+        asynchronous = answer.assignment.asynchrony is not None
+        self._planning = self._planning.settled(asynchronous=asynchronous)
+        if self._expected.keys() == set(_seats(answer)):
+            if self._repartition is not None:
+                self._repartition.begin(self._expected.keys())
+            else:
+                self._watch = DriftWatch(self._expected)
+        self._round_at = monotonic()
+        in_haste = self._was_asked_for is Reason.FAILURE and is_new and bool(answer.expected)
+        devices = frozenset(answer.assignment.devices)
+        self._post(rules.Began(devices, answer.considered, in_haste))
+
+    def busy(self, spans: Mapping[Seat, Span], *, copying: bool) -> None:
+        """What a round of training has taken; `copying`: beside copies of stages on their way."""
+        now = monotonic()
+        seconds, self._round_at = now - self._round_at, now
+        busy = {seat: Busy(span.wall, span.cpu) for seat, span in spans.items()}
+        if self._repartition is not None:
+            self._compare_capacities(self._repartition.observe(busy, seconds))
+            return
+        if self._watch is None or self._answer is None:
+            return
+        look = self._watch.observe(busy, seconds, copying=copying)
+        if look is None:
+            return
+        places = enumerate(self._answer.assignment.stages)
+        ranges = {index: (place.first, place.end) for index, place in places}
+        self.corrections = self.corrections.learned(ranges, self._expected, look.busy)
+        factors = {seat: due.factor(look.busy[seat]) for seat, due in self._expected.items()}
+        told = {f"{seat[0]}/{self._name(seat[1])}": round(f, 3) for seat, f in factors.items()}
+        self._work = work_ratio(self._promised, look.busy)
+        log.info("compared_with_plan", why=look.reason, factors=told, work=round(self._work, 3))
+        self._expected = as_they_are(self._expected, look.busy)
+        self._watch.settle(self._expected)
+        # A plan that was asked for by name is obeyed as long as devices do what it expects.
+        off = any(is_off(factor) for factor in factors.values())
+        if self._planning.planner == "auto" or self._core.in_haste or off:
+            self._post(rules.Drifted())
+
+    def pause_over(self) -> None:
+        """Something that is no training took the time until now: an evaluation."""
+        self._round_at = monotonic()
+
+    def _compare_capacities(self, busy: Mapping[Seat, Busy] | None) -> None:
+        """What devices have reported goes into the next plan, which is looked for now."""
+        if busy is None:
+            return
+        before, self.corrections = (
+            self.corrections,
+            capacities(self.corrections, self._expected, busy),
+        )
+        self._expected = expected_with(self._expected, before, self.corrections)
+        told = {self._name(d): round(c, 3) for d, c in self.corrections.devices.items()}
+        log.info("capacities", devices=told)
+        self._post(rules.Drifted())
+
+    # -- leaving ---------------------------------------------------------------------------------
+
+    async def _on_leaving(self, peer: str, message: Message) -> Message:
+        if text(message.fields, "job", 64) != self._planning.job:
+            raise PeerError("that job has ended")
+        if failpoints.armed:
+            await self._reach("leave.receive.before")
+        waiting = self._leavers.get(peer)
+        if waiting is None:
+            waiting = self._leavers[peer] = asyncio.get_running_loop().create_future()
+            log.info("device_leaves", name=self._name(peer))
+            self._post(rules.Leaving(peer))
+        refused = await asyncio.shield(waiting)  # one without a part is let go at once
+        if failpoints.armed:
+            await self._reach("leave.answer.before")
+        return Message(LEAVING, {} if refused is None else {"refused": refused[:1000]})
+
+    def let_go(self, device: str) -> None:
+        """Nothing depends on a device that leaves any more."""
+        self._answer_leaver(device, None)
+
+    def keep(self, device: str, reason: str) -> None:
+        """The others cannot do without a device that wanted to leave, and it hears so."""
+        log.info("leave_refused", name=self._name(device), why=reason)
+        if self._proposed is not None and self._proposed[0] is Reason.LEAVE:
+            self._proposed = None  # what was found could not be made ready
+        self._answer_leaver(device, reason)
+
+    def _answer_leaver(self, device: str, refused: str | None) -> None:
+        waiting = self._leavers.pop(device, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(refused)
+
+    # -- the rules -------------------------------------------------------------------------------
+
+    def _post(self, event: rules.ElasticEvent) -> None:
+        self._do(self._core.handle(event, monotonic()))
+
+    def _do(self, instructions: list[rules.ElasticInstruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case rules.LookNow():
+                    self._cancel_look()
+                    look = self._look(instruction)
+                    self._looking = self._tasks.spawn(look, "look for a better plan")
+                case rules.StayOn(device, reason):
+                    self.keep(device, reason)
+                case rules.ChangePlan(reason, leaver):
+                    self._want(holder.Wanted(reason, leaver))
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        wait = self._core.next_wakeup - monotonic()
+        if wait < float("inf"):
+            loop = asyncio.get_running_loop()
+            self._due = loop.call_later(max(wait, 0.0), self._tick)
+
+    def _tick(self) -> None:
+        self._due = None
+        self._do(self._core.tick(monotonic()))
+
+    def _cancel_look(self) -> None:
+        """What is looked for is not wanted any more, and keeps the coordinator from the next."""
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+            self._tasks.spawn(self._end_look(), "end a look")
+
+    async def _end_look(self) -> None:
+        await self._planner.end_look(self._planning.job)
+
+    async def _look(self, look: rules.LookNow) -> None:
+        limit = _LIMITS_SECONDS.get(look.reason, LOOK_SECONDS)
+        if failpoints.armed:
+            await self._reach("look.ask.before")
+        try:
+            found = await self._ask(look, limit)
+            devices = self._devices_of(found)
+        except (Error, TimeoutError) as error:
+            log.info("not_looked", why=str(error) or "it took too long")
+            self._looking = None
+            if isinstance(error, TimeoutError):  # the coordinator still looks
+                self._tasks.spawn(self._end_look(), "end a look")
+            why = str(error) if isinstance(error, PlanError) else None
+            self._post(rules.Unanswered(look.number, why))
+            return
+        log.info("looked", reason=look.reason.value, gain=found.gain, found=found.reason)
+        if failpoints.armed:
+            await self._reach("look.found.before")
+        self._looking = None
+        if found.plan is not None:
+            self._proposed = self._reason_for(look, devices), found.plan
+        self._post(rules.Answered(look.number, devices, found.in_sight))
+
+    def _reason_for(self, look: rules.LookNow, devices: frozenset[str]) -> Reason:
+        assert self._answer is not None
+        if look.reason is Reason.LEAVE:
+            return Reason.LEAVE
+        return Reason.JOIN if devices - set(self._answer.assignment.devices) else Reason.DRIFT
+
+    async def _ask(self, look: rules.LookNow, limit_seconds: float) -> Considered:
+        answer = self._answer
+        if answer is None:
+            raise PeerError("no plan is in force")
+        request = ConsiderRequest(
+            planning=self._planning,
+            in_force=InForce(answer.assignment, answer.plan),
+            reason=look.reason,
+            holder=self._mesh.self_id,
+            alive=self._household.alive(),
+            without=look.without,
+            corrections=self.corrections,
+            work=self._work,
+            lowered=self._household.lowered(),
+            remaining_rounds=self._household.remaining_rounds(),
+            moved_seconds_ago=look.moved_seconds_ago,
+        )
+        return await self._planner.consider(request, limit_seconds)
+
+    def _devices_of(self, found: Considered) -> frozenset[str]:
+        """Of the plan found, none without one. Raises OptionError: it is no plan."""
+        if found.plan is None:
+            return frozenset()
+        size = self._planning.batch_size
+        plan = Plan.from_json(found.plan, "the plan found", batch_size=size)
+        ids = {member.name: member.id for member in self._mesh.members.values()}
+        return frozenset(ids.get(name, name) for name in plan.device_names)
+
+    async def _reach(self, name: str) -> None:
+        await failpoints.reach(name, device=self._mesh.self_id)
+
+    def _name(self, device: str) -> str:
+        return called(self._mesh, device)
+
+
+def _on_failed(work: str, error: BaseException) -> None:
+    log.error("not_done", work=work, exc_info=error)
+
+
+def _seats(answer: ChangeAnswer) -> list[Seat]:
+    stages = enumerate(answer.assignment.stages)
+    return [(index, device) for index, place in stages for device in place.devices]

@@ -1,0 +1,259 @@
+"""What people hear of a job: every number once, however often steps are computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import get_clock_info, monotonic
+from types import MappingProxyType
+
+from p2ptrain import failpoints
+from p2ptrain.errors import DeviceLost
+from p2ptrain.events import (
+    Eval,
+    Event,
+    Failure,
+    LeftOut,
+    PlanEvent,
+    PlannedDevice,
+    PlannedStage,
+    Recovered,
+    Step,
+    Waiting,
+    Warned,
+)
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import MemberState, Mesh, called
+from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.plan import PlannedStage as Stage
+from p2ptrain.recovery.cores.job_history import OnceOnly, Reported
+
+log = get_logger(__name__)
+
+TICK_SECONDS = get_clock_info("monotonic").resolution
+"""16 ms on Windows before Python 3.13: steps of a small model may begin and end within one."""
+
+
+def rate(samples: int, seconds: float) -> float:
+    """Samples per second, as far as the clock tells."""
+    return samples / max(seconds, TICK_SECONDS)
+
+
+class JobReports:
+    """See the module.
+
+    Args:
+        reported: what people have heard of already, from an earlier process too.
+        write: puts down what they are about to hear, before they do.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        reported: Reported,
+        emit: Callable[[Event], None],
+        write: Callable[[Reported], None],
+    ) -> None:
+        self._mesh = mesh
+        self._emit = emit
+        self._write = write
+        self._once = OnceOnly(reported)
+        self._first_step = reported.step
+        self._answer: ChangeAnswer | None = None  # of the epoch in force
+        self._began_at: float | None = None
+        self._last_step_at = monotonic()
+        self._resumed_at = monotonic()
+        self._sign_at: float | None = None  # of trouble that is not over
+        self._recovers = False  # an epoch has begun after it, and no new step was made yet
+        self._hints: dict[str, str] = {}  # of the dead, by id
+        self._names: dict[str, str] = {}  # of members as an epoch began, by id
+        self._left_out: set[int] = set()
+        self.faulty: dict[str, str] = {}  # names of devices that get no more work, and why
+
+    @property
+    def reported(self) -> Reported:
+        """What people have heard of."""
+        return self._once.reported
+
+    @property
+    def steps_made(self) -> int:
+        """Updates made, those of an earlier run or process not counted."""
+        return self._once.reported.step - self._first_step
+
+    @property
+    def seconds(self) -> float:
+        """Since the first epoch began."""
+        return monotonic() - (self._began_at or monotonic())
+
+    # -- the course ------------------------------------------------------------------------------
+
+    def begin(self, answer: ChangeAnswer, *, after_trouble: bool) -> None:
+        """The epoch of `answer` begins."""
+        self._answer = answer
+        self._names |= {device: member.name for device, member in self._mesh.members.items()}
+        self._recovers |= after_trouble
+        if not self._recovers:
+            self._sign_at = None
+        if self._began_at is None:
+            self._began_at = self._last_step_at = monotonic()
+
+    def goes_on_from(self, step: int) -> None:
+        """An epoch begins with `step` updates done; people have heard of all, known here or not."""
+        unknown = self._once.goes_on_from(step)
+        if unknown:
+            log.info("reports_lost", steps=unknown, step=step)
+            self._first_step += unknown  # an earlier process made them
+            self._write(self._once.reported)
+
+    def resumed(self) -> None:
+        """The first sample of an epoch is on its way."""
+        self._resumed_at = monotonic()
+
+    def trouble(self, since: float | None = None) -> None:
+        """Training stands still, since now (or `since`) if it did not before."""
+        if self._sign_at is None:
+            self._sign_at = monotonic() if since is None else since
+
+    def step(self, step: int, loss: float, samples: int) -> None:
+        """`step` updates count; the last one was of `samples` samples."""
+        if not self._once.step(step):
+            return
+        self._write(self._once.reported)
+        if failpoints.armed:
+            failpoints.reach_now("journal.after", device=self._mesh.self_id, step=step - 1)
+        now = monotonic()
+        if self._sign_at is not None and self._answer is not None:
+            self._emit(self._recovered(self._answer, self._sign_at, now))
+        self._sign_at, self._recovers = None, False
+        seconds, self._last_step_at = now - self._last_step_at, now
+        self._emit(Step(step, loss, rate(samples, seconds), seconds))
+
+    def _recovered(self, answer: ChangeAnswer, sign_at: float, now: float) -> Recovered:
+        return Recovered(
+            epoch=answer.assignment.key.epoch,
+            seconds=now - sign_at,
+            replayed_steps=answer.choice.replayed,
+            resumed_seconds=self._resumed_at - sign_at,
+            planning_seconds=answer.planning_seconds,
+            moved_bytes=answer.moved_bytes,
+            version=answer.choice.version.step,
+        )
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The metrics after `step` updates."""
+        if self._once.eval(step):
+            self._write(self._once.reported)
+            self._emit(Eval(step, metrics))
+
+    def left_out(self, step: int) -> None:
+        """That update is not finite: it counts and changes nothing. Before `step` tells of it."""
+        if step <= self.reported.step:
+            return
+        self._left_out.add(step)
+        self.warn(f"step {step} has NaN or infinite values: it is skipped, and training goes on")
+
+    @property
+    def updates_left_out(self) -> int:
+        """How many."""
+        return len(self._left_out)
+
+    # -- trouble ---------------------------------------------------------------------------------
+
+    def warn(self, message: str, name: str | None = None) -> None:
+        """Something people should know; `name`: of the device that it is about."""
+        self._emit(Warned(message, name))
+
+    def hint(self, device: str, hint: str) -> None:
+        """What may have killed a device: ` (...)`, or nothing."""
+        self._hints[device] = hint
+
+    def failure(self, device: str, *, is_short: bool) -> None:
+        """A device is gone that trained. One that said farewell is none.
+
+        Args:
+            is_short: it was short of memory.
+        """
+        member = self._mesh.members.get(device)
+        if member is not None and member.state is MemberState.LEFT:
+            return
+        name = self.name(device)
+        self._emit(Failure(name))
+        if is_short:
+            self.warn(f"{name} is gone{self._hints.get(device, '')}")
+
+    def waiting(self, devices: tuple[str, ...]) -> None:
+        """Nothing goes on without these."""
+        self._emit(Waiting(", ".join(sorted(self.name(device) for device in devices))))
+
+    def lost(self, reason: str, places: tuple[str, ...], layers: str) -> DeviceLost:
+        """What was only on the devices in `places` is nowhere any more.
+
+        Args:
+            layers: what they had, by the names that people know.
+        """
+        if places == (self._mesh.self_id,):
+            name = self._mesh.name
+            return DeviceLost(
+                f"what {name} had was lost when p2ptrain last stopped there, {layers}: {reason}. "
+                "Start again from the beginning, or with --resume from the last checkpoint",
+                name=name,
+            )
+        names = sorted(self.name(device) for device in places) or ["a device"]
+        verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
+        hint = "".join(dict.fromkeys(self._hints.get(device, "") for device in places))
+        return DeviceLost(
+            f"{', '.join(names)} {verb} gone{hint}, and {layers} with {them}: {reason}. Start "
+            f"again without {them}, or with --resume from the last checkpoint",
+            name=names[0],
+        )
+
+    def name(self, device: str) -> str:
+        """A member's name, also of one that was removed since; else the beginning of its id."""
+        known = None if device in self._mesh.members else self._names.get(device)
+        return known or called(self._mesh, device)
+
+
+def plan_event(
+    answer: ChangeAnswer,
+    description: ModelDescription,
+    reason: str,
+    kept_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> PlanEvent:
+    """The event that announces a plan.
+
+    Args:
+        kept_bytes: what copies of the whole model take beside that, by the name of a device.
+
+    Raises:
+        OptionError: the plan is none.
+    """
+    assignment = answer.assignment
+    plan = Plan.from_json(answer.plan, "the plan", batch_size=assignment.batch_size)
+    return PlanEvent(
+        epoch=assignment.key.epoch,
+        reason=reason,
+        stages=tuple(_stage(stage, description) for stage in plan.stages),
+        micro_batch=plan.micro_batch,
+        micro_batches=assignment.micro_batches,
+        predicted_samples_per_s=plan.predicted.samples_per_s,
+        left_out=tuple(LeftOut(out.name, out.reason) for out in plan.left_out),
+        changes_results=answer.changes_results,
+        wire=assignment.wire.value,
+        mode="sync" if assignment.asynchrony is None else "async",
+        mode_reason=plan.mode_reason,
+        predicted_peak_bytes={
+            name: peak + answer.beside_bytes.get(name, 0) + kept_bytes.get(name, 0)
+            for name, peak in plan.predicted.peak_bytes.items()
+        },
+    )
+
+
+def _stage(stage: Stage, description: ModelDescription) -> PlannedStage:
+    return PlannedStage(
+        units=stage.units,
+        devices=tuple(PlannedDevice(device.name, device.share) for device in stage.devices),
+        parameters=tuple(description.state_dict_names(*stage.units)),
+        allocation=stage.allocation.value,
+        warmup=stage.warmup,
+    )

@@ -1,0 +1,187 @@
+"""What the stages report to the holder, gathered round by round: the shell of `committing`.
+
+A round is complete when every device has reported it for every stage it holds. The first failure,
+of a stage or of a device, ends every wait: there is no way on without a new plan.
+
+Clipping by the global norm, the holder's half: norms in, one coefficient out.
+
+torch.nn.utils.clip_grad_norm_ takes the norm of the vector of the tensors' norms, in the order of
+`model.parameters()`. So each stage sends its tensors' norms, not partial sums, and the result is
+bit-identical to one device's.
+
+Asking all devices of a job where a micro-batch stopped being finite, stage by stage.
+
+A device of a group may be waiting for the sums of one that has failed, in the thread that would
+look: so all of a stage are asked at once, and what one has found is not kept back for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from p2ptrain.aio.tasks import task_scope
+from p2ptrain.errors import Error, ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.messages.assignment import StagePlace
+from p2ptrain.messages.findings import Finding, earliest
+from p2ptrain.messages.round_orders import RoundReport
+from p2ptrain.model.stage import cross_stage_gradients as clip
+from p2ptrain.recovery.commit import Committing, Seat
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """Reports of one round, and who waits for the last of them."""
+
+    reports: dict[Seat, RoundReport] = field(default_factory=dict)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Tracker:
+    """Gathers reports of these `seats`. One reader, which takes the rounds in order.
+
+    Attributes:
+        heard: reports so far.
+    """
+
+    def __init__(self, seats: Collection[Seat]) -> None:
+        self._committing = Committing(seats)
+        self._rounds: dict[int, _Gathering] = {}
+        self.heard = 0
+        self._failure: BaseException | None = None
+        self._failed = asyncio.Event()
+
+    def expect(self, round_index: int) -> None:
+        """A round is ordered."""
+        self._committing.order(round_index)
+        self._rounds[round_index] = _Gathering()
+
+    @property
+    def waits_for(self) -> frozenset[str]:
+        """Devices that have not finished the oldest round ordered; none where there is none."""
+        return frozenset(device for _, device in self._committing.missing)
+
+    def report(self, seat: Seat, report: RoundReport) -> None:
+        """A device has finished a round of its stage.
+
+        Raises:
+            ProtocolError: it has no such stage, or it said so before, or nobody asked.
+        """
+        self.heard += 1
+        is_over = self._committing.done(seat, report.round)
+        gathering = self._rounds[report.round]
+        gathering.reports[seat] = report
+        if is_over:
+            gathering.complete.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End all waits with `error`; later failures are consequences and ignored."""
+        if self._failure is None:
+            self._failure = error
+            self._failed.set()
+
+    async def failed(self) -> None:
+        """Wait for the first failure and raise it."""
+        await self._failed.wait()
+        assert self._failure is not None
+        raise self._failure
+
+    async def complete(self, round_index: int) -> Mapping[Seat, RoundReport]:
+        """Wait for all reports of a round that was ordered, and forget them."""
+        await self._rounds[round_index].complete.wait()
+        return self._rounds.pop(round_index).reports
+
+
+class NormGathering:
+    """Norms of one round after the other.
+
+    Args:
+        order: every trainable parameter's canonical name, in the model's order.
+        names: stage -> the names whose norms it sends, in its order.
+        dtypes: name -> dtype of its gradient.
+        max_norm: the job's `clip_grad_norm`.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[str],
+        names: Sequence[Sequence[str]],
+        dtypes: dict[str, torch.dtype],
+        max_norm: float,
+    ) -> None:
+        self._order = order
+        self._names = names
+        self._dtypes = dtypes
+        self._max_norm = max_norm
+        self._norms: dict[str, Tensor] = {}
+        self._reported = 0
+
+    def add(self, stage: int, first: int, norms: Sequence[Any]) -> Tensor | None:
+        """Some of a stage's norms (None: no gradient); the coefficient once all are here.
+
+        Raises:
+            ProtocolError: more norms than that stage has parameters, or not numbers.
+        """
+        names = self._names[stage] if 0 <= stage < len(self._names) else ()
+        if first < 0 or first + len(norms) > len(names):
+            raise ProtocolError(f"stage {stage} sent norms of parameters it does not have")
+        for name, norm in zip(names[first : first + len(norms)], norms, strict=False):
+            if norm is not None:
+                if not isinstance(norm, float):
+                    raise ProtocolError("a norm is a number")
+                self._norms[name] = torch.tensor(norm, dtype=self._dtypes[name])
+        self._reported += len(norms)
+        if self._reported < sum(len(names) for names in self._names):
+            return None
+        return self._coefficient()
+
+    def _coefficient(self) -> Tensor:
+        norms = [self._norms[name] for name in self._order if name in self._norms]
+        self._norms, self._reported = {}, 0
+        if not norms:
+            return torch.tensor(1.0)
+        return clip.clip_coefficient(norms, self._max_norm)
+
+
+log = get_logger(__name__)
+
+Ask: TypeAlias = Callable[[int, str], Awaitable[Finding | None]]
+"""Stage and device -> what that device has found; raises Error, TimeoutError."""
+
+
+async def diagnose(stages: Sequence[StagePlace], ask: Ask) -> Finding | None:
+    """The first units whose values are not finite, if a device can still tell."""
+    for index, place in enumerate(stages):
+        found = await _of_stage(index, place, ask)
+        if found:
+            return earliest(found)
+    return None
+
+
+async def _of_stage(index: int, place: StagePlace, ask: Ask) -> list[Finding]:
+    """One of them, but of tiles all, in the stage's order: these see only their parts of maps."""
+    one_is_enough = place.tiling is None
+    async with task_scope() as scope:
+        asked = [scope.create_task(_asked(index, device, ask)) for device in place.devices]
+        for answer in asyncio.as_completed(asked):
+            if await answer is not None and one_is_enough:
+                break
+        answers = [task.result() for task in asked if task.done()]
+        for task in asked:
+            task.cancel()
+    return [finding for finding in answers if finding is not None]
+
+
+async def _asked(index: int, device: str, ask: Ask) -> Finding | None:
+    """None also where it does not answer: the loss is reported all the same."""
+    try:
+        return await ask(index, device)
+    except (Error, TimeoutError) as error:
+        log.info("not_diagnosed", device=device[:12], why=str(error) or "it took too long")
+        return None

@@ -1,0 +1,239 @@
+"""The holder's side of copies: which versions are kept, where they are, what may go.
+
+    train.round {keep, stay} ──► devices copy, offer ──► replica.kept
+                                  whole: versions.keep to all ◄──┤
+                           failed: replica.keeper to the owner ◄─┘
+
+The shell of `recovery.keeping` and `recovery.cadence`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from time import monotonic
+
+from p2ptrain import failpoints
+from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.errors import PeerError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh, called
+from p2ptrain.messages.assign import placed_of
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.kinds import REPLICA_KEEPER, REPLICA_KEPT, VERSIONS_KEEP
+from p2ptrain.messages.round_orders import EpochKey, RoundOrder
+from p2ptrain.messages.snapshots import ReplicaKeeper, ReplicaKept, VersionsKeep
+from p2ptrain.net.message import Message
+from p2ptrain.recovery.snapshot_schedule import CopyCost, ReplicaCadence
+from p2ptrain.recovery.snapshot_tracker import Abandoned, Keeping, KeepingResult, TryKeeper, Whole
+from p2ptrain.recovery.version import Version
+
+log = get_logger(__name__)
+
+EARLY_LIMIT = 1024
+"""Most words about copies that wait until their version counts; a household has fewer stages."""
+
+NO_COST = CopyCost(0.0, (), 0.0)
+"""Where nobody has reckoned one: rounds alone say how often."""
+
+
+class KeptVersions:
+    """See the module. One a job, in its event loop; `close` it.
+
+    Attributes:
+        stable: what one goes back to, None while there is nothing but the first weights.
+        readers: each says which version it still reads, if any; that one stays.
+        have_travelled: whether copies were on their way in the round that has ended last.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        job: str,
+        on_stable: Callable[[Version], None],
+        warn: Callable[[str], None],
+        fixed: Callable[[int, int], bool] | None = None,
+    ) -> None:
+        """Nothing is kept yet.
+
+        Args:
+            on_stable: hears of each version that is whole.
+            warn: tells people.
+            fixed: as of `ReplicaCadence`.
+        """
+        self._fixed = fixed
+        self.stable: Version | None = None
+        self.readers: list[Callable[[], Version | None]] = []
+        self.have_travelled = False
+        self._mesh = mesh
+        self._job = job
+        self._on_stable = on_stable
+        self._warn = warn
+        self._warned: set[str] = set()
+        self._keeping = Keeping()
+        self._cadence: ReplicaCadence | None = None
+        self._cost: CopyCost | None = None
+        self._epoch = 0
+        self._counted = 0  # updates that all stages have made
+        self._early: list[tuple[str, int, ReplicaKept]] = []  # of versions after that
+        self._telling: asyncio.Task[None] | None = None
+        self._tasks = OwnedTasks(self._on_failed)
+        mesh.route(REPLICA_KEPT, self._kept)
+
+    @property
+    def read(self) -> tuple[Version, ...]:
+        """Versions that somebody still reads."""
+        found = (reader() for reader in self.readers)
+        return tuple(version for version in found if version is not None)
+
+    def begin(self, assignment: Assignment, cost: CopyCost | None, stable: Version | None) -> None:
+        """An epoch begins.
+
+        Args:
+            cost: of one version, None where it is what it was.
+            stable: what one goes back to now.
+        """
+        placed, now = placed_of(assignment), monotonic()
+        self.stable, self._epoch = stable, placed.epoch
+        self._cost = cost or self._cost or NO_COST
+        self._counted, self._early = placed.version.step, []
+        self._keeping.begin(placed)
+        self._cadence = None
+        if placed.protects:
+            self._cadence = ReplicaCadence(self._cost, placed.version.step, now, self._fixed)
+            if placed.keeps:
+                self._cadence.ordered(placed.version.step, now)
+
+    def end_epoch(self) -> None:
+        """What was on its way will not be waited for."""
+        self._early = []
+        self._keeping.end()
+        self._cadence = None
+
+    def wants(self, step: int) -> bool:
+        """Whether the version after `step` updates is to be kept."""
+        self._give_up_late()
+        return self._cadence is not None and self._cadence.wants(step)
+
+    def ordered(self, order: RoundOrder) -> RoundOrder:
+        """What the round of training gives is kept, whoever wanted it: the order that says so."""
+        self._give_up_late()
+        version = Version(order.round.step + 1, self._epoch)
+        offer = self._keeping.ordered(version)
+        if offer and self._cadence is not None:
+            self._cadence.ordered(version.step, monotonic())
+        stable = () if self.stable is None else (self.stable,)
+        named = dict.fromkeys((*stable, *self.read, *self._keeping.under_way, version))
+        return replace(order, keep=True, stay=tuple(named), offer=offer)
+
+    def round_done(self, step: int) -> None:
+        """A round of training has ended: `step` updates count."""
+        cadence = self._cadence
+        self.have_travelled = cadence is not None and cadence.round_done(step, monotonic())
+        self._counted = step
+        due = [said for said in self._early if said[2].version.step <= step]
+        self._early = [said for said in self._early if said[2].version.step > step]
+        for said in due:
+            self._take(self._acknowledged(*said))
+
+    def pause_over(self) -> None:
+        """Something that is no training took the time until now."""
+        if self._cadence is not None:
+            self._cadence.pause_over(monotonic())
+
+    def keep_only(self, versions: Collection[Version], members: Collection[str]) -> None:
+        """Tell `members` that what is older than these may go.
+
+        Who is slow to hear it holds up nobody, and hears the next such word instead.
+        """
+        message = Message(VERSIONS_KEEP, VersionsKeep(self._job, tuple(versions)).fields())
+        if self._telling is not None:
+            self._telling.cancel()
+        self._telling = self._tasks.spawn(
+            self._tell_all(sorted(members), message), "versions to keep"
+        )
+
+    async def close(self) -> None:
+        """Hear and tell nothing any more."""
+        self._mesh.unroute(REPLICA_KEPT)
+        await self._tasks.cancel()
+
+    # -- what devices say ------------------------------------------------------------------------
+
+    async def _kept(self, peer: str, message: Message) -> None:
+        key, kept = EpochKey.read(message.fields), ReplicaKept.read(message.fields)
+        if key.job != self._job:
+            return
+        if kept.version.step > self._counted and kept.version in self._keeping.under_way:
+            # without a barrier it may be there before all stages have made that update
+            if len(self._early) < EARLY_LIMIT:
+                self._early.append((peer, key.epoch, kept))
+            return
+        found = self._acknowledged(peer, key.epoch, kept)
+        if failpoints.armed and any(isinstance(result, Whole) for result in found):
+            await failpoints.reach("stable.before", device=self._mesh.self_id)
+        self._take(found)
+
+    def _acknowledged(self, peer: str, epoch: int, kept: ReplicaKept) -> list[KeepingResult]:
+        units = (kept.first, kept.end)
+        return self._keeping.acknowledged(peer, epoch, units, kept.version, kept.failed)
+
+    def _take(self, results: list[KeepingResult]) -> None:
+        for result in results:
+            match result:
+                case Whole(version):
+                    self._end_one(whole=True)
+                    self.stable = version
+                    log.info("version_stable", step=version.step, computed=version.computed)
+                    self._on_stable(version)
+                case TryKeeper():
+                    self._tasks.spawn(self._try_keeper(result), "another keeper")
+                case Abandoned():
+                    self._end_one(whole=False)
+                    self._tell_abandoned(result)
+
+    def _give_up_late(self) -> None:
+        cadence = self._cadence
+        if cadence is not None and cadence.is_late(monotonic()):
+            cadence.gave_up()
+            self._take(self._keeping.give_up("it took too long"))
+
+    def _end_one(self, *, whole: bool) -> None:
+        if self._cadence is not None and not self._keeping.under_way:
+            self._cadence.ended(whole=whole)
+
+    def _tell_abandoned(self, what: Abandoned) -> None:
+        name = self._name(what.device)
+        log.info("version_abandoned", step=what.version.step, device=name, why=what.why)
+        line = f"{name} could not keep a copy of part {what.stage}: {what.why}"
+        if what.device not in self._warned:
+            self._warned.add(what.device)
+            self._warn(f"{line}; training goes on, but a failure now goes back to an older copy")
+
+    # -- what devices are told -------------------------------------------------------------------
+
+    async def _try_keeper(self, what: TryKeeper) -> None:
+        keeper = ReplicaKeeper(what.version, what.first, what.end, what.keeper)
+        key = EpochKey(self._job, what.epoch)
+        log.info("another_keeper", first=what.first, keeper=self._name(what.keeper))
+        await self._send(what.owner, Message(REPLICA_KEEPER, {**key.fields(), **keeper.fields()}))
+
+    async def _tell_all(self, members: list[str], message: Message) -> None:
+        if failpoints.armed:
+            await failpoints.reach("versions.keep.between", device=self._mesh.self_id)
+        await asyncio.gather(*(self._send(member, message) for member in members))
+
+    async def _send(self, device: str, message: Message) -> None:
+        try:
+            await self._mesh.send(device, message)
+        except PeerError as error:
+            # the end of the link ends the epoch, or the next such word says as much
+            log.info("not_told_of_copies", kind=message.kind, device=device[:12], why=str(error))
+
+    def _name(self, device: str) -> str:
+        return called(self._mesh, device)
+
+    @staticmethod
+    def _on_failed(work: str, error: BaseException) -> None:
+        log.error("copies_not_told", work=work, exc_info=error)

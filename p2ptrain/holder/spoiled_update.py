@@ -1,0 +1,224 @@
+"""An update that is not finite, at the holder: whose doing it is, and what the job ends with.
+
+not finite at step t ──► devices say what they saw ──► a plan again, with t - 1 steps in all
+  ──► its weights come home ──► the round of step t is done again here, unit by unit
+        not finite here either: the model's or the data's. Written, and the job ends
+        finite here: a device has sent what the model does not make. On without it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from p2ptrain.errors import TrainingError
+from p2ptrain.holder.generation import HolderEpoch, UpdateNotFinite
+from p2ptrain.holder.input.loader import PieceLoader
+from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.logs import get_logger
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.findings import Finding, told
+from p2ptrain.model.stage.round_replay import Batch, Origin, Replay
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.runtime.io.arrivals import Arrival, Comparison
+from p2ptrain.runtime.io.sample_division import Division
+
+log = get_logger(__name__)
+
+MODEST = 1e15
+"""Weights, gradients and their product with the learning rate no larger make finite updates."""
+
+MOST_TIMES = 5
+"""Updates that were not finite and whose step was then made without some device, in one job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """What is known of an update that is not finite.
+
+    Attributes:
+        shape: of its round.
+        names: of the plan's devices, by id.
+        found: what devices still could tell.
+        arrivals: what they had noted.
+    """
+
+    error: UpdateNotFinite
+    shape: Round
+    assignment: Assignment
+    names: Mapping[str, str]
+    found: Finding | None
+    arrivals: Sequence[Arrival]
+
+    @property
+    def good_steps(self) -> int:
+        """Updates before it."""
+        return self.error.step - 1
+
+    def suspects(self, holder: str) -> tuple[str, ...]:
+        """Who may have spoiled it unseen: those of a group, else all others."""
+        places = self.assignment.stages
+        grouped = [place for place in places if len(place.devices) > 1] or places
+        devices = dict.fromkeys(device for place in grouped for device in place.devices)
+        return tuple(device for device in devices if device != holder)
+
+    def ending(self, units: Sequence[str], origin: Origin | None, order: Sequence[int]) -> str:
+        """The message for people.
+
+        Args:
+            units: names of the model's.
+            origin: what doing the round again has shown.
+            order: which sample of the data each one of the round is.
+        """
+        error = self.error
+        number = error.micro_batch or 0
+        if origin is None:
+            if error.is_update:
+                return f"{error}. Try a smaller learning rate or clip_grad_norm=1.0"
+            return f"{error}{told(self.found, units, number)}"
+        if origin.unit is None and origin.row is None:
+            found = Finding((self.names[self._at(0, origin)[0]],), 0, 0, range(0), False)
+            return f"{error}{told(found, units, origin.micro_batch)}"
+        return f"{error}{self._told(units, origin, order)}"
+
+    def _told(self, units: Sequence[str], origin: Origin, order: Sequence[int]) -> str:
+        unit = origin.unit or 0
+        stage = next(i for i, p in enumerate(self.assignment.stages) if p.first <= unit < p.end)
+        place = self.assignment.stages[stage]
+        found = Finding(
+            tuple(self.names[device] for device in self._at(stage, origin)),
+            stage,
+            place.first,
+            range(0) if origin.unit is None else range(unit, unit + 1),
+            origin.is_weight,
+            tiled=place.tiling is not None,
+            backward=origin.backward,
+            sample=None if origin.row is None else self._sample(origin, order),
+            parameter=None if origin.is_weight else origin.parameter,
+        )
+        return told(found, units, origin.micro_batch, where=True)
+
+    def _sample(self, origin: Origin, order: Sequence[int]) -> int:
+        assert origin.row is not None
+        return order[origin.micro_batch * self.shape.micro_batch + origin.row]
+
+    def _at(self, stage: int, origin: Origin) -> tuple[str, ...]:
+        """Who computes it."""
+        seen = self.found
+        if origin.unit is None and seen is not None and not seen.stage and not seen.units:
+            return tuple(i for i in self.names if self.names[i] in seen.devices)
+        place: StagePlace = self.assignment.stages[stage]
+        number = origin.micro_batch + self.shape.first
+        if place.allocation is Allocation.TILES:
+            return place.devices
+        parts = Division(place).slices(number, self.shape.size(number))
+        row = origin.row
+        return tuple(p.device for p in parts if row is None or p.first <= row < p.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whose doing it is.
+
+    Attributes:
+        message: what the job ends with.
+        liar: id of a device that has sent what the model does not make; the job goes on.
+        is_of_others: it is finite where this device does it alone: some other one has spoiled it.
+    """
+
+    message: str
+    liar: str | None = None
+    is_of_others: bool = False
+
+
+async def noted(
+    prepared: Prepared, epoch: HolderEpoch, error: UpdateNotFinite, shape: Round
+) -> Spoiled:
+    """Ask the devices while they still have something to tell."""
+    found = None if error.held_as is None else await epoch.diagnose(error.held_as)
+    arrivals = await epoch.arrived(shape.index)
+    names = {device: epoch.name(device) for device in epoch.assignment.devices}
+    return Spoiled(error, shape, epoch.assignment, names, found, arrivals)
+
+
+def judged(prepared: Prepared, spoiled: Spoiled, state: Mapping[str, Tensor] | None) -> Verdict:
+    """Do the round again. For a thread of its own.
+
+    Args:
+        state: all weights before the round; None: there is no memory for them here.
+    """
+    captured, shape = prepared.captured, spoiled.shape
+    units = [unit.name for unit in captured.description.units]
+    order = prepared.order.batch(shape.step)
+    if state is None:
+        return Verdict(spoiled.ending(units, None, order))
+    comparison = Comparison(spoiled.assignment, captured.description, spoiled.arrivals)
+    first = shape.first
+    replay = Replay(
+        captured.description,
+        state,
+        prepared.job.seed,
+        shape.step,
+        lambda border, backward, number, values: comparison.crossed(
+            border, backward, number + first, values
+        ),
+    )
+    loader = PieceLoader(captured, prepared.samples, prepared.order, prepared.evaluation)
+    for loaded in loader.now([shape]):
+        piece = loaded.feed.piece
+        batch = Batch(loaded.feed.inputs, loaded.feed.targets, piece.size / shape.samples)
+        origin = replay.find(piece.key.micro_batch - first, batch)
+        if origin is not None:
+            return Verdict(spoiled.ending(units, origin, order))
+    log.info("finite_here", step=spoiled.error.step, wrong=comparison.wrong)
+    ending = spoiled.ending(units, None, order)
+    rate = prepared.job.optimizer.lr * abs(prepared.job.lr_factor(shape.step))
+    modest = replay.largest() * max(rate, 1.0) < MODEST  # not where the rate is NaN
+    is_of_others = not spoiled.error.is_update or modest
+    return Verdict(ending, comparison.wrong, is_of_others=is_of_others)
+
+
+def is_round_of(shape: Round, step: int) -> bool:
+    """Whether it makes update `step`, from 1."""
+    return shape.mode is Mode.TRAIN and shape.step == step - 1
+
+
+class SpoiledUpdates:
+    """Of one job: the update that it is to end before, if there is one."""
+
+    def __init__(self) -> None:
+        self.now: Spoiled | None = None
+        self._times = 0
+        self._tried: list[str] = []  # suspects that were left out, in their order
+
+    def steps(self, wanted: int) -> int:
+        """Updates to be made in all."""
+        return wanted if self.now is None else min(wanted, self.now.good_steps)
+
+    def begin(self, spoiled: Spoiled) -> None:
+        """Raises TrainingError: this has been so too often."""
+        self._times += 1
+        if self._times > MOST_TIMES:
+            raise TrainingError(str(spoiled.error))
+        if self.now is not None and self.now.good_steps <= spoiled.good_steps:
+            spoiled = replace(self.now)
+        self.now = spoiled
+
+    def suspect(self, suspects: Sequence[str]) -> tuple[str, str | None] | None:
+        """Whom to leave out on trial, and who has proved innocent; None: all have been.
+
+        Nobody can say which of them it was. Whoever was left out, and it happens again, was not.
+        """
+        cleared = self._tried[-1] if self._tried else None
+        left = [device for device in suspects if device not in self._tried]
+        if not left:
+            return None
+        self._tried.append(left[0])
+        return left[0], cleared
+
+    def over(self) -> None:
+        """The step is made again, without the device that has spoiled it."""
+        self.now = None

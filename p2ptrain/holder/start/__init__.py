@@ -1,0 +1,1 @@
+"""what comes before a job's first generation."""

@@ -1,0 +1,178 @@
+"""Asking the members what they keep of this device's jobs, and ending those that are over.
+
+Whether two runs of `train` are the same job, and whether two sets of first weights are equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+
+from torch import Tensor
+
+from p2ptrain.errors import Error, PeerError
+from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import MemberState, Mesh
+from p2ptrain.mesh.waiting import within
+from p2ptrain.messages.kinds import END, FIND
+from p2ptrain.model.wire.tensor_codec import pack
+from p2ptrain.net.fields import text
+from p2ptrain.net.message import Message
+from p2ptrain.recovery.resume_decision import Kept
+from p2ptrain.recovery.state_report import read_version
+
+log = get_logger(__name__)
+
+FIND_TIMEOUT_SECONDS = 2.0
+
+END_TIMEOUT_SECONDS = 2.0
+
+REACHABLE = (MemberState.ALIVE, MemberState.SUSPECT)
+
+
+async def wait_for(mesh: Mesh, devices: Collection[str], seconds: float) -> None:
+    """Wait until these are alive, at most so long."""
+
+    def are_here() -> bool:
+        return all(is_alive(mesh, device) for device in devices)
+
+    if not await within(mesh, are_here, seconds):
+        log.info("not_all_here", missing=[d[:12] for d in devices if not is_alive(mesh, d)])
+
+
+def is_alive(mesh: Mesh, device: str) -> bool:
+    """Whether this device sees that one alive."""
+    member = mesh.members.get(device)
+    return member is not None and member.state is MemberState.ALIVE
+
+
+async def ask_all(mesh: Mesh) -> dict[str, Kept | None]:
+    """What every member keeps of a job of this device; who does not answer is left out."""
+    members = [d for d in mesh.members if d != mesh.self_id and is_alive(mesh, d)]
+    answers = await asyncio.gather(*(_ask(mesh, member) for member in members))
+    return {device: kept for device, (heard, kept) in zip(members, answers, strict=True) if heard}
+
+
+async def _ask(mesh: Mesh, member: str) -> tuple[bool, Kept | None]:
+    try:
+        reply = await mesh.call(member, Message(FIND), timeout_seconds=FIND_TIMEOUT_SECONDS)
+        if "job" not in reply.fields:
+            return True, None
+        return True, Kept(text(reply.fields, "job", 64), read_version(reply.fields.get("newest")))
+    except (Error, TimeoutError) as error:
+        log.info("not_found_out", member=member[:12], why=str(error))
+        return False, None
+
+
+async def end_others(mesh: Mesh, member: str, job: str) -> None:
+    """Free a member that comes late from an older job of this device."""
+    _, kept = await _ask(mesh, member)
+    if kept is not None and kept.job != job:
+        await _end_there(mesh, member, kept.job)
+
+
+async def end_old(mesh: Mesh, jobs: Collection[str]) -> None:
+    """Free every member from these jobs of an earlier process, before they are asked for more."""
+    members = [d for d in mesh.members if d != mesh.self_id and is_alive(mesh, d)]
+    await asyncio.gather(*(_end_there(mesh, m, job) for m in members for job in sorted(jobs)))
+
+
+async def _end_there(mesh: Mesh, member: str, job: str) -> None:
+    message = _end(job, "its device trains another job, or begins it anew")
+    try:
+        await mesh.call(member, message, timeout_seconds=END_TIMEOUT_SECONDS)
+    except (Error, TimeoutError) as error:
+        log.info("end_not_delivered", member=member[:12], why=str(error))
+
+
+async def end(mesh: Mesh, job: str, reason: str) -> None:
+    """Free every member from a job, also those that an abandoned plan had made ready.
+
+    Who is out of reach now hears of it when this device leaves, or is asked by its next job.
+    """
+    members = [m.id for m in mesh.members.values() if m.state in REACHABLE]
+    try:
+        async with asyncio.timeout(END_TIMEOUT_SECONDS):
+            await asyncio.gather(*(_tell(mesh, member, _end(job, reason)) for member in members))
+    except TimeoutError:
+        log.info("end_not_delivered", reason=reason)
+
+
+def _end(job: str, reason: str) -> Message:
+    return Message(END, {"job": job, "reason": reason[:1000]})
+
+
+async def _tell(mesh: Mesh, member: str, message: Message) -> None:
+    try:
+        await mesh.send(member, message)
+    except PeerError as error:
+        log.info("end_not_delivered", member=member[:12], why=str(error))
+
+
+_JOB_DIGITS = 16
+
+
+def fingerprint(prepared: Prepared, options: TrainOptions) -> str:
+    """SHA-256, in hex, of everything that changes what a job computes.
+
+    A script that is started again with other options, or changed, is another job. What cannot be
+    looked into does not count: the content of the samples, and functions outside the model (the
+    schedule, metrics) beyond their names.
+    """
+    job = prepared.job
+    facts = {
+        "model": prepared.captured.description.digest,
+        "samples": len(prepared.samples),
+        "evaluated": len(prepared.evaluation) if prepared.evaluation else 0,
+        "metrics": sorted(map(str, job.metrics)),
+        "batch_size": job.batch_size,
+        "micro_batch": job.micro_batch,
+        "steps": prepared.steps,
+        "seed": job.seed,
+        "optimizer": job.optimizer.to_fields(),
+        "schedule": job.schedule is not None,
+        "clip": job.clip_grad_norm,
+        "skip_nonfinite": job.skip_nonfinite,
+        "private": options.private,
+        "planner": options.planner,
+        "tiles": [options.grid, options.groups],
+        "asynchrony": None if options.asynchrony is None else asdict(options.asynchrony),
+        "chooses_mode": options.chooses_mode,
+        "ftpipehd": None if options.as_ftpipehd is None else asdict(options.as_ftpipehd),
+        "wire": options.wire.value,
+        "resume": None if options.resume is None else str(options.resume.absolute()),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def job_prefix(mark: str) -> str:
+    """What the ids of all jobs with that fingerprint begin with."""
+    return f"{mark[:_JOB_DIGITS]}-"
+
+
+def job_id(mark: str, chance: str) -> str:
+    """A job's id; members that are asked for their jobs need not know the fingerprint.
+
+    Args:
+        mark: its fingerprint.
+        chance: hex digits that tell it from other jobs of that fingerprint.
+    """
+    return f"{job_prefix(mark)}{chance}"
+
+
+def weights_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256, in hex, of tensors with their names and layouts.
+
+    0.6 ns a byte where the processor has instructions for it: call it off the event loop.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        packed = pack(state[name])
+        digest.update(json.dumps([name, packed.meta[:3]]).encode())
+        digest.update(packed.part)
+    return digest.hexdigest()

@@ -1,0 +1,323 @@
+"""What a holder writes down, so that a process started after it can go on with its job.
+
+    job.json    at every epoch: the job, the plan in force, the history. Replaced whole, synced.
+    reported    at every step: what people were told. Overwritten in place, synced once a second.
+
+A killed process leaves both as its last call wrote them. A power cut may lose the last second of
+`reported`, and then a step is told twice. Where something cannot be written, the journal goes: an
+old one would have epoch numbers used again, and steps told twice. It is written anew once the disk
+takes it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Annotated, Any, Literal
+
+from p2ptrain.errors import ProtocolError, UserError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
+from p2ptrain.messages.assign import placed_of
+from p2ptrain.messages.assignment import FIRST, Assignment
+from p2ptrain.messages.reconfigure import InForce
+from p2ptrain.net.forms import By, Count, Id, Positive
+from p2ptrain.net.write_form import write_form
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.recovery.cores.holder_instructions import Journal as Noted
+from p2ptrain.recovery.cores.job_history import Reported
+from p2ptrain.recovery.version import Lineage, Version, VersionRow
+from p2ptrain.state.ended_jobs import note
+
+log = get_logger(__name__)
+
+JOB_FILE = "job.json"
+
+REPORTED_FILE = "reported"
+
+SYNC_SECONDS = 1.0
+
+RETRY_SECONDS = 10.0
+"""Between two tries to write again, where that failed."""
+
+FIRST_EPOCH = 1
+
+_BINARY = getattr(os, "O_BINARY", 0)
+
+_REPORTED = struct.Struct("<qqQ")
+"""Step, evaluated, CRC-32 of both: 24 bytes, which one write puts down."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """An unfinished job.
+
+    Attributes:
+        job: its id.
+        fingerprint: see `fingerprint`.
+        weights: digest of what it began with, see `weights_digest`.
+        first_step: updates that those weights had behind them.
+        next_epoch: first epoch number that was never used.
+        lineage: of the job.
+        in_force: the plan it runs by; None before the first.
+        stable: newest version of which every copy was acknowledged.
+        took_part: devices that had a part, each with its last epoch.
+        reported: what people were told.
+    """
+
+    job: str
+    fingerprint: str
+    weights: str
+    first_step: int
+    reported: Reported
+    next_epoch: int = FIRST_EPOCH
+    lineage: Lineage = FIRST
+    in_force: InForce | None = None
+    stable: Version | None = None
+    took_part: tuple[tuple[str, int], ...] = ()
+
+    def got_somewhere(self, weights: str) -> bool:
+        """Whether anything would be lost by beginning anew from the weights of that digest.
+
+        Nothing is before the first plan; nor, where the process that begins now has drawn other
+        weights, before people heard of a step: what this device had itself may be nowhere else yet.
+        """
+        told = self.reported.step > self.first_step
+        return self.in_force is not None and (told or weights == self.weights)
+
+    @property
+    def noted(self) -> Noted:
+        """As the rules wrote it down."""
+        placed = None if self.in_force is None else placed_of(self.in_force.assignment)
+        return Noted(self.next_epoch, self.lineage, placed, self.stable, self.took_part)
+
+
+class Journal:
+    """One job's journal, while it is trained.
+
+    Args:
+        folder: where it stands; None = nowhere, for a job that nobody would go on with.
+        entry: the job, new or found.
+        warn: tells people that nothing can be written, once, and once it can be again.
+    """
+
+    def __init__(
+        self, folder: StateFolder | None, entry: JournalEntry, warn: Callable[[str], None]
+    ) -> None:
+        self._folder = folder
+        self._entry = entry
+        self._warn = warn
+        self._descriptor: int | None = None
+        self._is_synced = True
+        self._failed_at: float | None = None  # when writing was last tried in vain; None: it works
+        self._late: JournalEntry | None = None  # to be written with the next sync
+        self._writing = threading.Lock()
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is a journal at all, though it may not be possible to write it now."""
+        return self._folder is not None
+
+    async def begun(self, noted: Noted, in_force: InForce | None) -> None:
+        """Write down what the rules say, in a thread; nobody may be told of it before.
+
+        A disk takes milliseconds to seconds, and this device's links must not stand still for it.
+        """
+        self._entry = replace(
+            self._entry,
+            next_epoch=noted.next_epoch,
+            lineage=noted.lineage,
+            in_force=in_force,
+            stable=noted.stable,
+            took_part=noted.took_part,
+        )
+        self._late = None
+        await self._write_whole()
+
+    async def _write_whole(self) -> None:
+        try:
+            await asyncio.to_thread(self._put_down)
+        except (OSError, UserError) as error:
+            self._give_up(error)
+            return
+        was_broken = self._failed_at is not None
+        if was_broken:
+            self._failed_at = None
+            self.committed(self._entry.reported)  # it may have been written before a step since
+        if was_broken and self._failed_at is None:
+            self._warn("the training's record can be written again")
+
+    def stable(self, version: Version) -> None:
+        """The same for a version that is now safe; within a second, off the event loop."""
+        self._entry = self._late = replace(self._entry, stable=version)
+
+    def committed(self, reported: Reported) -> None:
+        """Write down what people are about to be told."""
+        self._entry = replace(self._entry, reported=reported)
+        if self._descriptor is None:
+            return
+        try:
+            os.lseek(self._descriptor, 0, os.SEEK_SET)  # os.pwrite is not everywhere
+            os.write(self._descriptor, _reported_bytes(reported))
+            self._is_synced = False
+        except OSError as error:
+            self._give_up(error)
+
+    async def keep_synced(self) -> None:
+        """Once a second, in a thread: what was written reaches the disk. Until it is cancelled."""
+        while True:
+            await asyncio.sleep(SYNC_SECONDS)
+            if self._failed_at is not None and monotonic() - self._failed_at >= RETRY_SECONDS:
+                await self._write_whole()
+            late, self._late = self._late, None
+            if self._folder is None or (late is None and self._is_synced):
+                continue
+            self._is_synced = True
+            try:
+                await asyncio.to_thread(self._sync, late)
+            except (OSError, UserError) as error:
+                self._give_up(error)
+
+    def done(self) -> None:
+        """The job is over: there is nothing to go on with, and who keeps it may hear so."""
+        if self._folder is not None:
+            note(self._folder, {self._entry.job})
+        folder, self._folder = self._folder, None
+        self._close()
+        if folder is not None:
+            forget(folder)
+
+    def _put_down(self) -> None:
+        with self._writing:
+            folder, entry = self._folder, self._entry
+            if folder is None:
+                return
+            if self._descriptor is None:
+                folder.write(REPORTED_FILE, _reported_bytes(entry.reported))
+                self._descriptor = os.open(folder.path / REPORTED_FILE, os.O_WRONLY | _BINARY)
+            folder.write_json(JOB_FILE, _to_json(entry))
+
+    def _sync(self, late: JournalEntry | None) -> None:
+        with self._writing:  # `done` and an epoch that begins meanwhile come after, or have come
+            descriptor, folder = self._descriptor, self._folder
+            if descriptor is None or folder is None:
+                return
+            os.fsync(descriptor)
+            if late is not None and late.next_epoch == self._entry.next_epoch:  # of this epoch
+                folder.write_json(JOB_FILE, _to_json(late))
+
+    def _give_up(self, error: Exception) -> None:
+        if self._folder is None:
+            return
+        is_news, self._failed_at = self._failed_at is None, monotonic()
+        if is_news:
+            self._warn(
+                f"the training's record cannot be written ({error}): training goes on, but could "
+                "not be continued if p2ptrain stopped on this device"
+            )
+        self._close()
+        forget(self._folder)
+
+    def _close(self) -> None:
+        with self._writing:
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def find(folder: StateFolder, warn: Callable[[str], None]) -> JournalEntry | None:
+    """The unfinished job of this folder, if there is one that can be read; damage is told."""
+    try:
+        job = folder.read_form(JOB_FILE, _Job)
+        return None if job is None else _entry(job, folder.read(REPORTED_FILE))
+    except (UserError, ProtocolError) as error:
+        why = error.why if isinstance(error, BrokenFile) else str(error)
+        warn(
+            f"{folder.path / JOB_FILE} cannot be used ({why}): that unfinished training cannot be "
+            "continued"
+        )
+        return None
+
+
+def forget(folder: StateFolder) -> None:
+    """Remove the journal; a disk that refuses even that is only told of."""
+    for name in (JOB_FILE, REPORTED_FILE):  # without the first one, the second means nothing
+        try:
+            folder.remove(name)
+        except OSError as error:
+            log.warning("journal_not_removed", why=str(error))
+
+
+def _read_assignment(value: object) -> Assignment:
+    blob = base64.b64decode(value if isinstance(value, str) else "?", validate=True)
+    return Assignment.from_bytes(blob)
+
+
+def _write_assignment(assignment: Assignment) -> str:
+    return base64.b64encode(assignment.to_bytes()).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What `JOB_FILE` holds."""
+
+    format: Literal["p2ptrain.job/1"]
+    job: Id
+    fingerprint: Id
+    weights: Id
+    first_step: Count
+    next_epoch: Positive
+    lineage: Annotated[Lineage, By(Lineage.from_fields, Lineage.to_fields)]
+    assignment: Annotated[Assignment, By(_read_assignment, _write_assignment)] | None
+    plan: Mapping[str, Any] | None
+    stable: VersionRow | None
+    took_part: Mapping[str, Count]
+
+
+def _to_json(entry: JournalEntry) -> dict[str, Any]:
+    in_force = entry.in_force
+    job = _Job(
+        *("p2ptrain.job/1", entry.job, entry.fingerprint, entry.weights, entry.first_step),
+        *(entry.next_epoch, entry.lineage),
+        assignment=None if in_force is None else in_force.assignment,
+        plan=None if in_force is None else in_force.plan,
+        stable=entry.stable,
+        took_part=dict(entry.took_part),
+    )
+    return write_form(job)
+
+
+def _entry(job: _Job, reported: bytes | None) -> JournalEntry:
+    """Raises ProtocolError, or OptionError of what is no plan, or a newer version's."""
+    in_force = None
+    if (job.assignment is None) is not (job.plan is None):
+        raise ProtocolError("a plan in force is an assignment and a plan")
+    if job.assignment is not None and job.plan is not None:
+        in_force = InForce(job.assignment, job.plan)
+        Plan.from_json(job.plan, "the plan in force", batch_size=job.assignment.batch_size)
+    return JournalEntry(
+        *(job.job, job.fingerprint, job.weights, job.first_step, _read_reported(reported)),
+        *(job.next_epoch, job.lineage, in_force, job.stable),
+        tuple(sorted(job.took_part.items())),
+    )
+
+
+def _reported_bytes(reported: Reported) -> bytes:
+    numbers = struct.pack("<qq", reported.step, reported.evaluated)
+    return numbers + struct.pack("<Q", zlib.crc32(numbers))
+
+
+def _read_reported(content: bytes | None) -> Reported:
+    if content is None or len(content) != _REPORTED.size:
+        raise ProtocolError("what people were told was not written down whole")
+    step, evaluated, check = _REPORTED.unpack(content)
+    if check != zlib.crc32(content[:16]):
+        raise ProtocolError("what people were told was not written down whole")
+    return Reported(step, evaluated)

@@ -1,0 +1,155 @@
+"""How many samples are computed together, where that changes what is trained.
+
+What is trained may not depend on who is in the house. So where the model or its loss looks across
+samples, a `micro_batch` that the job leaves out is a function of the job alone, and no planner's
+choice: the whole mini-batch where the loss does, `COMPUTED_TOGETHER` where only the statistics of
+what is computed together do.
+
+How few samples a micro-batch may have: a plan makes no smaller one, and no profile measures one.
+
+BatchNorm needs two samples, and so does `.squeeze()`, which drops a batch of one too; a loss over
+the hardest eight needs eight. Where the job's own sizes make fewer, plain torch decides: what it
+computes is trained as it is, what it refuses is refused before any other device is asked.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.holder.input.dataset import Samples
+from p2ptrain.holder.start.model_limits import Across
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.job import AUTO, Job, MicroBatch
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, first_line, unit_of
+from p2ptrain.model.stage.program import Program
+from p2ptrain.model.stage.stage import NO_SEED
+
+COMPUTED_TOGETHER = 32
+
+
+def settled(asked: MicroBatch, batch_size: int, across: Across) -> tuple[int | None, str]:
+    """The micro-batch of a job, None where the planner chooses it; and what that changes, or "".
+
+    Args:
+        asked: as the job has it; None = it leaves it out.
+
+    Raises:
+        CaptureError: the loss is a sum over the batch, and it would be computed in parts.
+    """
+    size = asked if isinstance(asked, int) else None
+    if across.samples:
+        whole = asked is None or size == batch_size
+        if across.sum_of and not whole:
+            raise CaptureError(_sum_in_parts(size, batch_size))
+        if whole:
+            told = (
+                f"{across.samples}: micro_batch is the whole mini-batch of {batch_size}. Set "
+                'micro_batch for parts of it, or "auto" for parts as the plan likes, which train '
+                "something else"
+            )
+            return batch_size, told if asked is None else ""
+        parts = "parts as the plan likes" if size is None else f"parts of {size}"
+        return size, (
+            f"{across.samples}: the mini-batch of {batch_size} is computed in {parts}, which "
+            f"trains something else than the whole. Set micro_batch={batch_size} for that"
+        )
+    if across.statistics and asked is None:
+        size = min(COMPUTED_TOGETHER, batch_size)
+        return size, (
+            f"{across.statistics}: micro_batch is {size} on any household. Set another one, or "
+            '"auto" for the fastest of each plan'
+        )
+    if across.statistics and asked == AUTO:
+        return (
+            None,
+            f"{across.statistics}: micro_batch is the plan's, so results depend on who is here",
+        )
+    return size, ""
+
+
+def _sum_in_parts(size: int | None, batch_size: int) -> str:
+    factor = "as many times too small as it has parts" if size is None else _times(size, batch_size)
+    return (
+        "the loss is a sum over the samples of the batch, not their mean. Computed in "
+        f"{'micro-batches' if size is None else f'micro-batches of {size}'}, each weighed by its "
+        f"share of the batch, its gradients would be {factor}. Take the mean over the samples, or "
+        f"set micro_batch={batch_size}, the whole mini-batch"
+    )
+
+
+def _times(size: int, batch_size: int) -> str:
+    return f"{batch_size / size:g} times too small"
+
+
+def least_piece(job: Job, captured: Captured, samples: Samples, how: Asynchrony | None) -> int:
+    """The fewest samples that a micro-batch of the job may have.
+
+    Args:
+        how: it certainly trains without a barrier, which may fix the size of its micro-batches.
+
+    Raises:
+        CaptureError: the job's own sizes make a smaller one, which the model cannot compute.
+    """
+    least, smallest = captured.trains.least, _smallest(job, how)
+    if smallest >= least:
+        return least
+    if smallest == 1 and captured.trains.refuses_one:
+        raise CaptureError(
+            "a BatchNorm of the model cannot work on a micro-batch of one sample: choose "
+            "micro_batch so that neither it nor what remains of batch_size is 1"
+        )
+    why = _failure(captured, samples, smallest)
+    if why is None:
+        return smallest
+    few, such = (f"{smallest} samples", "so few") if smallest > 1 else ("1 sample", "one")
+    raise CaptureError(
+        f"the model cannot train on {few} ({why}), and this job has a micro-batch of {such}: "
+        "choose batch_size and micro_batch so that neither micro_batch nor what remains of "
+        f"batch_size is below {least}"
+    )
+
+
+def check_evaluation_sizes(captured: Captured, evaluation: Samples | None) -> None:
+    """Raises CaptureError: `evaluation` has fewer samples than the model is known for."""
+    known = captured.evaluates.known
+    if evaluation is not None and len(evaluation) < known:
+        raise CaptureError(
+            f"eval_data has {len(evaluation)} samples, and the model may do something else with "
+            f"fewer than {known}: give it more"
+        )
+
+
+def why_only_rounds(job: Job, least: int, how: Asynchrony) -> str:
+    """Why a job that may train without a barrier cannot: its pieces would be too small; else ""."""
+    size = _smallest(job, how)
+    if size >= least:
+        return ""
+    return f"without a barrier a micro-batch would have {size} samples, and the model needs {least}"
+
+
+def _smallest(job: Job, how: Asynchrony | None) -> int:
+    """Of the micro-batches that nobody chooses; the whole batch where the planner does."""
+    size = job.fixed_micro_batch or job.batch_size
+    if how is not None:
+        size = how.piece(job.batch_size, job.fixed_micro_batch)
+    return job.batch_size % size or size
+
+
+def _failure(captured: Captured, samples: Samples, size: int) -> str | None:
+    """Why the first `size` samples do not go through the graph and back; None where they do."""
+    inputs, targets = samples.collate(list(range(size)), "example")
+    description, state = captured.description, captured.state()
+    for tensor in description.tensors:
+        state[tensor.name] = state[tensor.name].clone().requires_grad_(tensor.trainable)
+    program = Program(description, 0, len(description.units), "train", state)
+    leaves = captured.entering(inputs, "train"), captured.flatten_target(targets)
+    try:
+        torch.autograd.backward(program.run(*leaves, NO_SEED)[0])
+    except OPERATORS_RAISE as error:
+        unit = unit_of(error)
+        return f"{'' if unit is None else f'layer {unit}: '}{first_line(error)}"
+    if size < captured.trains.known:
+        return f"it may do something else with fewer than {captured.trains.known}"
+    return None

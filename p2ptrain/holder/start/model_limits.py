@@ -1,0 +1,214 @@
+"""What has no meaning without a barrier, said before any other device is asked for anything.
+
+`--private`: which units must stay on the device that holds the data.
+
+The first stage must reach so far that no raw input crosses its end or any later cut, and the last
+stage must start before the first unit that sees a label. Where nothing lies between, the holder has
+the whole model, as with `plan --private`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from p2ptrain.errors import OptionError, ScriptError
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.job import Job
+from p2ptrain.job.rounds import Mode
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.messages.plan_request import _TEXT_LIMIT, Sharing
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.sample_independence.division_effects import (
+    LEAVES_OUT,
+    division_effects,
+    indivisible_boundaries,
+    statistics_effects,
+)
+from p2ptrain.model.sample_independence.division_probe import SAMPLES, Mixing, first_mixing_unit
+from p2ptrain.model.sample_independence.masked_losses import DEFAULT_IGNORED
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, first_line, unit_of
+from p2ptrain.model.stage.mutated_state import written_names
+from p2ptrain.model.stage.running_statistics import shareable
+from p2ptrain.plan.types.weight_versions import Weights
+
+_NAMES = {
+    Weights.STASHED: "aggregation",
+    Weights.VERTICAL: "vertical sync",
+    Weights.DOUBLE: "two versions",
+    Weights.UNSTASHED: "no stashing",
+}
+
+
+def check_asynchronous(job: Job, description: ModelDescription, options: TrainOptions) -> None:
+    """Raises OptionError: the job cannot be trained asynchronously, and why."""
+    if job.clip_grad_norm is not None:
+        raise OptionError(
+            "clip_grad_norm needs the gradients of all layers before an update, and async "
+            "training does not wait for them: use --mode sync, or leave it out"
+        )
+    if job.skip_nonfinite:
+        raise OptionError(
+            "skip_nonfinite skips an update on all devices at once, and async training does not "
+            "wait for them: use --mode sync, or leave it out"
+        )
+    tied = _tied(description)
+    if tied and not options.local:
+        raise OptionError(
+            f"{tied[0]} is used by several layers: on different devices its copies would be "
+            "updated at different times and drift apart. Use --mode sync"
+        )
+    written = _written_parameters(description)
+    if written:
+        raise OptionError(
+            f"the model writes to its parameter {written[0]} while it computes: with async, "
+            "batches at the same time would write to different copies of it. Use --mode sync"
+        )
+
+
+def unshared(how: Asynchrony, description: ModelDescription) -> str:
+    """Why every stage needs a device of its own; "" where devices may take mini-batches in turn."""
+    if not how.may_share:
+        return f"asynchronous training with {_NAMES[how.weights]} has one device for each part"
+    if written_names(description, 0, len(description.units)):
+        return (
+            "its running statistics are of all mini-batches in order, which devices that take "
+            "them in turn do not see"
+        )
+    return ""
+
+
+def _tied(description: ModelDescription) -> list[str]:
+    """Trainable tensors that several units use, so that a plan may put them into several stages."""
+    return sorted(description.shared_between(range(len(description.units) + 1)))
+
+
+def _written_parameters(description: ModelDescription) -> list[str]:
+    trainable = {tensor.name for tensor in description.tensors if tensor.trainable}
+    return sorted(trainable & written_names(description, 0, len(description.units)))
+
+
+def private_units(description: ModelDescription) -> tuple[int, int]:
+    """(units at the beginning, units at the end) that only the holder may have.
+
+    (all, 0) where they meet.
+    """
+    count = len(description.units)
+    first = max((_last_raw_boundary(description, mode) for mode in Mode), default=0) + 1
+    last = count - min(_first_target_unit(description, mode) for mode in Mode)
+    return (first, last) if first + last < count else (count, 0)
+
+
+def _last_raw_boundary(description: ModelDescription, mode: Mode) -> int:
+    """The last cut that a raw input crosses; 0, before the first unit, is always one."""
+    raw = {value.name for value in description.crossing(0, mode.value)}
+    crossed = [
+        boundary
+        for boundary in range(len(description.units))
+        if raw & {value.name for value in description.crossing(boundary, mode.value)}
+    ]
+    return max(crossed, default=0)
+
+
+def _first_target_unit(description: ModelDescription, mode: Mode) -> int:
+    users = [
+        unit
+        for unit in range(len(description.units))
+        if description.target_uses(unit, unit + 1, mode.value)
+    ]
+    return min(users, default=len(description.units) - 1)
+
+
+SEEN = 16
+"""Samples of the data that are looked at for targets that a loss leaves out."""
+
+
+def sharing_of(description: ModelDescription) -> Sharing:
+    """Read from the model's graph."""
+    return Sharing(
+        unshared=(shareable(description, 0, len(description.units)) or "")[:_TEXT_LIMIT],
+        divisible=not indivisible_boundaries(description),
+        effects=division_effects(description),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Across:
+    """Where a model or its loss looks across samples, so that parts of a batch train another model.
+
+    Attributes:
+        samples: how; "" where it does not.
+        sum_of: the loss of a batch is the sum of what its parts give, not their mean.
+        statistics: how results depend on the number of samples that are computed together, and on
+            that alone (BatchNorm, dropout); "" where they do not.
+    """
+
+    samples: str = ""
+    sum_of: bool = False
+    statistics: str = ""
+
+
+def looks_across(
+    description: ModelDescription,
+    state: Mapping[str, Tensor],
+    batch: tuple[Sequence[Tensor], Sequence[Tensor]],
+    ignored: bool,
+    least: int,
+) -> Across:
+    """Read from the model's graph, and tried: whether parts of a batch add up to the whole.
+
+    Args:
+        state: tensors by canonical name.
+        batch: of `SEEN` samples what the first unit takes, and all leaves of the targets.
+        ignored: whether the data has targets that the loss leaves out by torch's default.
+        least: the fewest samples that the model is computed with.
+
+    Raises:
+        ScriptError: the model cannot compute with these samples.
+    """
+    statistics = statistics_effects(description)
+    shown = [effect for effect in division_effects(description) if effect not in statistics]
+    if ignored:
+        shown.append(f"{LEAVES_OUT} (those of {DEFAULT_IGNORED})")
+    text = "; ".join(statistics)
+    if shown:
+        return Across("; ".join(shown), statistics=text)
+    few = max(SAMPLES, 2 * least)
+    if few > SEEN:
+        return Across(f"the model needs {least} samples together", statistics=text)
+    found = _first_mixing(description, state, *(_few(leaves, few) for leaves in batch))
+    if found is None:
+        return Across(statistics=text)
+    where = f"layer {description.units[found.unit].name}"
+    if found.unit == len(description.units) - 1 and not found.is_sum:
+        where += ", or the loss is no mean over samples"
+    if found.is_sum:
+        how = f"the loss is a sum over the samples, not their mean (in {where})"
+        return Across(how, sum_of=True, statistics=text)
+    return Across(f"samples are not computed independently ({where})", statistics=text)
+
+
+def _first_mixing(
+    description: ModelDescription,
+    state: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+) -> Mixing | None:
+    try:
+        return first_mixing_unit(description, state, inputs, targets)
+    except OPERATORS_RAISE as error:
+        unit = unit_of(error)
+        if unit is None:
+            raise
+        why = first_line(error).rstrip(".")
+        raise ScriptError(
+            f"layer {unit} failed with samples of the data: {why}. Look for types "
+            "other than the model's, and for labels or indices out of range"
+        ) from error
+
+
+def _few(leaves: Sequence[Tensor], count: int) -> list[Tensor]:
+    """So many of `SEEN` samples, as far apart as can be."""
+    return [leaf[:: SEEN // count][:count].contiguous() for leaf in leaves]

@@ -1,0 +1,410 @@
+"""From a user's Job to everything a run needs, before any other device is asked for anything."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import CaptureError, OptionError, ScriptError, UserError
+from p2ptrain.holder.input.dataset import Samples
+from p2ptrain.holder.input.metrics import check_evaluation, tried_metrics
+from p2ptrain.holder.input.sample_order import SampleOrder
+from p2ptrain.holder.start.first_batch import explained
+from p2ptrain.holder.start.micro_batch import (
+    check_evaluation_sizes,
+    least_piece,
+    settled,
+    why_only_rounds,
+)
+from p2ptrain.holder.start.model_limits import (
+    SEEN,
+    Across,
+    check_asynchronous,
+    looks_across,
+    sharing_of,
+)
+from p2ptrain.job.job import Job, check_fits
+from p2ptrain.job.rounds import Mode
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.messages.plan_request import Sharing
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.capture.rehearsal import Effort, rehearse
+from p2ptrain.model.capture.stale_globals import Outdated
+from p2ptrain.model.graph.description import ModelDescription, TensorKind
+from p2ptrain.model.sample_independence.masked_losses import DefaultIgnored
+from p2ptrain.model.stage.determinism import check_default_type, randomness_lock
+from p2ptrain.model.stage.optimizer import optimizer_state_ratio, state_slots
+from p2ptrain.plan.types.feature_maps import MapNetwork
+from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
+from p2ptrain.runtime.tiled.tile_layout import tileable
+from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state.checkpoint_files import Checkpoint, Progress
+from p2ptrain.state.snapshot_store import laid_out, of_units
+from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
+from p2ptrain.tiling.kernels.tileable_operators import NotTiled
+from p2ptrain.tiling.planning.make_plan import NAMES
+
+log = get_logger(__name__)
+
+REHEARSED = Effort()
+"""Batches on which the captured model is compared with the user's own."""
+
+_REHEARSAL_FLOPS = 1e9
+"""Forward, of one of these batches."""
+
+_REHEARSAL_READ_SECONDS = 0.2
+
+_REHEARSAL_COPIES = 4
+"""Of the weights: as they were, two times their gradients, and room for values between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job, captured and checked.
+
+    Attributes:
+        least_piece: fewest samples of a micro-batch that are measured, or that the planner chooses.
+        sharing: how stages may be shared among devices.
+        input_bytes, target_bytes: per sample, as the holder sends them.
+        state: initial tensors by `model:` and `optimizer:` names.
+        first_step: updates that the state has behind it.
+        evaluated: the highest step whose evaluation was told by the run that made the state.
+        steps: updates in all.
+        outdated: says what model and loss read in Python that has changed since.
+        only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
+        maps: of the first units, where they can be cut into tiles and may be.
+        warnings: what people should know of what was read.
+        over_all: metrics that are computed over all of `eval_data`, being no means over samples.
+        changes: how results differ from plain torch's on any plan; empty if not at all.
+    """
+
+    job: Job
+    captured: Captured
+    samples: Samples
+    evaluation: Samples | None
+    order: SampleOrder
+    least_piece: int
+    sharing: Sharing
+    input_bytes: int
+    target_bytes: int
+    state: Mapping[str, Tensor]
+    first_step: int
+    steps: int
+    outdated: Outdated
+    evaluated: int = 0
+    only_rounds: str = ""
+    maps: MapNetwork | None = None
+    warnings: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    over_all: frozenset[str] = frozenset()
+
+    def progress(self, step: int) -> Progress:
+        """What a checkpoint of update `step` says of the job."""
+        return Progress(
+            step=step,
+            digest=_weights_digest(self.captured.description),
+            samples=len(self.samples),
+            batch_size=self.job.batch_size,
+            seed=self.job.seed,
+            optimizer=self.job.optimizer.name,
+        )
+
+    def slice_state(self, first: int, end: int) -> dict[str, Tensor]:
+        """The initial tensors that units [first, end) need."""
+        return of_units(self.captured.description, self.state, first, end)
+
+
+def prepare(job: Job, options: TrainOptions) -> Prepared:
+    """Read the first samples, export the model, and read the checkpoint to go on from.
+
+    Runs the user's code and torch.export, for seconds: call it off the event loop.
+
+    Raises:
+        ScriptError, CaptureError, OptionError: what the user has to change.
+    """
+    check_default_type()
+    if options.planner not in tuple(NAMES):
+        known = ", ".join(sorted(NAMES))
+        raise OptionError(f"unknown planner {options.planner!r} (known: {known})")
+    if options.out is not None:
+        checkpoint.check_weights_file(options.out)
+    if options.checkpoint is not None:
+        checkpoint.check_folder(options.checkpoint)
+    job.lr_factor(0)
+    samples = Samples(job.data, lock=randomness_lock)
+    check_fits(len(samples), job.batch_size)
+    order = SampleOrder(len(samples), job.batch_size, job.seed)
+    evaluation = None
+    if job.eval_data is not None:
+        evaluation = Samples(job.eval_data, "eval_data", lock=randomness_lock)
+        evaluation.check_like(samples)
+    example = samples.collate([0, 1 % len(samples)], "example")
+    evaluates = evaluation is not None
+    with timed(log, "exported"), _explained(job, samples, order):
+        captured = capture(job.model, job.loss, example, evaluation=evaluates)
+    outdated = Outdated(job.model, job.loss)
+    if evaluates:
+        check_evaluation(job.metrics, captured)
+    over_all = frozenset[str]()
+    if evaluation is not None and len(evaluation) >= captured.evaluates.known:
+        over_all = tried_metrics(job.metrics, captured, evaluation)
+    only_rounds = ""
+    maps = _maps(captured, options)
+    if options.asynchrony is not None:
+        try:
+            check_asynchronous(job, captured.description, options)
+        except OptionError as error:
+            if not options.chooses_mode:
+                raise
+            only_rounds = str(error)
+    check_evaluation_sizes(captured, evaluation)
+    _check_space(job, captured, options)
+    with timed(log, "division_tried"), _explained(job, samples, order):
+        across = _across(captured, samples)
+    micro_batch, changed = settled(job.micro_batch, job.batch_size, across)
+    job = replace(job, micro_batch=micro_batch)
+    how = options.asynchrony
+    least = least_piece(job, captured, samples, None if options.chooses_mode else how)
+    if how is not None and options.chooses_mode and not only_rounds:
+        only_rounds = why_only_rounds(job, least, how)
+    steps = job.total_steps(options.steps, samples=len(samples))
+    sharing = _sharing(captured, across)
+    with timed(log, "rehearsed"):
+        changes = _compared(job, captured, samples, order, least)
+    if changed:
+        changes = (changed, *changes)
+    prepared = Prepared(
+        job=job,
+        captured=captured,
+        samples=samples,
+        evaluation=evaluation,
+        order=order,
+        least_piece=least,
+        sharing=sharing,
+        input_bytes=_bytes_per_sample(captured.entering(example[0], "train")),
+        target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
+        state={f"model:{n}": t for n, t in captured.state().items()},
+        first_step=0,
+        steps=steps,
+        only_rounds=only_rounds,
+        maps=maps,
+        changes=changes,
+        over_all=over_all,
+        outdated=outdated,
+    )
+    return prepared if options.resume is None else _resumed(prepared, options)
+
+
+@contextmanager
+def _explained(job: Job, samples: Samples, order: SampleOrder) -> Iterator[None]:
+    """What fails here is said in plain torch's words where the module itself fails too."""
+    try:
+        yield
+    except (CaptureError, ScriptError) as error:
+        first = order.batch(0)[: job.fixed_micro_batch or None]
+        seen = _seen(samples)
+        try:
+            batches = [samples.collate(first, _seed(order, 0)), samples.collate(seen, "example")]
+        except (UserError, MemoryError):
+            raise error from error.__cause__
+        raise explained(job.model, job.loss, batches, error) from error
+
+
+def _seen(samples: Samples) -> list[int]:
+    return [k * len(samples) // SEEN for k in range(SEEN)]
+
+
+def _check_space(job: Job, captured: Captured, options: TrainOptions) -> None:
+    """Raises OptionError: the disks have no room for the weights, or for one whole checkpoint."""
+    weights_bytes = sum(tensor.nbytes for tensor in captured.state().values())
+    wanted: dict[Path, int] = {}
+    if options.out is not None:
+        wanted[options.out.absolute().parent] = weights_bytes
+    if options.checkpoint is not None:
+        state_bytes = int(weights_bytes * (1 + optimizer_state_ratio(job.optimizer)))
+        folder = options.checkpoint.absolute()
+        wanted[folder] = wanted.get(folder, 0) + state_bytes
+    checkpoint.check_space(wanted)
+
+
+def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
+    """Of the units that can be tiled, behind which the model gets a border of units.
+
+    Raises:
+        NotTiled: planner tiles is asked for, and none can; names the unit.
+    """
+    in_rounds = options.asynchrony is None or options.chooses_mode
+    may_be = options.planner in ("auto", "tiles") and in_rounds
+    if not may_be or options.private or options.local:
+        return None
+    try:
+        cut, _ = cut_where_tiling_ends(captured.description)
+        maps = tileable(cut)
+    except NotTiled:
+        if options.planner == "tiles":
+            raise
+        return None
+    captured.description = cut
+    return maps
+
+
+def _compared(
+    job: Job, captured: Captured, samples: Samples, order: SampleOrder, least: int
+) -> tuple[str, ...]:
+    """Whether the captured model computes what the user's module does, on the first batches.
+
+    Of each as many samples as the two compute, and the data give, in a fraction of a second.
+
+    Raises:
+        CaptureError: it does not; names what differs.
+    """
+    weights_bytes = sum(tensor.nbytes for tensor in captured.state().values())
+    if _REHEARSAL_COPIES * weights_bytes > usable_memory_bytes():
+        return _not_compared()
+    steps = range(min(REHEARSED.most, len(samples) // job.batch_size * job.epochs))
+    try:
+        piece = _rehearsed_samples(job, captured, samples, least)
+        done = rehearse(
+            job.model,
+            job.loss,
+            captured,
+            (samples.collate(order.batch(s)[:piece], _seed(order, s)) for s in steps),
+            REHEARSED,
+        )
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return _not_compared()
+    log.info("rehearsed", batches=done.batches, samples=piece, skipped=done.skipped)
+    if done.inexact:
+        return (f"other kernels than plain torch's: {done.inexact}",)
+    return ()
+
+
+def _not_compared() -> tuple[str, ...]:
+    log.warning("not_rehearsed", why="too little memory for copies of the weights")
+    return (
+        "the captured model was not compared with the module itself: there is too little "
+        "memory here for another copy of its weights",
+    )
+
+
+def _rehearsed_samples(job: Job, captured: Captured, samples: Samples, least: int) -> int:
+    """Of one batch."""
+    flops = sum(unit.flops for unit in captured.description.units) + 1
+    begun = monotonic()
+    samples.collate(list(range(min(least, len(samples)))), "example")
+    read_seconds = (monotonic() - begun) / max(least, 1) + 1e-6
+    most = min(int(_REHEARSAL_FLOPS / flops), int(_REHEARSAL_READ_SECONDS / read_seconds))
+    return min(max(most, least), job.fixed_micro_batch or job.batch_size)
+
+
+def _seed(order: SampleOrder, step: int) -> str:
+    return f"{order.seed} {Mode.TRAIN} {step}"
+
+
+def _across(captured: Captured, samples: Samples) -> Across:
+    description = captured.description
+    inputs, targets = samples.collate(_seen(samples), "example")
+    batch = captured.entering(inputs, "train"), captured.flatten_target(targets)
+    default = DefaultIgnored(description)
+    ignored = default.found_in(*batch)
+    for indices in () if ignored or not default.is_of_targets else samples.ready_pieces():
+        inputs, targets = samples.collate(indices, "example")
+        if default.found_in(captured.entering(inputs, "train"), captured.flatten_target(targets)):
+            ignored = True
+            break
+    least = captured.trains.least
+    return looks_across(description, captured.state(), batch, ignored, least)
+
+
+def _sharing(captured: Captured, across: Across) -> Sharing:
+    sharing = sharing_of(captured.description)
+    if captured.trains.least > 1:  # a part might get fewer
+        return replace(sharing, divisible=False)
+    if sharing.unshared or sharing.effects or not sharing.divisible or not across.samples:
+        return sharing
+    return replace(sharing, effects=(across.samples,))
+
+
+def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
+    assert options.resume is not None
+    damages: list[str] = []
+    found = checkpoint.load(options.resume, damages.append)
+    wanted = prepared.progress(found.progress.step)
+    for field in ("digest", "samples", "batch_size", "seed", "optimizer"):
+        if getattr(found.progress, field) != getattr(wanted, field):
+            raise OptionError(
+                f"the checkpoint in {options.resume} is of another training: its "
+                f"{'model' if field == 'digest' else field} differs"
+            )
+    model = {f"model:{name}": tensor for name, tensor in found.model.items()}
+    slots = {
+        f"optimizer:{name}": tensor for name, tensor in _slots(prepared, found, options).items()
+    }
+    read = {name: laid_out(prepared.state, name, t) for name, t in {**model, **slots}.items()}
+    state = {**prepared.state, **read}
+    if found.progress.step > prepared.steps:
+        raise OptionError(
+            f"the checkpoint in {options.resume} is of step {found.progress.step}, and this "
+            f"training ends at step {prepared.steps}: give more --steps or --epochs"
+        )
+    first, evaluated = found.progress.step, found.progress.evaluated
+    if evaluated is None:  # a file that does not say: taken to be told
+        evaluated = first
+    return replace(
+        prepared, state=state, first_step=first, evaluated=evaluated, warnings=tuple(damages)
+    )
+
+
+def _slots(prepared: Prepared, found: Checkpoint, options: TrainOptions) -> dict[str, Tensor]:
+    """What the checkpoint has of the optimizer's, of the parameters that are trained now.
+
+    Raises:
+        OptionError: the optimizer's arguments have it keep something else.
+    """
+    tensors = prepared.captured.description.tensors
+    trained = {tensor.name for tensor in tensors if tensor.trainable}
+    kept: dict[str, set[str]] = {}
+    for name in found.optimizer:
+        owner, _, slot = name.rpartition(".")
+        kept.setdefault(owner, set()).add(slot)
+    wanted = set(state_slots(prepared.job.optimizer))
+    for owner, there in kept.items():
+        if owner not in trained or there == wanted:
+            continue
+        more, verbs = sorted(there - wanted), ("keeps", "does not")
+        if not more:
+            more, verbs = sorted(wanted - there), ("keeps no", "does")
+        raise OptionError(
+            f"the checkpoint in {options.resume} is of another training: its optimizer {verbs[0]} "
+            f"{more[0]}, which {prepared.job.optimizer.name} as given {verbs[1]}: give it the "
+            "arguments that it had"
+        )
+    return {n: t for n, t in found.optimizer.items() if n.rpartition(".")[0] in trained}
+
+
+def _weights_digest(description: ModelDescription) -> str:
+    """SHA-256 of what the weights are called and how they are shaped.
+
+    Not of the whole model: a resumed job may evaluate, or have another loss.
+    """
+    lines = [
+        f"{tensor.name} {tensor.dtype} {tensor.shape}"
+        for tensor in description.tensors
+        if tensor.kind is not TensorKind.CONSTANT
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _bytes_per_sample(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.nbytes // max(len(tensor), 1) for tensor in tensors)

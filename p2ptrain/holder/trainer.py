@@ -1,0 +1,591 @@
+"""One job from beginning to end, on the device that holds the data.
+
+capture, wait for members --> epochs (`job_epochs`), each with its rounds --> weights home
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from torch import Tensor
+
+from p2ptrain import failpoints
+from p2ptrain.aio.threads import in_background
+from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.errors import OptionError, ProtocolError, TrainingError
+from p2ptrain.events import Done, Event, LeftOut, Warned
+from p2ptrain.holder.checkpointer import Cadence, Checkpointer, split_state
+from p2ptrain.holder.driver import JobEpochs
+from p2ptrain.holder.full_snapshots import MOST_AT_ONCE, CheckpointCopies, WholeCopies
+from p2ptrain.holder.generation import HolderEpoch, SentWrong, UpdateNotFinite
+from p2ptrain.holder.generation_runner import Work
+from p2ptrain.holder.input.metrics import missing_loss
+from p2ptrain.holder.job_record import JobMemory
+from p2ptrain.holder.replay_feed import FeedingAgain
+from p2ptrain.holder.reports import JobReports, plan_event, rate
+from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, is_round_of, judged, noted
+from p2ptrain.holder.start import job_registry as unfinished
+from p2ptrain.holder.start.job_start import Started, StartOfJob
+from p2ptrain.holder.start.journal import Journal
+from p2ptrain.holder.start.model_limits import private_units, unshared
+from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.holder.training_loop import AsynchronousLoop, TrainingLoop
+from p2ptrain.job.ftpipehd_options import is_due
+from p2ptrain.job.job import Job
+from p2ptrain.job.rounds import Course
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.job.user_code import doings
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.kinds import FETCH_MODEL
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.reconfigure import ChangeAnswer, InForce
+from p2ptrain.model.stage.optimizer import optimizer_state_ratio
+from p2ptrain.net.fields import text
+from p2ptrain.net.message import Message, PartKind
+from p2ptrain.plan.types.weight_versions import Weights
+from p2ptrain.process.allocator import trim_heap
+from p2ptrain.process.memory_budget import usable_memory_bytes
+from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.version import Version
+from p2ptrain.state.checkpoint_files import Progress, save_elsewhere, save_weights
+from p2ptrain.state.fetch import state_check, version_source
+from p2ptrain.state.transfer_server import STAGE, in_memory
+from p2ptrain.worker.service import TrainingService
+
+log = get_logger(__name__)
+
+INTERRUPT_SECONDS = 30.0
+"""For the rounds under way and the weights' way home, after an interrupt."""
+
+HOME_SHARE = 0.25
+"""Of free memory, for the trained weights beside those that the job began with."""
+
+
+class HolderRun:
+    """Trains one job. Create it, then `run` once."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        service: TrainingService,
+        job: Job,
+        options: TrainOptions,
+        emit: Callable[[Event], None],
+        folder: StateFolder | None = None,
+    ) -> None:
+        """`folder`: where the job's journal stands; None = this job ends with its process."""
+        self._mesh = mesh
+        self._service = service
+        self._job = job
+        self._options = options
+        self._emit = emit
+        self._folder = None if options.local else folder
+        self._elsewhere = None if folder is None else folder.path
+        self._interrupted: asyncio.Future[int] | None = None  # the step whose weights are here
+        self._surveyor = Surveyor(mesh)
+        self._start = StartOfJob(mesh, self._folder, options, emit, self._surveyor)
+        self._id = ""  # until it is known which job this is
+        self._since = monotonic()
+        self._epoch: HolderEpoch | None = None
+        self._in_force: InForce | None = None
+        self._feeding: FeedingAgain | None = None
+        self._spoiled = SpoiledUpdates()
+        self._faulty: Mapping[str, str] = {}  # names of devices that get no more work, and why
+
+    async def run(self) -> None:
+        """Train; in the end the weights are in the user's module and in `options.out`.
+
+        Raises:
+            UserError: the job, the script's data or the options have to change.
+            DeviceLost: what a device had is nowhere any more.
+            PeerError: the household could not do it.
+        """
+        self._check_free()
+        how = self._options.asynchrony
+        if how is not None and how.weights is Weights.UNSTASHED:
+            self._warn(
+                "with --no-stashing the gradients belong to other weights than the outputs: for "
+                "comparisons only"
+            )
+        saying = asyncio.create_task(doings.say(self._warn), name="say what takes long")
+        try:
+            await self._run()
+        finally:
+            saying.cancel()
+
+    async def _run(self) -> None:
+        started = await self._start.run(self._job)
+        self._id = started.entry.job
+        for warning in started.prepared.warnings:
+            self._warn(warning)
+        if started.prepared.only_rounds:
+            self._warn(f"training with --mode sync: {started.prepared.only_rounds}")
+        unevaluated = missing_loss(self._job.metrics, started.prepared.captured)
+        if unevaluated:
+            self._warn(unevaluated)
+        journal = Journal(self._folder, started.entry, lambda why: self._emit(Warned(why)))
+        reason = "the training has ended"
+        try:
+            self._offer(started)
+            await self._train(started, journal)
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
+            raise
+        finally:
+            journal.done()
+            self._service.states.withdraw(self._id)
+            self._mesh.unroute(FETCH_MODEL)
+            if self._feeding is not None:
+                self._feeding.close()
+            await unfinished.end(self._mesh, self._id, reason)
+            await self._service.drop(self._id)
+
+    # -- before ----------------------------------------------------------------------------------
+
+    def _check_free(self) -> None:
+        holder = self._service.holder_name
+        if holder is not None:
+            raise OptionError(
+                f"this device is computing for {holder}'s training: wait until that ends"
+            )
+
+    def _offer(self, started: Started) -> None:
+        """Let the others fetch the model and, where they are here, its first weights."""
+        prepared, self._in_force = started.prepared, started.entry.in_force
+        description = prepared.captured.description
+        model = description.to_bytes()
+        self._service.measures.know_model(description, self._job.batch_size)
+        if started.has_first_weights:
+            first = version_source(Version(prepared.first_step, 0))
+            self._service.states.hold(self._id, first, in_memory(prepared.slice_state))
+        self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
+        self._feeding = FeedingAgain(
+            self._mesh,
+            self._service.switchboard,
+            self._id,
+            prepared,
+            self._trained_on,
+            is_private=self._options.private,
+        )
+
+    def _trained_on(self) -> tuple[str, ...]:
+        """Devices of the plan in force, or of the one that an earlier process left."""
+        if self._epoch is not None:
+            return self._epoch.assignment.devices
+        in_force = self._in_force
+        return () if in_force is None else in_force.assignment.devices
+
+    def _announce(self, prepared: Prepared, answer: ChangeAnswer, reason: Reason) -> None:
+        takes_whole = self._wants_whole_copy() is not None and answer.assignment.protects
+        copies = MOST_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
+        kept_bytes = {self._mesh.name: copies * self._state_bytes(prepared)}
+        event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
+        faulty = self._faulty
+        left_out = (LeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
+        changes = (*prepared.changes, *event.changes_results, *answer.kinds)
+        event = replace(event, changes_results=changes, left_out=tuple(left_out))
+        self._emit(event)
+        for change in answer.changes_results:
+            self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
+        if reason is Reason.START:
+            for change in prepared.changes:
+                self._emit(Warned(change))
+        for warning in answer.warnings:
+            self._emit(Warned(warning))
+
+    async def _send_model(self, digest: str, model: bytes, peer: str, message: Message) -> Message:
+        if text(message.fields, "digest", 64) != digest:
+            raise ProtocolError("this device holds another model")
+        return Message(FETCH_MODEL, {}, (memoryview(model),), (PartKind.WEIGHT,))
+
+    def _request(self, prepared: Prepared) -> PlanningRequest:
+        job, description = prepared.job, prepared.captured.description
+        private = private_units(description) if self._options.private else (0, 0)
+        sharing, how, rounds = prepared.sharing, self._options.asynchrony, None
+        if self._options.chooses_mode:
+            rounds = sharing
+            if prepared.only_rounds or self._options.local:
+                how = rounds = None
+        if how is not None and not sharing.unshared:
+            sharing = replace(sharing, unshared=unshared(how, description))
+        return PlanningRequest(
+            job=self._id,
+            digest=description.digest,
+            model=type(job.model).__name__,
+            input_bytes=prepared.input_bytes,
+            target_bytes=prepared.target_bytes,
+            optimizer_state_ratio=optimizer_state_ratio(job.optimizer),
+            batch_size=job.batch_size,
+            micro_batch=job.fixed_micro_batch,
+            least_piece=prepared.least_piece,
+            planner=self._options.planner,
+            private_first=private[0],
+            private_last=private[1],
+            optimizer=job.optimizer.to_fields(),
+            seed=job.seed,
+            clip=job.clip_grad_norm is not None,
+            first_step=prepared.first_step,
+            alone=self._options.local,
+            sharing=sharing,
+            wire=self._options.wire,
+            replicas=self._options.replicas,
+            checkpoints=self._reads_versions,
+            asynchrony=how,
+            ftpipehd=self._options.as_ftpipehd,
+            eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
+            least_evaluated=prepared.captured.evaluates.least,
+            rounds=rounds,
+            maps=prepared.maps,
+            grid=self._options.grid,
+            groups_of_units=self._options.groups,
+        )
+
+    @property
+    def _reads_versions(self) -> bool:
+        """Whether versions are read while training goes on: for checkpoints, or to be held here."""
+        return self._options.checkpoint is not None or self._wants_whole_copy() is not None
+
+    # -- while -----------------------------------------------------------------------------------
+
+    async def _train(self, started: Started, journal: Journal) -> None:
+        prepared = started.prepared
+        description = prepared.captured.description
+        check = state_check(description, self._job.optimizer)
+        epochs: JobEpochs
+
+        def progress(step: int) -> Progress:
+            return replace(prepared.progress(step), evaluated=epochs.reports.reported.evaluated)
+
+        checkpointer = self._checkpointer(progress)
+
+        def make_epoch(answer: ChangeAnswer) -> HolderEpoch:
+            epoch = HolderEpoch(
+                answer.assignment, description, self._service, check, epochs.note_link
+            )
+            if self._job.clip_grad_norm is not None:
+                epoch.clip_to(self._job.clip_grad_norm)
+            self._epoch = epoch
+            return epoch
+
+        async def train(epoch: HolderEpoch, start: int, evaluated: int) -> bool:
+            asynchronous = epoch.assignment.asynchrony is not None
+            course = self._course(prepared, epoch.assignment.micro_batch, asynchronous)
+            if self._spoiled.now is not None:  # nor is there another evaluation
+                evaluated = max(evaluated, course.steps)
+            loop = (AsynchronousLoop if asynchronous else TrainingLoop)(
+                prepared,
+                course,
+                epoch,
+                checkpointer,
+                *(epochs.reports, epochs.elastic, epochs.copies, epochs.counts),
+                start=start,
+                evaluated=evaluated,
+            )
+            try:
+                is_done = await loop.run()
+            except UpdateNotFinite as error:
+                rounds = course.rounds(start, evaluated)
+                shape = next((r for r in rounds if is_round_of(r, error.step)), None)
+                if shape is None:
+                    raise
+                self._spoiled.begin(await noted(prepared, epoch, error, shape))
+                raise SentWrong(None, str(error), self._mesh.self_id) from None
+            if self._interrupted is not None:
+                await self._bring_home(prepared, epoch, lambda: None)
+                self._interrupted.set_result(epochs.reports.reported.step)
+                await asyncio.get_running_loop().create_future()  # until it is cancelled
+            return is_done
+
+        async def bring_home(epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
+            if self._spoiled.now is not None:
+                await self._end_before(prepared, epoch, overwriting, self._spoiled.now)
+                return
+            last = checkpointer if prepared.steps > prepared.first_step else None
+            if last is not None:
+                await last.make_sure(epoch.at(prepared.steps), lambda _: epoch.gather(STAGE))
+            await self._bring_home(prepared, epoch, overwriting)
+            if last is not None:
+                last.conclude(prepared.steps)
+            failure = checkpointer.failure if checkpointer is not None else None
+            self._finish(prepared, epochs.reports, failure)
+
+        memory = JobMemory(
+            started.entry,
+            journal,
+            has_first_weights=started.has_first_weights,
+            since=self._since,
+        )
+        if checkpointer is not None:
+            states = self._service.states
+            written = CheckpointCopies(states, self._id, prepared, self._warn)
+            checkpointer.on_written = written.take
+            memory.written = written
+        epochs = JobEpochs(
+            self._mesh,
+            self._request(prepared),
+            [unit.name for unit in description.units],
+            Work(make_epoch, train, bring_home, partial(self._announce, prepared)),
+            memory,
+            self._emit,
+            prepared.steps,
+            self._options.recovery,
+            surveyor=self._surveyor,
+            replans=self._options.replan,
+            leaves_out=self._job.skip_nonfinite,
+        )
+        self._faulty = epochs.reports.faulty
+        if checkpointer is not None:
+            epochs.copies.readers.append(partial(self._checkpointed, checkpointer))
+        whole = memory.whole = self._whole_copies(prepared)
+        if whole is not None:
+            epochs.copies.readers.append(lambda: whole.reading)
+        try:
+            await self._until_interrupted(epochs)
+        finally:
+            if whole is not None:
+                await whole.close()
+            if checkpointer is not None:
+                await checkpointer.close()
+
+    async def _until_interrupted(self, epochs: JobEpochs) -> None:
+        """Run them; where that is cancelled, the weights of the last step are written first."""
+        running = asyncio.create_task(epochs.run(), name="epochs")
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if self._options.out is not None and self._epoch is not None and not running.done():
+                await self._write_early(self._epoch, self._options.out, running)
+            raise
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _write_early(
+        self, epoch: HolderEpoch, out: Path, running: asyncio.Task[None]
+    ) -> None:
+        """After the rounds under way."""
+        self._interrupted = interrupted = asyncio.get_running_loop().create_future()
+        epoch.is_draining = True
+        self._warn(f"stopping: the weights of the last step will be in {out}")
+        await asyncio.wait(
+            [interrupted, running],
+            timeout=INTERRUPT_SECONDS,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not interrupted.done():
+            self._warn(
+                f"the weights were not written to {out}: the other devices did not send them in "
+                "time"
+            )
+            return
+        try:
+            self._write(out)
+            self._warn(f"the weights of step {interrupted.result()} are in {out}")
+        except TrainingError as error:
+            self._warn(str(error))
+
+    def _write(self, out: Path) -> None:
+        """Write the weights, elsewhere where they cannot be written there.
+
+        Raises:
+            TrainingError: they could not be written there; says where they are.
+        """
+        state = self._job.model.state_dict().items()  # a module's extra state may be anything
+        tensors = {name: value for name, value in state if isinstance(value, Tensor)}
+        try:
+            save_weights(out, tensors)
+        except TrainingError as error:
+            folders = self._elsewhere, Path(tempfile.gettempdir())
+            place = save_elsewhere(out.name, tensors, folders)
+            if place is None:
+                raise
+            raise TrainingError(f"{error}. They are in {place} instead") from error
+
+    def _whole_copies(self, prepared: Prepared) -> WholeCopies | None:
+        wants = self._wants_whole_copy()
+        if wants is None:
+            return None
+        return WholeCopies(
+            self._service.states,
+            self._id,
+            prepared.captured.description,
+            self._gather,
+            wants,
+            prepared.first_step,
+            self._state_bytes(prepared),
+            self._warn,
+        )
+
+    def _state_bytes(self, prepared: Prepared) -> int:
+        """Of the whole model and its optimizer."""
+        model_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
+        return int(model_bytes * (1 + optimizer_state_ratio(self._job.optimizer)))
+
+    def _wants_whole_copy(self) -> Callable[[int, int], bool] | None:
+        """By the version copied last, and a newer one; None = none is wanted."""
+        if self._options.as_ftpipehd is not None:
+            return self._options.as_ftpipehd.copies_whole
+        every = self._options.whole_copies
+        return None if every is None else partial(is_due, every)
+
+    def _course(self, prepared: Prepared, micro_batch: int, asynchronous: bool) -> Course:
+        return Course(
+            steps_per_epoch=prepared.order.steps_per_epoch,
+            steps=self._spoiled.steps(prepared.steps),
+            batch_size=self._job.batch_size,
+            micro_batch=micro_batch,
+            eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
+            numbers_through=asynchronous,
+            least_evaluated=prepared.captured.evaluates.least,
+        )
+
+    def _checkpointer(self, progress: Callable[[int], Progress]) -> Checkpointer | None:
+        folder = self._options.checkpoint
+        if folder is None:
+            return None
+        return Checkpointer(
+            folder,
+            Cadence(self._options.checkpoint_every, monotonic()),
+            self._gather,
+            progress,
+            self._warn,
+        )
+
+    def _checkpointed(self, checkpointer: Checkpointer) -> Version | None:
+        """The version of which a checkpoint is written, or will be: its copies stay until then."""
+        if checkpointer.reading is not None or checkpointer.due is None or self._epoch is None:
+            return checkpointer.reading
+        return Version(checkpointer.due, self._epoch.assignment.key.epoch)
+
+    def _warn(self, message: str) -> None:
+        self._emit(Warned(message))
+
+    async def _gather(self, version: Version) -> Mapping[str, Tensor]:
+        assert self._epoch is not None
+        return await self._epoch.gather(version_source(version))
+
+    # -- after -----------------------------------------------------------------------------------
+
+    async def _end_before(
+        self,
+        prepared: Prepared,
+        epoch: HolderEpoch,
+        overwriting: Callable[[], None],
+        spoiled: Spoiled,
+    ) -> None:
+        """Write the weights before an update that is not finite, and say where that began.
+
+        Raises:
+            TrainingError: all of it is done.
+            SentWrong: it is a device's doing, and the job can go on without it.
+        """
+        arrived = await self._arrived_whole(prepared, epoch)
+        state: dict[str, Tensor] | None = None
+        if arrived is not None:
+            state = dict(prepared.captured.state())
+            for part in arrived:
+                state |= split_state(part)[0]
+        verdict = await in_background(partial(judged, prepared, spoiled, state))
+        if verdict.liar is not None and verdict.liar != self._mesh.self_id:
+            self._spoiled.over()
+            raise SentWrong(
+                verdict.liar,
+                f"{spoiled.names[verdict.liar]} sent values that the model cannot give, at step "
+                f"{spoiled.error.step}",
+                self._mesh.self_id,
+            )
+        if verdict.is_of_others:
+            self._try_without(spoiled)
+        await self._load(prepared, epoch, overwriting, arrived)
+        out = self._options.out
+        if out is not None:
+            self._write(out)
+        place = "The model" if out is None else str(out)
+        raise TrainingError(
+            f"{verdict.message}. {place} has the weights of step {spoiled.good_steps}, the last "
+            "good one"
+        )
+
+    def _try_without(self, spoiled: Spoiled) -> None:
+        """Raises SentWrong: there is one of those that it may be who has not been left out yet."""
+        suspects = spoiled.suspects(self._mesh.self_id)
+        trial = self._spoiled.suspect(suspects)
+        if trial is None:
+            return
+        device, cleared = trial
+        self._spoiled.over()
+        names = [spoiled.names[one] for one in suspects]
+        name, step = spoiled.names[device], spoiled.error.step
+        why = (
+            f"step {step} has NaN or infinite values, but not where this device computes it alone: "
+            f"{' or '.join(names)} sends wrong values"
+        )
+        if len(names) > 1:
+            why += f": continuing without {name}"
+        raise SentWrong(
+            device, why, self._mesh.self_id, frozenset(() if cleared is None else (cleared,))
+        )
+
+    async def _arrived_whole(
+        self, prepared: Prepared, epoch: HolderEpoch
+    ) -> list[Mapping[str, Tensor]] | None:
+        """All trained weights beside the first ones; None where memory is short for that."""
+        trim_heap()
+        whole_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
+        if whole_bytes > HOME_SHARE * usable_memory_bytes():
+            return None
+        arrived: list[Mapping[str, Tensor]] = []
+        await epoch.bring_home(arrived.append)
+        return arrived
+
+    async def _bring_home(
+        self, prepared: Prepared, epoch: HolderEpoch, overwriting: Callable[[], None]
+    ) -> None:
+        """Everything first, and then over the first weights; stage by stage where memory is short.
+
+        As long as the first weights stand, training can go on from them if a device dies now.
+        """
+        arrived = await self._arrived_whole(prepared, epoch)
+        await self._load(prepared, epoch, overwriting, arrived)
+
+    async def _load(
+        self,
+        prepared: Prepared,
+        epoch: HolderEpoch,
+        overwriting: Callable[[], None],
+        arrived: list[Mapping[str, Tensor]] | None,
+    ) -> None:
+        def load(state: Mapping[str, Tensor]) -> None:
+            model, _ = split_state(state)
+            prepared.captured.load_state(model)
+
+        overwriting()
+        first = version_source(Version(prepared.first_step, 0))
+        self._service.states.let_go(self._id, first)
+        if arrived is None:
+            await epoch.bring_home(load)
+        for state in arrived or ():
+            load(state)
+
+    def _finish(
+        self, prepared: Prepared, reports: JobReports, unwritten: TrainingError | None
+    ) -> None:
+        out = self._options.out
+        if out is not None:
+            self._write(out)
+            if failpoints.armed:
+                failpoints.reach_now("weights.written", device=self._mesh.self_id)
+        if unwritten is not None:
+            raise unwritten
+        seconds = reports.seconds
+        speed = rate(reports.steps_made * self._job.batch_size, seconds)
+        where, left_out = str(out) if out else None, reports.updates_left_out
+        self._emit(Done(prepared.steps, seconds, speed, where, left_out))

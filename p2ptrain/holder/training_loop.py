@@ -1,0 +1,328 @@
+"""The rounds of one epoch, driven from the holder: order, feed, gather, report.
+
+Two rounds are under way at most: while the stages finish one, the next one's first pieces already
+lie at the first stage.
+
+Asynchronous training, driven from the holder: it says what comes, feeds it, and hears what was.
+
+    order t, t+1, ... ──► stages, each by itself ──► "update t is made here" from all: step t + 1
+
+A step counts once every stage has made its update: only then people hear of it, and only then are
+the stages at version t + 1 something to go back to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing
+
+from torch import Tensor
+
+from p2ptrain import failpoints
+from p2ptrain.aio.tasks import task_scope
+from p2ptrain.aio.threads import in_background
+from p2ptrain.holder.checkpointer import Checkpointer
+from p2ptrain.holder.generation import HolderEpoch
+from p2ptrain.holder.input.loader import Feed, Loaded, PieceLoader
+from p2ptrain.holder.input.metrics import MetricValues
+from p2ptrain.holder.replan_watcher import Elasticity
+from p2ptrain.holder.reports import JobReports
+from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.job.rounds import Course, Mode, Round
+from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
+from p2ptrain.messages.tensors import PieceKey
+from p2ptrain.model.sample_independence.division_effects import LEAVES_OUT
+from p2ptrain.model.sample_independence.masked_losses import DEFAULT_IGNORED, DefaultIgnored
+from p2ptrain.model.stage.determinism import randomness_lock
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, Seat
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.asynchronous.async_executor import orders_under_way
+
+ROUNDS_AHEAD = 2
+
+
+class TrainingLoop:
+    """Runs a course of rounds on one epoch.
+
+    Args:
+        start: updates applied to the state that the epoch begins with.
+        evaluated: evaluations up to this step are left out.
+        reports: hears what counts; it may have heard of it before, in an epoch that has ended.
+        elastic: hears what rounds take.
+        copies: says which versions are kept to go back to.
+        counts: is called with the updates that count, once each does.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        course: Course,
+        epoch: HolderEpoch,
+        checkpointer: Checkpointer | None,
+        reports: JobReports,
+        elastic: Elasticity,
+        copies: KeptVersions,
+        counts: Callable[[int], None],
+        *,
+        start: int,
+        evaluated: int,
+    ) -> None:
+        self._prepared = prepared
+        self._start, self._evaluated = start, evaluated
+        self._course = course
+        self._epoch = epoch
+        self._checkpointer = checkpointer
+        self._reports = reports
+        self._elastic = elastic
+        self._copies = copies
+        self._counts = counts
+        self._ahead = asyncio.Semaphore(self._rounds_ahead)
+        self._ordered: asyncio.Queue[RoundOrder | None] = asyncio.Queue(self._rounds_ahead + 1)
+        self._targets: asyncio.Queue[tuple[PieceKey, object]] = asyncio.Queue(epoch.evaluated_ahead)
+        self._ignored: DefaultIgnored | None = None
+        last = epoch.assignment.stages[-1]
+        self._divides = last.shared and last.allocation is Allocation.SAMPLES
+        said = (*prepared.sharing.effects, *prepared.changes)
+        if not any(LEAVES_OUT in words for words in said):
+            self._ignored = DefaultIgnored(prepared.captured.description)
+
+    @property
+    def _rounds_ahead(self) -> int:
+        """Rounds that may be under way."""
+        return ROUNDS_AHEAD
+
+    async def run(self) -> bool:
+        """Run every round, or until the epoch is drained; returns whether every one was run.
+
+        Raises what failed first, here or on any device.
+        """
+        if self._checkpointer is not None:
+            self._checkpointer.begin()
+        if failpoints.armed:
+            await self._epoch.reach("replay.first", self._start)
+        async with task_scope() as group:
+            working = [
+                group.create_task(self._epoch.tracker.failed()),
+                group.create_task(self._order_rounds()),
+                group.create_task(self._epoch.feeder.run(self._feeds())),
+            ]
+            is_done = await self._gather_rounds()
+            for task in working:
+                task.cancel()
+        return is_done
+
+    # -- out -------------------------------------------------------------------------------------
+
+    async def _order_rounds(self) -> None:
+        ordered = 0
+        for shape in self._rounds():
+            await self._ahead.acquire()
+            if self._epoch.is_draining:
+                await self._no_more(ordered)
+                await self._ordered.put(None)
+                return
+            order = RoundOrder(
+                shape,
+                lr_factor=self._prepared.job.lr_factor(shape.step),
+                outputs=shape.mode is Mode.EVAL and bool(self._prepared.job.metrics),
+                clip=self._prepared.job.clip_grad_norm or 0.0,
+                leaves_out=self._prepared.job.skip_nonfinite,
+            )
+            if await self._keep(shape):
+                order = self._copies.ordered(order)
+            await self._epoch.order(order)
+            await self._ordered.put(order)
+            ordered += 1
+        await self._no_more(ordered)
+
+    async def _no_more(self, rounds: int) -> None:
+        """So many were ordered in this epoch; each ends by itself."""
+
+    async def _keep(self, shape: Round) -> bool:
+        if shape.mode is not Mode.TRAIN:
+            return False
+        step, checkpointer = shape.step + 1, self._checkpointer
+        if checkpointer is not None and await self._wants_checkpoint(checkpointer, step):
+            return True
+        return step < self._course.steps and self._copies.wants(step)
+
+    async def _wants_checkpoint(self, checkpointer: Checkpointer, step: int) -> bool:
+        """Whether the version after `step` updates is written."""
+        return await checkpointer.wants(step, ends_epoch=self._course.ends_epoch(step))
+
+    async def _feeds(self) -> AsyncGenerator[Feed, None]:
+        prepared = self._prepared
+        loader = PieceLoader(
+            prepared.captured, prepared.samples, prepared.order, prepared.evaluation
+        )
+        has_begun = False
+        async with aclosing(loader.pieces(self._rounds())) as pieces:
+            async for loaded in pieces:
+                if not has_begun:
+                    has_begun = True
+                    self._reports.resumed()
+                await self._keep_target(loaded)
+                self._warn_of_ignored(loaded.feed)
+                yield loaded.feed
+
+    async def _keep_target(self, loaded: Loaded) -> None:
+        """Metrics need it when the output is back; the queue bounds the pieces under way."""
+        if loaded.feed.piece.mode is Mode.EVAL and self._prepared.job.metrics:
+            await self._targets.put((loaded.feed.piece.key, loaded.target))
+
+    def _warn_of_ignored(self, feed: Feed) -> None:
+        """Once, of targets left out that were not among the samples seen before the plan."""
+        if self._ignored is None or feed.piece.mode is not Mode.TRAIN:
+            return
+        batch_size = self._prepared.job.batch_size
+        if not self._divides and feed.piece.size >= batch_size:
+            return
+        if self._ignored.found_in(feed.inputs, feed.targets):
+            self._ignored = None
+            self._reports.warn(
+                f"targets of {DEFAULT_IGNORED}, which the loss leaves out, came up after the "
+                "plan was made: mini-batches are computed in parts, and each part leaves out its "
+                f"own, which trains something else than the whole. Set micro_batch={batch_size}"
+                f"{' and use --planner pp, which divides none' if self._divides else ''}"
+            )
+
+    # -- in --------------------------------------------------------------------------------------
+
+    async def _gather_rounds(self) -> bool:
+        """Returns whether there was an order for every round."""
+        is_done = True
+        for shape in self._rounds():
+            order = await self._ordered.get()
+            if order is None:
+                is_done = False
+                await self._epoch.settle()
+                break
+            if shape.mode is Mode.TRAIN:
+                await self._finish_step(order)
+                await self._warn_of_outdated(shape.step + 1)
+            else:
+                await self._finish_evaluation(order)
+            self._ahead.release()
+        if is_done and self._checkpointer is not None:
+            await self._checkpointer.idle()
+        return is_done
+
+    async def _finish_step(self, order: RoundOrder) -> None:
+        reports = await self._epoch.tracker.complete(order.round.index)
+        coefficient = await self._epoch.coefficient(order.round)
+        is_left_out = False
+        if order.leaves_out:
+            is_left_out = not all(report.finite for report in reports.values())
+            coefficient = LEFT_OUT if is_left_out else coefficient or AS_IT_IS
+        if failpoints.armed:
+            await self._epoch.reach("decide.before", order.round.step)
+        # Every stage is ready: the update counts from here on, whatever happens to anybody. Between
+        # this and the first commit nothing is awaited, so that no step counts without being told.
+        step = order.round.step + 1
+        if is_left_out:
+            self._reports.left_out(step)
+        self._step(step, order, reports)
+        if failpoints.armed:
+            await self._epoch.reach("report.after", order.round.step)
+        await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
+        self._round_over(step, reports)
+
+    def _step(self, step: int, order: RoundOrder, reports: Mapping[Seat, RoundReport]) -> None:
+        """So many updates count."""
+        self._reports.step(step, loss_of(reports), order.round.samples)
+        self._counts(step)
+        self._copies.round_done(step)
+
+    def _round_over(self, step: int, reports: Mapping[Seat, RoundReport]) -> None:
+        busy = {seat: report.busy for seat, report in reports.items()}
+        self._elastic.busy(busy, copying=self._copies.have_travelled)
+        self._take_checkpoint(step)
+
+    async def _warn_of_outdated(self, step: int) -> None:
+        """After 1, 2, 4, 8 updates and so on, and after the last."""
+        if step & (step - 1) and step != self._course.steps:
+            return
+        if names := await in_background(self._prepared.outdated.news):
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            self._reports.warn(
+                f"{', '.join(map(repr, names[:3]))}{more} changed after the model was captured, "
+                "and the devices compute with what it was then. If forward() or the loss reads it, "
+                "this is not what plain torch trains: keep it in a buffer that forward() writes "
+                "in place, or let it come with each sample"
+            )
+
+    def _take_checkpoint(self, step: int) -> None:
+        if self._checkpointer is not None and self._checkpointer.is_due(step):
+            self._checkpointer.take(Version(step, self._epoch.assignment.key.epoch))
+
+    async def _finish_evaluation(self, order: RoundOrder) -> None:
+        values = MetricValues(self._prepared.job.metrics, self._prepared.over_all)
+        if order.outputs:
+            for number in range(order.round.micro_batches):
+                await self._measure(values, order.round, number)
+        reports = await self._epoch.tracker.complete(order.round.index)
+        loss = None if self._prepared.captured.unscored else loss_of(reports)
+        self._reports.evaluation(order.round.step, await in_background(lambda: values.result(loss)))
+        self._elastic.pause_over()
+        for name, how in values.failures.items():
+            self._reports.warn(f"the metric {name!r} failed, and is left out: {how}")
+        if self._checkpointer is not None:
+            self._checkpointer.evaluated(order.round.step)
+        self._copies.pause_over()
+
+    async def _measure(self, values: MetricValues, shape: Round, number: int) -> None:
+        key, target = await self._targets.get()
+        assert key == PieceKey(shape.index, number), "pieces are fed and evaluated in order"
+        leaves = await self._epoch.output(key)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        output = self._prepared.captured.unflatten_output(tensors)
+
+        def measure() -> None:
+            with randomness_lock:  # a metric may draw random numbers, and so may what computes
+                values.add(output, target, shape.size(number))
+
+        await in_background(measure)  # a slow metric on the event loop would silence this device
+
+    def _rounds(self) -> Iterator[Round]:
+        return self._course.rounds(self._start, self._evaluated)
+
+
+def loss_of(reports: Mapping[Seat, RoundReport]) -> float:
+    """The sum of what the last stage's devices had of it; the others report zero."""
+    return sum(reports[seat].loss for seat in sorted(reports))
+
+
+class AsynchronousLoop(TrainingLoop):
+    """Runs a course of mini-batches on one epoch; see `TrainingLoop`."""
+
+    @property
+    def _rounds_ahead(self) -> int:
+        return orders_under_way(self._epoch.assignment.depths)
+
+    async def _no_more(self, rounds: int) -> None:
+        await self._epoch.no_more(rounds)
+
+    async def _finish_step(self, order: RoundOrder) -> None:
+        reports = await self._epoch.tracker.complete(order.round.index)
+        step = order.round.step + 1
+        self._step(step, order, reports)
+        self._round_over(step, reports)
+
+    async def _wants_checkpoint(self, checkpointer: Checkpointer, step: int) -> bool:
+        """Not where one would have to wait for another.
+
+        Whoever orders nothing holds up the stages: to end a mini-batch they must know what comes,
+        as many as there are stages after it. So of those that must be written too close to each
+        other, such as the borders of very short epochs, the last one is.
+        """
+        course, depth = self._course, orders_under_way(self._epoch.assignment.depths)
+        near = range(step + 1, min(step + depth, course.steps + 1))
+        due = checkpointer.due
+        if any(course.ends_epoch(later) for later in near):
+            return False
+        if due is not None and step - due < depth:
+            return False
+        return await super()._wants_checkpoint(checkpointer, step)

@@ -1,0 +1,117 @@
+"""Which weights a mini-batch sees where, when nobody waits for a round to end. Pure.
+
+Stage p of n does n-p forwards before its first backward, then strictly alternates; each backward is
+followed by an update. Three stages; below each forward and backward the updates that its weights
+have behind them (STASHED):
+
+    stage 0   F0 F1 F2 .  .  B0 F3 B1 F4 B2 F5 B3      forward t: max(0, t-2), its backward too
+              0  0  0        0  1  0  2  0  3  1
+    stage 1   .  F0 F1 .  B0 F2 B1 F3 B2 F4 B3 F5      max(0, t-1)
+                 0  0     0  1  0  2  1  3  2  4
+    stage 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4      t
+                    0  0  1  1  2  2  3  3  4  4
+
+STASHED, VERTICAL   PipeDream (SOSP 2019, section 3.3): weight stashing, and with vertical sync
+DOUBLE              PipeDream-2BW (ICML 2021): one update late everywhere; the mini-batch is divided
+                    into at least n micro-batches, so that two versions are enough
+UNSTASHED           forward as STASHED, backward with whatever is newest: no gradient of anything
+aggregate           FTPipeHD (section III-C): every k(n-p) updates the newest weights of stage p
+                    become the mean of its n-p newest versions
+
+Where a stage has several devices, they take mini-batches in turn, and every one of them makes every
+update, in order: so the stage has one version t wherever one looks. Its depth counts its devices.
+
+What is counted begins anew whenever the pipeline begins empty: after a failure, and after an
+evaluation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2ptrain.errors import OptionError
+from p2ptrain.plan.types.weight_versions import Weights, updates_late
+
+USUAL_PIECES = 8
+"""Micro-batches of a mini-batch where stages keep two versions and nobody fixed their size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asynchrony:
+    """How a job trains without a barrier.
+
+    Attributes:
+        aggregate: k of FTPipeHD's weight aggregation; None = there is none.
+
+    Raises:
+        OptionError: two choices that exclude each other, or a k below 1.
+    """
+
+    weights: Weights = Weights.STASHED
+    aggregate: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.aggregate is None:
+            return
+        if self.aggregate < 1:
+            raise OptionError(f"aggregate counts updates: give 1 or more, not {self.aggregate}")
+        if self.weights not in (Weights.STASHED, Weights.VERTICAL):
+            raise OptionError(
+                "aggregate takes the mean of the weights that a stage keeps for mini-batches under "
+                f"way, which are not kept with {self.weights.value} weights"
+            )
+
+    @property
+    def may_share(self) -> bool:
+        """Whether a stage may have several devices: the others would have to keep all versions."""
+        return self.weights is Weights.STASHED and self.aggregate is None
+
+    def piece(self, batch_size: int, micro_batch: int = 0) -> int:
+        """Samples that travel together.
+
+        The whole mini-batch; with two versions a micro-batch, of which there must be as many as
+        stages at least: `micro_batch`, or what makes USUAL_PIECES where that is 0.
+        """
+        if self.weights is not Weights.DOUBLE:
+            return batch_size
+        return micro_batch or -(-batch_size // min(USUAL_PIECES, batch_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """The rule for one stretch of mini-batches, from an empty pipeline on.
+
+    A version is named by its updates since the job began.
+
+    Attributes:
+        depths: K_p of each stage: forwards before the first backward, which is most that is under
+            way in it; its devices and those of all later stages, so n-p in a straight pipeline.
+        start: updates made when the stretch began.
+    """
+
+    how: Asynchrony
+    depths: tuple[int, ...]
+    start: int
+
+    def seen(self, stage: int, step: int) -> int:
+        """The version that mini-batch `step`'s forward uses at a stage, and but for UNSTASHED its
+        backward.
+        """
+        return max(self.start, step - self._lag(stage))
+
+    def oldest(self, stage: int, updates: int) -> int:
+        """After so many updates, the oldest version that something will still use."""
+        if self.how.weights is Weights.UNSTASHED:
+            return updates
+        return self.seen(stage, updates)
+
+    def averaged(self, stage: int, updates: int) -> range:
+        """The versions whose mean takes the place of the newest, `updates`; empty if none does."""
+        every, depth = self.how.aggregate, self.depths[stage]
+        made = updates - self.start
+        if every is None or depth < 2 or made % (every * depth):
+            return range(0)
+        return range(updates - depth + 1, updates + 1)
+
+    def _lag(self, stage: int) -> int:
+        return updates_late(self.how.weights, self.depths[stage], self.depths[0])

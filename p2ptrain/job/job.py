@@ -1,0 +1,316 @@
+"""What a training script hands over: the Job, checked field by field when it is made.
+
+A wrong field is found here, on the device of the person who wrote it, and named, before any other
+device is asked for anything.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy
+import torch
+from torch import nn
+
+from p2ptrain.errors import OptionError, ScriptError
+from p2ptrain.job.user_code import RAISED, doings, told
+from p2ptrain.model.stage.optimizer_spec import LARGEST, SGD, Adam, AdamW, OptimizerSpec
+
+Metric: TypeAlias = Callable[[Any, Any], Any]
+"""(model output, target) of some samples -> a number or 0-dim tensor. Or an object with `update`,
+`compute` and `reset`, as torchmetrics has them."""
+
+AUTO = "auto"
+"""A micro-batch that the planner chooses, whatever that changes."""
+
+MicroBatch: TypeAlias = int | Literal["auto"] | None
+
+_SEED_LIMIT = 2**63
+
+
+class MapDataset(Protocol):
+    """A map-style dataset: sample i is an (input, target) pair."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One model to train, how, and on what.
+
+    Attributes:
+        model: trained in place; in the end its weights are the trained ones.
+        data: map-style dataset of (input, target). An input that is a tuple is passed as
+            `model(*x)`, a dict as `model(**x)`.
+        loss: (model output, target) -> 0-dim tensor, a mean over samples; traced with the model.
+        optimizer: `p2ptrain.SGD`, `Adam` or `AdamW`.
+        batch_size: samples of one update.
+        micro_batch: samples of one micro-batch. None leaves it to the planner where that changes no
+            result, and else follows from the job alone; "auto" leaves it to the planner anyway.
+        epochs: passes over the data.
+        seed: of the order of samples, and of dropout.
+        schedule: update (from 0) -> factor on the learning rate.
+        clip_grad_norm: largest 2-norm of all gradients together.
+        skip_nonfinite: leave out an update with something that is not finite, instead of ending
+            the job: weights, running statistics and the optimizer's state stay as they were, and
+            the update counts as one (for `steps`, epochs and the schedule).
+        eval_data: like `data`; the metrics run over it after each epoch and at the end.
+        metrics: by name.
+
+    Raises:
+        OptionError: a number or the optimizer is unusable; the message names the field.
+        ScriptError: the model, the loss, the data or a function is unusable.
+    """
+
+    def __new__(cls, *args: object, **given: object) -> Job:
+        """Refuses what a Job does not have, in words that say where it belongs."""
+        for name in given:
+            if name not in cls.__dataclass_fields__:
+                raise OptionError(_no_such_field(name, tuple(cls.__dataclass_fields__)))
+        return super().__new__(cls)
+
+    model: torch.nn.Module
+    data: MapDataset
+    loss: Callable[[Any, Any], torch.Tensor]
+    optimizer: OptimizerSpec
+    batch_size: int
+    micro_batch: MicroBatch = None
+    epochs: int = 1
+    seed: int = 0
+    schedule: Callable[[int], float] | None = None
+    clip_grad_norm: float | None = None
+    skip_nonfinite: bool = False
+    eval_data: MapDataset | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_model(self.model)
+        _check_function("loss", self.loss)
+        _check_optimizer(self.optimizer)
+        _check_dataset("data", self.data)
+        self._check_sizes()
+        self._check_extras()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates of one epoch; the last incomplete batch is dropped."""
+        return len(self.data) // self.batch_size
+
+    @property
+    def fixed_micro_batch(self) -> int:
+        """Samples of one micro-batch; 0 where the planner chooses."""
+        return self.micro_batch if isinstance(self.micro_batch, int) else 0
+
+    def total_steps(self, steps: int | None = None, *, samples: int | None = None) -> int:
+        """Updates of the whole job: the smaller of `steps` and what the epochs give.
+
+        Args:
+            samples: that the data had when somebody asked; None = it is asked.
+        """
+        per_epoch = self.steps_per_epoch if samples is None else samples // self.batch_size
+        by_epochs = self.epochs * per_epoch
+        return by_epochs if steps is None else min(steps, by_epochs)
+
+    def lr_factor(self, update: int) -> float:
+        """The schedule's factor for update `update`, counted from 0; 1.0 without a schedule.
+
+        Raises:
+            ScriptError: the schedule raised, or what it gave is not a finite number, or one that
+                makes a learning rate nobody can compute with.
+        """
+        if self.schedule is None:
+            return 1.0
+        try:
+            with doings.doing("schedule({})", update):
+                factor = float(self.schedule(update))
+        except RAISED as error:
+            raise ScriptError(f"schedule({update}) failed: {told(error)}") from error
+        if not math.isfinite(factor):
+            raise ScriptError(f"schedule({update}) gave {factor}, which is no learning-rate factor")
+        if abs(factor * self.optimizer.lr) > LARGEST:
+            raise ScriptError(
+                f"schedule({update}) gave {factor}: with lr={self.optimizer.lr} that is a learning "
+                f"rate of more than {LARGEST:.0e}"
+            )
+        return factor
+
+    def _check_sizes(self) -> None:
+        self._set_whole("batch_size", self.batch_size)
+        self._set_whole("epochs", self.epochs)
+        check_fits(len(self.data), self.batch_size)
+        if self.micro_batch not in (None, AUTO):
+            self._set_whole("micro_batch", self.micro_batch)
+            size = min(self.fixed_micro_batch, self.batch_size)
+            object.__setattr__(self, "micro_batch", size)
+        self._set_whole("seed", self.seed, least=-_SEED_LIMIT)
+        if self.seed + self.epochs >= _SEED_LIMIT:
+            raise OptionError(f"Job: seed must be below 2**63 - epochs, not {self.seed}")
+
+    def _check_extras(self) -> None:
+        if not isinstance(self.skip_nonfinite, bool):
+            raise OptionError(f"Job: skip_nonfinite must be a bool, not {self.skip_nonfinite!r}")
+        if self.schedule is not None:
+            _check_function("schedule", self.schedule)
+        if self.clip_grad_norm is not None:
+            _check_positive("clip_grad_norm", self.clip_grad_norm)
+        if self.eval_data is not None:
+            _check_dataset("eval_data", self.eval_data)
+        if not isinstance(self.metrics, Mapping):
+            raise ScriptError("Job: metrics must be a dict of name -> function(output, target)")
+        for name, metric in self.metrics.items():
+            if not accumulates(metric):
+                _check_function(f"metrics[{name!r}]", metric)
+        if self.metrics and self.eval_data is None:
+            raise ScriptError("Job: metrics are computed over eval_data: give eval_data too")
+
+    def _set_whole(self, name: str, value: object, least: int = 1) -> None:
+        """Normalise integer-like values (numpy's, for one) to int."""
+        try:
+            whole = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            whole = None
+        if whole is None or isinstance(value, bool):
+            raise OptionError(f"Job: {name} must be a whole number, not {value!r}")
+        if whole < least:
+            raise OptionError(f"Job: {name} must be at least {least}, not {whole}")
+        object.__setattr__(self, name, whole)
+
+
+_LOOP = "iterate over the events of the run: `async for event in run`"
+
+_ELSEWHERE = {
+    "shuffle": "samples are shuffled in every epoch, by `seed`",
+    "lr": "it belongs to the optimizer: p2ptrain.SGD(lr=...)",
+    "learning_rate": "it belongs to the optimizer: p2ptrain.SGD(lr=...)",
+    "weight_decay": "it belongs to the optimizer: p2ptrain.AdamW(lr=..., weight_decay=...)",
+    "momentum": "it belongs to the optimizer: p2ptrain.SGD(lr=..., momentum=...)",
+    "gradient_accumulation_steps": "`batch_size` is the samples of one update, and `micro_batch` "
+    "how many of them are computed at once",
+    "accumulate_grad_batches": "`batch_size` is the samples of one update, and `micro_batch` how "
+    "many of them are computed at once",
+    "scheduler": "`schedule` takes a function of the update that gives a factor on the learning "
+    "rate: schedule=lambda update: 0.9 ** (update // 100)",
+    "callbacks": _LOOP,
+    "on_event": _LOOP,
+    "callback": _LOOP,
+    "steps": "give it where the job is trained: `--steps S`, or TrainOptions(steps=...)",
+    "max_steps": "give it where the job is trained: `--steps S`, or TrainOptions(steps=...)",
+    "device": "every device computes where it can; the model stays on the CPU here",
+    "num_workers": "the dataset is read in the background beside the training",
+    "collate_fn": "samples are stacked; let the dataset give samples of one shape (pad them there)",
+    "dataset": "the samples are `data`",
+    "train_dataset": "the samples are `data`",
+    "dataloader": "the samples are `data`, a dataset",
+    "num_epochs": "the passes over the data are `epochs`",
+    "num_train_epochs": "the passes over the data are `epochs`",
+    "criterion": "the loss is `loss`",
+    "loss_fn": "the loss is `loss`",
+    "eval_dataset": "the samples to evaluate on are `eval_data`",
+    "val_data": "the samples to evaluate on are `eval_data`",
+    "validation_data": "the samples to evaluate on are `eval_data`",
+    "max_grad_norm": "the largest norm of the gradients is `clip_grad_norm`",
+    "gradient_clip_val": "the largest norm of the gradients is `clip_grad_norm`",
+}
+"""What others call what a Job has, or does by itself."""
+
+
+def _no_such_field(name: str, fields: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, fields, 1)
+    if name in _ELSEWHERE:
+        advice = _ELSEWHERE[name]
+    elif near:
+        advice = f"did you mean {near[0]}?"
+    else:
+        advice = f"it has {', '.join(fields)}"
+    return f"Job has no {name}: {advice}"
+
+
+def accumulates(metric: object) -> bool:
+    """Whether it is given piece after piece, and computed in the end."""
+    if isinstance(metric, type):
+        return False
+    return all(callable(getattr(metric, name, None)) for name in ("update", "compute", "reset"))
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, type):
+        raise ScriptError(f"Job: model is the class {model.__name__}; give an instance of it")
+    if not isinstance(model, torch.nn.Module):
+        raise ScriptError(f"Job: model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ScriptError("Job: model is a TorchScript module; give the nn.Module it was made from")
+    if any(nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise ScriptError(
+            "Job: model has lazy layers that do not know their sizes yet; run it once on a sample "
+            "before you hand it over"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ScriptError("Job: model has no parameter that requires a gradient")
+
+
+def _check_function(name: str, value: object) -> None:
+    if not callable(value):
+        raise ScriptError(f"Job: {name} must be a function, not {type(value).__name__}")
+
+
+def _check_optimizer(optimizer: object) -> None:
+    if isinstance(optimizer, (SGD, Adam, AdamW)):
+        return
+    shown = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+    raise OptionError(
+        f"Job: optimizer must be p2ptrain.SGD(...), Adam(...) or AdamW(...), not {shown}; "
+        "each device builds its own part of it, so a torch.optim object cannot be used"
+    )
+
+
+def _check_dataset(name: str, data: object) -> None:
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise ScriptError(f"Job: {name} must be the dataset itself, not a DataLoader of it")
+    iterable_only = isinstance(data, torch.utils.data.IterableDataset)
+    if iterable_only or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise ScriptError(
+            f"Job: {name} must be a map-style dataset (__len__ and __getitem__), "
+            f"not {type(data).__name__}"
+        )
+    length = _length(name, data)
+    if length == 0:
+        raise ScriptError(f"Job: {name} is empty")
+    if isinstance(data, (tuple, list)) and length == 2 and all(map(_is_column, data)):
+        raise ScriptError(
+            f"Job: {name} is a pair of tensors, not samples: write "
+            "torch.utils.data.TensorDataset(x, y)"
+        )
+
+
+def _is_column(value: object) -> bool:
+    """Whether it is all inputs, or all targets, rather than a sample."""
+    return isinstance(value, (torch.Tensor, numpy.ndarray)) and value.ndim > 0 and len(value) > 2
+
+
+def _length(name: str, data: Any) -> int:
+    try:
+        return len(data)
+    except Exception as error:
+        raise ScriptError(f"Job: len({name}) failed: {told(error)}") from error
+
+
+def check_fits(samples: int, batch_size: int) -> None:
+    """Raises ScriptError: so many samples are no batch."""
+    if samples < batch_size:
+        raise ScriptError(
+            f"Job: data has {samples} samples, fewer than one batch of {batch_size}; "
+            "choose a smaller batch_size"
+        )
+
+
+def _check_positive(name: str, value: object) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (is_number and value > 0):  # type: ignore[operator]
+        raise OptionError(f"Job: {name} must be a positive number, not {value!r}")

@@ -1,0 +1,210 @@
+"""How a job is to be run, as opposed to what it trains (`Job`).
+
+What apps give as options, taken for what it means or refused; nothing is converted by force.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import SupportsIndex, TypeVar
+
+from p2ptrain.errors import OptionError
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.ftpipehd_options import PLANNER, Ftpipehd
+from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.plan.types.weight_versions import Weights
+
+
+class Recovery(StrEnum):
+    """How a household plans after a failure."""
+
+    LIGHT = "light"
+    """A plan close to the old one, that moves few bytes."""
+    HEAVY = "heavy"
+    """Everything to the data holder, a plan from zero, everything from there."""
+    RESPIPE = "respipe"
+    """A dead device's units to the stage after it, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """Options of `Node.train` and of `p2ptrain train`.
+
+    Paths, `wire` and `recovery` may be given as texts, as on the command line.
+
+    Attributes:
+        wait_for: devices to wait for before planning, this one included.
+        wait_timeout_seconds: give up waiting after this long; None waits for ever.
+        planner: "auto" (leaves out devices that do not help), "hybrid", "pipedream", "ftpipehd",
+            "pp" (straight pipeline over all devices), "dp", "tiles" (first units in tiles of
+            their maps) or "single".
+        grid: of "tiles": (rows, columns); None = the planner chooses.
+        groups: of "tiles": borders of groups of units without halos between them, from 0 on, such
+            as (0, 4, 10); the last one ends the tiled part; () = the planner chooses.
+        steps: updates in all, resumed ones included; with `Job.epochs` the smaller wins.
+        checkpoint: folder that receives checkpoints: after every epoch, at the end, and in between
+            at intervals that cost at most some 5 % of the time.
+        checkpoint_every: updates between two checkpoints, instead of the automatic choice.
+        resume: folder of a checkpoint to go on from.
+        out: safetensors file that receives the trained weights.
+        private: raw inputs and labels never leave this device: it owns the first units and the
+            last ones with the loss.
+        local: train on this device alone, without a network, by the same code.
+        fresh: begin anew even if members hold this job unfinished.
+        replan: allow changes of plan while nothing failed.
+        wire: how activations, gradients and the parts of all-reduces travel between devices:
+            exactly, or rounded ("bf16", "int8"), which changes results a little.
+        recovery: how to plan after a failure.
+        asynchrony: train without a barrier between mini-batches, so that no device waits for
+            another's update; None = in synchronous rounds, exactly as on one device.
+        chooses_mode: `asynchrony` is only a permission: whether to train so or in synchronous
+            rounds is chosen with the first plan, by the predicted time to the same accuracy.
+        ftpipehd: of asynchronous training with planner "ftpipehd": when it cuts the model anew, and
+            when it copies.
+        replicas: keep copies of stages on other devices, so that a death costs few steps; without
+            them it goes back to the beginning, or ends the job. For measurements.
+        whole_copies: updates between two copies of the whole model, optimizer included, in this
+            device's memory: what several deaths at once go back to; None = none is made.
+    """
+
+    wait_for: int = 1
+    wait_timeout_seconds: float | None = None
+    planner: str = "auto"
+    steps: int | None = None
+    checkpoint: Path | None = None
+    checkpoint_every: int | None = None
+    resume: Path | None = None
+    out: Path | None = None
+    private: bool = False
+    local: bool = False
+    fresh: bool = False
+    replan: bool = True
+    wire: WireFormat = WireFormat.EXACT
+    recovery: Recovery = Recovery.LIGHT
+    asynchrony: Asynchrony | None = None
+    ftpipehd: Ftpipehd = field(default_factory=Ftpipehd)
+    replicas: bool = True
+    whole_copies: int | None = None
+    chooses_mode: bool = False
+    grid: tuple[int, int] | None = None
+    groups: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint", "resume", "out"):
+            object.__setattr__(self, name, path(name, getattr(self, name)))
+        for name in ("wait_for", "steps", "checkpoint_every", "whole_copies"):
+            object.__setattr__(self, name, whole(name, getattr(self, name)))
+        waits = seconds("wait_timeout_seconds", self.wait_timeout_seconds)
+        object.__setattr__(self, "wait_timeout_seconds", waits)
+        object.__setattr__(self, "wire", choice(WireFormat, "wire", self.wire))
+        object.__setattr__(self, "recovery", choice(Recovery, "recovery", self.recovery))
+        if not isinstance(self.asynchrony, Asynchrony | None):
+            raise OptionError("asynchrony must be a p2ptrain.Asynchrony(), or None for rounds")
+        object.__setattr__(self, "grid", grid(self.grid))
+        object.__setattr__(self, "groups", borders(self.groups))
+        if (self.grid or self.groups) and self.planner != "tiles":
+            raise OptionError("grid and groups are for planner tiles")
+        if self.planner == "tiles" and (self.private or self.asynchrony is not None):
+            raise OptionError(
+                "planner tiles sends images to all devices and trains in sync: leave out private "
+                "and async"
+            )
+        if self.wait_for is None or self.wait_for < 1:
+            raise OptionError("wait_for counts this device too: give 1 or more")
+        if self.steps is not None and self.steps < 1:
+            raise OptionError("steps must be 1 or more")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise OptionError("checkpoint_every must be 1 or more")
+        if self.whole_copies is not None and self.whole_copies < 1:
+            raise OptionError("whole_copies must be 1 or more")
+        if self.whole_copies is not None and not self.replicas:
+            raise OptionError("whole_copies are made of the copies that replicas are")
+        if self.chooses_mode and self.asynchrony is None:
+            raise OptionError("chooses_mode needs to know how to train asynchronously: asynchrony")
+        if self.chooses_mode and self.asynchrony == Asynchrony(Weights.UNSTASHED):
+            raise OptionError(
+                "training without stashing is for comparisons: choose it by itself, not with mode "
+                "auto"
+            )
+        if self.local and self.wait_for > 1:
+            raise OptionError("local trains on this device alone: leave out wait_for")
+
+    @property
+    def as_ftpipehd(self) -> Ftpipehd | None:
+        """Its settings where the job is trained as FTPipeHD does."""
+        is_asynchronous = self.asynchrony is not None and not self.chooses_mode
+        is_its = self.planner == PLANNER and is_asynchronous and not self.local
+        return self.ftpipehd if is_its else None
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+MOST_THREADS = 1024
+"""That a device computes with: where torch cannot start them all, it may take the process along."""
+
+
+def path(name: str, value: str | PathLike[str] | None) -> Path | None:
+    """OptionError names the option."""
+    try:
+        return None if value is None else Path(value)
+    except TypeError:
+        raise OptionError(f"{name} must be a path, not {value!r}") from None
+
+
+def whole(name: str, value: SupportsIndex | None) -> int | None:
+    """The same of a whole number, NumPy's too."""
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        raise OptionError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def seconds(name: str, value: object) -> float | None:
+    """The same of a length of time."""
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or not value >= 0:  # NaN is no length
+        raise OptionError(f"{name} must be 0 seconds or more, not {value!r}")
+    return value
+
+
+def choice(choices: type[Choice], name: str, value: str) -> Choice:
+    """The same of one of a few words."""
+    try:
+        return choices(value)
+    except ValueError:
+        known = ", ".join(choices)
+        raise OptionError(f"{name} must be one of {known}, not {value!r}") from None
+
+
+def grid(value: object) -> tuple[int, int] | None:
+    """(rows, columns), where there is one."""
+    if value is None:
+        return None
+    numbers = _wholes(value)
+    if len(numbers) != 2 or min(numbers) < 1:
+        raise OptionError(f"grid is (rows, columns), from 1 on, found {value!r}")
+    return numbers[0], numbers[1]
+
+
+def borders(value: object) -> tuple[int, ...]:
+    """Of groups of units: none, or numbers that rise from 0 and have an end."""
+    numbers = _wholes(value)
+    is_none = isinstance(value, list | tuple) and not value
+    rises = all(first < end for first, end in pairwise(numbers))
+    if not is_none and (len(numbers) < 2 or numbers[0] != 0 or not rises):
+        raise OptionError(
+            f"groups are borders of units, rising from 0, as (0, 4, 10): found {value!r}"
+        )
+    return numbers
+
+
+def _wholes(value: object) -> tuple[int, ...]:
+    """Empty where it is no list of whole numbers."""
+    given = value if isinstance(value, list | tuple) else ()
+    return tuple(given) if all(type(number) is int for number in given) else ()

@@ -1,0 +1,89 @@
+"""What the user's own functions raise, in one line that names where.
+
+What the user's own code is doing now: said where it takes long, for nothing else would tell.
+
+A read of a network drive that hangs raises nothing and returns nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from p2ptrain.model.capture.export_errors import user_place
+
+RAISED = (Exception, asyncio.CancelledError, SystemExit, GeneratorExit)
+"""What the user's functions may raise and is told: anything but an interrupt. To an event loop some
+of these say something: that a task was cancelled, so that others wait for it without an end."""
+
+
+def told(error: BaseException) -> str:
+    """Class, message and the user's own line, where the traceback has one."""
+    place = user_place(error)
+    return f"{type(error).__name__}: {error}" + (f" (at {place})" if place else "")
+
+
+FIRST_SECONDS = 8.0
+"""Before it is said for the first time; then each time after three times as long as before."""
+
+LOOK_SECONDS = 1.0
+
+LONGER = 3.0
+
+
+@dataclass(slots=True)
+class _Doing:
+    what: str
+    values: tuple[Any, ...]
+    since: float
+    due: float
+
+
+class Doings:
+    """Calls of the user's code that are under way. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._now: dict[int, _Doing] = {}
+        self._next = 0
+
+    @contextmanager
+    def doing(self, what: str, *values: Any) -> Iterator[None]:
+        """While the block runs: `what`, with `values` in its places, such as "sample {}"."""
+        now = self._clock()
+        with self._lock:
+            number, self._next = self._next, self._next + 1
+            self._now[number] = _Doing(what, values, now, now + FIRST_SECONDS)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._now[number]
+
+    def long(self) -> list[str]:
+        """What has taken long and is due to be said, with its seconds."""
+        now, said = self._clock(), []
+        with self._lock:
+            for doing in self._now.values():
+                if now >= doing.due:
+                    seconds = now - doing.since
+                    doing.due = doing.since + LONGER * seconds
+                    said.append(f"{doing.what.format(*doing.values)} has taken {seconds:.0f} s")
+        return said
+
+    async def say(self, warn: Callable[[str], None]) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for text in self.long():
+                warn(f"{text} and goes on")
+
+
+doings = Doings()
+"""Of this process."""

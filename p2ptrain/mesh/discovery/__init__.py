@@ -1,0 +1,1 @@
+"""where the others may be."""

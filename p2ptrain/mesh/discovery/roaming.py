@@ -1,0 +1,176 @@
+"""This machine's addresses, which change: a laptop moves, Wi-Fi comes up after the start.
+
+No portable way tells a program that its addresses have changed, so they are read now and then, and
+discovery starts anew on the new ones. Links need no such care: broken ones are dialled again.
+
+Listening follows `--interface` when its addresses change, as a lease or a network ends.
+
+Without `--interface` a device listens on all addresses, whichever they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from p2ptrain.errors import OptionError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.discovery.candidates import Candidate
+from p2ptrain.mesh.discovery.interfaces import Address, choose, dialable, machine_addresses
+from p2ptrain.mesh.discovery.mdns import Discovery, MdnsDiscovery, NoDiscovery
+
+log = get_logger(__name__)
+
+LOOK_SECONDS = 3.0
+"""Reading the addresses takes about a millisecond. Longer: found later on a new network."""
+
+
+class OwnAddresses:
+    """Where this device can be reached.
+
+    Attributes:
+        ips: IPv4 addresses, then IPv6 ones, possibly none.
+    """
+
+    def __init__(
+        self, wanted: Sequence[str], read: Callable[[], list[Address]] = machine_addresses
+    ) -> None:
+        """`wanted`: `--interface` values. Raises OptionError where one of them is not there."""
+        self._wanted = wanted
+        self._read = read
+        self.ips = choose(wanted, read())
+
+    @property
+    def published(self) -> list[str]:
+        """Those that a hello names to other devices."""
+        return dialable(self.ips)
+
+    @property
+    def shown(self) -> str:
+        """The one shown to the user."""
+        return next(iter([*self.published, *self.ips]), "127.0.0.1")
+
+    def refresh(self) -> bool:
+        """Read them again; whether they have changed."""
+        ips = self._there()
+        changed, self.ips = ips != self.ips, ips
+        return changed
+
+    def _there(self) -> list[str]:
+        """Of the wanted interfaces those that are up now: another one may be down."""
+        available = self._read()
+        if not self._wanted:
+            return choose((), available)
+        ips: list[str] = []
+        for name in self._wanted:
+            try:
+                ips += choose((name,), available)
+            except OptionError as error:
+                log.info("interface_gone", why=str(error))
+        return list(dict.fromkeys(ips))
+
+
+class RoamingDiscovery:
+    """A `Discovery` that starts anew wherever this machine's addresses lead.
+
+    Args:
+        own: refreshed from here.
+        make: discovery on given addresses.
+        warn: tells people.
+    """
+
+    def __init__(
+        self,
+        own: OwnAddresses,
+        make: Callable[[Sequence[str]], Discovery],
+        warn: Callable[[str], None],
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self._own = own
+        self._make = make
+        self._warn = warn
+        self._look_seconds = look_seconds
+        self._inner: Discovery = NoDiscovery()
+        self._begun_on: Sequence[str] = ()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
+        """See `Discovery`. Without any network it waits for one."""
+        await self._begin(device_id, port, on_found)
+        watch = self._watch(device_id, port, on_found)
+        self._watching = asyncio.create_task(watch, name="watch this machine's addresses")
+
+    async def close(self) -> None:
+        """See `Discovery`."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._inner.close()
+
+    async def _watch(
+        self, device_id: str, port: int, on_found: Callable[[Candidate], None]
+    ) -> None:
+        while True:
+            await asyncio.sleep(self._look_seconds)  # the period of looking
+            self._own.refresh()
+            if self._own.ips != self._begun_on:  # who else refreshes may have seen it first
+                log.info("addresses_changed", ips=self._own.ips)
+                inner, self._inner = self._inner, NoDiscovery()
+                await inner.close()
+                await self._begin(device_id, port, on_found)
+
+    async def _begin(
+        self, device_id: str, port: int, on_found: Callable[[Candidate], None]
+    ) -> None:
+        ips = self._begun_on = self._own.ips
+        if not ips:
+            self._warn("No network: waiting for one.")
+            return
+        if all(map(_is_loopback, ips)):
+            self._warn("No network: only programs on this device find each other.")
+        self._inner = self._make(ips)
+        try:
+            await self._inner.start(device_id, port, on_found)
+        except OSError as error:
+            inner, self._inner = self._inner, NoDiscovery()
+            await inner.close()
+            self._warn(
+                f"multicast cannot be used at {', '.join(ips)} ({error.strerror or error}): run "
+                "`p2ptrain doctor`, or give --peer HOST"
+            )
+
+
+def _is_loopback(ip: str) -> bool:
+    return ip.startswith("127.") or ip == "::1"
+
+
+def over_mdns(
+    own: OwnAddresses, trusted_ids: Callable[[], Iterable[str]], warn: Callable[[str], None]
+) -> RoamingDiscovery:
+    """Discovery by multicast DNS wherever this machine's addresses lead."""
+    return RoamingDiscovery(own, lambda ips: MdnsDiscovery(ips, trusted_ids), warn)
+
+
+async def follow(
+    own: OwnAddresses,
+    move: Callable[[Sequence[str]], None],
+    warn: Callable[[str], None],
+    look_seconds: float = LOOK_SECONDS,
+) -> None:
+    """Listen where `own` leads, until cancelled; an interface that is gone is waited for.
+
+    Args:
+        own: refreshed from here.
+        move: `Listener.move`.
+        warn: tells people something, once however often it happens.
+        look_seconds: between two looks.
+    """
+    while True:
+        await asyncio.sleep(look_seconds)  # the period of looking
+        own.refresh()
+        if not own.ips:
+            continue
+        try:
+            move(own.ips)
+        except OptionError as error:  # tried again at the next look
+            warn(f"{error}: other devices cannot connect there")

@@ -1,0 +1,1 @@
+"""Raft's leader election with pre-vote."""

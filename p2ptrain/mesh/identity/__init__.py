@@ -1,0 +1,1 @@
+"""this device: key, folder, what it remembers."""

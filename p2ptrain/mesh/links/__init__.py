@@ -1,0 +1,1 @@
+"""one link to every trusted device."""

@@ -1,0 +1,622 @@
+"""One link to every trusted device that can be reached.
+
+Each trusted device has a task that dials it while there is no link, with back-off; whatever hints
+at its whereabouts (discovery, a member's word) wakes that task. Links that devices dial to us come
+in by `incoming`. link_rules.py decides which are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from p2ptrain.aio.tasks import TaskScope
+from p2ptrain.errors import (
+    Error,
+    LinkClosed,
+    NotPaired,
+    PeerError,
+    ProtocolError,
+    UserError,
+    VersionMismatch,
+)
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.conduct import Offence
+from p2ptrain.mesh.discovery.addresses import Address, AddressBook
+from p2ptrain.mesh.discovery.interfaces import without_scope
+from p2ptrain.mesh.guard import Guard
+from p2ptrain.mesh.links.connection_settings import ConnectionTimes, Dial
+from p2ptrain.mesh.links.hello import (
+    Hello,
+    Refusal,
+    mismatch,
+    new_token,
+    refusal_of,
+    refused,
+    to_message,
+)
+from p2ptrain.mesh.links.link_probe import PING_KIND, TIMEOUT_SECONDS, all_refuse
+from p2ptrain.mesh.links.link_rules import (
+    Action,
+    Decision,
+    Situation,
+    between_instances,
+    judge_incoming,
+)
+from p2ptrain.mesh.links.paths import PathConfig, PathProbe, PathSchedule, better_path
+from p2ptrain.mesh.links.peer_link import PeerLink
+from p2ptrain.mesh.links.router import Router
+from p2ptrain.mesh.notifications import Notices
+from p2ptrain.net.link.link import Link
+from p2ptrain.net.link.stream import Arrival
+from p2ptrain.net.message import Message, Priority
+from p2ptrain.net.transport.dial import Backoff
+
+log = get_logger(__name__)
+
+WAITING_LIMIT = 16
+"""Links that a device has dialled and that are not up yet. It may try twelve addresses at once; a
+hostile one would take all file descriptors of this process."""
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """What is known of one trusted device; `current` is its link that is up."""
+
+    backoff: Backoff
+    paths: PathSchedule
+    addresses: AddressBook = field(default_factory=AddressBook)
+    current: PeerLink | None = None
+    last_token: str = ""
+    dialling: bool = False  # our hello is on its way
+    measuring: bool = False  # its paths
+    moving: bool = False  # to another path
+    missed: bool = False  # the last link was lost and no dial has been tried since
+    at: tuple[Address, ...] = ()  # where it listened, as it said on its last link
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Connections:
+    """Owns all links of this device; a `peer_link.LinkOwner`.
+
+    Attributes:
+        is_copy: an older process has this one's identity, so this one ends.
+    """
+
+    def __init__(
+        self,
+        self_id: str,
+        router: Router,
+        guard: Guard,
+        notices: Notices,
+        tasks: TaskScope,
+        rng: Random,
+        *,
+        own_hello: Callable[[], Hello],
+        dial: Dial,
+        on_up: Callable[[str, Hello], None],
+        on_lost: Callable[[str, bool], None],
+        on_not_paired: Callable[[str], None],
+        on_copied: Callable[[str, Sequence[Address]], None],
+        times: ConnectionTimes | None = None,
+        paths: PathConfig | None = None,
+    ) -> None:
+        """Nothing is dialled before `keep`.
+
+        Args:
+            self_id: this device.
+            own_hello: what to say now, without tokens.
+            dial: how to reach a device.
+            on_up: (peer id, its hello) a link is up.
+            on_lost: (peer id, whether a redial was refused) the last link is gone; may come twice,
+                the second time with True.
+            on_not_paired: (peer id) a device that we trust does not trust us.
+            on_copied: (peer id, where) it says that an older process there has our identity.
+        """
+        self.is_copy = False
+        self._self_id = self_id
+        self._router = router
+        self._guard = guard
+        self._notices = notices
+        self._tasks = tasks
+        self._rng = rng
+        self._say = own_hello
+        self._dial = dial
+        self._on_up = on_up
+        self._on_lost = on_lost
+        self._on_not_paired = on_not_paired
+        self._on_copied = on_copied
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="p2ptrain-lz4")
+        self._times = times or ConnectionTimes()
+        self._paths = paths or PathConfig()
+        self._peers: dict[str, _Peer] = {}
+        # In the order in which they were made, each with what ends it if it stays silent.
+        self._all_links: dict[PeerLink, asyncio.TimerHandle | None] = {}
+        self._posts: dict[PeerLink, asyncio.Task[None] | None] = {}
+        self._leaving = False
+
+    # What the mesh asks
+
+    def connected(self) -> list[str]:
+        """Ids of the devices with a link that is up."""
+        return [peer_id for peer_id, peer in self._peers.items() if _is_up(peer)]
+
+    def arrivals(self) -> dict[str, Arrival]:
+        """What came so far over each link that is up, by the device's id."""
+        arrivals = {}
+        for peer_id in self._peers:
+            link = self.link(peer_id)
+            if link is not None:
+                link.link.look()
+                arrivals[peer_id] = link.link.arrival()
+        return arrivals
+
+    def link(self, peer_id: str) -> PeerLink | None:
+        """The link that is up, if there is one."""
+        peer = self._peers.get(peer_id)
+        return peer.current if peer is not None and _is_up(peer) else None
+
+    def ends(self, peer_id: str) -> tuple[str, str] | None:
+        """The IPs that the link to the device runs between, ours first."""
+        link = self.link(peer_id)
+        return link.link.ends() if link is not None else None
+
+    def hello_of(self, peer_id: str) -> Hello | None:
+        """What the device said of itself on its link."""
+        link = self.link(peer_id)
+        return link.theirs if link is not None else None
+
+    def addresses(self, peer_id: str) -> AddressBook:
+        """Where that device may be."""
+        peer = self._peers.get(peer_id)
+        return peer.addresses if peer is not None else AddressBook()
+
+    def post(self, peer_id: str, message: Message) -> None:
+        """Send a small control message if there is a link; never waits."""
+        link = self.link(peer_id)
+        if link is not None:
+            link.post(message)
+
+    def keep(self, peer_id: str, proven: Iterable[Address] = ()) -> None:
+        """Keep a link to this device from now on."""
+        if peer_id in self._peers or self._leaving:
+            return
+        peer = _Peer(Backoff(self._rng), PathSchedule(self._paths))
+        peer.addresses.prove(proven)
+        self._peers[peer_id] = peer
+        if peer_id != self._self_id:
+            peer.task = self._tasks.spawn(self._keep_dialling(peer_id, peer), "dial")
+
+    def hint(self, peer_id: str, addresses: Iterable[Address]) -> None:
+        """The device may be there: try now."""
+        peer = self._peers.get(peer_id)
+        if peer is not None:
+            peer.addresses.add_hints(addresses)
+            peer.paths.heard(peer.addresses.all(), self._now())
+            peer.backoff.reset()
+            peer.wake.set()
+
+    def drop(self, peer_id: str, reason: str) -> None:
+        """The device is no longer trusted: end its links now and forget it."""
+        peer = self._peers.pop(peer_id, None)
+        if peer is not None and peer.task is not None:
+            peer.task.cancel()
+        for link in [link for link in self._all_links if link.peer_id == peer_id]:
+            link.link.abort(reason)
+
+    def cut(self, peer_id: str, reason: str) -> None:
+        """End the device's links, which break the protocol or stand still; it is dialled again."""
+        for link in [link for link in self._all_links if link.peer_id == peer_id]:
+            link.link.abort(reason)
+
+    def resume(self, peer_id: str) -> None:
+        """A full lane of this device has room again."""
+        link = self.link(peer_id)
+        if link is not None and self._router.has_room(peer_id):
+            link.link.resume_receiving()
+
+    async def close(self) -> None:
+        """Stop dialling, send what is queued, end all links."""
+        self._leaving = True
+        for peer in self._peers.values():
+            if peer.task is not None:
+                peer.task.cancel()
+        await asyncio.gather(*(self._say_goodbye(link) for link in tuple(self._all_links)))
+        self._executor.shutdown(wait=False)
+
+    async def _say_goodbye(self, link: PeerLink) -> None:
+        try:
+            async with asyncio.timeout(self._times.goodbye_seconds):
+                await link.flush_post()
+        except (LinkClosed, TimeoutError) as error:
+            log.info("goodbye_not_sent", peer=link.peer_id[:16], why=str(error) or "too slow")
+        link.link.close("it leaves")
+        await link.link.closed
+
+    # Links that others dial
+
+    def incoming(self, peer_id: str) -> Link:
+        """A link for a device that dials us.
+
+        Raises:
+            LinkClosed: this device is leaving: whose link has ended dials anew at once.
+            NotPaired: it is not trusted (any more), or was cut off.
+        """
+        if self._leaving:
+            raise LinkClosed("this device is leaving")
+        if peer_id != self._self_id and not self._guard.is_heard(peer_id):
+            raise NotPaired(f"device {peer_id[:16]} is not paired")
+        self._make_room(peer_id)
+        link = self._new_link(peer_id, None)
+        loop = asyncio.get_running_loop()
+        patience = loop.call_later(self._times.hello_seconds, self._end_if_silent, link)
+        self._all_links[link] = patience
+        return link.link
+
+    def _make_room(self, peer_id: str) -> None:
+        """Of the links that a device has dialled and that are not up, the oldest gives way."""
+        dialled = [link for link in self._all_links if link.peer_id == peer_id and not link.own]
+        waiting = [link for link in dialled if link.theirs is None]
+        if len(waiting) >= WAITING_LIMIT:
+            self._forget(waiting[0])  # at once: several may come before it has ended
+            waiting[0].link.abort("the device connects too often")
+
+    def _forget(self, link: PeerLink) -> None:
+        """A timer would keep it longer, and it may be one of many with large buffers."""
+        patience = self._all_links.pop(link, None)
+        if patience is not None:
+            patience.cancel()
+
+    def said_hello(self, link: PeerLink, hello: Hello) -> None:
+        """See `LinkOwner`."""
+        self._tasks.spawn(self._welcome(link, hello), "welcome")
+
+    def answered(self, link: PeerLink, hello: Hello) -> None:
+        """See `LinkOwner`."""
+        peer = self._peers.get(link.peer_id)
+        if peer is None or (peer.current is not None and peer.current is not link.replaces):
+            link.link.abort("another link is up")
+            return
+        self._replace(peer, "there is a better path")
+        self._establish(peer, link, hello)
+
+    def ended(self, link: PeerLink, error: PeerError) -> None:
+        """See `LinkOwner`."""
+        self._forget(link)
+        post = self._posts.pop(link, None)
+        if post is not None:
+            post.cancel()
+        peer = self._peers.get(link.peer_id)
+        if peer is not None and peer.current is link:
+            peer.current = None
+            peer.missed = True
+            peer.backoff.reset()
+            peer.wake.set()
+        elif peer is not None or link.theirs is None:
+            return  # a link that never was up, or was replaced
+        log.info("link_lost", peer=link.peer_id[:16], why=str(error))
+        if isinstance(error, ProtocolError):
+            self._guard.note(link.peer_id, Offence.MALFORMED, why=str(error))
+        self._router.lost(link.peer_id, f"the link to {_name(link)} ended: {error}")
+        self._on_lost(link.peer_id, False)
+
+    async def _welcome(self, link: PeerLink, hello: Hello) -> None:
+        if self._leaving:
+            await _send_last(link, refused(Refusal.LEAVING))
+            return
+        peer = self._peers.get(link.peer_id)
+        own = self._say()
+        current = peer.current.theirs if peer is not None and peer.current is not None else None
+        if current is not None and peer is not None and peer.current is not None:
+            current = replace(current, token=peer.current.token)
+        dialling = peer is not None and peer.dialling
+        here = Situation(self._self_id, own, current, dialling)
+        decision = judge_incoming(link.peer_id, hello, here)
+        if decision.action is Action.ASK_OLD and peer is not None and peer.current is not None:
+            decision = await self._ask_old(peer.current, hello)
+        await self._act(link, hello, own, decision)
+
+    async def _ask_old(self, old: PeerLink, hello: Hello) -> Decision:
+        """Whether the process connected so far, at the end of `old`, still answers."""
+        before = old.theirs_now()
+        try:
+            async with asyncio.timeout(self._times.ask_old_seconds):
+                ping = Message(PING_KIND)
+                await self._router.call(old.peer_id, ping, TIMEOUT_SECONDS, Priority.CONTROL, None)
+        except (Error, TimeoutError):  # a peer's answer may name any error of ours
+            return Decision(Action.ACCEPT, "its earlier process does not answer")
+        if before is None or self.link(old.peer_id) is not old:
+            return Decision(Action.ACCEPT, "its earlier process is gone")
+        decision = between_instances(old.peer_id, before, hello)
+        if decision.action is Action.ACCEPT:
+            await _send_last(old, refused(Refusal.COPIED, hello))
+        return decision
+
+    async def _act(self, link: PeerLink, hello: Hello, own: Hello, decision: Decision) -> None:
+        log.debug("hello", peer=link.peer_id[:16], action=decision.action.name, why=decision.reason)
+        if decision.action is Action.STOP_SELF:
+            await _send_last(link, refused(Refusal.LEAVING))
+            self._end_this_process()
+            return
+        if decision.refusal is Refusal.VERSION:
+            self._notices.mismatch(link.peer_id, mismatch(hello.version, hello.software))
+        if decision.refusal is not None or self._leaving:
+            older = self.hello_of(link.peer_id) if decision.refusal is Refusal.COPIED else None
+            await _send_last(link, refused(decision.refusal or Refusal.LEAVING, older))
+            return
+        peer = self._peers.get(link.peer_id)
+        if peer is None:
+            link.link.abort("the device was removed")
+            return
+        answer = replace(own, token=hello.token)
+        try:
+            await link.link.send(to_message(answer))
+        except LinkClosed:
+            return  # the peer learns it from its own end
+        if link.link.is_open:
+            self._replace(peer, "the device dialled anew")
+            link.said = answer
+            self._establish(peer, link, hello)
+
+    def _replace(self, peer: _Peer, reason: str) -> None:
+        old, peer.current = peer.current, None
+        if old is not None:
+            self._router.lost(old.peer_id, f"the link to {_name(old)} was replaced")
+            self._on_lost(old.peer_id, False)
+            old.link.abort(reason)
+
+    def _establish(self, peer: _Peer, link: PeerLink, hello: Hello) -> None:
+        link.come_up(hello)
+        peer.current = link
+        peer.last_token = link.token
+        peer.missed = False
+        peer.at = tuple((ip, hello.port) for ip in hello.addresses)
+        peer.addresses.prove(peer.at)
+        peer.paths.link_up(self._now())
+        peer.wake.set()
+        peer.backoff.reset()
+        self._posts[link] = self._tasks.spawn(link.run_post(), "post")
+        log.info("link_up", peer=link.peer_id[:16], name=hello.name, dialled=link.own is not None)
+        self._on_up(link.peer_id, hello)
+
+    def _new_link(self, peer_id: str, own: Hello | None) -> PeerLink:
+        link = PeerLink(peer_id, self, self._router, own, self._executor)
+        self._all_links[link] = None
+        return link
+
+    def _end_if_silent(self, link: PeerLink) -> None:
+        if link.theirs is None:
+            link.link.abort("no hello came")
+
+    # Links that we dial
+
+    async def _keep_dialling(self, peer_id: str, peer: _Peer) -> None:
+        if self._self_id > peer_id:
+            await asyncio.sleep(self._times.crossing_seconds)
+        while True:
+            peer.wake.clear()
+            addresses = peer.addresses.all()
+            if peer.current is None and addresses:
+                await self._try_safely(peer_id, peer, addresses)
+            elif self._pause_seconds(peer_id, peer) == 0.0:
+                peer.paths.looked(self._now())
+                if _elsewhere(peer) and not peer.measuring:
+                    peer.measuring = True
+                    self._tasks.spawn(self._look_at_paths(peer_id, peer), "measure paths")
+            await _wait(peer.wake, self._pause_seconds(peer_id, peer))
+
+    def _pause_seconds(self, peer_id: str, peer: _Peer) -> float | None:
+        """Until a device is dialled again, or the paths to it are looked at; None: until woken."""
+        if peer.current is None:
+            return peer.backoff.next_seconds() if peer.addresses.all() else None
+        return peer.paths.seconds_left(self._now()) if self._self_id < peer_id else None
+
+    # Other paths to a device that has a link
+
+    async def _look_at_paths(self, peer_id: str, peer: _Peer) -> None:
+        """Measure the current path and the others; move the link to a much faster one."""
+        link, current = peer.current, _listens_at(peer)
+        try:
+            if link is None or current is None:
+                return
+            others = _elsewhere(peer)[: self._paths.most_paths]
+            rates = await self._measure_all(peer_id, [current, *others])
+            seen = link.link.statistics().link_bytes_per_s
+            if current in rates and seen is not None:
+                rates[current] = max(rates[current], seen)
+            best = better_path(current, rates, self._paths)
+            if best is not None and peer.current is link:
+                log.info("better_path", peer=peer_id[:16], at=best, rate=round(rates[best]))
+                await self._move(peer_id, link, [best])
+        finally:
+            peer.measuring = False
+
+    async def _measure_all(
+        self, peer_id: str, addresses: Sequence[Address]
+    ) -> dict[Address, float]:
+        """Of those that work, bytes/s."""
+        rates = {}
+        for address in addresses:
+            try:
+                rates[address] = await self._measure(peer_id, address)
+            except PeerError as error:
+                log.debug("path_not_measured", peer=peer_id[:16], at=address, why=str(error))
+        return rates
+
+    async def _measure(self, peer_id: str, address: Address) -> float:
+        """Bytes/s over a connection of its own. Raises PeerError."""
+        probe = PathProbe()
+        link = await self._dial([address], peer_id, lambda peer: Link(peer, probe))
+        try:
+            return await probe.bytes_per_s(link, self._paths)
+        finally:
+            link.abort("the path is measured")
+
+    def look_elsewhere(self, peer_id: str) -> None:
+        """The device is silent on its link: it may answer over another path."""
+        peer = self._peers.get(peer_id)
+        if peer is not None and peer.current is not None and not peer.moving and _elsewhere(peer):
+            peer.moving = True
+            self._tasks.spawn(self._leave_path(peer_id, peer, peer.current), "another path")
+
+    async def _leave_path(self, peer_id: str, peer: _Peer, link: PeerLink) -> None:
+        try:
+            if self._self_id > peer_id:  # both sides may have seen the path die
+                await asyncio.sleep(self._times.ask_old_seconds)
+            if peer.current is link:
+                await self._move(peer_id, link, _elsewhere(peer))
+        finally:
+            peer.moving = False
+
+    async def _move(self, peer_id: str, link: PeerLink, addresses: Sequence[Address]) -> None:
+        try:
+            await self.dial(peer_id, addresses, replaces=link)
+        except PeerError as error:
+            log.info("path_not_changed", peer=peer_id[:16], why=str(error))
+
+    async def _try_safely(self, peer_id: str, peer: _Peer, addresses: Sequence[Address]) -> None:
+        """Whatever goes wrong with one device costs the links to the others nothing."""
+        try:
+            await self._try(peer_id, peer, addresses)
+        except UserError:
+            raise  # of this device: it cannot go on
+        except Exception:
+            log.exception("dial_broke", peer=peer_id[:16])
+        peer.missed = False
+
+    async def _try(self, peer_id: str, peer: _Peer, addresses: Sequence[Address]) -> None:
+        try:
+            await self.dial(peer_id, addresses)
+        except VersionMismatch as error:
+            self._notices.mismatch(peer_id, str(error))
+        except PeerError as error:
+            log.debug("dial_failed", peer=peer_id[:16], why=str(error))
+            if peer.missed and await all_refuse(peer.at) and peer.current is None:
+                self._on_lost(peer_id, True)
+
+    async def dial(
+        self, peer_id: str, addresses: Sequence[Address], replaces: PeerLink | None = None
+    ) -> None:
+        """Dial once and say hello.
+
+        Args:
+            replaces: the link that is up and gives way to the new one.
+
+        Raises:
+            NotPaired, VersionMismatch, LinkClosed: no link came of it.
+        """
+        peer = self._peers.get(peer_id)
+        last = peer.last_token if peer is not None else ""
+        own = self._own_hello(new_token(), last)
+        made: list[PeerLink] = []
+
+        def make_link(expected_id: str) -> Link:
+            made.append(self._new_link(expected_id, own))
+            made[-1].replaces = replaces
+            return made[-1].link
+
+        try:
+            await self._dial(addresses, peer_id, make_link)
+            # Anew, since connecting takes time: the two uptimes decide which device is younger.
+            made[-1].own = made[-1].said = self._own_hello(own.token, own.last_token)
+            await self._greet(made[-1], peer)
+        finally:
+            for link in made:
+                if link.theirs is None:
+                    link.link.abort("no link came of the dial")
+                    self._forget(link)
+
+    def _end_this_process(self) -> None:
+        async def fail() -> None:
+            raise copied_identity()
+
+        self.is_copy = True
+        self._tasks.spawn(fail(), "failure")
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _own_hello(self, token: str, last_token: str) -> Hello:
+        return replace(self._say(), token=token, last_token=last_token)
+
+    async def _greet(self, link: PeerLink, peer: _Peer | None) -> None:
+        if peer is not None:
+            peer.dialling = True
+        try:
+            async with asyncio.timeout(self._times.hello_seconds):
+                await link.link.send(to_message(link.own or self._say()))
+                refusal = await link.settled
+        except NotPaired:
+            self._on_not_paired(link.peer_id)
+            raise
+        except TimeoutError as error:
+            raise LinkClosed(f"device {link.peer_id[:16]} did not answer our hello") from error
+        finally:
+            if peer is not None:
+                peer.dialling = False
+        if refusal is not None:
+            self._refused(link, refusal)
+
+    def _refused(self, link: PeerLink, message: Message) -> None:
+        said = refusal_of(message)
+        if said.reason is Refusal.COPIED and link.peer_id == self._self_id:
+            self._end_this_process()  # it has our key: that is proved
+        elif said.reason is Refusal.COPIED:
+            self._on_copied(link.peer_id, said.elsewhere)
+        if said.reason is Refusal.VERSION:
+            raise VersionMismatch(mismatch(said.version, said.software))
+        raise LinkClosed(f"device {link.peer_id[:16]} refused the link: {said.reason.value}")
+
+
+def copied_identity() -> UserError:
+    """What the younger of two processes with one identity stops with."""
+    return UserError(
+        "another running device uses the identity in this state folder: every device needs its "
+        "own. Stop the other one, or start this one with another --state-dir and pair it "
+        "(do not copy a state folder to a second device)"
+    )
+
+
+async def _send_last(link: PeerLink, message: Message) -> None:
+    try:
+        await link.link.send(message)
+    except LinkClosed:
+        return  # it has ended already, which is all that was wanted
+    link.link.close("refused")
+
+
+async def _wait(event: asyncio.Event, timeout_seconds: float | None) -> None:
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def _listens_at(peer: _Peer) -> Address | None:
+    """Where the device listens on the path that its link takes."""
+    link = peer.current
+    if link is None or link.theirs is None or (ends := link.link.ends()) is None:
+        return None
+    return ends[1], link.theirs.port
+
+
+def _elsewhere(peer: _Peer) -> list[Address]:
+    """The addresses of a device on other paths than its link's; none without a link."""
+    current = _listens_at(peer)
+    if current is None:
+        return []
+    used = without_scope(current[0])
+    return [(ip, port) for ip, port in peer.addresses.all() if without_scope(ip) != used]
+
+
+def _is_up(peer: _Peer) -> bool:
+    return peer.current is not None and peer.current.is_up
+
+
+def _name(link: PeerLink) -> str:
+    return link.theirs.name if link.theirs is not None else link.peer_id[:16]

@@ -1,0 +1,164 @@
+"""Queues of messages, one a key, each worked off by one task in the order of arrival.
+
+A lane is bounded by its sender: `put` says when a lane is full, the sender then stops (a link
+stops reading its socket) until `on_room` says that there is room again. Messages count and the
+bytes of their parts: whoever sends may be slow to take the answers on purpose. So do the headers of
+all that waits from one device, which may use every kind there is: made of very small objects, a
+header takes seventy times its bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from p2ptrain.net.message import Message
+
+LANE_LIMIT = 1024
+"""Messages waiting in a lane from which on its sender has to stop."""
+
+LANE_RESUME = 512
+"""Messages waiting in a lane at which a stopped sender may go on."""
+
+LANE_LIMIT_BYTES = 64 * 2**20
+"""Bytes of parts waiting in a lane from which on its sender has to stop."""
+
+HEADERS_LIMIT_BYTES = 2**20
+"""Of all waiting messages of one device. Larger: a hostile one takes more memory, up to 70 times
+that; smaller: devices stop that only have much to say. It goes on at half of it."""
+
+Handle: TypeAlias = Callable[[str, Message], Awaitable[None]]
+
+LaneKey: TypeAlias = tuple[str, str]
+"""(peer id, kind)."""
+
+
+class _Lane:
+    def __init__(self) -> None:
+        self.waiting: deque[Message] = deque()
+        self.waiting_bytes = 0  # of their parts
+        self.filled = asyncio.Event()  # set while something waits
+        self.room = asyncio.Event()  # cleared from LANE_LIMIT down to LANE_RESUME
+        self.room.set()
+
+    def append(self, message: Message) -> None:
+        """The last one to wait."""
+        self.waiting.append(message)
+        self.waiting_bytes += message.parts_bytes
+        self.filled.set()
+        if len(self.waiting) >= LANE_LIMIT or self.waiting_bytes >= LANE_LIMIT_BYTES:
+            self.room.clear()
+
+    def popleft(self) -> Message:
+        """The first one that waits."""
+        message = self.waiting.popleft()
+        self.waiting_bytes -= message.parts_bytes
+        if not self.waiting:
+            self.filled.clear()
+        return message
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether a stopped sender may go on."""
+        return len(self.waiting) <= LANE_RESUME and self.waiting_bytes < LANE_LIMIT_BYTES
+
+
+class _Headers:
+    """Bytes of the headers that wait, by the device that sent them."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[str] = Counter()
+        self._full: set[str] = set()
+
+    def add(self, peer_id: str, message: Message) -> None:
+        """One more waits."""
+        if message.header_bytes:
+            self._waiting[peer_id] += message.header_bytes
+            if self._waiting[peer_id] >= HEADERS_LIMIT_BYTES:
+                self._full.add(peer_id)
+
+    def remove(self, peer_id: str, message: Message) -> None:
+        """It does not wait any more."""
+        if message.header_bytes:
+            self._waiting[peer_id] -= message.header_bytes
+            if not self._waiting[peer_id]:
+                del self._waiting[peer_id]
+
+    def have_room(self, peer_id: str) -> bool:
+        """Whether that device may go on."""
+        return peer_id not in self._full
+
+    def may_resume(self, peer_id: str) -> bool:
+        """Whether it had to stop, and may go on from now on."""
+        if peer_id not in self._full or self._waiting[peer_id] > HEADERS_LIMIT_BYTES // 2:
+            return False
+        self._full.discard(peer_id)
+        return True
+
+
+class Lanes:
+    """All lanes of one device."""
+
+    def __init__(self, handle: Handle, on_room: Callable[[str], None]) -> None:
+        """`handle` must not raise; `on_room(peer id)` is called when a full lane has room."""
+        self._handle = handle
+        self._on_room = on_room
+        self._lanes: dict[LaneKey, _Lane] = {}
+        self._headers = _Headers()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def put(self, key: LaneKey, message: Message) -> bool:
+        """Queue `message`; False: this was the last one before `on_room`."""
+        if self._closed:
+            return True
+        lane = self._lanes.get(key) or self._open(key)
+        lane.append(message)
+        self._headers.add(key[0], message)
+        return lane.room.is_set() and self._headers.have_room(key[0])
+
+    async def room(self, key: LaneKey) -> None:
+        """Wait until the lane is not full."""
+        if key in self._lanes:
+            await self._lanes[key].room.wait()
+
+    def has_room(self, peer_id: str) -> bool:
+        """Whether none of the peer's lanes is full, nor all of them together."""
+        lanes = (lane for key, lane in self._lanes.items() if key[0] == peer_id)
+        return self._headers.have_room(peer_id) and all(lane.room.is_set() for lane in lanes)
+
+    async def close(self) -> None:
+        """Stop all lanes; what waits in them is dropped."""
+        self._closed = True
+        others = self._tasks - {asyncio.current_task()}  # a handler may be the one that closes
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for lane in self._lanes.values():
+            lane.waiting.clear()
+            lane.room.set()  # whoever waits for room goes on
+
+    def _open(self, key: LaneKey) -> _Lane:
+        lane = self._lanes[key] = _Lane()
+        task = asyncio.create_task(self._run(key[0], lane), name=f"lane {key[1]}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return lane
+
+    async def _run(self, peer_id: str, lane: _Lane) -> None:
+        while True:
+            await lane.filled.wait()
+            await self._handle(peer_id, self._next(peer_id, lane))
+            resumes = self._headers.may_resume(peer_id)
+            if lane.may_resume and not lane.room.is_set():
+                lane.room.set()
+                resumes = True
+            if resumes:
+                self._on_room(peer_id)
+
+    def _next(self, peer_id: str, lane: _Lane) -> Message:
+        message = lane.popleft()
+        self._headers.remove(peer_id, message)
+        return message

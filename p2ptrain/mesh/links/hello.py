@@ -1,0 +1,158 @@
+"""The first message on every link, both ways: a device is connected once its hello is answered.
+
+TLS has already proved which device it is. The hello says which protocol it speaks, which process
+of that device this is, and how people call it. Refusals travel as "mesh.refused" with a reason, so
+that the person at the refused device reads why.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Annotated, TypeAlias
+
+from p2ptrain._version import PROTOCOL_VERSION, __version__
+from p2ptrain.mesh.discovery.addresses import Address, is_usable
+from p2ptrain.mesh.membership.core_events import Info
+from p2ptrain.net.fields import PeerName, printable
+from p2ptrain.net.forms import Length, Range, Text
+from p2ptrain.net.message import Message
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
+
+HELLO_KIND = "mesh.hello"
+
+REFUSED_KIND = "mesh.refused"
+
+ADDRESSES_LIMIT = 8
+
+Version: TypeAlias = Annotated[int, Range(1, 2**31)]
+
+Software: TypeAlias = Annotated[str, Text(64, clean=True)]
+
+Port: TypeAlias = Annotated[int, Range(1, 65535)]
+
+_Token: TypeAlias = Annotated[str, Text(16)]
+
+
+class Refusal(StrEnum):
+    """For which reason a link is not taken."""
+
+    VERSION = "version"
+    """The two speak different protocol versions."""
+    CROSSED = "crossed"
+    """Both dialled at once; the other link is kept."""
+    COPIED = "copied"
+    """An older process runs with the same identity."""
+    OWN = "own"
+    """A device has dialled itself."""
+    LEAVING = "leaving"
+    """The device is about to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a device says of itself on a new link.
+
+    Attributes:
+        name: for people.
+        instance: random per process; 16 hex digits.
+        uptime_seconds: since the process started.
+        port: where it listens.
+        addresses: IPs it listens on, as far as it knows.
+        token: random per dial; names the link in later hellos.
+        last_token: of the last link to the same device that this process knew, or "".
+        info: see `Member.info`.
+        version, software: protocol number and release.
+    """
+
+    version: Version = field(default=PROTOCOL_VERSION, kw_only=True)
+    software: Software = field(default=__version__, kw_only=True)
+    name: PeerName
+    instance: _Token
+    uptime_seconds: Annotated[float, Range(0.0, 1e10)]
+    port: Port
+    addresses: Annotated[tuple[Annotated[str, Text(64)], ...], Length(ADDRESSES_LIMIT)] = ()
+    token: _Token = ""
+    last_token: _Token = ""
+    info: Info = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """As far as another version's first message is read: the rest may mean anything."""
+
+    version: Version
+    software: Software = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a link is not taken.
+
+    Attributes:
+        elsewhere: where the older process of the identity listens (copied).
+    """
+
+    reason: Refusal
+    version: Version = PROTOCOL_VERSION
+    software: Software = __version__
+    elsewhere: Annotated[tuple[Address, ...], Length(ADDRESSES_LIMIT)] = ()
+
+
+def new_token() -> str:
+    """64 random bits as hex."""
+    return secrets.token_hex(8)
+
+
+def is_younger(one: Hello, one_id: str, other: Hello, other_id: str) -> bool:
+    """Whether `one` gives way to `other`; both sides of a link come to the same answer."""
+    # The later one started, the smaller its uptime; ids differ except for copies, instances then.
+    mine = (-one.uptime_seconds, one_id, one.instance)
+    return mine > (-other.uptime_seconds, other_id, other.instance)
+
+
+def to_message(hello: Hello) -> Message:
+    """The hello as it travels."""
+    return Message(HELLO_KIND, write_form(hello))
+
+
+def from_message(message: Message) -> Hello:
+    """Check a peer's hello; of its addresses those are left that can be dialled.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
+    spoken = read_form(Spoken, message.fields, "a hello", extra=True)
+    if spoken.version != PROTOCOL_VERSION:
+        return Hello("unknown", "", 0.0, 0, version=spoken.version, software=spoken.software)
+    hello = read_form(Hello, message.fields, "a hello", extra=True)
+    # A name would be looked up, and some texts cannot be.
+    usable = tuple(host for host in hello.addresses if is_usable((host, hello.port)))
+    return replace(hello, addresses=usable)
+
+
+def refused(reason: Refusal, older: Hello | None = None) -> Message:
+    """What the dialled device answers instead; `older`: of the process that has its identity."""
+    elsewhere = () if older is None else tuple((host, older.port) for host in older.addresses)
+    return Message(REFUSED_KIND, write_form(Refused(reason, elsewhere=elsewhere)))
+
+
+def refusal_of(message: Message) -> Refused:
+    """A refusal; what cannot be dialled is left out.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
+    said = read_form(Refused, message.fields, "a refusal", extra=True)
+    return replace(said, elsewhere=tuple(filter(is_usable, said.elsewhere)))
+
+
+def mismatch(version: int, software: str) -> str:
+    """What people read where another device speaks another protocol version."""
+    return (
+        f"this device speaks protocol version {PROTOCOL_VERSION} (p2ptrain {__version__}), the "
+        f"other one {version} (p2ptrain {printable(software, 32)}): install the same p2ptrain on "
+        "both"
+    )

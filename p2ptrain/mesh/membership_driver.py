@@ -1,0 +1,317 @@
+"""Drives the pure cores, membership and election, with messages, links and one timer.
+
+Whatever happens is handed to the core concerned together with the time; what the core returns is
+carried out at once and in order. No decision is taken here.
+
+Which peers send at the moment, from what has come over their links so far.
+
+Where a link is full, a probe or its answer may wait behind data for longer than a probe has time.
+The data says then that its sender is there. A few bytes say less: the kernel of a device that
+hears nobody still sends what fits into its window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.conduct import Offence
+from p2ptrain.mesh.election.election import Election
+from p2ptrain.mesh.guard import Guard
+from p2ptrain.mesh.interface import (
+    Coordinator,
+    CoordinatorChanged,
+    Member,
+    MemberChanged,
+    MemberState,
+    MeshEvent,
+)
+from p2ptrain.mesh.links.connections import Connections
+from p2ptrain.mesh.membership.core_events import (
+    Changed,
+    CoordinatorIs,
+    CoordinatorLost,
+    ElectionInstruction,
+    Info,
+    Instruction,
+    Leave,
+    LinkLost,
+    LinkTraffic,
+    LinkUp,
+    MemberRecord,
+    MembersChanged,
+    MembershipEvent,
+    MessageReceived,
+    Misbehaved,
+    SelfChanged,
+    SendTo,
+    TrustChanged,
+)
+from p2ptrain.mesh.membership.membership import Membership
+from p2ptrain.net.link.stream import Arrival
+from p2ptrain.net.message import Message
+
+log = get_logger(__name__)
+
+MEMBERSHIP_KIND = "swim.message"
+
+ELECTION_KIND = "election.message"
+
+TIMER_SECONDS = 0.001
+"""Timers of some event loops count whole milliseconds; one that came too soon would come again."""
+
+_PAYLOAD = "payload"
+
+_LIVE = (MemberState.ALIVE, MemberState.SUSPECT)
+
+
+class Roster:
+    """Who is here and who coordinates, as this device sees it.
+
+    Args:
+        tell: hands an event to those who watch.
+        keep_term: stores an election term durably.
+    """
+
+    def __init__(
+        self,
+        self_id: str,
+        membership: Membership,
+        election: Election,
+        connections: Connections,
+        guard: Guard,
+        tell: Callable[[MeshEvent], None],
+        keep_term: Callable[[int], None],
+    ) -> None:
+        self._self_id = self_id
+        self._connections = connections
+        self._guard = guard
+        self._tell = tell
+        self._keep_term = keep_term
+        self._loop = asyncio.get_running_loop()
+        self._membership = membership
+        self._election = election
+        self._traffic = TrafficWatch()
+        self._coordinator: Coordinator | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0  # what it waits for
+        self._stopped = False
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """By id, this device included."""
+        return {key: _member(record) for key, record in self._membership.members.items()}
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """Whom this device follows."""
+        return self._coordinator
+
+    def start(self) -> None:
+        """Begin to probe and to elect."""
+        self._tick()
+
+    def stop(self) -> None:
+        """Do nothing any more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def link_up(self, peer_id: str) -> None:
+        """The first link to that device is up."""
+        self._on_membership(LinkUp(peer_id))
+
+    def link_lost(self, peer_id: str, refused: bool) -> None:
+        """The last link to that device ended; `refused`: so was a redial."""
+        self._on_membership(LinkLost(peer_id, refused))
+
+    def trust(self, trusted: frozenset[str]) -> None:
+        """The household has changed."""
+        self._on_membership(TrustChanged(trusted))
+
+    def describe(self, name: str | None = None, info: Info | None = None) -> None:
+        """This device has another name or says something else of itself."""
+        self._on_membership(SelfChanged(name, info))
+
+    def distrust(self, device_id: str, seconds: float) -> None:
+        """That device does not coordinate for so long, as this one sees it."""
+        now = monotonic()
+        self._run_election(self._election.exclude(device_id, now + seconds, now))
+        self._schedule()
+
+    def leave(self) -> None:
+        """Tell the others that this device leaves, then stop."""
+        self._on_membership(Leave())
+        self.stop()
+
+    def take_membership(self, peer_id: str, message: Message) -> None:
+        """Handler of MEMBERSHIP_KIND."""
+        self._guarded(peer_id, self._on_membership, message)
+
+    def take_election(self, peer_id: str, message: Message) -> None:
+        """Handler of ELECTION_KIND."""
+        self._guarded(peer_id, self._on_election, message)
+
+    def _guarded(
+        self, peer_id: str, handle: Callable[[MessageReceived], None], message: Message
+    ) -> None:
+        """A peer that sends what its protocol forbids loses its link."""
+        self._guard.note(peer_id, Offence.FLOOD)
+        try:
+            handle(MessageReceived(peer_id, message.fields.get(_PAYLOAD, {})))
+        except ProtocolError as error:
+            log.warning("peer_flagged", peer=peer_id[:16], kind=message.kind, why=str(error))
+            self._guard.note(peer_id, Offence.MALFORMED, why=str(error))
+            self._connections.cut(peer_id, str(error))
+
+    def _on_membership(self, event: MembershipEvent) -> None:
+        if not self._stopped:
+            self._run(self._membership.handle(event, monotonic()))
+            self._schedule()
+
+    def _on_election(self, event: MessageReceived) -> None:
+        if not self._stopped:
+            self._run_election(self._election.handle(event, monotonic()))
+            self._schedule()
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._stopped:
+            return
+        now = monotonic()
+        try:
+            if self._membership.next_wakeup <= now:
+                self._look_at_traffic(now)
+                self._run(self._membership.tick(now))
+            if self._election.next_wakeup <= now:
+                self._run_election(self._election.tick(now))
+        finally:
+            self._schedule()  # an error is reported by the event loop; the clock goes on
+
+    def _look_at_traffic(self, now: float) -> None:
+        traffic = self._traffic.look(self._connections.arrivals(), now)
+        if traffic is not None:
+            self._run(self._membership.handle(traffic, now))
+
+    def _schedule(self) -> None:
+        """See to it that `_tick` comes in time; where it comes too soon it does nothing."""
+        if self._stopped:
+            return
+        when = min(self._membership.next_wakeup, self._election.next_wakeup)
+        if self._timer is not None:
+            if self._due <= when:
+                return
+            self._timer.cancel()
+        self._due = when
+        delay = max(when - monotonic(), 0.0) + TIMER_SECONDS
+        self._timer = self._loop.call_later(delay, self._tick)
+
+    def _run(self, instructions: Sequence[Instruction]) -> None:
+        changed = False
+        for instruction in instructions:
+            match instruction:
+                case SendTo(peer, payload):
+                    self._connections.post(peer, Message(MEMBERSHIP_KIND, {_PAYLOAD: payload}))
+                case Changed():
+                    changed = True
+                    self._on_changed(instruction)
+                case Misbehaved(peer, offence, about):
+                    self._guard.note(peer, offence, about)
+        if changed:
+            self._tell_election()
+
+    def _on_changed(self, change: Changed) -> None:
+        record = change.record
+        log.info(
+            "member", name=record.name, id=record.id[:16], state=record.state, why=change.reason
+        )
+        certain = record.certain or record.state is MemberState.LEFT
+        self._tell(MemberChanged(_member(record), change.reason, certain))
+        self._rename_coordinator(record)
+        if record.state is MemberState.DEAD and record.id != self._self_id:
+            # A frozen device's link stays open; who waits for it must not.
+            self._connections.cut(record.id, "the device was declared dead")
+
+    def _tell_election(self) -> None:
+        records = self._membership.members.values()
+        alive = frozenset(record.id for record in records if record.state in _LIVE)
+        event = MembersChanged(alive | {self._self_id})
+        self._run_election(self._election.handle(event, monotonic()))
+
+    def _run_election(self, instructions: Sequence[ElectionInstruction]) -> None:
+        self._keep_term(self._election.term)  # on disk before anybody hears of it
+        for instruction in instructions:
+            match instruction:
+                case SendTo(peer, payload):
+                    self._connections.post(peer, Message(ELECTION_KIND, {_PAYLOAD: payload}))
+                case CoordinatorIs(member_id, term, reason):
+                    self._set_coordinator(Coordinator(member_id, self._name(member_id), term))
+                    log.info("coordinator", id=member_id[:16], term=term, why=reason)
+                case CoordinatorLost(reason):
+                    self._set_coordinator(None)
+                    log.info("coordinator_lost", why=reason)
+                case Misbehaved(peer, offence, about):
+                    self._guard.note(peer, offence, about)
+
+    def _rename_coordinator(self, record: MemberRecord) -> None:
+        known = self._coordinator
+        if known is not None and known.id == record.id and known.name != record.name:
+            self._set_coordinator(replace(known, name=record.name))
+
+    def _set_coordinator(self, coordinator: Coordinator | None) -> None:
+        self._coordinator = coordinator
+        self._tell(CoordinatorChanged(coordinator))
+
+    def _name(self, member_id: str) -> str:
+        record = self._membership.members.get(member_id)
+        return record.name if record is not None else member_id[:16]
+
+
+def _member(record: MemberRecord) -> Member:
+    return Member(record.id, record.name, record.state, record.info)
+
+
+FLOW_BYTES = 4096
+"""So much more than before is traffic. Probes and their answers alone take seconds for it."""
+
+
+class TrafficWatch:
+    """Pure: shown the counters now and then, it says whose have grown."""
+
+    def __init__(self) -> None:
+        self._counted: dict[str, int] = {}  # peer -> its bytes when it was last said to have sent
+        self._seen: dict[str, Arrival] = {}  # at the last look
+        self._looked = float("-inf")
+
+    def look(self, arrivals: Mapping[str, Arrival], now: float) -> LinkTraffic | None:
+        """Whose counters have grown since the last look, and by FLOW_BYTES; None: nobody's.
+
+        All is dated to the last look, so no later than it came.
+
+        Args:
+            arrivals: over each open link, since it is open.
+            now: seconds of a monotonic clock.
+        """
+        came: dict[str, float] = {}
+        signs: dict[str, float] = {}
+        counted: dict[str, int] = {}
+        for peer, arrival in arrivals.items():
+            count = arrival.received_bytes
+            before = self._counted.get(peer)
+            last = self._seen.get(peer)
+            if before is None or last is None or count < before:  # another link
+                counted[peer] = count
+                continue
+            if count - before >= FLOW_BYTES:
+                counted[peer] = count
+                came[peer] = self._looked
+            else:
+                counted[peer] = before
+            if arrival != last:
+                signs[peer] = self._looked
+        self._counted, self._seen, self._looked = counted, dict(arrivals), now
+        return LinkTraffic(came, signs) if signs else None

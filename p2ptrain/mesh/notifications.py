@@ -1,0 +1,89 @@
+"""Those who watch a mesh: subscribers get every event, people those that changed something.
+
+What people hear of a mesh; each warning once, as one that repeats hides the rest.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from p2ptrain.events import CoordinatorEvent, Event, MemberEvent, Warned
+from p2ptrain.mesh.interface import (
+    Coordinator,
+    CoordinatorChanged,
+    Member,
+    MemberChanged,
+    MemberState,
+    MeshEvent,
+)
+
+
+class Watchers:
+    """Hands mesh events on."""
+
+    def __init__(self, self_id: str, emit: Callable[[Event], None]) -> None:
+        """`emit` takes events for people; none about this device itself."""
+        self._self_id = self_id
+        self._emit = emit
+        self._callbacks: list[Callable[[MeshEvent], None]] = []
+        self._shown: dict[str, tuple[str, MemberState]] = {}
+
+    def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
+        """See `Mesh.subscribe`."""
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
+
+    def tell(self, event: MeshEvent) -> None:
+        """Hand one event to all."""
+        match event:
+            case MemberChanged(member) if member.id != self._self_id:
+                self._show(member)
+            case CoordinatorChanged(Coordinator(name=name, term=term)):
+                self._emit(CoordinatorEvent(name, term))
+        for callback in tuple(self._callbacks):
+            callback(event)
+
+    def _show(self, member: Member) -> None:
+        shown = (member.name, member.state)
+        if self._shown.get(member.id) != shown:
+            self._shown[member.id] = shown
+            self._emit(MemberEvent(member.name, member.state.value))
+
+
+REMEMBERED_LIMIT = 256
+"""Any device on the network can make up addresses, and with them new texts."""
+
+
+class Notices:
+    """Warns of each text once; of more than REMEMBERED_LIMIT the oldest are forgotten.
+
+    Attributes:
+        emit: takes events for people, never blocks.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], name_of: Callable[[str], str]) -> None:
+        """`name_of` gives a device's name by its id."""
+        self.emit = emit
+        self._name_of = name_of
+        self._said: OrderedDict[str, None] = OrderedDict()
+
+    def warn(self, text: str) -> None:
+        """Tell people, unless they were told."""
+        if text in self._said:
+            return
+        self._said[text] = None
+        if len(self._said) > REMEMBERED_LIMIT:
+            self._said.popitem(last=False)
+        self.emit(Warned(text))
+
+    def mismatch(self, peer_id: str, why: str) -> None:
+        """A trusted device speaks another protocol version."""
+        self.warn(f"{self._name_of(peer_id)} is not connected: {why}")
+
+    def distrusted(self, peer_id: str) -> None:
+        """A device that this one was connected to has removed it."""
+        self.warn(
+            f"{self._name_of(peer_id)} does not accept this device any more. To come back, run "
+            "`p2ptrain invite` there and start this one with that --code"
+        )

@@ -1,0 +1,1 @@
+"""who is trusted: pairing and introductions."""

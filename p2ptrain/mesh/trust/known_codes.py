@@ -1,0 +1,82 @@
+"""Which pairing codes are worth nothing here any more: a device that was removed may know them.
+
+A code stands in start scripts long after everybody is paired. So that repeating it lets nobody in
+who was removed meanwhile, this device remembers the codes that it took, and with each removal that
+it hears of they are spent. What is kept are hashes: the folder is private, and they are not for
+reading aloud.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias
+
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.net.forms import Length
+from p2ptrain.net.write_form import write_form
+
+CODES_FILE = "codes.json"
+
+MOST_CODES = 64
+"""The newest of either kind."""
+
+Marks: TypeAlias = Annotated[tuple[str, ...], Length(MOST_CODES)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Codes:
+    format: Literal["p2ptrain.codes/1"]
+    taken: Marks
+    spent: Marks
+
+
+class KnownCodes:
+    """The codes of one device.
+
+    Every change counts at once, whether or not it can be written.
+    """
+
+    def __init__(self, folder: StateFolder, device_id: str) -> None:
+        """Load what is there.
+
+        Raises:
+            BrokenFile: the file is damaged.
+        """
+        self._folder = folder
+        self._device_id = device_id
+        codes = folder.read_form(CODES_FILE, _Codes)
+        self._taken, self._spent = (codes.taken, codes.spent) if codes is not None else ((), ())
+
+    def take(self, code: str) -> None:
+        """A window opens with this code.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        mark = self._mark(code)
+        if mark not in self._taken:
+            self._taken = (*self._taken, mark)[-MOST_CODES:]
+            self._write()
+
+    def spend(self) -> None:
+        """A device was removed: whatever was taken so far it may know.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        if self._taken:
+            self._spent = tuple(dict.fromkeys([*self._spent, *self._taken]))[-MOST_CODES:]
+            self._taken = ()
+            self._write()
+
+    def is_spent(self, code: str) -> bool:
+        """Whether nobody may be let in with it."""
+        return self._mark(code) in self._spent
+
+    def _mark(self, code: str) -> str:
+        return hashlib.sha256(f"p2ptrain code {self._device_id} {code}".encode()).hexdigest()
+
+    def _write(self) -> None:
+        codes = _Codes("p2ptrain.codes/1", self._taken, self._spent)
+        self._folder.write_json(CODES_FILE, write_form(codes))

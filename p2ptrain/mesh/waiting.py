@@ -1,0 +1,78 @@
+"""Waiting for something the membership must show first.
+
+Links that are about to be there: devices that came a moment ago still dial each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import GONE, Mesh
+
+T = TypeVar("T")
+
+
+async def until(mesh: Mesh, condition: Callable[[], bool]) -> None:
+    """Wait until `condition` holds, asked again at each change of membership, links or office."""
+    with changes(mesh) as changed:
+        while not condition():
+            changed.clear()
+            await changed.wait()
+
+
+async def within(mesh: Mesh, condition: Callable[[], bool], seconds: float | None) -> bool:
+    """As `until`, but for so long at most (None: for ever). Returns whether the condition holds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await until(mesh, condition)
+    except TimeoutError:
+        return condition()
+    return True
+
+
+async def unless(mesh: Mesh, over: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns; None where `over` comes to hold before: then `work` is cancelled."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(until(mesh, over))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+def is_gone(mesh: Mesh, device: str) -> bool:
+    """Whether a device is dead, has left, or was never here."""
+    member = mesh.members.get(device)
+    return member is None or member.state in GONE
+
+
+@contextmanager
+def changes(mesh: Mesh) -> Iterator[asyncio.Event]:
+    """An event that is set at each change of membership, links or office."""
+    changed = asyncio.Event()
+    unsubscribe = mesh.subscribe(lambda _event: changed.set())
+    try:
+        yield changed
+    finally:
+        unsubscribe()
+
+
+log = get_logger(__name__)
+
+LINK_SECONDS = 2.0
+"""A device without a link after that long is planned without."""
+
+
+async def until_linked(mesh: Mesh, peers: Collection[str]) -> None:
+    """Wait until this device has a link to each of `peers`, at most LINK_SECONDS."""
+    wanted = frozenset(peers) - {mesh.self_id}
+    if not await within(mesh, lambda: wanted <= mesh.connected, LINK_SECONDS):
+        missing = sorted(peer[:12] for peer in wanted - mesh.connected)
+        log.info("not_linked", peers=missing)

@@ -1,0 +1,1 @@
+"""every job message, as checked data."""

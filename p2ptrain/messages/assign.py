@@ -1,0 +1,125 @@
+"""From a plan to what every device of it is told: pure, so that it can be tested."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from p2ptrain.job.rounds import evaluated_together
+from p2ptrain.mesh.interface import Mesh, called
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.reconfigure import InForce
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.net.forms import Row
+from p2ptrain.net.parts import Blob
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.request import Mode
+from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.placement import Placed, PlacedStage
+
+
+def placed_of(assignment: Assignment) -> Placed:
+    """An assignment as the rules of recovery see it."""
+    stages = tuple(
+        PlacedStage(place.first, place.end, place.devices, place.copies_to)
+        for place in assignment.stages
+    )
+    return Placed(
+        epoch=assignment.key.epoch,
+        holder=assignment.holder,
+        version=assignment.version,
+        lineage=assignment.lineage,
+        stages=stages,
+        keeps=assignment.keeps,
+        stable=assignment.stable,
+    )
+
+
+def stages_of(plan: Plan, ids: Mapping[str, str]) -> tuple[PlacedStage, ...]:
+    """A plan's stages with ids instead of names."""
+    return tuple(
+        PlacedStage(*stage.units, tuple(ids[device.name] for device in stage.devices))
+        for stage in plan.stages
+    )
+
+
+def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assignment:
+    """What the devices of `plan`, placed so, must know."""
+    request = request.settled(asynchronous=plan.mode is Mode.ASYNC)
+    places = tuple(
+        StagePlace(
+            *stage.units,
+            warmup=stage.warmup,
+            devices=where.devices,
+            shares=tuple(device.share for device in stage.devices),
+            allocation=stage.allocation,
+            held=stage.held,
+            copies_to=where.copies_to,
+            tiling=stage.tiling,
+            goes_ahead=stage.goes_ahead,
+            turn=stage.turn,
+            bucket_bytes=stage.bucket_bytes,
+        )
+        for stage, where in zip(plan.stages, placed.stages, strict=True)
+    )
+    return Assignment(
+        key=EpochKey(request.job, placed.epoch),
+        holder=placed.holder,
+        digest=request.digest,
+        stages=places,
+        batch_size=request.batch_size,
+        micro_batch=plan.micro_batch,
+        evaluated=evaluated_together(
+            plan.micro_batch, request.eval_samples, request.least_evaluated
+        ),
+        optimizer=request.optimizer,
+        seed=request.seed,
+        clip=request.clip,
+        version=placed.version,
+        lineage=placed.lineage,
+        wire=request.wire,
+        stable=placed.stable,
+        keeps=placed.keeps,
+        asynchrony=request.asynchrony,
+    )
+
+
+def whole_on(present: Assignment, placed: Placed) -> Assignment:
+    """An assignment that gives all units to the one device of `placed`: where they are gathered."""
+    (stage,) = placed.stages
+    place = StagePlace(stage.first, stage.end, warmup=1, devices=stage.devices, shares=(1,))
+    return replace(
+        present,
+        key=EpochKey(present.key.job, placed.epoch),
+        stages=(place,),
+        version=placed.version,
+        lineage=placed.lineage,
+        stable=placed.stable,
+        keeps=False,
+    )
+
+
+def plan_in_force(in_force: InForce, planning: PlanningRequest, mesh: Mesh) -> Plan:
+    """The plan in force with the names that its devices have now; ids stay, names may not."""
+    plan = Plan.from_json(in_force.plan, "the plan in force", batch_size=planning.batch_size)
+    assignment = in_force.assignment
+    stages = tuple(
+        replace(
+            stage,
+            devices=tuple(
+                replace(device, name=called(mesh, place.devices[number]))
+                for number, device in enumerate(stage.devices)
+            ),
+        )
+        for stage, place in zip(plan.stages, assignment.stages, strict=True)
+    )
+    return replace(plan, stages=stages, left_out=())
+
+
+@dataclass(frozen=True, slots=True)
+class Fetches(Blob):
+    """What a device fetches before an epoch."""
+
+    parts: tuple[Annotated[Fetch, Row()], ...]

@@ -1,0 +1,243 @@
+"""A kind's handler with the allocator of its parts, so that a room can list what it answers.
+
+Calls that may take as long as the device that was asked shows that it works: see `signs`.
+
+At 1 Mbit/s 75 MB take ten minutes, and whoever gave up then would never get more than that.
+
+What a device does for another one as long as that wants it: looks for plans, searches.
+
+who asks                            who works
+  |-- call ------------------------->|  `WantedWork.do`
+  |-- not wanted any more ---------->|  `give_up`; so does its end
+  |<-- that has been given up -------|
+
+Questions of other devices that are answered once something has been done: futures by number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, TypeVar
+
+from p2ptrain.errors import Error, PeerError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Handler, Mesh, called
+from p2ptrain.mesh.waiting import is_gone, unless
+from p2ptrain.messages.kinds import ALIVE
+from p2ptrain.net.message import Message, PartsAllocator
+from p2ptrain.recovery.work_signs import USUAL, SignLimits, Signs, WorkSign
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """See `Mesh.route`."""
+
+    handler: Handler
+    parts: PartsAllocator | None = None
+
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+LONGEST_SECONDS = 7 * 86400.0
+
+
+class Hangs(PeerError):
+    """A device is there and does not do what it was asked for.
+
+    Attributes:
+        device: its id.
+        name: as people call it.
+        why: in words that follow its name.
+    """
+
+    def __init__(self, device: str, name: str, why: str) -> None:
+        super().__init__(f"{name} {why}")
+        self.device, self.name = device, name
+        self.why = why
+
+
+async def call_while_it_works(
+    mesh: Mesh,
+    device: str,
+    message: Message,
+    *,
+    timeout_seconds: float = LONGEST_SECONDS,
+    reply_parts: PartsAllocator | None = None,
+    limits: SignLimits | None = None,
+) -> Message:
+    """As `Mesh.call`. Raises Hangs: the device shows nothing of it any more."""
+    call = mesh.call(device, message, timeout_seconds=timeout_seconds, reply_parts=reply_parts)
+    return await while_it_works(mesh, device, call, limits)
+
+
+async def while_it_works(
+    mesh: Mesh, device: str, work: Coroutine[Any, Any, T], limits: SignLimits | None = None
+) -> T:
+    """What `work` returns, which waits for `device`. Raises Hangs as well."""
+    if device == mesh.self_id:
+        return await work
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(until_it_hangs(mesh, device, limits))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise watching.result()
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def until_it_hangs(mesh: Mesh, device: str, limits: SignLimits | None = None) -> Hangs:
+    """Ask the device again and again how far it is, until its signs say that it hangs."""
+    limits = limits or USUAL
+    signs = Signs(monotonic(), limits)
+    asking: asyncio.Task[WorkSign | None] | None = None
+    try:
+        while True:
+            await asyncio.sleep(limits.look_seconds)
+            now = monotonic()
+            if asking is not None and asking.done():
+                sign, asking = asking.result(), None
+                if sign is not None:
+                    signs.heard(sign, now)
+            found = hanging(mesh, device, signs, now)
+            if found is not None:
+                return found
+            if asking is None:
+                asking = asyncio.create_task(_sign(mesh, device, limits.flowing_seconds))
+    finally:
+        if asking is not None:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+
+def hanging(mesh: Mesh, device: str, signs: Signs, now: float) -> Hangs | None:
+    """The device hangs, by its signs and by what moves on the link to it; None: it does not."""
+    link = mesh.link_statistics(device)
+    if link is not None:
+        signs.link_has(link.sent_bytes + link.received_bytes, now)
+    why = signs.why_not(now)
+    if why is None:
+        return None
+    log.warning("hangs", device=called(mesh, device), why=why)
+    return Hangs(device, called(mesh, device), why)
+
+
+async def _sign(mesh: Mesh, device: str, timeout_seconds: float) -> WorkSign | None:
+    try:
+        reply = await mesh.call(device, Message(ALIVE), timeout_seconds=timeout_seconds)
+        return WorkSign.read(reply.fields)
+    except (Error, TimeoutError) as error:
+        log.info("no_sign", device=device[:12], why=str(error))
+        return None
+
+
+SAY_SECONDS = 1.0
+"""A device that is stuck hears of it later, or that whoever asked is gone."""
+
+
+class WantedWork:
+    """Work of one kind, one piece for each key: the newest that was asked for.
+
+    `what` is what people call one piece of it.
+    """
+
+    def __init__(self, mesh: Mesh, what: str) -> None:
+        self._mesh = mesh
+        self._what = what
+        self._working: dict[Hashable, asyncio.Task[Any]] = {}
+
+    async def do(self, key: Hashable, peer: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What `work` returns or raises.
+
+        Args:
+            key: for `give_up`.
+            peer: who wants it.
+
+        Raises:
+            PeerError: it was given up, or asked for once more, or `peer` is gone.
+        """
+        self.give_up(key)  # whoever asks again waits for the first answer no longer
+
+        async def wanted() -> T | None:  # given up before it begins, there is no work to end
+            return await unless(self._mesh, lambda: is_gone(self._mesh, peer), work())
+
+        working = self._working[key] = asyncio.create_task(wanted(), name=self._what)
+        try:
+            await asyncio.wait([working])
+        finally:
+            working.cancel()
+            if self._working.get(key) is working:
+                del self._working[key]
+        result: T | None = None if working.cancelled() else working.result()
+        if result is None:
+            raise PeerError(f"that {self._what} has been given up")
+        return result
+
+    def has(self, key: Hashable) -> bool:
+        """Whether there is such work under way."""
+        return key in self._working
+
+    def give_up(self, key: Hashable) -> None:
+        """It is not wanted any more, if it is under way."""
+        working = self._working.get(key)
+        if working is not None:
+            working.cancel()
+
+
+async def say_unwanted(mesh: Mesh, device: str, message: Message) -> None:
+    """Tell whoever works that nobody wants it any more; one that is stuck is not waited for."""
+    try:
+        async with asyncio.timeout(SAY_SECONDS):
+            await mesh.send(device, message)
+    except (PeerError, TimeoutError) as error:
+        why = str(error) or "it took too long"
+        log.info("not_told_unwanted", device=device[:12], kind=message.kind, why=why)
+
+
+class PendingAnswers:
+    """See the module. Each question has a number of its own, by which it is answered."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._open: dict[int, asyncio.Future[Message]] = {}
+
+    def number(self) -> int:
+        """For one more question."""
+        return next(self._numbers)
+
+    @contextmanager
+    def open(self, number: int) -> Iterator[asyncio.Future[Message]]:
+        """Its answer, to be awaited; raises PeerError where it is refused."""
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._open[number] = answer
+        try:
+            yield answer
+        finally:
+            del self._open[number]
+
+    def give(self, number: int, message: Message) -> None:
+        """The answer; nothing happens where whoever asked has gone."""
+        answer = self._open.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def refuse(self, number: int, reason: str) -> None:
+        """There will be none."""
+        answer = self._open.get(number)
+        if answer is not None and not answer.done():
+            answer.set_exception(PeerError(reason))
+
+    def refuse_all(self, reason: str) -> None:
+        """The same for all that are open."""
+        for number in list(self._open):
+            self.refuse(number, reason)

@@ -1,0 +1,109 @@
+"""Where values of a micro-batch stopped being finite: what devices say, and how it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from p2ptrain.model.stage.failures import NonFinite
+from p2ptrain.net.fields import integer
+from p2ptrain.net.message import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found in one stage.
+
+    Attributes:
+        devices: names of those where it happened; several only where the stage is tiled.
+        stage: its number.
+        first: its first unit.
+        units: one of them it was, one alone unless the stage is tiled; empty where the stage's
+            inputs already were not finite.
+        parameters: whether weights there were not finite before.
+        tiled: whether the stage is.
+        backward: it was in their backward.
+        sample: of the data, whose values they are; None = it is not one sample's, or not known.
+        parameter: whose gradient it is; None where it is another value.
+    """
+
+    devices: tuple[str, ...]
+    stage: int
+    first: int
+    units: range
+    parameters: bool
+    tiled: bool = False
+    backward: bool = False
+    sample: int | None = None
+    parameter: str | None = None
+
+
+def finding_fields(found: NonFinite | None) -> dict[str, Any]:
+    """What a device answers."""
+    if found is None:
+        return {"found": False}
+    units = None if found.unit is None else [found.since, found.unit]
+    return {"found": True, "units": units, "parameters": found.parameters}
+
+
+def read_units(message: Message, end: int) -> range:
+    """Of `finding_fields` that found something, in a model of `end` units. Raises ProtocolError."""
+    units = message.fields.get("units")
+    if units is None:
+        return range(0)
+    named = dict(zip(("since", "unit"), units if isinstance(units, list) else (), strict=False))
+    last = integer(named, "unit", 0, end - 1)
+    return range(integer(named, "since", 0, last), last + 1)
+
+
+def earliest(findings: Sequence[Finding]) -> Finding:
+    """Of the devices of a stage: the first units that one names, and all who name the same."""
+    least = min(findings, key=lambda finding: (finding.units.stop, finding.units.start))
+    same = [finding for finding in findings if finding.units == least.units]
+    return replace(
+        least,
+        devices=tuple(device for finding in same for device in finding.devices),
+        parameters=any(finding.parameters for finding in same),
+    )
+
+
+def told(
+    finding: Finding | None, units: Sequence[str], micro_batch: int, *, where: bool = False
+) -> str:
+    """Where values stopped being finite, as far as is known, and what to do.
+
+    Args:
+        units: names of the model's.
+        micro_batch: of its round.
+        where: it is known whether it was in a forward or a backward.
+    """
+    advice = ". Try a smaller learning rate or clip_grad_norm=1.0"
+    if finding is None:
+        return advice
+    sample = "" if finding.sample is None else f", sample {finding.sample} of the data"
+    if not finding.units:
+        if finding.stage == 0 and finding.sample is not None:
+            return (
+                f". The data contain NaN or infinity (data[{finding.sample}]). Look at that sample"
+            )
+        if finding.stage == 0:
+            return (
+                f". The data contain NaN or infinity (in micro-batch {micro_batch} of this step). "
+                "Look at the samples"
+            )
+        place = f'layer "{units[finding.first]}" on {finding.devices[0]}'
+        return f". The first NaN or infinity came into {place} from the layer before{advice}"
+    first, last = units[finding.units[0]], units[finding.units[-1]]
+    place = f'layer "{first}"'
+    if len(finding.units) > 1:
+        place = f'layers "{first}" to "{last}"'
+    tiled = " (in tiles)" if finding.tiled else ""
+    place = f"{place}{tiled} on {', '.join(finding.devices)}"
+    if finding.parameters:
+        return f". An earlier update made weights of {place} NaN or infinite{advice}"
+    if where:
+        what = "" if finding.parameter is None else f" (the gradient of {finding.parameter})"
+        way = "backward" if finding.backward else "forward"
+        place += f", in the {way} of micro-batch {micro_batch}{sample}{what}"
+    return f". The first NaN or infinity came from {place}{advice}"

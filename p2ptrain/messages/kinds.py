@@ -1,0 +1,117 @@
+"""The messages of a training job: kinds, who sends them to whom, and their checked fields.
+
+    holder                coordinator             devices of the plan
+      |-- epoch.inventory --------------------------->|   (stops, says what it has)
+      |-- links.measure, profile.measure ------------>|   (asks the holder for model.fetch)
+      |-- plan.ask ------->|-- plan.search ---------->|   (the fastest, where that pays)
+      |-- plan.works ----->|                          |   (a sign of work? none: passed over)
+      |<---- the plan -----|                          |
+      |-- epoch.prepare ----------------------------->|   (fetches its weights: state.read)
+      |<----------------------------------- ready ----|
+      |-- epoch.begin ------------------------------->|   to all members: others have no part
+      |
+      |-- train.round ------------------------------->|   what comes next, to every stage; or that
+      |                                               |   nothing does (asynchronous training)
+      |-- train.values (inputs, targets) ------------>|   to the first and the last stage
+      |        train.values: activations p -> p+1, gradients p+1 -> p, sums of tied gradients
+      |<- train.started ------------------------------|   credit: one more piece may come
+      |<- train.values (outputs) / train.norms -------|   norms where the job clips by global norm
+      |<- train.done ---------------------------------|   gradients complete, or all evaluated
+      |-- train.commit ------------------------------>|   all are done: the update counts, apply it
+      |<- train.failed -- train.diagnose ------------>|
+      |-- train.arrived ----------------------------->|   what has come in a round that failed?
+      |-- train.standing ---------------------------->|   nothing moves: what do you wait for?
+      |-- job.alive --------------------------------->|   how far are you? (each second of a call)
+      |-- job.find ---------------------------------->|   to all members: what do you keep for me?
+      |        replica.offer: a stage's device -> the one that keeps its copies (reads: state.read)
+      |<- replica.kept -------------------------------|   whole there, or why it is not
+      |-- replica.keeper ---------------------------->|   offer it to another device instead
+      |-- versions.keep ----------------------------->|   to all: what is older may go
+      |-- job.end ----------------------------------->|
+
+Every frame carries (job, epoch): an epoch is one plan in force. Frames of another job or epoch are
+dropped and counted, whoever sent them.
+"""
+
+INVENTORY = "epoch.inventory"
+
+PLAN = "plan.ask"
+
+PLAN_END = "plan.ask.end"
+
+WORKS = "plan.works"
+
+PASSED_OVER = "coordinator.passed_over"
+
+SEARCH_PLAN = "plan.search"
+
+SEARCH_END = "plan.search.end"
+
+MEASURE_PROFILE = "profile.measure"
+
+MEASURED = "profile.measured"
+
+MEASURE_LINKS = "links.measure"
+
+FETCH_MODEL = "model.fetch"
+
+PREPARE = "epoch.prepare"
+
+BEGIN = "epoch.begin"
+
+STATE_MANIFEST = "state.manifest"
+
+STATE_READ = "state.read"
+
+ROUND = "train.round"
+
+VALUES = "train.values"
+
+STARTED = "train.started"
+
+NORMS = "train.norms"
+
+DONE = "train.done"
+
+COMMIT = "train.commit"
+
+SETTLED = "train.settled"
+
+FAILED = "train.failed"
+
+DIAGNOSE = "train.diagnose"
+
+ARRIVED = "train.arrived"
+
+REPLICA_OFFER = "replica.offer"
+
+REPLICA_KEPT = "replica.kept"
+
+REPLICA_KEEPER = "replica.keeper"
+
+VERSIONS_KEEP = "versions.keep"
+
+FIND = "job.find"
+
+OVER = "job.over"
+
+ALIVE = "job.alive"
+
+STANDING = "train.standing"
+
+CONSIDER = "job.consider"
+
+CONSIDER_END = "job.consider.end"
+
+FACTS = "job.facts"
+
+LEAVING = "job.leaving"
+
+LOG_SEND = "log.send"
+
+FEED_SEND = "feed.send"
+
+END = "job.end"
+
+MODEL_LIMIT_BYTES = 64 << 20
+"""Most bytes a model's description may take; a 12-layer GPT-2 takes about 100 kB."""

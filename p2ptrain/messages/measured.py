@@ -1,0 +1,68 @@
+"""What a device answers when it is asked to measure itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.forms import Bytes, Id, Length, Range
+from p2ptrain.net.parts import LARGE, Blob, BlobLimit
+from p2ptrain.recovery.state_report import Speed
+
+LINKS_LIMIT = 64
+"""Most links that are measured for one question."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileAsked(FrameFields):
+    """Measure a model.
+
+    Attributes:
+        job: that it is of.
+        digest: of the model.
+        holder: id of the device that has it.
+        batch_sizes: to measure, in samples; none: say only what memory there is.
+        largest_second: every other device goes on from the smallest size to the largest.
+        company: work on until all have measured.
+    """
+
+    job: Id
+    digest: Id
+    holder: Id
+    batch_sizes: Annotated[tuple[Annotated[int, Range(1, 1 << 20)], ...], Length(16)] = ()
+    largest_second: bool = False
+    company: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileAnswer(Blob):
+    """Unit times, and memory.
+
+    Attributes:
+        measured: the profile, which planning checks; empty where no sizes were asked for.
+        memory_bytes: what the device offers.
+        taken_bytes: what the job has taken there already.
+    """
+
+    LIMIT: ClassVar[BlobLimit] = LARGE
+
+    measured: Mapping[str, Any]
+    memory_bytes: Bytes
+    taken_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LinksAsked(FrameFields):
+    """Measure what can be sent to some members; `again`: keep the faster of both measurements."""
+
+    peers: Annotated[tuple[Id, ...], Length(LINKS_LIMIT)]
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinksAnswer(FrameFields):
+    """What was found, of those that could be measured."""
+
+    speeds: Annotated[tuple[Speed, ...], Length(LINKS_LIMIT)]

@@ -1,0 +1,166 @@
+"""A job as its coordinator sees it, as checked plain data.
+
+Which plans a job's model allows, so that training together gives what one device would give.
+
+A stage on several devices deals whole micro-batches or divides each by samples. Dealing changes
+nothing. Dividing does where units look across samples (BatchNorm, dropout, a contrastive loss):
+`auto` then only deals, other planners deal where they have the choice, and who divides by nature
+(`hybrid`) is obeyed, with a clear word. Some models cannot be divided at all, and some cannot be
+shared in any way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from p2ptrain.errors import PlanError
+from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.net.forms import By, Count, Id, Length, Positive, Range, Text
+from p2ptrain.net.parts import LARGE, Blob, BlobLimit
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
+from p2ptrain.plan.types.feature_maps import MapNetwork
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.tiling.maps.map_codec import network_fields, read_network
+
+STRAIGHT = ("pp", "single")
+"""Planners that give each stage one device."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningRequest(Blob):
+    """A job as the coordinator sees it: no weights, no data, no code.
+
+    Attributes:
+        model: its name, for people.
+        input_bytes, target_bytes: per sample.
+        optimizer_state_ratio: optimizer bytes per parameter byte.
+        micro_batch: samples, or 0 to let the planner choose.
+        least_piece: fewest samples of a micro-batch, where the planner chooses its size.
+        private_first, private_last: units that must stay on the holder at either end, as in `Fold`;
+            0, 0 unless the job is private.
+        sharing: how stages may be shared among devices.
+        first_step: updates that the first weights have behind them.
+        wire: how activations, gradients and the parts of all-reduces travel.
+        replicas: whether stages of one device are copied to another one.
+        checkpoints: whether the holder reads versions while training goes on.
+        asynchrony: how it trains without a barrier; None = in synchronous rounds.
+        rounds: the mode is open: how stages may be shared where it trains in synchronous rounds
+            after all; None = the mode is what `asynchrony` says.
+        ftpipehd: it is trained as FTPipeHD does, cut by capacities that training shows; None = by
+            what every device has measured.
+        eval_samples: of an evaluation; 0 = there is none.
+        least_evaluated: the fewest of them that the model can be evaluated on together.
+        maps: of the first units, which can be cut into tiles; None = none can, or may.
+        grid, groups_of_units: as `plan.request.PlanRequest`.
+    """
+
+    LIMIT: ClassVar[BlobLimit] = LARGE
+
+    job: Id
+    digest: Id
+    model: Annotated[str, Text(256, clean=True)]
+    input_bytes: Count
+    target_bytes: Count
+    optimizer_state_ratio: Annotated[float, Range(0.0, 1e6)]
+    batch_size: Positive
+    micro_batch: Count
+    least_piece: Positive
+    planner: Annotated[str, Text(32)]
+    private_first: Count
+    private_last: Count
+    optimizer: Mapping[str, Any]
+    seed: Annotated[int, Range(-(2**63), 2**63)]
+    clip: bool
+    first_step: Count
+    alone: bool
+    sharing: Sharing
+    wire: WireFormat = WireFormat.EXACT
+    replicas: bool = True
+    checkpoints: bool = False
+    asynchrony: Asynchrony | None = None
+    rounds: Sharing | None = None
+    ftpipehd: Ftpipehd | None = None
+    eval_samples: Count = 0
+    least_evaluated: Positive = 1
+    maps: Annotated[MapNetwork, By(read_network, network_fields)] | None = None
+    grid: tuple[Positive, Positive] | None = None
+    groups_of_units: tuple[Count, ...] = ()
+
+    @property
+    def may_divide(self) -> bool:
+        """Whether some plan of it may divide a micro-batch between devices, by its samples."""
+        sharing = self.sharing if self.rounds is None else self.rounds
+        straight = self.alone or self.planner in STRAIGHT
+        return sharing.divisible and not sharing.unshared and not straight
+
+    def settled(self, *, asynchronous: bool) -> PlanningRequest:
+        """The same job, whose mode is not open any more."""
+        if self.rounds is None:
+            return self
+        if asynchronous:
+            return replace(self, rounds=None)
+        return replace(self, rounds=None, asynchrony=None, sharing=self.rounds)
+
+
+_DEALING = frozenset({Allocation.MICRO_BATCHES})
+
+_DIVIDE_BY_NATURE = ("hybrid",)
+
+_SHARE_BY_NATURE = ("dp", "hybrid", "pipedream", "tiles")
+
+_TEXT_LIMIT = 1000
+
+_MOST_EFFECTS = 16
+
+Told: TypeAlias = Annotated[str, Text(_TEXT_LIMIT, clean=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What the holder's model allows, as the coordinator has to know it.
+
+    Attributes:
+        unshared: why every stage needs a device of its own; "" where stages may be shared.
+        divisible: whether every value that crosses a cut can be cut between samples.
+        effects: how results change where samples are divided; empty if not at all.
+    """
+
+    unshared: Told = ""
+    divisible: bool = True
+    effects: Annotated[tuple[Told, ...], Length(_MOST_EFFECTS)] = ()
+
+    def allocations(self, planner: str) -> Iterator[frozenset[Allocation]]:
+        """What groups may do in a plan by `planner`: the first of these with which it finds one."""
+        if not self.divisible:
+            yield _DEALING
+        elif not self.effects or planner in _DIVIDE_BY_NATURE:
+            yield EVERY_ALLOCATION
+        else:
+            yield _DEALING
+            if planner != "auto":
+                yield EVERY_ALLOCATION
+
+    def check(self, planner: str, *, asynchronous: bool = False) -> None:
+        """PlanError where `planner` shares stages by nature and the model's cannot be shared.
+
+        PipeDream's gives each one device then, in the asynchronous training that it was made for.
+        """
+        if asynchronous and planner == "pipedream":
+            return
+        if self.unshared and planner in _SHARE_BY_NATURE:
+            raise PlanError(
+                f"planner {planner} gives layers to several devices, which this model does not "
+                f"allow ({self.unshared}): use --planner auto"
+            )
+
+    def changes(self, plan: Plan) -> tuple[str, ...]:
+        """How the results of `plan` differ from one device's; empty if not at all."""
+        divided = any(
+            len(stage.devices) > 1 and stage.allocation is Allocation.SAMPLES
+            for stage in plan.stages
+        )
+        return self.effects if divided else ()

@@ -1,0 +1,84 @@
+"""What a holder needs for its next epoch, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from p2ptrain.job.train_options import Recovery
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.net.forms import By
+from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.recovery.commit import Seat
+from p2ptrain.recovery.generation_request import ChangeAsk
+from p2ptrain.recovery.profile_corrections import Corrections, Expected
+from p2ptrain.recovery.snapshot_schedule import CopyCost
+
+
+def _read_assignment(value: object) -> Assignment:
+    if not isinstance(value, bytes):
+        raise ValueError("an assignment is bytes")
+    return Assignment.from_bytes(value)
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """The plan that a job runs by: the assignment, and `p2ptrain.plan/1`."""
+
+    assignment: Annotated[Assignment, By(_read_assignment, Assignment.to_bytes)]
+    plan: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRequest:
+    """A request: `ask.present` is always that of `in_force`.
+
+    Attributes:
+        corrections: what training has shown of the profiles.
+        proposed: `p2ptrain.plan/1` that was found for this change while training went on; None = to
+            be found now.
+        wants_expected: the holder was started again, and does not know what to expect of the plan
+            in force, nor what its copies cost.
+    """
+
+    planning: PlanningRequest
+    ask: ChangeAsk
+    in_force: InForce | None
+    recovery: Recovery = Recovery.LIGHT
+    corrections: Corrections = field(default_factory=Corrections)
+    proposed: Mapping[str, Any] | None = None
+    wants_expected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeAnswer:
+    """Every device of the assignment is ready.
+
+    Attributes:
+        plan: `p2ptrain.plan/1`, nothing beside it.
+        changes_results: how results differ from one device's.
+        kinds: what devices of several kinds change, see `alike.mixed_kinds`.
+        beside_bytes: by device name, what the job takes there beside the plan's peak.
+        planning_seconds: what the plan took to make.
+        moved_bytes: what all devices together fetched of others to be ready.
+        expected: what a round should take each stage on each device; of a plan that stays only
+            where the holder wants to know.
+        copy_cost: of one kept version, known as `expected`; None too where nothing is kept.
+        warnings: for people, what of the plan is not as one would wish.
+        considered: ids of the devices that the plan was chosen from; empty = it is the one before.
+    """
+
+    assignment: Assignment
+    plan: Mapping[str, Any]
+    choice: Choice
+    changes_results: tuple[str, ...]
+    beside_bytes: Mapping[str, int]
+    planning_seconds: float
+    moved_bytes: int = 0
+    expected: Mapping[Seat, Expected] = field(default_factory=dict)
+    copy_cost: CopyCost | None = None
+    warnings: tuple[str, ...] = ()
+    considered: frozenset[str] = frozenset()
+    kinds: tuple[str, ...] = ()

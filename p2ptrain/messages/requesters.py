@@ -1,0 +1,180 @@
+"""Whose questions a device answers: what it measures, books and searches is somebody's wish.
+
+Measuring a model, its links, searching a plan and standing ready for a job take a device's time.
+They are done for a device whose job it would be, or for whoever the election names; for one asker
+only so long in a stretch of time; and, where this device's person says so (`join --only-for`), for
+jobs of some devices only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from p2ptrain.errors import NotCoordinator, PeerError
+from p2ptrain.mesh.interface import Mesh, called
+from p2ptrain.mesh.waiting import within
+
+NEWS_SECONDS = 3.0
+"""An election's winner may ask before the news of its election is here."""
+
+MEASURED_SECONDS = 450.0
+"""Most that is measured for one device within STRETCH_SECONDS: what nobody trains afterwards."""
+
+STRETCH_SECONDS = 900.0
+
+BOOKED_SECONDS = 180.0
+"""So long a job that has not begun keeps its devices from others after the last word of it."""
+
+BOOKED_MOST_SECONDS = 1800.0
+"""The same in all: slow links may take as long for the first weights."""
+
+
+class AskedTime:
+    """How long this device has worked for the questions of each other one. Pure.
+
+    Args:
+        most_seconds: for one asker in any `stretch_seconds`.
+    """
+
+    def __init__(self, most_seconds: float, stretch_seconds: float) -> None:
+        self._most_seconds = most_seconds
+        self._stretch_seconds = stretch_seconds
+        self._spent: dict[str, deque[tuple[float, float]]] = {}  # by asker: (end, seconds)
+
+    def spend(self, asker: str, begin: float, end: float) -> None:
+        """This device has worked for it from `begin` to `end`."""
+        spent = self._spent.setdefault(asker, deque())
+        seconds = end - begin
+        if spent and begin - spent[-1][0] < self._stretch_seconds / 100:  # so they stay few
+            seconds += spent.pop()[1]
+        spent.append((end, seconds))
+
+    def wait_seconds(self, asker: str, now: float) -> float:
+        """How long until it may ask again; 0: it may now."""
+        spent = self._spent.get(asker, deque())
+        while spent and spent[0][0] + self._stretch_seconds <= now:
+            spent.popleft()
+        if not spent:
+            self._spent.pop(asker, None)
+        over = sum(seconds for _, seconds in spent) - self._most_seconds
+        if over < 0:
+            return 0.0
+        for end, seconds in spent:
+            over -= seconds
+            if over < 0:
+                return end + self._stretch_seconds - now
+        return self._stretch_seconds
+
+
+class Booking:
+    """A device that was asked to stand ready, and for how long nothing may come of it. Pure."""
+
+    def __init__(
+        self,
+        now: float,
+        quiet_seconds: float = BOOKED_SECONDS,
+        most_seconds: float = BOOKED_MOST_SECONDS,
+    ) -> None:
+        self._quiet_seconds = quiet_seconds
+        self._since = self._asked_at = now
+        self._most_seconds = most_seconds
+        self._has_begun = False
+
+    def asked(self, now: float) -> None:
+        """Something more was asked for, or was made ready."""
+        self._asked_at = now
+
+    def begun(self) -> None:
+        """The job trains here: it is no booking any more."""
+        self._has_begun = True
+
+    def has_expired(self, now: float, *, is_preparing: bool) -> bool:
+        """Whether the device may work for another job."""
+        if self._has_begun:
+            return False
+        is_quiet = not is_preparing and now - self._asked_at >= self._quiet_seconds
+        return is_quiet or now - self._since >= self._most_seconds
+
+
+class Due:
+    """Says whose questions count here.
+
+    Args:
+        only_for: names of the devices for whose jobs alone this one computes; empty: for all. A
+            name means the device that bears it when it first asks.
+        holder: id of the device whose job this one works for, if there is one.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        only_for: Collection[str] = (),
+        holder: Callable[[], str | None] = lambda: None,
+        asked: AskedTime | None = None,
+        news_seconds: float = NEWS_SECONDS,
+    ) -> None:
+        self._mesh = mesh
+        self._only_for = tuple(only_for)
+        self._meant: dict[str, str] = {}  # ids, by name
+        self._holder = holder
+        self._news_seconds = news_seconds
+        self._asked = asked or AskedTime(MEASURED_SECONDS, STRETCH_SECONDS)
+        self._measuring = 0
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether this device measures something for another one now."""
+        return self._measuring > 0
+
+    def check_job_of(self, holder: str) -> None:
+        """Raises PeerError: this device's person does not lend it to that one's jobs."""
+        if not self._only_for or holder == self._mesh.self_id:
+            return
+        name = called(self._mesh, holder)
+        if name in self._only_for and self._meant.setdefault(name, holder) == holder:
+            return
+        names = " and ".join(self._only_for)
+        raise PeerError(f"{self._mesh.name} computes only for trainings of {names} (--only-for)")
+
+    def is_in_charge(self, peer: str) -> bool:
+        """Whether it coordinates, or holds the data of the job here."""
+        office = self._mesh.coordinator
+        return peer == self._holder() or (office is not None and office.id == peer)
+
+    def check_in_charge(self, peer: str) -> None:
+        """Raises NotCoordinator: it is not in charge, as far as is known here."""
+        if not self.is_in_charge(peer):
+            raise NotCoordinator(
+                f"{called(self._mesh, peer)} neither coordinates nor holds the data of a job here"
+            )
+
+    def check_coordinates(self) -> None:
+        """Raises NotCoordinator: it is not this device that holders ask for plans."""
+        office = self._mesh.coordinator
+        if office is None or office.id != self._mesh.self_id:
+            raise NotCoordinator(f"{self._mesh.name} does not coordinate")
+
+    async def until_in_charge(self, peer: str) -> None:
+        """The same, once the news of an election has had its time."""
+        await within(self._mesh, lambda: self.is_in_charge(peer), self._news_seconds)
+        self.check_in_charge(peer)
+
+    @contextmanager
+    def measuring(self, peer: str) -> Iterator[None]:
+        """Around what is measured for it. Raises PeerError: it has had its time."""
+        wait_seconds = self._asked.wait_seconds(peer, monotonic())
+        if wait_seconds > 0:
+            raise PeerError(
+                f"{self._mesh.name} has measured for {called(self._mesh, peer)} for long enough, "
+                f"and does so again in {wait_seconds:.0f} s"
+            )
+        begin = monotonic()
+        self._measuring += 1
+        try:
+            yield
+        finally:
+            self._measuring -= 1
+            self._asked.spend(peer, begin, monotonic())

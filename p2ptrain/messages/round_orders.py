@@ -1,0 +1,101 @@
+"""Orders, commits and reports of rounds; how far feeding runs ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from p2ptrain.job.rounds import Round
+from p2ptrain.messages.snapshots import VERSIONS_LIMIT
+from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.forms import Count, Flat, Id, Key, Length
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.version import VersionRow
+
+
+@dataclass(frozen=True, slots=True)
+class EpochKey(FrameFields):
+    """One plan in force for one job; `epoch` only ever rises. Every training frame carries it."""
+
+    job: Id
+    epoch: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(FrameFields):
+    """An update counts, because every device was ready for it.
+
+    Attributes:
+        round: index of the round.
+        step: updates applied before this one.
+        coefficient: where the job clips or leaves out updates; else None.
+    """
+
+    round: Count
+    step: Count
+    coefficient: Coefficient | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOrder(FrameFields):
+    """What the holder tells every stage before a round.
+
+    Attributes:
+        round: the round's shape.
+        lr_factor: what the schedule gives for this update; 1.0 without one.
+        keep: keep a copy of the state after this round's update.
+        offer: with it: other devices shall have a copy too; not while they still read an older one.
+        stay: with it, the versions that stay; older ones that are not named go before it is made.
+        outputs: eval only: send the model's outputs to the holder (metrics need them).
+        clip: what the norm of all gradients is clipped to; 0.0 = it is not.
+        leaves_out: an update that is not finite is left out, and the job goes on.
+    """
+
+    round: Annotated[Round, Flat()]
+    lr_factor: float = 1.0
+    keep: bool = False
+    outputs: bool = False
+    stay: Annotated[tuple[VersionRow, ...], Length(VERSIONS_LIMIT)] = ()
+    offer: bool = True
+    clip: float = 0.0
+    leaves_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoMoreRounds(FrameFields):
+    """So many rounds are ordered in this epoch, and none after them; a `train.round` too.
+
+    Without a barrier a stage cannot know whether another forward will come before a backward. Of
+    the same kind as orders, so that none of them overtakes it.
+    """
+
+    rounds: Annotated[Count, Key("end")]
+
+    @staticmethod
+    def among(fields: Mapping[str, Any]) -> NoMoreRounds | None:
+        """Check and read them; None where a round is ordered."""
+        return NoMoreRounds.read(fields) if "end" in fields else None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """What a stage tells the holder when all of a round but the update is done.
+
+    Attributes:
+        loss: weighted sum of the pieces' losses; 0.0 except at the last stage.
+        finite: whether all that the update needs is; else nobody makes it.
+        busy: what its tasks took in the compute thread since the last report.
+    """
+
+    round: int
+    loss: float
+    busy: Span
+    finite: bool = True
+
+
+FED_AHEAD = 2
+"""Inputs that the holder sends before the stage has begun the piece before them."""
+
+LOADED_AHEAD = 4

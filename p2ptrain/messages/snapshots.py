@@ -1,0 +1,74 @@
+"""Snapshots offered, kept, reassigned, released."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from p2ptrain.net.fields import FrameFields, check_units
+from p2ptrain.net.forms import Count, Flat, Id, Key, Length, Text
+from p2ptrain.recovery.version import Version, VersionRow
+
+VERSIONS_LIMIT = 8
+"""Most versions named at once: those to go back to, and those that a checkpoint is written of."""
+
+REASON_LIMIT = 1024
+"""Most characters of why something was not done."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOffer(FrameFields):
+    """A device's copy of units [first, end), which the receiver is to keep too.
+
+    Attributes:
+        nbytes: of all tensors.
+    """
+
+    version: Annotated[Version, Flat()]
+    first: Count
+    end: Count
+    nbytes: Annotated[Count, Key("bytes")]
+
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaKept(FrameFields):
+    """What has become of an offer.
+
+    Attributes:
+        failed: why the copy is not kept; None = it is, whole.
+    """
+
+    version: Annotated[Version, Flat()]
+    first: Count
+    end: Count
+    failed: Annotated[str, Text(REASON_LIMIT, clean=True)] | None = None
+
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaKeeper(FrameFields):
+    """Copies of units [first, end), from `version` on, go to `keeper`, an id."""
+
+    version: Annotated[Version, Flat()]
+    first: Count
+    end: Count
+    keeper: Id
+
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsKeep(FrameFields):
+    """Which versions of a job are kept, the stable one first; older ones go.
+
+    What a stage is made anew from is needed from the first one on.
+    """
+
+    job: Id
+    versions: Annotated[tuple[VersionRow, ...], Length(VERSIONS_LIMIT)]

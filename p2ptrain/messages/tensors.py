@@ -1,0 +1,153 @@
+"""What tensor frames are of (stream, micro-batch, slice), as messages; requests for replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+from torch import Tensor
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.model.wire.tensor_codec import pack
+from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.forms import Count, Flat, Key, Positive, Text
+from p2ptrain.net.message import Message, PartKind
+
+
+@dataclass(frozen=True, slots=True)
+class PieceKey(FrameFields):
+    """One micro-batch of one round."""
+
+    round: Count
+    micro_batch: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Samples [first, end) of a micro-batch, and the device that has or wants them."""
+
+    device: str
+    first: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        return self.end - self.first
+
+
+Value: TypeAlias = Tensor | None
+
+VALUES_PER_MESSAGE = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(FrameFields):
+    """What a frame says of the values it carries.
+
+    Attributes:
+        key: which micro-batch of which round.
+        size: samples of the whole micro-batch.
+        first, end: the samples of it that these values belong to.
+    """
+
+    key: Annotated[PieceKey, Flat()]
+    mode: Mode
+    size: Positive
+    first: Annotated[Count, Key("from")]
+    end: Annotated[Count, Key("to")]
+
+    def __post_init__(self) -> None:
+        if not self.first < self.end <= self.size:
+            raise ValueError(f"samples {self.first} to {self.end} of {self.size}")
+
+    @staticmethod
+    def whole(key: PieceKey, mode: Mode, size: int) -> Piece:
+        """All samples of a micro-batch."""
+        return Piece(key, mode, size, 0, size)
+
+    def of(self, part: Slice) -> Piece:
+        """Those samples of the same micro-batch."""
+        return Piece(self.key, self.mode, self.size, part.first, part.end)
+
+    @property
+    def samples(self) -> int:
+        """How many these values belong to."""
+        return self.end - self.first
+
+
+def to_messages(
+    kind: str,
+    address: Mapping[str, Any],
+    piece: Piece,
+    values: Sequence[Value],
+    part_kind: PartKind,
+    wire: WireFormat = WireFormat.EXACT,
+) -> list[Message]:
+    """The messages that carry `values`; an empty list of values still takes one."""
+    messages = []
+    for first in range(0, max(len(values), 1), VALUES_PER_MESSAGE):
+        entries: list[Any] = []
+        parts: list[memoryview] = []
+        for value in values[first : first + VALUES_PER_MESSAGE]:
+            packed = None if value is None else pack(value, wire)
+            entries.append(None if packed is None else packed.meta)
+            parts += [] if packed is None else [packed.part]
+        fields = {
+            **address,
+            **piece.fields(),
+            "first": first,
+            "count": len(values),
+            "values": entries,
+        }
+        messages.append(Message(kind, fields, tuple(parts), (part_kind,) * len(parts)))
+    return messages
+
+
+@dataclass(frozen=True, slots=True)
+class Line(FrameFields):
+    """One flow into one stage of one epoch. The holder counts as stage `len(stages)`."""
+
+    key: Annotated[EpochKey, Flat()]
+    stage: Count
+    flow: Annotated[str, Text(32)]
+
+
+@dataclass(frozen=True, slots=True)
+class LogSend(FrameFields):
+    """Send what went to `line.stage` on that flow in a step of an epoch that is over.
+
+    Attributes:
+        line: where it goes now.
+        logged: that epoch.
+        step: updates applied before the round.
+    """
+
+    line: Annotated[Line, Flat()]
+    logged: Count
+    step: Count
+
+    @property
+    def key(self) -> EpochKey:
+        """Of the epoch that is over."""
+        return EpochKey(self.line.key.job, self.logged)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSend(FrameFields):
+    """Send the samples of a training round.
+
+    Attributes:
+        line: the stage that they go to; its flow is one of those it takes from the holder.
+    """
+
+    line: Annotated[Line, Flat()]
+    shape: Annotated[Round, Flat()]
+
+    def __post_init__(self) -> None:
+        if self.shape.mode is not Mode.TRAIN:
+            raise ProtocolError("only rounds of training are fed again")

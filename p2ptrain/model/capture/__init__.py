@@ -1,0 +1,1 @@
+"""from module and loss to a description."""

@@ -1,0 +1,351 @@
+"""From the user's module and loss to a description that can travel.
+
+export (twice) -> translate -> possible cuts -> units -> description
+
+What backwards of the user's keep, and who else writes to it or reads it.
+
+Plain torch notices writes to what save_for_backward keeps, and refuses the backward; what is kept
+as an attribute of `ctx` it does not watch. A device would notice both, while it trains.
+"""
+
+from __future__ import annotations
+
+import linecache
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph_module import _loader
+
+from p2ptrain.errors import CaptureError, ScriptError
+from p2ptrain.model.capture.aliases import Aliases, traced_aliases
+from p2ptrain.model.capture.captured import Captured, Limits, StateTable
+from p2ptrain.model.capture.cuts import Cuts, possible_cuts
+from p2ptrain.model.capture.export import Exported, export
+from p2ptrain.model.capture.export_errors import LossRefuses
+from p2ptrain.model.capture.matching import Matched, match_cuts
+from p2ptrain.model.capture.min_batch import least_samples, refuses_one_sample
+from p2ptrain.model.capture.scored_module import Example, Loss, Scored
+from p2ptrain.model.capture.structure import structure_of
+from p2ptrain.model.capture.translate import translate
+from p2ptrain.model.capture.translated import Translated
+from p2ptrain.model.capture.units import Landscape, choose_cuts, is_heavy, node_flops, unit_names
+from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
+from p2ptrain.model.graph.description import (
+    ModelDescription,
+    UnitDescription,
+    crossing_at,
+    last_uses,
+)
+from p2ptrain.model.graph.nodes import (
+    BackwardGraph,
+    Graph,
+    NodeRef,
+    Reference,
+    StateRef,
+    references_in,
+)
+from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription
+from p2ptrain.model.tracing.backward_graph import inputs_written
+from p2ptrain.model.tracing.trace_patches import one_at_a_time
+from p2ptrain.model.tracing.untraced_changes import refuse_unready
+
+_FLOPS_BATCH = 16
+
+
+def capture(
+    module: nn.Module, loss: Loss, example: tuple[Any, Any], *, evaluation: bool = True
+) -> Captured:
+    """Export `module` and `loss` together, in train and in evaluation mode, and cut them to units.
+
+    Args:
+        module: unmodified; left as it was.
+        loss: (output, target) -> a tensor with one number, the mean over the samples.
+        example: (input, target), a batch of at least two samples, batch in dimension 0.
+        evaluation: False spares the second export; the evaluation graph is then the training
+            graph and must not be run. Where the loss does not take what the model returns in
+            evaluation mode, a zero stands for it (`Captured.unscored`).
+
+    Raises:
+        CaptureError: torch.export cannot take it; names the user's line and what to change.
+        ScriptError: the example is unusable.
+    """
+    with one_at_a_time, _given_back():
+        return _capture(module, loss, example, evaluation=evaluation)
+
+
+def _capture(
+    module: nn.Module, loss: Loss, example: tuple[Any, Any], *, evaluation: bool
+) -> Captured:
+    refuse_unready(module)
+    taken = _take_apart(example)
+    table = StateTable(module)
+    scored = Scored(module, loss, taken)
+    exported = export(scored, taken, training=True)
+    train = evaluate = _translate(exported, taken, table)
+    trains = evaluates = _limits(exported, train)
+    unscored = ""
+    if evaluation:
+        with _told_of_evaluation():
+            exported, unscored = _export_evaluation(scored, taken)
+            evaluate = _translate(exported, taken, table)
+        evaluates = _limits(exported, evaluate)
+    table.refuse_shared_memory()
+    description = _describe(type(module).__name__, taken, table, train, evaluate)
+    return Captured(description, taken, exported.output, table, trains, evaluates, unscored)
+
+
+@contextmanager
+def _given_back() -> Iterator[None]:
+    """What torch keeps of every export for as long as the process runs.
+
+    Its caches are the process's own. And a shape environment and its fake tensors hold each other
+    through C++, where no collector looks.
+    """
+    made: list[ShapeEnv] = []
+    begin, here, known = ShapeEnv.__init__, threading.get_ident(), set(_loader.eval_cache)
+
+    def noted(environment: ShapeEnv, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == here:
+            made.append(environment)
+        begin(environment, *args, **kwargs)
+
+    ShapeEnv.__init__ = noted  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        ShapeEnv.__init__ = begin  # type: ignore[method-assign]
+        for environment in made:
+            environment.tracked_fakes = []
+        for cached in vars(ShapeEnv).values():
+            if hasattr(cached, "cache_clear"):
+                cached.cache_clear()
+        FakeTensorMode.cache_clear()
+        for source in set(_loader.eval_cache) - known:
+            del _loader.eval_cache[source]
+            linecache.cache.pop(source, None)
+
+
+def _limits(exported: Exported, graph: Translated) -> Limits:
+    one = refuses_one_sample(graph)
+    known = graph.batch.least(exported.program)
+    return Limits(one, known, max(known, 2 if one else 1, least_samples(graph)))
+
+
+def _export_evaluation(scored: Scored, example: Example) -> tuple[Exported, str]:
+    """The second export, and why it is without the loss, where it is; "" where it has it."""
+    try:
+        return export(scored, example, training=False), ""
+    except LossRefuses as error:
+        scored.is_scored = False
+        return export(scored, example, training=False), str(error)
+
+
+@contextmanager
+def _told_of_evaluation() -> Iterator[None]:
+    """Say of what fails that it is not the training: that was captured before."""
+    try:
+        yield
+    except CaptureError as error:
+        raise CaptureError(f"in evaluation mode, for eval_data: {error}") from error
+
+
+def _take_apart(example: tuple[Any, Any]) -> Example:
+    inputs, input_structure = structure_of(example[0], _keep_constant)
+    targets, target_structure = structure_of(example[1], _keep_constant)
+    sizes = {leaf.shape[0] if leaf.dim() else 0 for leaf in (*inputs, *targets)}
+    if not inputs or len(sizes) != 1 or min(sizes) < 2:
+        raise ScriptError(
+            "a batch must consist of tensors with the samples in dimension 0, two or more of them "
+            f"to capture the model; got sizes {sorted(sizes)}"
+        )
+    return Example(input_structure, target_structure, inputs, targets)
+
+
+def _keep_constant(leaf: object) -> object:
+    if leaf is None or isinstance(leaf, bool | int | float | str):
+        return leaf
+    raise ScriptError(f"samples must be made of tensors, but one holds a {type(leaf).__name__}")
+
+
+def _translate(mode: Exported, example: Example, table: StateTable) -> Translated:
+    return translate(mode.program, len(example.input_leaves), table.name_of)
+
+
+def _describe(
+    name: str, example: Example, table: StateTable, train: Translated, evaluate: Translated
+) -> ModelDescription:
+    inputs = _leaves("input", example.input_leaves)
+    trainable = table.trainable_names()
+    aliases = traced_aliases(train)
+    refuse_written(train, aliases)
+    train_cuts = possible_cuts(train, aliases, inputs, trainable)
+    _refuse_without_gradient(train, train_cuts)
+    evaluate_cuts = possible_cuts(evaluate, traced_aliases(evaluate), inputs, frozenset())
+    landscape = _landscape(train, train_cuts)
+    written = {ref.name for ref in aliases.mutated() if isinstance(ref, StateRef)}
+    matched = match_cuts(
+        train,
+        evaluate,
+        choose_cuts(landscape),
+        evaluate_cuts.widths,
+        trainable | written,
+    )
+    with _told_of_evaluation():
+        evaluated = _graph(evaluate, matched.evaluate, evaluate_cuts)
+    return ModelDescription(
+        name=name,
+        inputs=inputs,
+        targets=_leaves("target", example.target_leaves),
+        tensors=table.describe(_state_used(train, evaluate)),
+        tied=table.tied(),
+        state_dict=table.state_dict_names(),
+        train=_graph(train, matched.train, train_cuts),
+        evaluate=evaluated,
+        units=_units(landscape, matched, len(evaluate.nodes)),
+    )
+
+
+def _leaves(kind: str, leaves: Sequence[Tensor]) -> tuple[ValueDescription, ...]:
+    return tuple(
+        ValueDescription(
+            f"{kind}_{index}",
+            leaf.dtype,
+            (BATCH, *(Polynomial((size,)) for size in leaf.shape[1:])),
+            False,
+        )
+        for index, leaf in enumerate(leaves)
+    )
+
+
+def _refuse_without_gradient(train: Translated, cuts: Cuts) -> None:
+    """Plain torch would refuse the backward. Raises CaptureError."""
+    loss = train.outputs[0]
+    value = cuts.values.get(loss.index) if isinstance(loss, NodeRef) else None
+    if isinstance(loss, NodeRef) and (value is None or value.may_require_grad):
+        return
+    raise CaptureError(
+        "the loss depends on no parameter that requires a gradient: is forward() or the loss under "
+        "torch.no_grad(), or is what they compute detached?"
+    )
+
+
+def _landscape(graph: Translated, cuts: Cuts) -> Landscape:
+    arguments = [[graph.value_of(argument) for argument in node.args] for node in graph.nodes]
+    from_state = _from_state(graph)
+    return Landscape(
+        work=[
+            node_flops(graph, given, index, _FLOPS_BATCH) / _FLOPS_BATCH
+            for index, given in enumerate(arguments)
+        ],
+        heavy=[
+            is_heavy(node.operator.split(".")[1].rstrip("_"))
+            and not from_state.isdisjoint(node.references())
+            for node in graph.nodes
+        ],
+        modules=[traced.module for traced in graph.traced],
+        widths=cuts.widths,
+    )
+
+
+def _from_state(graph: Translated) -> frozenset[Reference]:
+    """State, and nodes that compute with nothing but state: transposed or normalised weights."""
+    found: set[Reference] = set()
+    for index, node in enumerate(graph.nodes):
+        references = list(node.references())
+        found.update(r for r in references if isinstance(r, StateRef))
+        if references and all(reference in found for reference in references):
+            found.add(NodeRef(index))
+    return frozenset(found)
+
+
+def _state_used(*graphs: Translated) -> frozenset[str]:
+    return frozenset(
+        reference.name
+        for graph in graphs
+        for node in graph.nodes
+        for reference in node.references()
+        if isinstance(reference, StateRef)
+    )
+
+
+def _graph(graph: Translated, positions: Sequence[int], cuts: Cuts) -> Graph:
+    """The finished graph, with a description of every value that crosses a cut between units."""
+    last = last_uses(graph.nodes, graph.outputs)
+    bare = Graph(graph.nodes, graph.outputs, {})
+    crossing = {v for position in positions for v in crossing_at(bare, position, last)}
+    wanted = sorted({v.index for v in (*crossing, *graph.outputs) if isinstance(v, NodeRef)})
+    missing = [index for index in wanted if index not in cuts.values]
+    if missing:
+        names = ", ".join(graph.nodes[index].name for index in missing[:4])
+        raise CaptureError(
+            f"the model's output has a shape that does not follow from the batch size ({names}), "
+            "or is no plain tensor. Return tensors whose shapes do not depend on values"
+        )
+    return Graph(graph.nodes, graph.outputs, {index: cuts.values[index] for index in wanted})
+
+
+def _units(
+    landscape: Landscape, matched: Matched, evaluate_nodes: int
+) -> tuple[UnitDescription, ...]:
+    names = unit_names(matched.train, landscape)
+    train = pairwise((0, *matched.train, len(landscape.work)))
+    evaluate = pairwise((0, *matched.evaluate, evaluate_nodes))
+    return tuple(
+        UnitDescription(name, round(sum(landscape.work[slice(*nodes)])), nodes, others)
+        for name, nodes, others in zip(names, train, evaluate, strict=True)
+    )
+
+
+def refuse_written(graph: Translated, aliases: Aliases) -> None:
+    """Look at every function with its own backward.
+
+    A backward may write to what its forward has made for it alone, such as a gradient that is only
+    to be scaled: it runs once. Tensors of the state that a forward writes to are left to
+    `rewritten`.
+
+    Raises:
+        CaptureError: a tensor that is kept is written to after the forward, or by a backward though
+            it is not its own.
+    """
+    all_kept = _all_kept(graph)
+    written = aliases.written() if all_kept else {}
+    keepers: Counter[Reference] = Counter()
+    for index, kept in all_kept:
+        keepers.update(map(aliases.find, kept))
+        for reference in kept:
+            root = aliases.find(reference)
+            is_state = any(isinstance(member, StateRef) for member in aliases.members[root])
+            if not is_state and max(written.get(root, (0,))) > index:
+                raise CaptureError(
+                    f"{graph.traced[index].function} keeps a tensor for its backward that is "
+                    "written to after its forward. Keep a copy: tensor.clone()"
+                )
+    for index, kept in all_kept:
+        outputs, *_, backward = graph.nodes[index].args
+        assert isinstance(outputs, tuple)
+        assert isinstance(backward, BackwardGraph)
+        for position in inputs_written(backward):
+            root = aliases.find(kept[position - len(outputs)])
+            is_made = all(isinstance(member, NodeRef) for member in aliases.members[root])
+            if not is_made or keepers[root] > 1:
+                raise CaptureError(
+                    f"{graph.traced[index].function}.backward writes to a tensor that is not its "
+                    "own, which other devices would not follow. Write to a copy (tensor.clone()), "
+                    "or in forward()"
+                )
+
+
+def _all_kept(graph: Translated) -> list[tuple[int, tuple[Reference, ...]]]:
+    """Nodes that apply a backward of the user's, with what it is given besides gradients."""
+    return [
+        (index, tuple(references_in(node.args[2])))
+        for index, node in enumerate(graph.nodes)
+        if node.operator == OWN_BACKWARD
+    ]

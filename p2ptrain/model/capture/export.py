@@ -1,0 +1,255 @@
+"""Model and loss through `torch.export`, in train and in evaluation mode.
+
+The two travel as one graph, so that the last stage computes the loss wherever it is. Two things
+that torch.export gets wrong silently are put right here, each seen with torch 2.13: a buffer that
+is reassigned (`self.ema = ...`) or written through `out=` keeps its old value, and attributes that
+forward() assigns stay symbolic in the user's module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.model.capture.export_errors import LossRefuses, explain, next_least
+from p2ptrain.model.capture.scored_module import Example, Scored
+from p2ptrain.model.capture.structure import Structure
+from p2ptrain.model.capture.trial_runs import TrialRuns, resized, torch_is_quiet
+from p2ptrain.model.capture.two_call_check import Twice, refuse_changing, repeats
+from p2ptrain.model.tracing.autograd_functions import UndefinedGradientsError
+from p2ptrain.model.tracing.derivatives import DifferentiatesError
+from p2ptrain.model.tracing.trace_patches import as_written, refuse_gradient_hooks
+from p2ptrain.model.tracing.untraced_changes import KeptBuffersError
+
+_log = logging.getLogger(__name__)
+
+_EXPORT_BATCHES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
+"""Batch sizes to trace with: odd ones, so that no other dimension is mistaken for the batch."""
+
+_LARGE = (211, 223, 227, 229, 233, 239)
+"""The same, for models that need many samples."""
+
+_MOST_GUESSES = 8
+"""Times that a model is traced, each with what the last time has shown of its gradients."""
+
+_MOST_BOUNDS = 4
+"""Lower bounds of the batch size that are tried before the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One mode's graph.
+
+    Attributes:
+        program: inputs are the model's input leaves, then the target's.
+        output: how the model's output is built; its leaves follow the loss in evaluation mode.
+    """
+
+    program: torch.export.ExportedProgram
+    output: Structure
+
+
+def export(scored: Scored, example: Example, training: bool) -> Exported:
+    """Trace one mode; the user's module is as it was afterwards.
+
+    Raises:
+        CaptureError: the model cannot be exported; says where and what to change.
+    """
+    trials = _trials(scored, example)
+    with (
+        undisturbed(scored, training),
+        _no_collections(),
+        as_written(),
+        scored.masks.known(),
+    ):
+        with _put_back(scored):
+            scored.masks.learn(scored.module, lambda: scored.run(example.input_leaves))
+        try:
+            refuse_gradient_hooks(scored.module)
+            inputs, targets, program = _export_large_enough(scored, example, trials)
+            scored.check(program)
+            if scored.changed:
+                _refuse_unless_repeated(scored, inputs, targets)
+        except CaptureError:
+            raise
+        except Exception as error:  # everything the user's code may raise, and torch.export's own
+            raise explain(error, trials) from error
+        finally:
+            scored.unseen.put_back()
+    return Exported(program, scored.last_output)
+
+
+def _trials(scored: Scored, example: Example) -> TrialRuns:
+    def run(inputs: list[Tensor], targets: list[Tensor]) -> None:
+        with _put_back(scored):
+            scored(inputs, targets)
+
+    return TrialRuns(run, example.input_leaves, example.target_leaves)
+
+
+def _export_large_enough(
+    scored: Scored, example: Example, trials: TrialRuns
+) -> tuple[list[Tensor], list[Tensor], torch.export.ExportedProgram]:
+    """Export with few samples, which is quick; with many where only that many work.
+
+    Returns:
+        The leaves that it was exported with, and the program.
+    """
+
+    def exported(
+        size: int,
+    ) -> tuple[list[Tensor], list[Tensor], torch.export.ExportedProgram]:
+        inputs = resized(example.input_leaves, size)
+        targets = resized(example.target_leaves, size)
+        return inputs, targets, _export_as_eager(scored, inputs, targets)
+
+    few, many = (_export_batch(scored, example, sizes) for sizes in (_EXPORT_BATCHES, _LARGE))
+    try:
+        return exported(few)
+    except Exception as error:  # whatever few samples make the user's code raise
+        if isinstance(error, CaptureError) and not isinstance(error, LossRefuses):
+            raise
+        if trials.failure(few) is None or trials.failure(many) is not None:
+            raise
+        return exported(many)
+
+
+def _export_as_eager(
+    scored: Scored, inputs: list[Tensor], targets: list[Tensor]
+) -> torch.export.ExportedProgram:
+    """Export what the model does in plain torch; else what it does when it is told of the export.
+
+    Libraries ask whether they are being exported and then compute otherwise: transformers makes an
+    explicit mask where plain torch calls its causal attention kernel, which rounds differently.
+    """
+    scored.as_eager = True
+    try:
+        return _export(scored, scored, inputs, targets)
+    except Exception:  # the other way is for whatever cannot be exported this way
+        scored.as_eager = False
+        return _export(scored, scored, inputs, targets)
+
+
+def _refuse_unless_repeated(scored: Scored, inputs: list[Tensor], targets: list[Tensor]) -> None:
+    """Refuse a model that computes with what the last export has seen it change.
+
+    Raises:
+        CaptureError: a second call would do something else than the first.
+    """
+    changed = scored.changed
+    held = [value for *_, value in scored.held().values() if isinstance(value, Tensor)]
+    try:
+        twice = _export(scored, Twice(scored), _and_copies(inputs), _and_copies(targets))
+    except Exception as error:  # of the second call, which meets what the first one has left
+        _log.debug("a second call of forward() failed", exc_info=error)
+        refuse_changing(changed)
+    scored.unseen.put_back()
+    if not repeats(twice, len(inputs), held):
+        refuse_changing(changed)
+
+
+def _export(
+    scored: Scored, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
+) -> torch.export.ExportedProgram:
+    """Export `module`, of which `scored` is a part, for all batches but those too small for it."""
+    scored.undefined = frozenset()
+    for _ in range(_MOST_GUESSES):
+        try:
+            return _export_from_least(scored, module, inputs, targets)
+        except DifferentiatesError:
+            scored.differentiates = True
+        except UndefinedGradientsError as error:
+            scored.undefined = error.places
+        except KeptBuffersError as error:
+            scored.copied |= error.paths
+    return _export_from_least(scored, module, inputs, targets)
+
+
+def _export_from_least(
+    scored: Scored, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
+) -> torch.export.ExportedProgram:
+    least = 0
+    for _ in range(_MOST_BOUNDS):
+        try:
+            with _put_back(scored):
+                return _trace(module, inputs, targets, least)
+        except Exception as error:
+            wanted = next_least(error, least)
+            if wanted is None:
+                raise
+            least = wanted
+    with _put_back(scored):
+        return _trace(module, inputs, targets, least)
+
+
+def _trace(
+    module: nn.Module, inputs: list[Tensor], targets: list[Tensor], least: int
+) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=least or None)
+    dynamic = ([{0: batch} for _ in inputs], [{0: batch} for _ in targets])
+    with torch_is_quiet():
+        return torch.export.export(module, (inputs, targets), dynamic_shapes=dynamic, strict=False)
+
+
+def _export_batch(scored: Scored, example: Example, sizes: Sequence[int]) -> int:
+    """A batch size that is no dimension of any tensor, so that equal sizes are no coincidence."""
+    taken = {size for tensor in scored.state_dict().values() for size in _sizes(tensor)}
+    for leaf in (*example.input_leaves, *example.target_leaves):
+        taken.update(leaf.shape[1:])
+    return next((size for size in sizes if size not in taken), sizes[-1])
+
+
+def _sizes(value: object) -> Sequence[int]:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def _and_copies(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves twice, as tensors of their own: a trace knows them by their object."""
+    return [*leaves, *(leaf.clone() for leaf in leaves)]
+
+
+@contextlib.contextmanager
+def undisturbed(scored: Scored, training: bool) -> Iterator[None]:
+    """The module in the mode asked for; on leaving, everything that it keeps as it was.
+
+    Parts that its author has put in evaluation mode stay in it, as in a loop of plain torch. Where
+    the whole model is in it, as libraries give them, that means nothing. Parts with a `train` of
+    their own, which keep normalisations in evaluation mode for one, rely on it being called.
+    """
+    with _put_back(scored):
+        if training and scored.module.training:
+            for part in scored.module.modules():
+                if type(part).train is not nn.Module.train:
+                    part.train()
+        else:
+            scored.module.train(training)
+        yield
+
+
+@contextlib.contextmanager
+def _put_back(scored: Scored) -> Iterator[None]:
+    """On leaving, attributes of every part, containers and helper objects are as they were."""
+    before = scored.held()
+    try:
+        yield
+    finally:
+        before.put_back()
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Tracing makes millions of objects that stay; looking for garbage takes a fifth of it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,191 @@
+"""Module and loss as one callable, watched while traced."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.model.capture.export_errors import LossRefuses, refusal
+from p2ptrain.model.capture.structure import Foreign, Structure, structure_of
+from p2ptrain.model.tracing.attention_masks import CausalMasks
+from p2ptrain.model.tracing.autograd_functions import Place, own_backwards_as_traced
+from p2ptrain.model.tracing.derivatives import derivatives_as_traced
+from p2ptrain.model.tracing.function_modes import calls_as_traced
+from p2ptrain.model.tracing.python_state import Held
+from p2ptrain.model.tracing.trace_patches import unseeded
+from p2ptrain.model.tracing.untraced_changes import ReassignedBuffers, Unseen, uses_buffer
+from p2ptrain.model.tracing.vmap_autocast import told_eager
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A batch, taken apart.
+
+    Attributes:
+        input, target: how the two are built.
+        input_leaves, target_leaves: tensors with the batch in dimension 0.
+    """
+
+    input: Structure
+    target: Structure
+    input_leaves: list[Tensor]
+    target_leaves: list[Tensor]
+
+
+class Scored(nn.Module):
+    """The user's module, then the user's loss, over flat leaves.
+
+    Attributes:
+        as_eager: whether libraries that ask are told that nothing is exported.
+        differentiates: whether forward() or the loss is known to take derivatives.
+        undefined: outputs of functions with their own backward for which no gradient arrives.
+        copied: paths of buffers that the model computes with a copy of: it replaces them, and its
+            backward needs what was there before.
+        is_scored: whether the loss is computed in evaluation mode too; a zero stands for it if not.
+    """
+
+    def __init__(self, module: nn.Module, loss: Loss, example: Example) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+        self.as_eager = True
+        self.differentiates = False
+        self.undefined = frozenset[Place]()
+        self.copied = frozenset[str]()
+        self.is_scored = True
+        self.masks = CausalMasks()
+        self._roots = {"": module, "loss": loss}
+        self.unseen = Unseen(self, self._roots)
+        self._example = example
+        self._record = _Record()
+
+    def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
+        """The loss, and in evaluation mode the tensors of the model's output."""
+        self.masks.begin()
+        held = self.held()
+        self.unseen.begin(held)
+        buffers = ReassignedBuffers(held, self.copied)
+        with (
+            calls_as_traced(),
+            unseeded(value for *_, value in held.values()),
+            told_eager() if self.as_eager else contextlib.nullcontext(),
+            derivatives_as_traced(expected=self.differentiates),
+            own_backwards_as_traced(self.undefined, training=self.module.training) as calls,
+        ):
+            output = self.run(inputs)
+            loss = self._loss_of(output, targets)
+            if self.module.training:
+                calls.check(loss)
+                buffers.check(loss)
+        self._record.regrown = buffers.write_back()
+        self.unseen.end()
+        self._record.changed = held.changed()
+        leaves, structure = structure_of(output, _kept, is_leaf=_is_cache)
+        self._record.output = structure
+        return (loss,) if self.module.training else (loss, *leaves)
+
+    def _loss_of(self, output: Any, targets: list[Tensor]) -> Tensor:
+        if self.module.training:
+            return self._checked_loss(output, targets)
+        if not self.is_scored:
+            return torch.zeros(())
+        try:
+            return self._checked_loss(output, targets)
+        except Exception as error:  # whatever the user's code may raise
+            raise LossRefuses(refusal(error)) from error
+
+    def _checked_loss(self, output: Any, targets: list[Tensor]) -> Tensor:
+        loss = self.loss(output, self._example.target.unflatten(targets))
+        _check_loss(loss)
+        return loss
+
+    def plain_loss(self, inputs: Sequence[Tensor], targets: list[Tensor]) -> Tensor:
+        """The loss as plain torch has it, without all that a trace needs."""
+        return self._checked_loss(self.run(inputs), targets)
+
+    def run(self, inputs: Sequence[Tensor]) -> Any:
+        """The module's output for the leaves of an input."""
+        return call_model(self.module, self._example.input.unflatten(inputs))
+
+    @property
+    def last_output(self) -> Structure:
+        """How the output of the last call was built."""
+        if self._record.output is None:
+            raise CaptureError("the model was not run")
+        return self._record.output
+
+    def held(self) -> Held:
+        """What module and loss keep in Python, as it is now."""
+        return Held(self._roots)
+
+    @property
+    def changed(self) -> Sequence[str]:
+        """Paths of what the last call changed of that."""
+        return self._record.changed
+
+    def check(self, program: torch.export.ExportedProgram) -> None:
+        """Refuse what `program` computes with although forward() replaces it.
+
+        Raises:
+            CaptureError: there is such a thing.
+        """
+        self.unseen.check(program)
+        for path, buffer in self._record.regrown:
+            if uses_buffer(program, path, buffer):
+                raise CaptureError(
+                    f"forward() or the loss replaces the buffer {path!r} by one of another shape "
+                    "or type; buffers keep theirs"
+                )
+
+
+class _Record:
+    """Out of reach of torch.export, which puts a module's plain attributes back."""
+
+    output: Structure | None = None
+    changed: Sequence[str] = ()
+    regrown: Sequence[tuple[str, Tensor]] = ()
+
+
+def call_model(module: nn.Module, value: Any) -> Any:
+    """A tuple is passed as `module(*value)`, a dict as `module(**value)`."""
+    if isinstance(value, tuple):
+        return module(*value)
+    if isinstance(value, dict):
+        return module(**value)
+    return module(value)
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, Tensor):
+        raise CaptureError(
+            f"the loss must be a tensor with one number, but it is a {type(loss).__name__}"
+        )
+    if loss.dim() != 0 or not loss.dtype.is_floating_point:
+        shape = [int(n) if type(n) is int else "batch" for n in loss.shape]
+        raise CaptureError(
+            f"the loss must be one floating-point number (shape []), but it has shape {shape} and "
+            f"type {loss.dtype}. Take its mean over the samples"
+        )
+
+
+_KEPT = bool | int | float | complex | str | bytes | enum.Enum | torch.dtype | torch.device
+
+
+def _kept(leaf: object) -> object:
+    if leaf is None or isinstance(leaf, _KEPT):
+        return leaf
+    return None if _is_cache(leaf) else Foreign.of(leaf)
+
+
+def _is_cache(value: Any) -> bool:
+    """Key/value caches of text generation: they serve no metric and would travel at each eval."""
+    return hasattr(value, "get_seq_length") or type(value).__name__.endswith("Cache")

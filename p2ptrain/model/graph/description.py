@@ -1,0 +1,397 @@
+"""A captured model, complete and without code: what a device gets instead of the user's script.
+
+A stage is a range of units [first, end). Everything a stage needs to know follows from here: which
+tensors it holds, what crosses its two cuts, whether it needs the loss's target. Mode is "train" or
+"eval" throughout; boundary b lies before unit b, from 0 (the model's inputs) to the number of units
+(the loss, and in evaluation the leaves of the model's output).
+
+A model description as strict CBOR.
+
+Arguments of nodes travel as themselves where CBOR has them (None, bool, int, float, text, lists);
+everything else is a map with one key that says what it is. `decoding` is the other direction.
+
+    {"i": 0} input   {"t": 0} target    {"s": name} state   {"n": 3} node   {"p": [0, 1]} polynomial
+    {"d": "float32"} dtype   {"m": "channels_last"} memory format   {"l": "strided"} layout
+    {"c": "cpu"} device   {"z": [0.0, 1.0]} complex number
+    {"b": [[node, ...], [{"n": 3}, null]]} a backward, with {"i": 0} for what it is given
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from p2ptrain.model.graph.nodes import (
+    Argument,
+    BackwardGraph,
+    Graph,
+    InputRef,
+    Node,
+    NodeRef,
+    StateRef,
+    TargetRef,
+)
+from p2ptrain.model.graph.values import Polynomial, ValueDescription
+from p2ptrain.net import cbor
+
+Mode: TypeAlias = Literal["train", "eval"] | str
+
+
+class TensorKind(StrEnum):
+    """What a tensor of the model's state is."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDescription:
+    """One tensor of the model's state.
+
+    Attributes:
+        name: canonical: of several names of a tied tensor the first one.
+        kind: constants are tensors that the model computes with but does not list in its state.
+        dtype, shape, strides: strides are the user's, because some operators choose by them.
+        trainable: a parameter that takes gradients.
+    """
+
+    name: str
+    kind: TensorKind
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    trainable: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDescription:
+    """A run of nodes that is placed as a whole.
+
+    Attributes:
+        name: of the user's module it comes from, such as "features.3".
+        flops: operations of a forward pass for one sample, roughly.
+        train, evaluate: [first, end) of its nodes in the two graphs.
+    """
+
+    name: str
+    flops: int
+    train: tuple[int, int]
+    evaluate: tuple[int, int]
+
+    def nodes(self, mode: Mode) -> tuple[int, int]:
+        """[first, end) of its nodes in the graph of `mode`."""
+        return self.train if mode == "train" else self.evaluate
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A model, its loss and its units.
+
+    Attributes:
+        name: of the user's class, for people.
+        inputs, targets: leaves of the batch, in order.
+        tensors: the state: parameters in the order of the user's `parameters()`, then the rest.
+        tied: another name in the user's state_dict -> canonical name.
+        state_dict: every tensor's name in the user's state_dict, in its order.
+        train, evaluate: the graphs; outputs are the loss, and the loss and the output's leaves.
+        units: they divide both graphs.
+    """
+
+    name: str
+    inputs: tuple[ValueDescription, ...]
+    targets: tuple[ValueDescription, ...]
+    tensors: tuple[TensorDescription, ...]
+    tied: Mapping[str, str]
+    state_dict: tuple[str, ...]
+    train: Graph
+    evaluate: Graph
+    units: tuple[UnitDescription, ...]
+
+    def to_bytes(self) -> bytes:
+        """Strict CBOR; equal models give equal bytes."""
+        pass
+
+        return encode(self)
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> ModelDescription:
+        """Read what another device sent.
+
+        Raises:
+            ProtocolError: it is not a model that this device may run.
+        """
+        from p2ptrain.model.graph.decoding import decode
+
+        return decode(blob)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of `to_bytes`, 64 hex digits."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def graph(self, mode: Mode) -> Graph:
+        """The graph of `mode`."""
+        return self.train if mode == "train" else self.evaluate
+
+    def node_range(self, first: int, end: int, mode: Mode) -> tuple[int, int]:
+        """[first, end) of the nodes of units [first, end)."""
+        units = self.units[first:end]
+        return units[0].nodes(mode)[0], units[-1].nodes(mode)[1]
+
+    @cached_property
+    def tensors_by_name(self) -> Mapping[str, TensorDescription]:
+        """By canonical name."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    # -- what a stage holds ----------------------------------------------------------------------
+
+    def state_names(self, first: int, end: int) -> tuple[str, ...]:
+        """Canonical names of the parameters, buffers and constants that units [first, end) use."""
+        used = set().union(*self._unit_state[first:end])
+        return tuple(tensor.name for tensor in self.tensors if tensor.name in used)
+
+    def trainable_names(self, first: int, end: int) -> tuple[str, ...]:
+        """Those of `state_names` that take gradients."""
+        by_name = self.tensors_by_name
+        return tuple(name for name in self.state_names(first, end) if by_name[name].trainable)
+
+    def shared_between(self, boundaries: Sequence[int]) -> dict[str, tuple[int, ...]]:
+        """Trainable tensors used by several stages -> the stages, ascending.
+
+        Args:
+            boundaries: of the stages, from 0 to the number of units.
+        """
+        users: dict[str, list[int]] = {}
+        for stage, (first, end) in enumerate(pairwise(boundaries)):
+            for name in self.trainable_names(first, end):
+                users.setdefault(name, []).append(stage)
+        return {name: tuple(stages) for name, stages in users.items() if len(stages) > 1}
+
+    def state_dict_names(self, first: int, end: int) -> tuple[str, ...]:
+        """Names of the user's state_dict that belong to units [first, end).
+
+        Every name belongs to at least one unit: a tensor that nothing uses goes with its neighbour
+        in the state_dict. A tied tensor's names belong to each unit that uses it.
+        """
+        here = range(first, end)
+        return tuple(
+            name
+            for name, units in zip(self.state_dict, self._state_dict_units, strict=True)
+            if any(unit in here for unit in units)
+        )
+
+    @cached_property
+    def _unit_state(self) -> tuple[frozenset[str], ...]:
+        """Canonical names that each unit uses in either mode."""
+        return tuple(
+            frozenset(
+                reference.name
+                for mode in ("train", "eval")
+                for node in self.graph(mode).nodes[slice(*unit.nodes(mode))]
+                for reference in node.references()
+                if isinstance(reference, StateRef)
+            )
+            for unit in self.units
+        )
+
+    @cached_property
+    def _state_dict_units(self) -> tuple[tuple[int, ...], ...]:
+        users: dict[str, list[int]] = {}
+        for unit, names in enumerate(self._unit_state):
+            for name in names:
+                users.setdefault(name, []).append(unit)
+        units = [tuple(users.get(self.tied.get(n, n), ())) for n in self.state_dict]
+        return tuple(_with_neighbours(units, default=len(self.units) - 1))
+
+    # -- what crosses its cuts -------------------------------------------------------------------
+
+    def crossing(self, boundary: int, mode: Mode) -> tuple[ValueDescription, ...]:
+        """What crosses a boundary, in the order in which stages take and give it.
+
+        A value that a later stage uses crosses every boundary before that stage. Boundary 0's are
+        the model's inputs that `mode` uses; where it uses none, the first of them, which tells how
+        many samples there are. The last boundary's are the graph's outputs: the loss, then the
+        output's leaves.
+        """
+        return tuple(self.describe(value, mode) for value in self.crossing_values(boundary, mode))
+
+    def crossing_values(self, boundary: int, mode: Mode) -> tuple[Crossing, ...]:
+        """The values themselves, described by `crossing`."""
+        crossings = self._train_crossings if mode == "train" else self._evaluate_crossings
+        return crossings[boundary]
+
+    def describe(self, value: Crossing, mode: Mode) -> ValueDescription:
+        """What is known of a value that crosses a boundary."""
+        if isinstance(value, InputRef):
+            return self.inputs[value.index]
+        return self.graph(mode).crossing_values[value.index]
+
+    def target_uses(self, first: int, end: int, mode: Mode) -> tuple[int, ...]:
+        """Indices of the target's leaves that units [first, end) use; the holder sends these."""
+        start, stop = self.node_range(first, end, mode)
+        used = {
+            reference.index
+            for node in self.graph(mode).nodes[start:stop]
+            for reference in node.references()
+            if isinstance(reference, TargetRef)
+        }
+        return tuple(sorted(used))
+
+    @cached_property
+    def _train_crossings(self) -> tuple[tuple[Crossing, ...], ...]:
+        return self._crossings("train")
+
+    @cached_property
+    def _evaluate_crossings(self) -> tuple[tuple[Crossing, ...], ...]:
+        return self._crossings("eval")
+
+    def _crossings(self, mode: Mode) -> tuple[tuple[Crossing, ...], ...]:
+        graph = self.graph(mode)
+        last = last_uses(graph.nodes, graph.outputs)
+        starts = [unit.nodes(mode)[0] for unit in self.units]
+        entering, *inner = [tuple(crossing_at(graph, position, last)) for position in starts]
+        return (entering or (InputRef(0),), *inner, graph.outputs)
+
+
+def _with_neighbours(units: Sequence[tuple[int, ...]], default: int) -> Iterable[tuple[int, ...]]:
+    """Each empty entry filled from the nearest one before it, else after it, else `default`."""
+    filled: list[tuple[int, ...]] = []
+    first_known = next((entry for entry in units if entry), (default,))
+    known = first_known[:1]
+    for entry in units:
+        if entry:
+            known = entry[-1:]
+        filled.append(entry or known)
+    return filled
+
+
+FORMAT = "p2ptrain.model/1"
+
+
+def encode(model: ModelDescription) -> bytes:
+    """The bytes of `ModelDescription.to_bytes`."""
+    return cbor.dumps(
+        {
+            "format": FORMAT,
+            "name": model.name,
+            "inputs": [_value(value) for value in model.inputs],
+            "targets": [_value(value) for value in model.targets],
+            "tensors": [_tensor(tensor) for tensor in model.tensors],
+            "tied": [[alias, name] for alias, name in model.tied.items()],
+            "state_dict": list(model.state_dict),
+            "train": _graph(model.train),
+            "eval": _graph(model.evaluate),
+            "units": [_unit(unit) for unit in model.units],
+        }
+    )
+
+
+def name_of(value: torch.dtype | torch.memory_format | torch.layout) -> str:
+    """ "float32" for torch.float32."""
+    return str(value).removeprefix("torch.")
+
+
+def _value(value: ValueDescription) -> list[Any]:
+    return [
+        value.name,
+        "tensor",
+        name_of(value.dtype),
+        [list(dimension.coefficients) for dimension in value.dimensions],
+        value.may_require_grad,
+    ]
+
+
+def _tensor(tensor: TensorDescription) -> list[Any]:
+    return [
+        tensor.name,
+        tensor.kind.value,
+        name_of(tensor.dtype),
+        list(tensor.shape),
+        list(tensor.strides),
+        tensor.trainable,
+    ]
+
+
+def _unit(unit: UnitDescription) -> list[Any]:
+    return [unit.name, unit.flops, list(unit.train), list(unit.evaluate)]
+
+
+def _graph(graph: Graph) -> dict[str, Any]:
+    return {
+        "nodes": [_node(node) for node in graph.nodes],
+        "outputs": [_argument(output) for output in graph.outputs],
+        "values": [[index, _value(value)] for index, value in graph.crossing_values.items()],
+    }
+
+
+def _node(node: Node) -> list[Any]:
+    args = [_argument(argument) for argument in node.args]
+    kwargs = [[name, _argument(argument)] for name, argument in node.kwargs]
+    return [node.name, node.operator, args, kwargs, node.grad_enabled]
+
+
+def _argument(argument: Argument) -> Any:
+    match argument:
+        case tuple():
+            return [_argument(item) for item in argument]
+        case InputRef():
+            return {"i": argument.index}
+        case TargetRef():
+            return {"t": argument.index}
+        case StateRef():
+            return {"s": argument.name}
+        case NodeRef():
+            return {"n": argument.index}
+        case Polynomial():
+            return {"p": list(argument.coefficients)}
+        case torch.dtype():
+            return {"d": name_of(argument)}
+        case torch.memory_format():
+            return {"m": name_of(argument)}
+        case torch.layout():
+            return {"l": name_of(argument)}
+        case torch.device():
+            return {"c": argument.type}
+        case BackwardGraph():
+            gradients = [_argument(gradient) for gradient in argument.gradients]
+            return {"b": [[_node(node) for node in argument.nodes], gradients]}
+        case complex():
+            return {"z": [argument.real, argument.imag]}
+        case _:
+            return argument
+
+
+Crossing = InputRef | NodeRef
+
+
+def last_uses(nodes: Iterable[Node], outputs: Iterable[Crossing]) -> dict[Crossing, int]:
+    """Input or node -> index of the last node that reads it; the number of nodes for a result."""
+    last: dict[Crossing, int] = {}
+    count = 0
+    for index, node in enumerate(nodes):
+        count += 1
+        for reference in node.references():
+            if isinstance(reference, InputRef | NodeRef):
+                last[reference] = index
+    last.update(dict.fromkeys(outputs, count))
+    return last
+
+
+def crossing_at(graph: Graph, position: int, last: Mapping[Crossing, int]) -> list[Crossing]:
+    """What crosses a cut of a finished graph: inputs first, each in ascending order."""
+    inputs = [v for v in last if isinstance(v, InputRef) and last[v] >= position]
+    nodes = [v for v in last if isinstance(v, NodeRef) and v.index < position <= last[v]]
+    return [*sorted(inputs, key=lambda v: v.index), *sorted(nodes, key=lambda v: v.index)]

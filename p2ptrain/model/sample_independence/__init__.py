@@ -1,0 +1,1 @@
+"""what dividing a micro-batch would change."""

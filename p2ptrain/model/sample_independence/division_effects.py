@@ -1,0 +1,93 @@
+"""What dividing a micro-batch by samples between devices would change, read from the graph.
+
+Whole micro-batches can always be dealt: each is computed as one device would. A part of one is
+computed without the other samples, which shows where a node looks across samples (batch
+normalisation), draws random numbers for all of them at once (dropout), or has a loss that does not
+weigh samples alike (`left_out`). Other losses that are no mean over samples are found by trying
+(`division_probe`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.effects import (
+    draws_random_numbers,
+    scales_by_frequency,
+    uses_batch_statistics,
+)
+from p2ptrain.model.graph.nodes import Node
+from p2ptrain.model.graph.values import BATCH, ValueDescription
+from p2ptrain.model.sample_independence.masked_losses import leaves_out_a_class, weighs_classes
+
+
+def sample_dimension(value: ValueDescription) -> int | None:
+    """The dimension along which `value` can be cut between samples.
+
+    Returns:
+        The only dimension that depends on the batch, where it is exactly the batch size; None where
+        there is no such dimension: the value cannot be divided.
+    """
+    varying = [k for k, d in enumerate(value.dimensions) if not d.is_constant]
+    if len(varying) != 1 or value.dimensions[varying[0]] != BATCH:
+        return None
+    return varying[0]
+
+
+def indivisible_boundaries(description: ModelDescription) -> tuple[int, ...]:
+    """Boundaries where something crosses that cannot be cut between samples.
+
+    A stage that divides micro-batches by samples may neither begin nor end there. The model's
+    inputs are boundary 0; the last boundary's loss is a number of its own for each part.
+    """
+    return tuple(
+        boundary
+        for boundary in range(len(description.units))
+        if any(sample_dimension(v) is None for v in description.crossing(boundary, "train"))
+    )
+
+
+def division_effects(description: ModelDescription) -> tuple[str, ...]:
+    """How results change where a micro-batch is divided by samples; empty if not at all.
+
+    Up to the order in which gradients are added, which any division changes.
+    """
+    found = []
+    for seen, reason in _EFFECTS:
+        units = [u for u in range(len(description.units)) if any(map(seen, _nodes(description, u)))]
+        if units:
+            found.append(f"{reason} ({_named(description, units)})")
+    return tuple(found)
+
+
+def statistics_effects(description: ModelDescription) -> tuple[str, ...]:
+    """Those of `division_effects` that depend on how many samples are computed together, and no
+    more: BatchNorm's statistics and random numbers."""
+    kept = frozenset(reason for seen, reason in _EFFECTS if seen in _BY_SIZE)
+    found = division_effects(description)
+    return tuple(effect for effect in found if effect.rpartition(" (")[0] in kept)
+
+
+LEAVES_OUT = "the loss leaves targets out, each part of a micro-batch for itself"
+
+_EFFECTS: Sequence[tuple[Callable[[Node], bool], str]] = (
+    (uses_batch_statistics, "BatchNorm statistics are those of each part of a micro-batch"),
+    (draws_random_numbers, "dropout and its like draw other random numbers"),
+    (scales_by_frequency, "embeddings divide gradients by how often a part has each index"),
+    (weighs_classes, "the loss weighs classes, each part of a micro-batch for itself"),
+    (leaves_out_a_class, LEAVES_OUT),
+)
+
+_BY_SIZE = (uses_batch_statistics, draws_random_numbers)
+
+
+def _nodes(description: ModelDescription, unit: int) -> Sequence[Node]:
+    return description.train.nodes[slice(*description.units[unit].train)]
+
+
+def _named(description: ModelDescription, units: Sequence[int]) -> str:
+    first = description.units[units[0]].name
+    if len(units) == 1:
+        return f"layer {first}"
+    return f"layer {first} and {len(units) - 1} more"

@@ -1,0 +1,275 @@
+"""Whether a model treats each sample by itself, found by trying.
+
+A graph shows batch normalisation and dropout (`division`), but not that some sum or product runs
+over the samples: a batch's mean taken by hand, contrastive losses, losses that are sums. So a few
+samples go through the model together and in parts, unit by unit, with the same random numbers and
+batch statistics (`drawn_alike`), and must give the same; where a model has backwards of its own, so
+must their gradients.
+
+A loss may have a small part that looks across samples, as what balances a mixture's experts: a
+hundredth of it, less than what rounding makes of a deep model. So from where targets come in, the
+same values are computed with, and in double precision.
+
+A model computing in double precision, whatever its types are, for what rounding would hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from p2ptrain.model.graph.description import ModelDescription, TensorKind
+from p2ptrain.model.graph.nodes import Argument, InputRef, Node, TargetRef
+from p2ptrain.model.graph.values import ValueDescription
+from p2ptrain.model.sample_independence.backward_probe import (
+    close,
+    gradients_agree,
+    has_own_backward,
+)
+from p2ptrain.model.sample_independence.division_effects import (
+    indivisible_boundaries,
+    sample_dimension,
+)
+from p2ptrain.model.sample_independence.equal_draws import DrawnAlike
+from p2ptrain.model.sample_independence.masked_losses import telling_values
+from p2ptrain.model.stage.mutated_state import written_names
+from p2ptrain.model.stage.program import Program
+from p2ptrain.model.stage.stage import NO_SEED
+
+SAMPLES = 4
+"""Taken together, and in halves."""
+
+MOST_TRIED = 8
+"""Values tried in each leaf of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """A unit whose results depend on which samples are computed together.
+
+    Attributes:
+        is_sum: that is all: its loss is the sum of what parts of the samples give.
+    """
+
+    unit: int
+    is_sum: bool = False
+
+
+def first_mixing_unit(
+    description: ModelDescription,
+    state: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+) -> Mixing | None:
+    """The first unit whose results, or whose loss, depend on which samples are computed together.
+
+    Units between which something passes that cannot be cut between samples are tried as one. The
+    samples are tried as they are, and with values in the first one that a mask may be made of:
+    0 and 1 in each leaf of the targets, and what the graph compares a leaf with.
+
+    Args:
+        state: tensors by canonical name; buffers are copied before anything runs.
+        inputs: of `SAMPLES` samples, as `crossing` lists them for boundary 0.
+        targets: all leaves.
+
+    Returns:
+        None where there is none.
+    """
+    probe = _Probe(description, with_own_buffers(description, state))
+    found = probe.run(inputs, targets)
+    if found is not None:
+        return found
+    telling = telling_values(description)
+    for index, value in enumerate(description.targets):
+        for number in dict.fromkeys([0, 1, *telling.get(TargetRef(index), ())][:MOST_TRIED]):
+            with suppress(RuntimeError, IndexError):  # no such class, for one: it shows nothing
+                found = probe.run_loss(_with_first(targets, index, value, number))
+                if found is not None:
+                    return Mixing(found.unit)
+    for place, leaf in enumerate(description.crossing_values(0, "train")):
+        described = description.describe(leaf, "train")
+        for number in telling.get(InputRef(leaf.index), [])[:MOST_TRIED]:
+            with suppress(RuntimeError, IndexError):
+                found = probe.run(_with_first(inputs, place, described, number), targets)
+                if found is not None:
+                    return Mixing(found.unit)
+    return None
+
+
+class _Probe:
+    """Runs samples together and in halves; finds the first unit that mixes them, or None."""
+
+    def __init__(self, description: ModelDescription, state: Mapping[str, Tensor]) -> None:
+        self._description = description
+        self._state = state
+        borders = [*range(len(description.units)), len(description.units)]
+        fixed = set(indivisible_boundaries(description)) - {0}
+        borders = [border for border in borders if border not in fixed]
+        self._parts = [*pairwise(borders)]
+        # What comes before is the same whatever the targets are.
+        self._loss = next(
+            (k for k, part in enumerate(self._parts) if description.target_uses(*part, "train")),
+            len(self._parts) - 1,
+        )
+        self._entering_loss: list[Tensor] = []
+
+    def run(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Mixing | None:
+        """All units."""
+        values = self._together_and_halves(0, inputs)
+        mixing = self._run(self._description, range(self._loss), values)
+        if mixing is not None:
+            return mixing
+        if not self._entering_loss:
+            self._entering_loss = values[0]
+        return self._run_loss(values[0], targets)
+
+    def run_loss(self, targets: Sequence[Tensor]) -> Mixing | None:
+        """Those that see targets, after `run`, with what its first batch has given them."""
+        return self._run_loss(self._entering_loss, targets)
+
+    def _run_loss(self, entering: Sequence[Tensor], targets: Sequence[Tensor]) -> Mixing | None:
+        units = range(self._loss, len(self._parts))
+        try:
+            doubled = self._together_and_halves(self._loss, [*map(in_double, entering)])
+            return self._run(computing_in_double(self._description), units, doubled, targets)
+        except RuntimeError:  # some operators have no double precision
+            values = self._together_and_halves(self._loss, entering)
+            return self._run(self._description, units, values, targets)
+
+    def _together_and_halves(self, part: int, whole: Sequence[Tensor]) -> list[list[Tensor]]:
+        described = self._description.crossing(self._parts[part][0], "train")
+        return [list(whole), *_halves(described, whole)]
+
+    def _run(
+        self,
+        described: ModelDescription,
+        parts: range,
+        values: list[list[Tensor]],
+        targets: Sequence[Tensor] = (),
+    ) -> Mixing | None:
+        """Of these parts; `values` become what comes out of the last one."""
+        doubles = described is not self._description
+        targets = [*map(in_double, targets)] if doubles else targets
+        wanted = [list(targets), *_halves(described.targets, targets)] if targets else [[], [], []]
+        for first, end in (self._parts[part] for part in parts):
+            state = {name: self._state[name] for name in described.state_names(first, end)}
+            if doubles:
+                state = {name: in_double(tensor) for name, tensor in state.items()}
+            program = Program(described, first, end, "train", state)
+            uses = described.target_uses(first, end, "train")
+            seen = wanted if uses else [[], [], []]
+            entering = list(values)
+            values[:] = _run_alike(program, entering, seen)
+            if not _agree(program.outputs, *values):
+                is_loss = end == len(described.units)
+                return Mixing(first, is_loss and _adds_up(*(value[0] for value in values)))
+            if any(has_own_backward(described, unit) for unit in range(first, end)) and not (
+                gradients_agree(described, (first, end), state, entering, seen)
+            ):
+                return Mixing(first)
+        return None
+
+
+def _run_alike(
+    program: Program, entering: Sequence[list[Tensor]], targets: Sequence[list[Tensor]]
+) -> list[list[Tensor]]:
+    """What all samples give, then each half, with the same random numbers and statistics."""
+    results = []
+    with torch.no_grad(), DrawnAlike() as alike:
+        for part, (given, target) in enumerate(zip(entering, targets, strict=True)):
+            if part:
+                alike.half(part - 1)
+            results.append(program.run(given, target, NO_SEED))
+    return results
+
+
+def _adds_up(whole: Tensor, first: Tensor, second: Tensor) -> bool:
+    return bool(whole != 0) and close(whole, first + second)
+
+
+def _with_first(
+    leaves: Sequence[Tensor], index: int, described: ValueDescription, number: float
+) -> list[Tensor]:
+    """`leaves` with `number` everywhere in the first sample of one of them."""
+    changed = list(leaves)
+    changed[index] = leaves[index].clone()
+    changed[index].narrow(sample_dimension(described) or 0, 0, 1).fill_(number)
+    return changed
+
+
+def with_own_buffers(
+    description: ModelDescription, state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """`state` with copies of its buffers, and of all that running the model writes to.
+
+    Embeddings with a `max_norm` write to their weights, for one.
+    """
+    apart = written_names(description, 0, len(description.units)) | {
+        tensor.name for tensor in description.tensors if tensor.kind is TensorKind.BUFFER
+    }
+    return {
+        name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        if name in apart
+        else tensor
+        for name, tensor in state.items()
+    }
+
+
+def _halves(described: Sequence[ValueDescription], whole: Sequence[Tensor]) -> list[list[Tensor]]:
+    pairs = [
+        tensor.tensor_split(2, sample_dimension(value) or 0)
+        for value, tensor in zip(described, whole, strict=True)
+    ]
+    return [[pair[half] for pair in pairs] for half in (0, 1)]
+
+
+def _agree(
+    described: Sequence[ValueDescription],
+    whole: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+) -> bool:
+    columns = zip(described, whole, first, second, strict=True)
+    return all(_same(sample_dimension(value), *tensors) for value, *tensors in columns)
+
+
+def _same(dimension: int | None, whole: Tensor, first: Tensor, second: Tensor) -> bool:
+    if not whole.is_floating_point():
+        return True
+    joined = (first + second) / 2 if dimension is None else torch.cat([first, second], dimension)
+    return close(whole, joined)
+
+
+_DOUBLE: Mapping[object, torch.dtype] = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """What is no whole number, as one of double precision; a tensor that is that already itself."""
+    return tensor.to(_DOUBLE.get(tensor.dtype, tensor.dtype))
+
+
+def computing_in_double(description: ModelDescription) -> ModelDescription:
+    """Its training graph where nothing is cast to less; what it says of values stays."""
+    nodes = tuple(map(_doubled, description.train.nodes))
+    return replace(description, train=replace(description.train, nodes=nodes))
+
+
+def _doubled(node: Node) -> Node:
+    named = tuple((name, _argument(argument)) for name, argument in node.kwargs)
+    return replace(node, args=tuple(map(_argument, node.args)), kwargs=named)
+
+
+def _argument(argument: Argument) -> Argument:
+    if isinstance(argument, tuple):
+        return tuple(map(_argument, argument))
+    return _DOUBLE.get(argument, argument) if isinstance(argument, torch.dtype) else argument

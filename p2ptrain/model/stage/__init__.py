@@ -1,0 +1,1 @@
+"""units with their weights, computing exactly what plain torch would."""

@@ -1,0 +1,102 @@
+"""Finding the unit in which a loss that is not finite began.
+
+What torch's operators raise where they cannot compute with what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.values import ValueDescription
+from p2ptrain.model.stage.program import Program, Seed
+from p2ptrain.process.memory_budget import is_out_of_memory
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """What was found.
+
+    Attributes:
+        unit: index of the first unit with a result that is not finite; None where the units'
+            inputs already were not.
+        parameters: whether a parameter of that unit (of any here, where `unit` is None) is not
+            finite, so that an earlier update is to blame.
+        since: index of the first unit where it may have begun: `unit` itself but in tiles, which
+            keep few of their maps.
+    """
+
+    unit: int | None
+    parameters: bool
+    since: int | None = None
+
+
+def find_non_finite(
+    description: ModelDescription,
+    units: range,
+    state: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    seed: Seed,
+) -> NonFinite | None:
+    """Run `units` one by one without gradients; None where all that crosses is finite.
+
+    Buffers are copied first, so that running statistics do not move.
+    """
+    private = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
+    values = list(inputs)
+    if not all_finite(description.crossing(units.start, "train"), values):
+        return NonFinite(None, any_broken(private.values()))
+    for unit in units:
+        program = Program(description, unit, unit + 1, "train", private)
+        needed = targets if description.target_uses(unit, unit + 1, "train") else ()
+        with torch.no_grad():
+            values = program.run(values, needed, seed)
+        if not all_finite(program.outputs, values):
+            names = description.state_names(unit, unit + 1)
+            return NonFinite(unit, any_broken(private[name] for name in names), unit)
+    return None
+
+
+def all_finite(described: Sequence[ValueDescription], values: Sequence[Tensor]) -> bool:
+    """An infinity counts only where gradients flow: attention masks are made of them."""
+    for value, tensor in zip(described, values, strict=True):
+        if not tensor.is_floating_point():
+            continue
+        if tensor.isnan().any() or (value.may_require_grad and not tensor.isfinite().all()):
+            return False
+    return True
+
+
+def any_broken(tensors: Iterable[Tensor]) -> bool:
+    """Whether a parameter among them is not finite."""
+    return any(isinstance(t, nn.Parameter) and not bool(t.isfinite().all()) for t in tensors)
+
+
+OPERATORS_RAISE = (IndexError, RuntimeError, ValueError)
+
+
+def unit_of(error: BaseException) -> str | None:
+    """The unit whose forward raised it (`model.program` notes its name); None: something else did.
+
+    Where memory was short it is no unit's fault.
+    """
+    if is_out_of_memory(error):
+        return None
+    return next(iter(getattr(error, "__notes__", ())), None)
+
+
+def first_line(error: BaseException) -> str:
+    """Torch explains itself at length behind it."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def failure_text(error: BaseException) -> str:
+    """Of a model that fails as it does in plain torch."""
+    unit = unit_of(error)
+    where = "its backward" if unit is None else f"layer {unit}"
+    return f"the model fails in {where}: {first_line(error)}"

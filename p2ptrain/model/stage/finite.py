@@ -1,0 +1,246 @@
+"""Whether a stage's next update is finite, known before anybody counts it.
+
+Almost always by arithmetic on four numbers: how large the weights, the optimizer's state and the
+gradients can be at most. Only the gradients' norm is computed in every update. Where these bounds
+come near the largest number of the weights' type, everything is looked at, and where that does not
+decide, the update is tried on copies, one parameter after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2ptrain.model.stage.optimizer import StageOptimizer
+
+_ROOM = 16.0
+"""Between a bound and the largest number of a type: more than all rounding makes of it."""
+
+_SMALL_ELEMENTS = 16384
+
+_LEAST = 1e-30
+"""Added to sums of squares: what they lose of the smallest values is less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A tensor that is not finite.
+
+    Attributes:
+        what: "gradient", "weight", "optimizer state" or "buffer".
+        name: of the parameter or buffer.
+    """
+
+    what: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """The largest magnitudes there can be: of weights, and of two kinds of optimizer state."""
+
+    weight: float
+    first: float
+    second: float
+
+
+class FiniteUpdates:
+    """Looks after one stage's updates, in the compute thread.
+
+    Args:
+        optimizer: the stage's.
+        buffers: floating-point tensors besides parameters that training writes to. One that is not
+            finite at first is the model's own way, and is not looked at.
+    """
+
+    def __init__(self, optimizer: StageOptimizer, buffers: Mapping[str, Tensor]) -> None:
+        self._optimizer = optimizer
+        self._buffers = {
+            name: tensor.detach()
+            for name, tensor in buffers.items()
+            if _counts(tensor) and _is_finite(tensor)
+        }
+        self._flat_buffers = [tensor.view(-1) for tensor in self._buffers.values() if _lies(tensor)]
+        if len(self._flat_buffers) < len(self._buffers):
+            self._flat_buffers = []  # each is looked at as it lies
+        dtypes = {p.dtype for p in optimizer.parameters.values() if _counts(p)}
+        largest = min((torch.finfo(dtype).max for dtype in dtypes), default=math.inf)
+        self._limit = largest / _ROOM
+        self._bounds: _Bounds | None = None
+
+    def gradient_norm(self, gradients: Mapping[str, Tensor | None]) -> float | Broken:
+        """An upper bound of all their values; or the first that is not finite, from the last."""
+        named = {
+            name: g if g.layout is torch.strided else g.coalesce().values()
+            for name, g in gradients.items()
+            if g is not None and _counts(g)
+        }
+        if not named:
+            return 0.0
+        norm = _norm(list(named.values()))
+        if math.isfinite(norm):
+            return norm
+        for name, gradient in reversed(named.items()):
+            if not _is_finite(gradient):
+                return Broken("gradient", name)
+        return _largest(named.values())  # the sum of their squares is too large, no more
+
+    def broken_buffer(self, instead: Mapping[str, Tensor] | None = None) -> Broken | None:
+        """The first buffer that is not finite.
+
+        Args:
+            instead: of the buffers as they are now.
+        """
+        looked_at, flat = self._buffers, self._flat_buffers
+        if instead:
+            looked_at = {name: instead.get(name, tensor) for name, tensor in looked_at.items()}
+            flat = []
+        if math.isfinite(_norm(flat or list(looked_at.values()))):
+            return None
+        broken = (name for name, tensor in looked_at.items() if not _is_finite(tensor))
+        return next((Broken("buffer", name) for name in broken), None)
+
+    def is_safe(self, gradient: float, lr_factor: float) -> bool:
+        """Whether an update with gradients of at most that size stays finite, as far as is known.
+
+        Where it does, it is taken to be made.
+        """
+        if self._bounds is None:
+            return False
+        group = self._optimizer.numbers
+        if group is None:
+            return True
+        after, largest = _after(self._bounds, group, gradient, lr_factor)
+        if not largest < self._limit:
+            return False
+        self._bounds = after
+        return True
+
+    def look(self) -> Broken | None:
+        """Look at all weights and all of the optimizer's state: the bounds are exact again."""
+        first = second = 0.0
+        for name, tensor in self._optimizer.state().items():
+            if not tensor.dim() or not _counts(tensor):
+                continue
+            size = _largest([tensor])
+            if not math.isfinite(size):
+                return Broken("optimizer state", name.rpartition(".")[0])
+            if name.endswith("_sq"):
+                second = max(second, size)
+            else:
+                first = max(first, size)
+        weight = 0.0
+        for name, parameter in self._optimizer.parameters.items():
+            size = _largest([parameter.detach()]) if _counts(parameter) else 0.0
+            if not math.isfinite(size):
+                return Broken("weight", name)
+            weight = max(weight, size)
+        self._bounds = _Bounds(weight, first, second)
+        return None
+
+    def tried(self, lr_factor: float, scale: float = 1.0) -> Broken | None:
+        """The first parameter that the update, tried on copies, would leave not finite.
+
+        Args:
+            scale: what clipping multiplies the gradients with at most.
+        """
+        self._bounds = None  # to be looked at again
+        for name in self._optimizer.parameters:
+            weight, state = self._optimizer.tried(name, lr_factor, scale)
+            if _counts(weight) and not _is_finite(weight):
+                return Broken("weight", name)
+            if not all(_is_finite(tensor) for tensor in state if _counts(tensor)):
+                return Broken("optimizer state", name)
+        return None
+
+
+def _after(
+    bounds: _Bounds, group: Mapping[str, object], gradient: float, lr_factor: float
+) -> tuple[_Bounds, float]:
+    """What an update of torch's SGD, Adam or AdamW makes of them at most.
+
+    Returns:
+        Beside them the largest number on the way there; infinite where it is not known.
+    """
+
+    def number(key: str) -> float:
+        value = group[key]
+        assert isinstance(value, (int, float))
+        return abs(float(value))
+
+    lr, decay = number("lr") * abs(lr_factor), number("weight_decay")
+    given = gradient + decay * bounds.weight
+    if "momentum" in group:
+        first = number("momentum") * bounds.first + (1.0 + number("dampening")) * given
+        weight = bounds.weight + lr * (given + first)
+        return _Bounds(weight, first, bounds.second), max(weight, first)
+    if "betas" not in group or not number("eps"):
+        return bounds, math.inf
+    betas, is_decoupled = group["betas"], bool(group.get("decoupled_weight_decay"))
+    assert isinstance(betas, tuple)
+    if is_decoupled:
+        given = gradient
+    first = max(bounds.first, given)
+    second = max(bounds.second, given * given)
+    scaled = lr * first / (1.0 - betas[0])  # before it is divided
+    step = first / ((1.0 - betas[0]) * number("eps"))
+    if betas[0] ** 2 < betas[1] < 1.0:  # by the inequality of Cauchy and Schwarz
+        step = 1.0 + 1.0 / math.sqrt((1.0 - betas[1]) * (1.0 - betas[0] ** 2 / betas[1]))
+    weight = bounds.weight * (1.0 + lr * decay * is_decoupled) + lr * step
+    return _Bounds(weight, first, second), max(weight, first, second, scaled)
+
+
+def _counts(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _lies(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.is_contiguous()
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    """Of all values together; not finite where one is not, or where squares are too large.
+
+    Small tensors are put together first: each call of torch costs more than looking at them.
+    """
+    small: dict[torch.dtype, list[Tensor]] = {}
+    parts: list[Tensor] = []
+    for tensor in tensors:
+        if tensor.numel() < _SMALL_ELEMENTS:
+            small.setdefault(tensor.dtype, []).append(tensor)
+        else:
+            parts.append(tensor)
+    parts += [_in_one(several) for several in small.values()]
+    return math.hypot(*(_one_norm(part) for part in parts))
+
+
+def _in_one(tensors: Sequence[Tensor]) -> Tensor:
+    if all(tensor.dim() == 1 for tensor in tensors):
+        return torch.cat(list(tensors))
+    flat: Tensor = torch._utils._flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+    return flat
+
+
+def _one_norm(tensor: Tensor) -> float:
+    """As a product with itself where it lies in one piece: several times as fast as torch's norm.
+
+    Squares that underflow are those of values that change no bound.
+    """
+    if tensor.is_floating_point() and tensor.is_contiguous():
+        flat = tensor.view(-1)
+        return math.sqrt(float(torch.dot(flat, flat)) + _LEAST)
+    return float(torch.linalg.vector_norm(tensor))
+
+
+def _largest(tensors: Iterable[Tensor]) -> float:
+    """The largest magnitude; NaN where one is."""
+    sizes = [tensor.abs().max().item() for tensor in tensors if tensor.numel()]
+    return math.nan if any(math.isnan(size) for size in sizes) else max(sizes, default=0.0)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())

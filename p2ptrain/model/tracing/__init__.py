@@ -1,0 +1,1 @@
+"""what a trace would take wrongly without a word."""

@@ -1,0 +1,240 @@
+"""`torch.vmap` and `torch.autocast` while a model is traced: what they make of each call.
+
+torch does both between a call and autograd: a call on tensors with a hidden dimension becomes
+others on plain tensors, one on float32 becomes casts and the same in bfloat16. torch.export records
+calls before that. So the recording is taken off the stack for as long as one of the two is in
+force, and whatever arrives beneath them is called once more where it is recorded, under autograd,
+as plain torch has it. Seen with torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import _ops
+from torch._functorch import apis, eager_transforms
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from p2ptrain.errors import CaptureError
+from p2ptrain.model.tracing.trace_patches import replaced_in_this_thread
+
+_tls: Any = torch._C
+
+_modes: Any = _ops
+
+_SWITCH: Any = _tls._set_grad_enabled
+
+_DERIVATIVES = (
+    "forward() or the loss takes a derivative of torch.func (grad, jacrev, jvp), which a trace "
+    "cannot follow. Use torch.autograd.grad, outside of torch.vmap, or write the derivative out"
+)
+
+
+class _CalledAgain(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls what arrives here in the surroundings that `recorded` enters."""
+
+    def __init__(self, recorded: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorded = recorded
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with self._recorded(), _gradients_as_they_are():
+            return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _gradients_as_they_are() -> Iterator[None]:
+    """Record that gradients are switched on where autocast does so: a weight is cast for later too.
+
+    It does so beneath what is recorded.
+    """
+    recorder = _modes.mode_stack_state_for_pre_dispatch().get(0)
+    switches = recorder.tracer.graph.find_nodes(op="call_function", target=_SWITCH)
+    if not torch.is_grad_enabled() or not switches or switches[-1].args[0]:
+        yield
+        return
+    recorder.tracer.create_node("call_function", _SWITCH, (True,), {})
+    try:
+        yield
+    finally:
+        recorder.tracer.create_node("call_function", _SWITCH, (False,), {})
+
+
+class _Beneath:
+    """The recording of one thread's trace, on and off the stack."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._is_entered = False
+
+    def applies(self) -> bool:
+        """Whether a trace is under way here, so that `entered` has something to do."""
+        return threading.get_ident() == self._thread and (self._is_entered or _recording() > 0)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Record what comes out beneath vmap and autocast, instead of what goes in."""
+        if self._is_entered:
+            yield
+            return
+        keys = _tls._dispatch_tls_local_include_set(), _tls._dispatch_tls_local_exclude_set()
+        modes = [_modes._pop_mode_from_pre_dispatch() for _ in range(_recording())]
+
+        @contextlib.contextmanager
+        def recorded() -> Iterator[None]:
+            for mode in reversed(modes):
+                _modes._set_mode_pre_dispatch(mode)
+            try:
+                with _tls._ForceDispatchKeyGuard(*keys):
+                    yield
+            finally:
+                for _ in modes:
+                    _modes._pop_mode_from_pre_dispatch()
+
+        self._is_entered = True
+        try:
+            # autograd is left to the second call: it must record each operation once
+            with _CalledAgain(recorded), _tls._AutoDispatchBelowADInplaceOrView():
+                yield
+        finally:
+            self._is_entered = False
+            for mode in reversed(modes):
+                _modes._set_mode_pre_dispatch(mode)
+
+    def refuse_derivatives(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Derivatives of torch.func would be zeros beneath, where there is no autograd.
+
+        Elsewhere what they compute with would be taken for constants.
+        """
+
+        def begin() -> Any:
+            if self.applies():
+                raise CaptureError(_DERIVATIVES)
+            return original()
+
+        return begin
+
+
+def _recording() -> int:
+    """How many modes record calls before vmap and autocast see them."""
+    return int(_modes._len_torch_dispatch_stack_pre_dispatch())
+
+
+@contextlib.contextmanager
+def mapped_and_cast_as_traced() -> Iterator[None]:
+    """For one trace in this thread."""
+    beneath = _Beneath()
+    names = ("grad_increment_nesting", "jvp_increment_nesting")
+    originals = {name: getattr(eager_transforms, name) for name in names}
+    replaced: Any = apis
+    vmap = replaced.vmap_impl
+    replaced.vmap_impl = _vmap(beneath, vmap)
+    for name, original in originals.items():
+        setattr(eager_transforms, name, beneath.refuse_derivatives(original))
+    try:
+        with _autocast(beneath):
+            yield
+    finally:
+        replaced.vmap_impl = vmap
+        for name, original in originals.items():
+            setattr(eager_transforms, name, original)
+
+
+def _vmap(beneath: _Beneath, original: Callable[..., Any]) -> Callable[..., Any]:
+    def vmap(*args: Any, **kwargs: Any) -> Any:
+        if not beneath.applies():
+            return original(*args, **kwargs)
+        with beneath.entered(), told_eager():
+            return original(*args, **kwargs)
+
+    return vmap
+
+
+class _Switches:
+    """Refuse `torch.set_autocast_enabled` but from `torch.autocast`: nothing records it."""
+
+    def __init__(self, beneath: _Beneath) -> None:
+        self._beneath = beneath
+        self._is_allowed = False
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Called by torch.autocast."""
+        before, self._is_allowed = self._is_allowed, True
+        try:
+            yield
+        finally:
+            self._is_allowed = before
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """For one trace."""
+        original: Any = torch.set_autocast_enabled
+
+        def switch(*args: Any) -> None:
+            if self._beneath.applies() and not self._is_allowed and args[0] in ("cpu", True, False):
+                raise CaptureError(
+                    "forward() or the loss calls torch.set_autocast_enabled, which a trace does "
+                    "not see. Use `with torch.autocast(...)`"
+                )
+            original(*args)
+
+        with replaced_in_this_thread(torch, "set_autocast_enabled", switch):
+            yield
+
+
+@contextlib.contextmanager
+def _autocast(beneath: _Beneath) -> Iterator[None]:
+    """Enter and leave `torch.autocast` of the processor without telling the trace.
+
+    One that is switched off, in none that is on, is left to the trace: it does nothing. A weight
+    is cast once, as in plain torch, where what that cast gives gets the sum of the gradients;
+    torch.export has switched that off.
+    """
+    autocast: Any = torch.autocast
+    enter, leave = autocast.__enter__, autocast.__exit__
+    inside: list[tuple[object, contextlib.ExitStack]] = []
+    casts_once = torch.is_autocast_cache_enabled()
+    switches = _Switches(beneath)
+
+    def entered(mode: Any) -> Any:
+        if mode.device != "cpu" or not beneath.applies() or not (mode._enabled or inside):
+            with switches.allowed():
+                return enter(mode)
+        stack = contextlib.ExitStack()
+        stack.enter_context(beneath.entered())
+        inside.append((mode, stack))
+        with _tls.DisableTorchFunction(), switches.allowed():
+            return enter(mode)
+
+    def left(mode: Any, *error: Any) -> Any:
+        if not inside or inside[-1][0] is not mode:
+            with switches.allowed():
+                return leave(mode, *error)
+        with inside.pop()[1], _tls.DisableTorchFunction(), switches.allowed():
+            return leave(mode, *error)
+
+    autocast.__enter__, autocast.__exit__ = entered, left
+    torch.set_autocast_cache_enabled(True)
+    try:
+        with switches.watched():
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(casts_once)
+        autocast.__enter__, autocast.__exit__ = enter, leave
+
+
+@contextlib.contextmanager
+def told_eager() -> Iterator[None]:
+    """`torch.compiler.is_exporting()` and `is_compiling()` say no."""
+    compiler: Any = torch.compiler
+    before = compiler._is_exporting_flag, compiler._is_compiling_flag
+    compiler._is_exporting_flag = compiler._is_compiling_flag = False
+    try:
+        yield
+    finally:
+        compiler._is_exporting_flag, compiler._is_compiling_flag = before

@@ -1,0 +1,1 @@
+"""tensors as bytes."""

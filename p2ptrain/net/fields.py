@@ -1,0 +1,148 @@
+"""Text that came from a peer, made safe to show and to keep.
+
+Names and error texts end in terminals, logs and files. Control bytes could move a terminal's cursor
+or forge a log line, bidirectional marks could make a name read as another one (Unicode TR 36), so
+everything that is not plainly printable is replaced at the door.
+
+Every name in the household is written in one way: composed characters, and one plain space between
+words, whatever spaces were typed (a wide one, as in Japanese, or one that does not break). So the
+same name is the same text, wherever it was typed and whoever tells of it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Annotated, Any, Self, TypeAlias
+
+from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.net.forms import By
+from p2ptrain.net.read_form import one_line, read_form
+from p2ptrain.net.write_form import write_form
+
+NAME_LIMIT_CHARACTERS = 48
+"""Longest device name; NAME-2 may take a few characters more."""
+
+_LOOKED_AT = 4 * NAME_LIMIT_CHARACTERS
+"""Characters of a peer's text that can be part of a name: composed ones may come as several."""
+
+_REPLACEMENT = "?"
+
+_FORBIDDEN_IN_NAMES = frozenset('/\\:*?"<>|')
+
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"})
+
+
+def printable(text: str, limit_characters: int) -> str:
+    """`text` cut to `limit_characters`, with control and bidirectional marks replaced."""
+    cut = text[:limit_characters]
+    return "".join(c if unicodedata.category(c) not in _UNPRINTABLE else _REPLACEMENT for c in cut)
+
+
+def peer_name(text: str) -> str:
+    """A peer's name as it may be shown; never empty, never a path."""
+    shown = "".join("_" if c in _FORBIDDEN_IN_NAMES else c for c in printable(text, _LOOKED_AT))
+    return as_written(shown)[: NAME_LIMIT_CHARACTERS + 4].strip(" .") or "unnamed"
+
+
+def _read_name(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("expected a name, found something else")
+    return peer_name(value)
+
+
+PeerName: TypeAlias = Annotated[str, By(_read_name, str)]
+"""Of a device, in a form: one that no device may have becomes one that it may."""
+
+
+def as_written(name: str) -> str:
+    """A name in the one way in which the household writes it."""
+    spaced = "".join(" " if unicodedata.category(c) == "Zs" else c for c in name)
+    return " ".join(word for word in unicodedata.normalize("NFC", spaced).split(" ") if word)
+
+
+def checked_name(text: str) -> str:
+    """The name this device's person chose.
+
+    Raises:
+        OptionError: it is empty, too long or holds characters a name may not have.
+    """
+    name = as_written(text.strip())
+    if not name or len(name) > NAME_LIMIT_CHARACTERS or peer_name(name) != name:
+        raise OptionError(
+            f"the device name {printable(text, 60)!r} cannot be used: give 1 to "
+            f'{NAME_LIMIT_CHARACTERS} printable characters without / \\ : * ? " < > |'
+        )
+    return name
+
+
+DEVICES_LIMIT = 4096
+"""Most entries of a list of devices or ranges, far above any household's."""
+
+
+def integer(fields: Mapping[str, Any], key: str, least: int = 0, most: int = 2**53) -> int:
+    """A whole number in [least, most], or ProtocolError."""
+    value = fields.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ProtocolError(f"field {key!r} is not a whole number from {least} to {most}")
+    return value
+
+
+def optional(fields: Mapping[str, Any], key: str) -> int | None:
+    """The same, or None where there is none."""
+    return None if fields.get(key) is None else integer(fields, key)
+
+
+def text(fields: Mapping[str, Any], key: str, limit: int = 256) -> str:
+    """A string of at most `limit` characters, or ProtocolError. For people: `wording`."""
+    value = fields.get(key)
+    if not isinstance(value, str) or len(value) > limit:
+        raise ProtocolError(f"field {key!r} is not a text of at most {limit} characters")
+    return value
+
+
+def wording(fields: Mapping[str, Any], key: str, limit: int) -> str:
+    """The same for people to read, as `shown` makes it."""
+    return shown(text(fields, key, limit))
+
+
+def shown(value: str) -> str:
+    """A peer's text as one line, without what would move a terminal's cursor or hide the rest."""
+    return one_line(value) or "?"
+
+
+def ids(fields: Mapping[str, Any], key: str) -> frozenset[str]:
+    """A list of at most DEVICES_LIMIT devices' ids, or ProtocolError."""
+    value = fields.get(key)
+    if not isinstance(value, list) or len(value) > DEVICES_LIMIT:
+        raise ProtocolError(f"field {key!r} is not a list of at most {DEVICES_LIMIT} ids")
+    return frozenset(text({"id": device}, "id", 64) for device in value)
+
+
+def number(fields: Mapping[str, Any], key: str) -> float:
+    """A float (infinities and NaN included), or ProtocolError."""
+    value = fields.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ProtocolError(f"field {key!r} is not a number")
+    return float(value)
+
+
+class FrameFields:
+    """A form whose fields stand in a frame's header, beside those of others."""
+
+    __slots__ = ()
+
+    def fields(self) -> dict[str, Any]:
+        """As frame fields."""
+        return write_form(self)
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Self:
+        """Check and read them. Raises ProtocolError."""
+        return read_form(cls, fields, cls.__name__, extra=True)
+
+
+def check_units(first: int, end: int) -> None:
+    """ValueError where [first, end) is empty."""
+    if not first < end:
+        raise ValueError(f"layers {first} to {end} are none")

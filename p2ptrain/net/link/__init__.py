@@ -1,0 +1,1 @@
+"""messages over one byte stream."""

@@ -1,0 +1,1 @@
+"""sockets, TLS, listening, dialling."""

@@ -1,0 +1,1 @@
+"""the cost model and drafts."""

@@ -1,0 +1,102 @@
+"""Does a plan belong to a profile and a cluster, fit their memory, and do what was asked?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from p2ptrain.errors import OptionError, PlanError, size_text
+from p2ptrain.plan.cost.workload_share import ROUNDING, plan_parts
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanRequest
+
+
+def check_plan(plan: Plan, profile: Profile, cluster: Cluster, *, private: bool = False) -> None:
+    """Check what a plan alone cannot know.
+
+    Raises:
+        OptionError: units not covered, an unknown device, one that is nowhere, or a device in two
+            stages that is not the holder; with `private`, an end that is not the holder's alone.
+    """
+    end = plan.stages[-1].units[1]
+    if end != len(profile.units):
+        raise OptionError(f"plan.stages: they end at layer {end}, of {len(profile.units)} layers")
+    _check_devices(plan, cluster)
+    _check_holder(plan, cluster.holder.name, private=private)
+
+
+def _check_devices(plan: Plan, cluster: Cluster) -> None:
+    known = {device.name for device in cluster.devices}
+    used = plan.device_names
+    named = used | {out.name for out in plan.left_out}
+    for name in sorted(named - known):
+        raise OptionError(f'plan: device "{name}" is not in the cluster')
+    for name in sorted(known - named):
+        raise OptionError(f"plan.left_out: {name} is in no stage and not left out")
+
+
+def _check_holder(plan: Plan, holder: str, *, private: bool) -> None:
+    first, last = (tuple(device.name for device in plan.stages[p].devices) for p in (0, -1))
+    if len(plan.stages) > 1 and first == last and first != (holder,):
+        raise OptionError(
+            f'plan.stages: "{first[0]}" has the first and the last stage, but "{holder}" is the '
+            "holder, the only device that may"
+        )
+    if private and not (first == last == (holder,)):
+        raise OptionError(
+            f'plan.stages: with --private the first and the last stage are "{holder}"\'s alone'
+        )
+
+
+def check_memory(peak_bytes: Mapping[str, int], cluster: Cluster) -> None:
+    """PlanError naming the device whose memory is too small for its peak."""
+    for device in cluster.devices:
+        needed = peak_bytes.get(device.name, 0)
+        if needed > device.memory_bytes:
+            missing = needed - device.memory_bytes
+            raise PlanError(
+                f"{device.name} would need {size_text(needed)} and has "
+                f"{size_text(device.memory_bytes)}: {size_text(missing)} missing"
+            )
+
+
+def check_request(plan: Plan, profile: Profile, request: PlanRequest) -> None:
+    """PlanError naming the device, and its cap, that the plan does not treat as asked.
+
+    Named planners decide as their papers say, so that not each of them can obey every request.
+    """
+    planner = f'planner "{plan.planner}"'
+    parts = plan_parts(plan, profile)
+    for name in sorted(request.required - parts.keys()):
+        raise PlanError(
+            f"{planner} does not use {name}, which --require asks for: try --planner auto"
+        )
+    if request.only is not None:
+        for name in sorted(parts.keys() - request.only):
+            raise PlanError(f"{planner} uses {name}, which must not be used")
+    for name, cap in sorted(request.caps.items()):
+        if parts.get(name, 0.0) > cap + ROUNDING:
+            raise PlanError(
+                f"{planner} gives {name} {parts[name]:.3f} of the work, more than its "
+                f"--cap of {cap:g}: raise it or try --planner auto"
+            )
+    _check_groups(plan, request)
+
+
+def _check_groups(plan: Plan, request: PlanRequest) -> None:
+    for p, stage in enumerate(plan.stages):
+        if len(stage.devices) == 1:
+            continue
+        if stage.tiling is not None and request.groups:
+            continue
+        if not request.groups:
+            raise PlanError(
+                f'planner "{plan.planner}" gives part {p} to {len(stage.devices)} devices, and '
+                "only one is allowed: try --planner auto"
+            )
+        if stage.allocation not in request.allocations:
+            raise PlanError(
+                f'planner "{plan.planner}" divides {stage.allocation} in part {p}, which is not '
+                "allowed: try --planner auto"
+            )

@@ -1,0 +1,189 @@
+"""What the runtime really does beyond the plain cost model (`plan --overlap`, `train`).
+
+    overheads    every message and byte costs both ends time of the core that computes
+                 (`overheads.py`); the holder's feeding costs the holder
+    streaming    a message is sent, carried and read at the same time, block after block
+    update       takes time; with it what a round costs whatever its size: orders, reports, events.
+                 It counts everywhere or nowhere, once every stage is done with the round and the
+                 holder has said so; but a stage makes it when it is done itself, copies what was
+                 before, and begins the next round: whose update waits for that word
+    prefetch     a round's first two pieces have arrived when it begins: the holder feeds across
+                 rounds
+    rounds       follow one another: a stage begins the next one when it has updated, while others
+                 are still in the one before
+    all-reduce   in buckets of gradients, each started when the last backward has come past its
+                 units everywhere, over the ring's own links (`bucket_sizes.py`)
+    split        a backward in two pieces takes a little longer than in one
+
+Costs of messages are added to the tasks that wait for them or make them; those of an all-reduce
+are the core's beside its tasks, while the links carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2ptrain.plan.types.bucket_sizes import BucketSizes
+from p2ptrain.plan.types.cluster import Device, Link
+from p2ptrain.plan.types.overheads import REFERENCE
+from p2ptrain.plan.types.profile import Profile
+
+PREFETCHED_PIECES = 2
+
+FEED_MESSAGES = 1.5
+"""A piece of the holder's and the credit that answers it, which carries no tensor."""
+
+LOAD_MESSAGES = 3.0
+"""What the holder spends on reading and collating a piece of ready tensors, in messages."""
+
+ROUND_MESSAGES = 10.0
+"""What a round costs each of its devices whatever its size, in messages."""
+
+SPLIT_FACTOR = 1.03
+"""How many times as long a backward takes in two pieces, inputs and weights."""
+
+COPY_PART = 0.8
+"""What a copy of parameters and optimizer state takes of their update: a byte is read and one
+written, where an update with momentum reads three for every two it writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that are summed together.
+
+    Attributes:
+        parameter_bytes: of them.
+        first: the lowest unit they belong to; a backward past it has made them all.
+    """
+
+    parameter_bytes: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What the holder sends to the devices at one end of the pipeline in a round."""
+
+    pieces: int
+    samples: int
+
+
+class OverlapCosts:
+    """Overheads of every device for one profile; devices are indexes as in `CostModel`."""
+
+    def __init__(self, profile: Profile, devices: Sequence[Device], holder: int) -> None:
+        self._profile = profile
+        self._holder = holder
+        self._buckets: dict[tuple[int, int, BucketSizes], tuple[Bucket, ...]] = {}
+        self.overheads = tuple(
+            device.overheads or REFERENCE.times_slowdown(_slowdown(profile, device))
+            for device in devices
+        )
+
+    def task_seconds(self, device: int, first: int, end: int, samples: int) -> tuple[float, float]:
+        """What (a forward, a backward) of units [first, end) takes beside its computing."""
+        profile, own = self._profile, self.overheads[device]
+        last = len(profile.units)
+        cuts = [profile.units[cut - 1].output_bytes for cut in (first, end) if 0 < cut < last]
+        each = len(cuts) * own.message_seconds + sum(cuts) * samples * own.byte_seconds
+        return each + self.feed_seconds(device, first, end, samples), each
+
+    def feeding_seconds(self, inputs: Fed, targets: Fed, micro_batches: int) -> float:
+        """What it takes the holder to load a round's pieces and to feed them to others."""
+        own = self.overheads[self._holder]
+        messages = LOAD_MESSAGES * micro_batches + FEED_MESSAGES * (inputs.pieces + targets.pieces)
+        sent = inputs.samples * self._profile.input_bytes
+        sent += targets.samples * self._profile.target_bytes
+        return messages * own.message_seconds + sent * own.byte_seconds
+
+    def feed_seconds(self, device: int, first: int, end: int, samples: int) -> float:
+        """Of a piece's inputs and targets, at the holder's end and at the fed stages'.
+
+        The holder's as if it had all samples of its stage: what it feeds to others with which it
+        shares one comes on top (`feeding_seconds`).
+        """
+        profile, own = self._profile, self.overheads[device]
+        at_start, at_end = first == 0, end == len(profile.units)
+        if device == self._holder:
+            at_start, at_end = not at_start, not at_end
+        if at_start and at_end:
+            fed, messages = profile.input_bytes + profile.target_bytes, 1
+        else:
+            fed = at_start * profile.input_bytes + at_end * profile.target_bytes
+            messages = at_start + at_end
+        loading = LOAD_MESSAGES * (device == self._holder)
+        counted = (FEED_MESSAGES * messages + loading) * own.message_seconds
+        return counted + fed * samples * own.byte_seconds
+
+    def update_seconds(self, device: int, parameter_bytes: int, *, ahead: bool = False) -> float:
+        """Of an update of so many bytes of parameters, and of the round's own messages.
+
+        `ahead`: with a copy of what was before.
+        """
+        held = parameter_bytes * (1 + self._profile.optimizer_state_ratio)
+        own, passes = self.overheads[device], 1 + COPY_PART * ahead
+        return passes * held * own.update_byte_seconds + ROUND_MESSAGES * own.message_seconds
+
+    def reduce_seconds(self, device: int, parts: int, buckets: Sequence[Bucket]) -> float:
+        """What the messages of an all-reduce among `parts` devices cost one of them."""
+        own, steps = self.overheads[device], 2 * (parts - 1)
+        total_bytes = sum(bucket.parameter_bytes for bucket in buckets)
+        sent = len(buckets) * steps * own.message_seconds
+        return 2 * (sent + steps / parts * total_bytes * own.byte_seconds)
+
+    def streamed_seconds(self, cut: int, ends: tuple[int, int], link: Link) -> float:
+        """A sample before unit `cut`, of the time that the link between `ends` carries it.
+
+        Meanwhile the sender still sends, or the receiver already reads, which their tasks count.
+        """
+        sender, receiver = (self.overheads[device] for device in ends)
+        each = min(1 / link.bytes_per_s, sender.byte_seconds + receiver.byte_seconds)
+        return self._profile.units[cut - 1].output_bytes * each
+
+    def buckets(self, first: int, end: int, sizes: BucketSizes) -> tuple[Bucket, ...]:
+        """The gradients of units [first, end) in the order in which a backward makes them."""
+        key = first, end, sizes
+        if key not in self._buckets:
+            self._buckets[key] = self._filled(first, end, sizes)
+        return self._buckets[key]
+
+    def turned_buckets(self, first: int, turn: int, sizes: BucketSizes) -> tuple[Bucket, ...]:
+        """The gradients of units [first, turn) in the order in which a forward wants them."""
+        key = turn, first, sizes  # descending: none of `buckets`'
+        if key not in self._buckets:
+            buckets: list[Bucket] = []
+            before = gathered = 0
+            lowest = first
+            for unit in range(first, turn):
+                gathered += self._profile.units[unit].parameter_bytes
+                is_last = unit + 1 == turn and gathered > 0
+                if gathered >= sizes.turned_bytes(before) or is_last:
+                    buckets.append(Bucket(gathered, lowest))
+                    before, gathered, lowest = before + gathered, 0, unit + 1
+            self._buckets[key] = tuple(buckets)
+        return self._buckets[key]
+
+    def _filled(self, first: int, end: int, sizes: BucketSizes) -> tuple[Bucket, ...]:
+        buckets: list[Bucket] = []
+        left = total = sum(unit.parameter_bytes for unit in self._profile.units[first:end])
+        gathered = 0
+        for unit in range(end - 1, first - 1, -1):
+            gathered += self._profile.units[unit].parameter_bytes
+            if gathered >= sizes.next_bytes(total - left, left):
+                buckets.append(Bucket(gathered, unit))
+                left -= gathered
+                gathered = 0
+        if gathered or not buckets:
+            buckets.append(Bucket(gathered, first))
+        return tuple(buckets)
+
+
+def _slowdown(profile: Profile, device: Device) -> float:
+    """How many times as long as the reference device it takes, by its own times if it has them."""
+    if device.times is None:
+        return device.slowdown
+    samples = min(device.times.sizes)
+    own, reference = device.times.at(samples), profile.times.at(samples)
+    expected = sum(reference.forward) + sum(reference.backward)
+    return (sum(own.forward) + sum(own.backward)) / expected if expected else 1.0

@@ -1,0 +1,141 @@
+"""Where Asteroid's stages may begin and end, and what that decides whatever the batch split.
+
+Groups are neighbours in the order of memory. The paper advises coarser blocks for large models
+(section 5.7), and the work grows with the square of the devices too, so both lie on a grid.
+Symbols (shapes):
+
+    U   blocks of units     [i, j) a range of them, U(U+1)/2 in all     N   devices
+    D   steps of devices    [a, b) a group of them                      G   groups looked at
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from p2ptrain.plan.planners.group_shares import Floats, Wholes
+from p2ptrain.plan.planners.published import Inner
+from p2ptrain.plan.problem.coarsen import useful_cuts
+
+ALL_SIZES = 16
+"""Up to so many steps every size of a group is looked at; else powers of two and the last ones."""
+
+BOUNDLESS = 1 << 40
+"""Room of a device for units that keep nothing: more samples than any batch has."""
+
+
+@dataclass(frozen=True, eq=False)  # no slots: cached_property keeps its values in the instance
+class Grid:
+    """Where stages may begin and end.
+
+    Attributes:
+        order: [N] devices of the part by memory, largest first.
+        cuts: [U+1] unit numbers; stage borders are among them.
+        steps: [D+1] positions in `order`; groups begin and end there.
+    """
+
+    part: Inner
+    order: tuple[int, ...]
+    cuts: Wholes
+    steps: Wholes
+
+    @property
+    def blocks(self) -> int:
+        """U."""
+        return len(self.cuts) - 1
+
+    @cached_property
+    def groups(self) -> list[tuple[int, int]]:
+        """[G] (a, b) of every group looked at."""
+        count = len(self.steps) - 1
+        pairs = [(a, b) for a in range(count) for b in range(a + 1, count + 1)]
+        if count <= ALL_SIZES:
+            return pairs
+        return [(a, b) for a, b in pairs if b == count or (b - a).bit_count() == 1]
+
+    @cached_property
+    def numbers(self) -> Wholes:
+        """[D, D+1] number of the group [a, b); -1 where it is not looked at."""
+        count = len(self.steps) - 1
+        found = np.full((count, count + 1), -1)
+        for number, group in enumerate(self.groups):
+            found[group] = number
+        return found
+
+    @cached_property
+    def first(self) -> Wholes:
+        """[ranges] first block i of every range."""
+        return np.triu_indices(self.blocks, 1, self.blocks + 1)[0]
+
+    @cached_property
+    def end(self) -> Wholes:
+        """[ranges] end block j of every range."""
+        return np.triu_indices(self.blocks, 1, self.blocks + 1)[1]
+
+    @cached_property
+    def room(self) -> Wholes:
+        """[N, ranges] samples that every device can keep in flight there; 0 = not even one."""
+        first, end = self.cuts[self.first], self.cuts[self.end]
+        held = self.part.held_bytes()[first - self.part.first, end - self.part.first]
+        kept = self.part.activation_bytes()[first - self.part.first, end - self.part.first]
+        devices = self.part.cost.devices
+        memory = np.array([float(devices[d].memory_bytes) for d in self.order])
+        left = np.maximum(memory[:, None] - held, -1.0)
+        samples = np.minimum(np.floor(left / np.maximum(kept, 1e-9)), BOUNDLESS)
+        room: Wholes = np.where(left < 0, 0, samples).astype(np.int64)
+        return room
+
+    @cached_property
+    def output_bytes(self) -> Floats:
+        """[U] bytes a sample over the cut before every block."""
+        units = self.part.cost.profile.units
+        return np.array([0.0, *(units[cut - 1].output_bytes for cut in self.cuts[1:-1])])
+
+    @cached_property
+    def reduce(self) -> Floats:
+        """[G, U, U+1] seconds of a group's all-reduce (Eq. 5)."""
+        units = self.part.cost.profile.units
+        sums = np.concatenate(([0], np.cumsum([unit.parameter_bytes for unit in units])))
+        parameters = (sums[self.cuts[self.end]] - sums[self.cuts[self.first]]).astype(np.float64)
+        found = np.zeros((len(self.groups), self.blocks, self.blocks + 1))
+        for number, (a, b) in enumerate(self.groups):
+            size = int(self.steps[b] - self.steps[a])
+            if size > 1:
+                part = 2 * (size - 1) / size / float(self._least[a:b, a:b].min())
+                found[number, self.first, self.end] = part * parameters
+        return found
+
+    @cached_property
+    def rates(self) -> Floats:
+        """[2, D, D+1, D+1] least bytes/s from group [a, b) to group [b, c), and back."""
+        return np.stack((_rectangles(self._least), _rectangles(self._least.T)))
+
+    @cached_property
+    def _least(self) -> Floats:
+        """[D, D] least bytes/s from the devices of one step to those of another."""
+        starts = self.steps[:-1]
+        rates = self.part.cost.links.rates[np.ix_(self.order, self.order)]
+        least: Floats = np.minimum.reduceat(np.minimum.reduceat(rates, starts, 0), starts, 1)
+        return least
+
+
+def make_grid(part: Inner, most_blocks: int, most_steps: int) -> Grid:
+    """The grid of at most so many blocks and steps; exact where that is enough."""
+    devices = part.cost.devices
+    order = sorted(part.devices, key=lambda d: (-devices[d].memory_bytes, devices[d].name))
+    inner = [cut for cut in useful_cuts(part.cost, most_blocks + 1) if part.first < cut < part.end]
+    count, most = len(order), min(len(order), most_steps)
+    steps = [round(step * count / most) for step in range(most + 1)]
+    return Grid(part, tuple(order), np.array([part.first, *inner, part.end]), np.array(steps))
+
+
+def _rectangles(least: Floats) -> Floats:
+    """[D, D+1, D+1] least value over rows [a, b) and columns [b, c); inf where empty."""
+    count = len(least)
+    found = np.full((count, count + 1, count + 1), np.inf)
+    for b in range(1, count):
+        columns = np.minimum.accumulate(least[:b, b:], axis=1)  # [b, D-b], by c
+        found[:b, b, b + 1 :] = np.minimum.accumulate(columns[::-1], axis=0)[::-1]
+    return found

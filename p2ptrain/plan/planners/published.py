@@ -1,0 +1,155 @@
+"""What the planners of the papers share: their part of the question, and who judges their answers.
+
+The papers know nothing of private data. With `--private` they plan the inner units on the other
+devices, and the first and the last unit (folded, see `pinned_units.py`) stay on the holder:
+
+    units     0        1 .. L-2              L-1
+    devices   holder   the planner's groups  holder
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, permutations
+
+import numpy as np
+
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, Group, alone, draft_groups
+from p2ptrain.plan.problem.device_orders import likely_orders
+from p2ptrain.plan.problem.judge import Judged
+from p2ptrain.plan.problem.partition import Floats, range_sums
+from p2ptrain.plan.problem.question import Question
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, hand_out
+from p2ptrain.plan.types.batch_split import BatchSplit
+
+MOST_ORDERS = 24
+"""Orders tried where memory rules out the paper's own, beyond the likely ones."""
+
+MOST_TASKS = 100_000
+"""Rounds of more tasks (half a second of simulation) are only compared where all are that long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """Units [first, end) on `devices`, which may be empty.
+
+    Attributes:
+        devices: the holder first where it is among them, then by name: the papers' list order.
+        private: the holder has a stage before and one behind.
+        allocations: how a group may divide its work.
+    """
+
+    cost: CostModel
+    first: int
+    end: int
+    devices: tuple[int, ...]
+    private: bool
+    allocations: frozenset[Allocation] = EVERY_ALLOCATION
+
+    @property
+    def unit_count(self) -> int:
+        """U, how many units are planned; below 1 where the holder's ends leave none."""
+        return self.end - self.first
+
+    def held_bytes(self) -> Floats:
+        """[U, U+1] parameters, gradients and optimizer state of units [i, j); inf where empty."""
+        units = self.cost.profile.units[self.first : self.end]
+        sums = range_sums(np.array([float(unit.parameter_bytes) for unit in units]))
+        held: Floats = np.ceil(sums * (2 + self.cost.profile.optimizer_state_ratio))
+        return held
+
+    def activation_bytes(self) -> Floats:
+        """[U, U+1] bytes a sample in flight of units [i, j); inf where empty."""
+        units = self.cost.profile.units[self.first : self.end]
+        return range_sums(np.array([float(unit.activation_bytes) for unit in units]))
+
+    def draft(
+        self, split: BatchSplit, borders: Sequence[int], groups: Sequence[Group]
+    ) -> Draft | None:
+        """The whole draft with usual depths, lowered where memory is short; None: it does not fit.
+
+        Arguments:
+            borders: of the planned stages, from `first` to `end`.
+        """
+        if self.private:
+            holder = alone(split, self.cost.holder)
+            borders, groups = (0, *borders, self.cost.unit_count), (holder, *groups, holder)
+        return draft_groups(self.cost, split, borders, groups)
+
+
+def inner_part(question: Question) -> Inner:
+    """What is left for the published algorithm; the holder alone keeps the whole model."""
+    cost, holder, allowed = question.cost, question.cost.holder, question.allocations
+    others = tuple(device for device in question.devices if device != holder)
+    if question.private and others:
+        return Inner(cost, 1, cost.unit_count - 1, others, True, allowed)
+    first = (holder,) if holder in question.devices else ()
+    return Inner(cost, 0, cost.unit_count, (*first, *others), False, allowed)
+
+
+def orders(part: Inner) -> Iterator[tuple[int, ...]]:
+    """The papers' list order, then others for when memory rules it out."""
+    likely = [part.devices, *likely_orders(part.cost, part.devices)]
+    yield from dict.fromkeys((*likely, *islice(permutations(part.devices), MOST_ORDERS)))
+
+
+def fastest(question: Question, drafts: Sequence[Draft]) -> Judged | None:
+    """The draft that simulates fastest, or None where there is none."""
+    short = [draft for draft in drafts if _tasks(draft) <= MOST_TASKS]
+    best = question.judge.best_of(short or sorted(drafts, key=_tasks)[:1])
+    return None if best is None else question.judge.exact(best.draft)
+
+
+def _tasks(draft: Draft) -> int:
+    """Forwards and backwards of a round."""
+    return 2 * len(draft.devices) * draft.split.micro_batches
+
+
+def dealing_by_speed(
+    cost: CostModel, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int]
+) -> Group | None:
+    """One micro-batch to each device, then every further one to whoever would have it done first.
+
+    None where there are fewer micro-batches than devices.
+    """
+    count = split.micro_batches
+    if count < len(devices):
+        return None
+    each = [sum(cost.stage_seconds(device, *units, split.first_samples)) for device in devices]
+    ones, most = [1] * len(devices), [count] * len(devices)
+    shares = hand_out(count, ones, most, lambda i, share: share * each[i])
+    return Group(devices, shares, Allocation.MICRO_BATCHES)
+
+
+def refuse_groups(question: Question, planner: str) -> None:
+    """PlanError where stages of several devices are needed and not allowed."""
+    if not question.groups and len(question.devices) > 1:
+        raise PlanError(
+            f"planner {planner} gives layers to several devices together, which is not allowed "
+            "here: use --planner ftpipehd or pp, which do not"
+        )
+
+
+def refuse_short_models(question: Question, planner: str, *, straight: bool = False) -> None:
+    """PlanError where there are fewer units than stages that must exist.
+
+    Arguments:
+        straight: the planner gives every device its own layers.
+    """
+    part = inner_part(question)
+    ends = 2 if part.private else 0
+    stages = ends + (len(part.devices) if straight else 1)
+    if stages <= question.cost.unit_count:
+        return
+    what = (
+        "gives every device its own layers"
+        if straight
+        else "needs a layer between the first and the last, which --private keeps on one device"
+    )
+    raise PlanError(
+        f"planner {planner} {what}, but the model has {question.cost.unit_count} layers for "
+        f"{stages} parts: use --planner auto, which leaves devices out"
+    )

@@ -1,0 +1,419 @@
+"""The search of the light re-plan: near orders, their best cuts, cuts that move fewer bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import isfinite, perm
+
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft, draft_groups, peak_bytes
+from p2ptrain.plan.cost.workload_share import ROUNDING, Work
+from p2ptrain.plan.problem.device_orders import whole_seconds
+from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.replan.fewest_bytes import Missing, cheapest_borders, slowest_seconds
+from p2ptrain.plan.replan.order_cuts import Cuts, Order, Singles
+from p2ptrain.plan.replan.order_moves import Reshaper, shifts
+from p2ptrain.plan.replan.order_values import OrderValues
+from p2ptrain.plan.replan.pause import Pause
+from p2ptrain.plan.replan.replica_holders import Replicas
+from p2ptrain.plan.search.balanced_groups import Part, balanced
+from p2ptrain.plan.simulation.simulate import draft_of
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.request import PlanRequest
+
+TOLERANCE = 0.01
+"""A plan this much slower than the fastest found is taken if it moves fewer bytes."""
+
+SLACKS = (0.0, 0.03)
+"""How much slower than the fastest draft's slowest a stage may be while bytes are minimised."""
+
+PAUSE_SLACKS = (0.03, 0.15, 0.4)
+"""The same in a pause: with few micro-batches a round is hardly longer for one slow stage."""
+
+MOST_PLACES = 22
+"""Cut places while orders are compared."""
+
+MOST_FINE_PLACES = 44
+"""Cut places of the best orders; what lies between is reached by moving borders."""
+
+MOST_SPARE = 4
+"""Unused devices considered, fastest first."""
+
+MOST_ENUMERATED = 330
+"""Orders that are all valued: every order of every set of five devices is 325."""
+
+PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
+"""Of a private plan's last stage, which shares its device's time with the first."""
+
+WORTH_DEPTHS = 1.02
+"""A round this little above its bound is not tried with other depths."""
+
+MOST_SHIFTS = 60
+"""Moved borders bounded for one draft, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is looked at: about 20 ms at the median of 8 devices and 64 units.
+
+    Attributes:
+        search_tasks: simulated for the fastest draft (a round of 8 stages and 32 micro-batches has
+            512).
+        depth_tasks: for other depths of the fastest where stages deal whole micro-batches.
+        frugal_tasks: for drafts that move fewer bytes.
+        most_elements: of the dynamic programmes over orders: orders x stages x places^2.
+        exact_elements: of those that cut the best orders anywhere.
+        finalists: orders of which drafts are made.
+        looks: orders whose neighbours are looked at.
+        climbed: drafts whose borders are moved by bound.
+    """
+
+    search_tasks: int
+    depth_tasks: int
+    frugal_tasks: int
+    most_elements: int
+    exact_elements: int
+    finalists: int
+    looks: int = 4
+    climbed: int = 1
+
+
+STRAIGHT = Effort(1500, 1500, 600, 1_200_000, 250_000, 6, looks=6)
+
+GROUPED = Effort(1200, 700, 600, 1_500_000, 200_000, 4, looks=8)
+"""Groups cost more to bound and to simulate."""
+
+THOROUGH = Effort(20_000, 4000, 2000, 3_000_000, 1_000_000, 20, looks=8, climbed=6)
+"""Two to four times as long, for whoever is not in a hurry: a join or drift."""
+
+
+class LightSearch:
+    """One light re-plan. `evaluated` counts the drafts simulated."""
+
+    def __init__(
+        self,
+        cost: CostModel,
+        plan: Plan,
+        request: PlanRequest,
+        held: Replicas,
+        effort: Effort | None = None,
+        pause: Pause | None = None,
+    ) -> None:
+        """`pause`: training stands still until the bytes are there."""
+        self.cost, self.split, self.private = cost, plan.split, request.private
+        self._pause = pause
+        self._effort = effort or (GROUPED if request.groups else STRAIGHT)
+        self.judge = Judge(cost, self._effort.search_tasks)
+        self.evaluated = 0
+        names = {device.name for device in cost.devices}
+        wanted = names if request.only is None else names & request.only
+        self.allowed = tuple(sorted(cost.index(name) for name in wanted))
+        self._required = frozenset(cost.index(name) for name in request.required & names)
+        self._caps = {cost.index(n): cap for n, cap in request.caps.items() if n in names}
+        self._cuts = Cuts(cost, self.split, self._caps, private=self.private)
+        self._missing = Missing(cost, held)
+        self._borders: dict[Order, list[int]] = {}
+        self._work = Work(cost.profile)
+        self._reshaper = Reshaper(
+            self._required,
+            self.private,
+            request.allocations if request.groups else frozenset(),
+            cost.unit_count,
+            cost.holder,
+        )
+        self._weights = PRIVATE_WEIGHTS if self.private else (1.0,)
+        self._base = self._without_the_gone(plan, names)
+        self._old_borders = tuple(stage.units[1] for stage in plan.stages[:-1])
+        self._places, self._fine_places = (
+            _places(cost, self.split.first_samples, self._old_borders, max(most, least))
+            for least in [2 * len(self._base)]
+            for most in (MOST_PLACES, MOST_FINE_PLACES)
+        )
+        coarse = Cuts(cost, self.split, self._caps, private=self.private, places=self._places)
+        self._values = OrderValues(coarse, self._weights)
+        unchanged = names >= plan.device_names
+        self._old = draft_of(plan, cost) if unchanged else None
+
+    def run(self) -> Judged | None:
+        """The draft chosen; None where none was found that fits."""
+        orders = self._orders()
+        drafts = self._solved(orders)
+        drafts = [*self._climbed(drafts), *drafts]
+        old = [self._old] if self._old is not None and self._is_allowed(self._old) else []
+        fastest = self._fastest(drafts, self._simulated(old[0]) if old else None)
+        if fastest is None:
+            return None
+        self.judge.budget_tasks = self._effort.depth_tasks
+        fastest = self._fastest(self._other_depths(fastest), fastest) or fastest
+        self.judge.budget_tasks = self._effort.frugal_tasks
+        near = list(self._borders)[:2]
+        if self._pause is not None and self._base in self._borders:
+            near.append(self._base)  # neighbours keep each other's copies
+        cheaper = [draft for order in dict.fromkeys(near) for draft in self._cheap(order)]
+        known = [*old, *drafts, *cheaper]
+        if self._pause is None:
+            return self._cheapest(fastest, known)
+        self.judge.budget_tasks = self._effort.search_tasks
+        return self._pause.soonest(self.judge, fastest, known, self._near)
+
+    def _near(self, draft: Draft) -> Iterator[Draft]:
+        """The same stages, their borders a little elsewhere."""
+        for borders in shifts(draft.borders):
+            near = self._shifted(draft, borders)
+            if near is not None:
+                yield near
+
+    def _without_the_gone(self, plan: Plan, names: set[str]) -> Order:
+        """The old plan's stages with the devices that are left; stages without any are dropped."""
+        parts = []
+        for stage in plan.stages:
+            devices = tuple(
+                self.cost.index(device.name) for device in stage.devices if device.name in names
+            )
+            devices = tuple(device for device in devices if device in self.allowed)
+            if devices:
+                alone = len(devices) == 1
+                parts.append(Part(devices, Allocation.SAMPLES if alone else stage.allocation))
+        holder = Part((self.cost.holder,))
+        if self.private and not (parts and parts[0] == parts[-1] == holder):
+            return ()  # the old plan was not private
+        if len(parts) == 2 and parts[0] == parts[1]:
+            return (parts[0],)  # a private plan whose middle is gone
+        return tuple(parts)
+
+    # -- orders ----------------------------------------------------------------------------------
+
+    def _orders(self) -> list[Order]:
+        """The best orders near the old one by value, best first; the old one is among them.
+
+        Of few devices every straight order; then the neighbours of the best, of the next best, and
+        so on while the budget lasts.
+        """
+        values: dict[Order, float] = {}
+        start = self._base or next(self._reshaper.straight(self.allowed), ())
+        if not start:
+            return []
+        self._value([start, *self._few()], values)
+        room, looked_at = self._effort.most_elements, set[Order]()
+        for _ in range(self._effort.looks):
+            left = [order for order in values if order not in looked_at]
+            best = min(left, key=lambda order: values[order], default=None)
+            if best is None or room <= 0:
+                break
+            looked_at.add(best)
+            size = len(best) * len(self._places) ** 2 * len(self._weights)
+            near = self._reshaper.near(best, self._spare(best), room // size)
+            new = [order for order in near if order not in values]
+            room -= size * len(new)
+            self._value(new, values)
+        exact = len(start) * len(self._fine_places) ** 2 * len(self._weights)
+        most = max(self._effort.finalists, self._effort.exact_elements // exact)
+        ranked = sorted(values, key=lambda order: values[order])[:most]
+        return list(dict.fromkeys((*ranked, start)))
+
+    def _few(self) -> list[Order]:
+        """All straight orders, if there are not many."""
+        inner = len(self.allowed) - self.private
+        count = sum(perm(inner, members) for members in range(1, inner + 1))
+        if count * len(self._weights) > MOST_ENUMERATED:
+            return []
+        return list(self._reshaper.straight(self.allowed))
+
+    def _spare(self, order: Order) -> list[int]:
+        """Devices that could be taken in, fastest first."""
+        used = {device for part in order for device in part.devices}
+        spare = [device for device in self.allowed if device not in used]
+        return sorted(spare, key=lambda device: whole_seconds(self.cost, device))[:MOST_SPARE]
+
+    def _value(self, orders: Sequence[Order], values: dict[Order, float]) -> None:
+        possible = [order for order in orders if len(order) < len(self._places)]
+        if possible:
+            values.update(zip(possible, self._values.of(possible), strict=True))
+
+    # -- drafts ----------------------------------------------------------------------------------
+
+    def _solved(self, orders: Sequence[Order]) -> list[Draft]:
+        """The best orders' best cuts by value, in both views of a link."""
+        found: list[tuple[float, int, Order, list[list[int]]]] = []
+        for same in _by_length(orders):
+            values, borders = self._exactly(same)
+            for i, order in enumerate(same):
+                found.append((float(values[i]), len(found), order, borders[i]))
+        found.sort()
+        drafts: dict[Draft, None] = {}
+        for _, _, order, rows in found[: self._effort.finalists]:
+            self._borders[order] = rows[0]
+            for row in dict.fromkeys(map(tuple, rows)):
+                drafts.update(dict.fromkeys(self._drafted(order, row)))
+        for _, _, order, rows in found:
+            if order == self._base:
+                self._borders.setdefault(order, rows[0])
+        return list(drafts)
+
+    def _exactly(self, same: list[Order]) -> tuple[Singles, list[list[list[int]]]]:
+        """Of orders of one length: mean value of both views, and the borders in every view."""
+        variants = [(duplex, weight) for duplex in (True, False) for weight in self._weights]
+        values, borders = self._cuts.solve(
+            same * len(variants),
+            self._fine_places,
+            [duplex for duplex, _ in variants for _ in same],
+            [weight for _, weight in variants for _ in same],
+        )
+        table = values.reshape(2, len(self._weights), len(same)).min(axis=1)
+        rows = borders.reshape(len(variants), len(same), -1)
+        return table.mean(axis=0), [rows[:, i].tolist() for i in range(len(same))]
+
+    def _drafted(self, order: Order, borders: Sequence[int]) -> list[Draft]:
+        """With usual depths, and deeper ones where their bound is better; empty if not allowed."""
+        if any(end <= first for first, end in pairwise(borders)):
+            return []
+        groups = []
+        for p, units in enumerate(pairwise(borders)):
+            depth = min(2 * (len(order) - p) - 1, self.split.micro_batches)
+            group = balanced(self.cost, self.split, order[p], units, depth)
+            if group is None:
+                return []
+            groups.append(group)
+        usual = draft_groups(self.cost, self.split, borders, groups)
+        if usual is None or not self._is_allowed(usual):
+            return []
+        return [usual, *self.judge.deepened(usual), *self._doubled(usual)]
+
+    def _doubled(self, usual: Draft) -> list[Draft]:
+        """Twice the usual depths where stages deal: bounds do not tell that this often pays."""
+        if not any(group.deals for group in usual.groups):
+            return []
+        wanted = [min(2 * k, self.split.micro_batches) for k in usual.warmup]
+        draft = draft_groups(self.cost, self.split, usual.borders, usual.groups, wanted)
+        return [draft] if draft is not None and draft != usual else []
+
+    def _climbed(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """The best drafts by bound, their borders moved as long as the bound falls."""
+        climbed = []
+        for start in sorted(drafts, key=self.judge.bound)[: self._effort.climbed]:
+            best, tried = start, 0
+            while tried < MOST_SHIFTS:
+                near = [self._shifted(best, borders) for borders in shifts(best.borders)]
+                tried += len(near)
+                better = min((d for d in near if d), key=self.judge.bound, default=best)
+                if self.judge.bound(better) >= self.judge.bound(best):
+                    break
+                best = better
+            if best is not start:
+                climbed.append(best)
+        return climbed
+
+    def _shifted(self, draft: Draft, borders: tuple[int, ...]) -> Draft | None:
+        """The same devices with other borders and, where they share, other shares."""
+        order = [Part(group.devices, group.allocation) for group in draft.groups]
+        groups = [
+            group
+            if len(group.devices) == 1 or units == old
+            else balanced(self.cost, self.split, part, units, depth=1)
+            for part, group, units, old in zip(
+                order, draft.groups, pairwise(borders), draft.units, strict=True
+            )
+        ]
+        found = [group for group in groups if group is not None]
+        if len(found) < len(groups):
+            return None
+        moved = draft_groups(self.cost, self.split, borders, found, draft.warmup)
+        return moved if moved is not None and self._is_allowed(moved) else None
+
+    def _is_allowed(self, draft: Draft) -> bool:
+        devices = set(draft.devices)
+        if not (self._required <= devices <= set(self.allowed)):
+            return False
+        peaks = peak_bytes(self.cost, draft)
+        if any(peak > self.cost.devices[d].memory_bytes for d, peak in peaks.items()):
+            return False
+        parts = self._work.parts(draft) if self._caps else {}
+        return all(parts.get(d, 0.0) <= cap + ROUNDING for d, cap in self._caps.items())
+
+    def _simulated(self, draft: Draft) -> Judged:
+        self.evaluated += 1
+        return self.judge.exact(draft)
+
+    def _fastest(self, drafts: Iterable[Draft], best: Judged | None) -> Judged | None:
+        """The fastest draft, least bounds first, while the budget lasts."""
+        for draft in sorted(dict.fromkeys(drafts), key=self.judge.bound):
+            hopeless = best is not None and self.judge.bound(draft) >= best.seconds
+            if hopeless or (best is not None and self.judge.exhausted):
+                break
+            judged = self._simulated(draft)
+            if best is None or judged.seconds < best.seconds:
+                best = judged
+        return best
+
+    def _other_depths(self, best: Judged) -> list[Draft]:
+        """Other depths, where a round takes longer than its bound tells."""
+        draft = best.draft
+        if self.judge.bound(draft) * WORTH_DEPTHS > best.seconds:
+            return []
+        return [other for other in self.judge.depths(draft) if self._is_allowed(other)]
+
+    # -- bytes -----------------------------------------------------------------------------------
+
+    def _cheap(self, order: Order) -> list[Draft]:
+        """Drafts of that order that move few bytes and are about as fast by value."""
+        borders = self._borders.get(order)
+        if borders is None:
+            return []
+        slowest = slowest_seconds(self._cuts, order, borders)
+        if not isfinite(slowest):  # memory holds no cuts in that order
+            return []
+        slacks: Sequence[float] = SLACKS
+        evenness: Sequence[float] = (0.0,)
+        if self._pause is not None:
+            slacks, evenness = PAUSE_SLACKS, self._pause.uneven_bytes
+        found: dict[tuple[int, ...], None] = {}
+        for slack, uneven in product(slacks, evenness):
+            limit = slowest * (1 + slack)
+            limits = limit, borders[-2], uneven
+            cheap = cheapest_borders(self._cuts, self._missing, order, *limits)
+            if cheap is not None:
+                found[cheap] = None
+        return [draft for cheap in found for draft in self._drafted(order, cheap)]
+
+    def _cheapest(self, fastest: Judged, drafts: Iterable[Draft]) -> Judged:
+        """Of the drafts within TOLERANCE of the fastest, the one that moves fewest bytes."""
+        limit = fastest.seconds * (1 + TOLERANCE)
+        sized = {draft: self._missing.of(draft) for draft in drafts}
+        for draft in sorted(sized, key=lambda one: (sized[one], self.judge.bound(one))):
+            if sized[draft] >= self._missing.of(fastest.draft) or self.judge.exhausted:
+                break
+            if self.judge.bound(draft) <= limit:
+                judged = self._simulated(draft)
+                if judged.seconds <= limit:
+                    return judged
+        return fastest
+
+
+def _by_length(orders: Sequence[Order]) -> Iterator[list[Order]]:
+    """Orders of the same length together."""
+    for length in sorted({len(order) for order in orders}):
+        yield [order for order in orders if len(order) == length]
+
+
+def _places(cost: CostModel, samples: int, old: Sequence[int], most: int) -> list[int]:
+    """At most `most` + 1 places where cuts may lie while orders are compared.
+
+    All of a small model; else the old cuts and, in every stretch of about equal work, the cut that
+    least crosses.
+    """
+    count = cost.unit_count
+    if count <= most:
+        return list(range(count + 1))
+    work = Work(cost.profile)
+    chosen = set(old[: most // 2])
+    stretches = most - 1 - len(chosen)
+    by_stretch: dict[int, list[int]] = {}
+    for cut in range(1, count):
+        by_stretch.setdefault(int(work.units(0, cut, samples) * stretches), []).append(cut)
+    for cuts in by_stretch.values():
+        middle = (cuts[0] + cuts[-1]) / 2
+        chosen.add(min(cuts, key=lambda cut: (cost.cut_bytes(cut), abs(cut - middle))))
+    return [0, *sorted(chosen), count]

@@ -1,0 +1,143 @@
+"""The light re-plan: a plan close to the old one, in milliseconds, that moves few bytes.
+
+After Asteroid (section 3.4): when a device is gone its work is spread over the others by capacity,
+by moving the cut points. Asteroid keeps the order of the stages and reaches 90% of planning from
+zero. Here orders one or two changes away are considered too (`reshape`), all of them by one batched
+dynamic programme (`cuts`), the best few by simulation. Of all drafts within a tolerance of the
+fastest the one that moves fewest bytes is chosen (`frugal`, `light`).
+
+    old order, without the dead ---> near orders ---> best cuts of each ---> simulate the best
+          ^                              |                                          |
+          +------ best order so far <----+           cheapest cuts about as fast <--+
+
+The micro-batch stays as it is: it decides the order of floating-point sums, and a recovered run
+must equal an undisturbed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from p2ptrain.errors import PlanError, size_text
+from p2ptrain.plan.cost.check_plan import check_memory, check_plan
+from p2ptrain.plan.cost.cost_model import cost_model
+from p2ptrain.plan.planner_registry import plan_of
+from p2ptrain.plan.problem.question import Answer
+from p2ptrain.plan.replan.light_search import Effort, LightSearch
+from p2ptrain.plan.replan.migration import Migration, plan_migration
+from p2ptrain.plan.replan.pause import Pause
+from p2ptrain.plan.replan.replica_holders import Replicas, place_replicas
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.tiling.planning.make_plan import make_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """A new plan and how to get there.
+
+    Attributes:
+        evaluated: drafts simulated.
+        reason: in a sentence, for logs and people.
+    """
+
+    plan: Plan
+    migration: Migration
+    evaluated: int
+    reason: str
+
+
+def replan(
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    request: PlanRequest,
+    *,
+    dead: Iterable[str] = (),
+    replicas: Replicas | None = None,
+    effort: Effort | None = None,
+    repay_seconds: float | None = None,
+) -> Replanned:
+    """The light re-plan of `plan` for the cluster as it is now.
+
+    Arguments:
+        cluster: with the speeds and links of now; a device of `plan` that is not in it is dead.
+        request: its constraints hold; its planner, batch size and micro-batch are the plan's.
+        replicas: who has each unit; by default what chain replication of `plan` placed.
+        effort: how much to look at; by default about 20 ms (median of 8 devices and 64 units).
+        repay_seconds: training stands still until bytes have moved, and a plan that is slower for
+            so long may lose less than that; None: it goes on meanwhile, or was about to end.
+
+    Raises:
+        PlanError: nothing fits, the holder is dead, or a unit exists nowhere any more.
+    """
+    cluster = living(cluster, dead)
+    alive = {device.name for device in cluster.devices}
+    held = replicas or place_replicas(plan)
+    held = held.without({name for names in held.holders for name in names} - alive)
+    cost = cost_model(profile, cluster, request)
+    pause = None if repay_seconds is None else Pause(cost, cluster, held, repay_seconds)
+    search = LightSearch(cost, plan, request, held, effort, pause)
+    best = search.run()
+    if best is None:
+        return _from_zero(profile, cluster, plan, request, held)
+    reasons = dict.fromkeys(search.allowed, "no place was found where it makes training faster")
+    found_by = "replan" if plan.planner == "auto" else None
+    new = plan_of(search.cost, plan.planner, Answer(best.draft, reasons, found_by))
+    check_plan(new, profile, cluster, private=request.private)
+    check_memory(new.predicted.peak_bytes, cluster)
+    migration = plan_migration(profile, cluster, plan, held, new)
+    return Replanned(new, migration, search.evaluated, _reason(plan, new, migration))
+
+
+def living(cluster: Cluster, dead: Iterable[str]) -> Cluster:
+    """The cluster without those devices.
+
+    Raises:
+        PlanError: the data holder is one of them; without data nothing can be trained.
+    """
+    gone = frozenset(dead)
+    if cluster.holder.name in gone:
+        raise PlanError(
+            f"{cluster.holder.name}, which has the data, is gone: training waits until it is back"
+        )
+    devices = tuple(device for device in cluster.devices if device.name not in gone)
+    links = {pair: link for pair, link in cluster.links.items() if not gone & set(pair)}
+    return replace(cluster, devices=devices, links=links)
+
+
+def fixed(plan: Plan, request: PlanRequest) -> PlanRequest:
+    """`request` for the plan's own planner, batch and micro-batch."""
+    window = request.mode is Mode.ASYNC  # of mini-batches, each as large as a micro-batch
+    return replace(
+        request,
+        batch_size=plan.split.micro_batch if window else plan.split.batch_size,
+        micro_batch=plan.split.micro_batch,
+        planner=plan.planner,
+    )
+
+
+def _from_zero(
+    profile: Profile, cluster: Cluster, plan: Plan, request: PlanRequest, held: Replicas
+) -> Replanned:
+    """Where no plan close to the old one fits: any plan that does, or PlanError."""
+    new = make_plan(profile, cluster, fixed(plan, request))
+    migration = plan_migration(profile, cluster, plan, held, new)
+    return Replanned(new, migration, 0, "no plan close to the old one fits: a new one was made")
+
+
+def _reason(old: Plan, new: Plan, migration: Migration) -> str:
+    before = old.device_names
+    after = new.device_names
+    changes = [f'without "{name}"' for name in sorted(before - after)]
+    changes += [f'with "{name}"' for name in sorted(after - before)]
+    if not changes:
+        same = new.stages == old.stages
+        changes = ["nothing changed" if same else "work divided again"]
+    return (
+        f"{', '.join(changes)}: {new.predicted.samples_per_s:.4g} samples/s after moving "
+        f"{size_text(migration.size_bytes)} in {migration.seconds:.2g} s"
+    )

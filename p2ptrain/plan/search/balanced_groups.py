@@ -1,0 +1,160 @@
+"""Shares of a group that let its devices finish together, in whole samples or micro-batches.
+
+Times are not linear in samples, so shares proportional to a speed (Asteroid, algorithm 1, phase 1)
+leave some devices waiting. Here the finishing time itself is bisected: the most samples each device
+computes within T seconds and its memory, until they would exceed the micro-batch; what is left
+over goes, one by one, to whoever then finishes first. Least possible finishing time where a device
+is never faster with more samples.
+
+The devices of a stage before it is known which units it has, and how they would share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Group, alone
+from p2ptrain.plan.types.allocation import Allocation, hand_out
+from p2ptrain.plan.types.batch_split import BatchSplit
+
+BISECTIONS = 25
+"""Halvings of the interval of finishing times; a remainder of a few samples is handed out."""
+
+
+def balanced_group(
+    cost: CostModel,
+    split: BatchSplit,
+    units: tuple[int, int],
+    devices: Sequence[int],
+    allocation: Allocation = Allocation.SAMPLES,
+    depth: int = 1,
+) -> Group | None:
+    """`devices` sharing units [first, end), each with at least one sample or micro-batch.
+
+    Arguments:
+        depth: micro-batches that must fit into memory at once where samples are divided; with
+            whole micro-batches every device must hold one.
+
+    Returns:
+        None where memory does not allow it, or there are more devices than there is to share.
+    """
+    if len(devices) == 1:
+        return alone(split, devices[0])
+    if allocation is Allocation.MICRO_BATCHES:
+        shares = _dealt(cost, split, units, devices)
+    else:
+        shares = _divided(cost, split, units, devices, depth)
+    return None if shares is None else Group(tuple(devices), shares, allocation)
+
+
+def _dealt(
+    cost: CostModel, split: BatchSplit, units: tuple[int, int], devices: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Whole micro-batches of a round by device."""
+    samples, count = split.first_samples, split.micro_batches
+    if min(_room(cost, units, devices)) < samples or len(devices) > count:
+        return None
+    each = [sum(cost.stage_seconds(device, *units, samples)) for device in devices]
+    return hand_out(
+        count, [1] * len(devices), [count] * len(devices), lambda i, share: share * each[i]
+    )
+
+
+def _divided(
+    cost: CostModel,
+    split: BatchSplit,
+    units: tuple[int, int],
+    devices: Sequence[int],
+    depth: int,
+) -> tuple[int, ...] | None:
+    """Samples of a micro-batch by device."""
+    samples = split.first_samples
+    most = [min(room // depth, samples) for room in _room(cost, units, devices)]
+    if min(most) < 1 or len(devices) > samples or sum(most) < samples:
+        return None
+    curves = [_Curve(cost, device, units) for device in devices]
+    low, high = 0.0, max(curve.seconds(samples) for curve in curves)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        within = sum(map(_Curve.samples, curves, [middle] * len(curves), most))
+        low, high = (middle, high) if within <= samples else (low, middle)
+    shares = [curve.samples(low, top) for curve, top in zip(curves, most, strict=True)]
+    return hand_out(samples, shares, most, lambda i, share: curves[i].seconds(share))
+
+
+def _room(cost: CostModel, units: tuple[int, int], devices: Sequence[int]) -> list[int]:
+    """Samples that may be in flight on each device."""
+    return [cost.samples_that_fit(*units, cost.devices[d].memory_bytes) for d in devices]
+
+
+class _Curve:
+    """One device's seconds over samples for some units, and the way back."""
+
+    def __init__(self, cost: CostModel, device: int, units: tuple[int, int]) -> None:
+        self._cost, self._device, self._units = cost, device, units
+        sizes = (cost.devices[device].times or cost.profile.times).sizes
+        measured = [self.seconds(size) for size in sizes]
+        # Below the smallest size a line to zero, but at least half of the smallest's time.
+        self._samples = np.array([sizes[0] / 2, *sizes])
+        self._seconds = np.maximum.accumulate([measured[0] / 2, *measured])
+
+    def seconds(self, samples: int) -> float:
+        """Forward and backward of that many samples."""
+        return sum(self._cost.stage_seconds(self._device, *self._units, samples))
+
+    def samples(self, seconds: float, most: int) -> int:
+        """About the most samples within `seconds`; at least 1 and at most `most`."""
+        if seconds > self._seconds[-1]:
+            within = seconds / self._seconds[-1] * self._samples[-1]
+        elif seconds < self._seconds[0]:
+            return 1
+        else:
+            within = np.interp(seconds, self._seconds, self._samples)
+        return max(1, min(int(within), most))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Devices of one stage, in the order of their sample ranges."""
+
+    devices: tuple[int, ...]
+    allocation: Allocation = Allocation.SAMPLES
+
+
+def shared_by_speed(cost: CostModel, split: BatchSplit, part: Part) -> Group | None:
+    """Shares in proportion to speed on the whole model, whatever memory says.
+
+    None where there are more devices than there is to share.
+    """
+    if len(part.devices) == 1:
+        return alone(split, part.devices[0])
+    deals = part.allocation is Allocation.MICRO_BATCHES
+    total = split.micro_batches if deals else split.micro_batch
+    if total < len(part.devices):
+        return None
+    whole = (0, cost.unit_count, split.first_samples)
+    speeds = [1 / max(sum(cost.stage_seconds(d, *whole)), 1e-300) for d in part.devices]
+    return Group(part.devices, _proportional(speeds, total), part.allocation)
+
+
+def balanced(
+    cost: CostModel, split: BatchSplit, part: Part, units: tuple[int, int], depth: int
+) -> Group | None:
+    """Shares for those units within memory, at the depth wanted or at a depth of one."""
+    group = balanced_group(cost, split, units, part.devices, part.allocation, depth)
+    return group or balanced_group(cost, split, units, part.devices, part.allocation)
+
+
+def _proportional(speeds: Sequence[float], total: int) -> tuple[int, ...]:
+    """Whole shares of at least 1 that sum to `total`; the largest remainders are rounded up."""
+    spare = total - len(speeds)
+    exact = [spare * speed / sum(speeds) for speed in speeds]
+    shares = [1 + int(part) for part in exact]
+    by_rest = sorted(range(len(speeds)), key=lambda i: (int(exact[i]) - exact[i], i))
+    for i in by_rest[: total - sum(shares)]:
+        shares[i] += 1
+    return tuple(shares)

@@ -1,0 +1,222 @@
+"""Changes of a draft's structure: borders, who forms a stage, which devices take part.
+
+A change keeps the groups it does not touch and names the others by their kind; their shares are
+balanced anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from p2ptrain.plan.cost.draft import Draft, Group
+from p2ptrain.plan.problem.question import Rules
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION
+
+STEPS = (1, 2, 4, 8)
+"""How many units a border moves at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKind:
+    """Who forms a stage; `deals` says that they take whole micro-batches, not samples of each."""
+
+    devices: tuple[int, ...]
+    deals: bool = False
+
+
+Stage: TypeAlias = Group | GroupKind
+
+Layout: TypeAlias = tuple[tuple[int, ...], tuple[Stage, ...]]
+"""Borders, and a stage between each two of them."""
+
+
+def coarse_changes(draft: Draft, spare: Sequence[int], rules: Rules) -> Iterator[Layout]:
+    """Layouts one change away; `spare` are devices that the draft does not use."""
+    return _obeying(_changes(draft, spare, rules), rules)
+
+
+def _obeying(layouts: Iterable[Layout], rules: Rules) -> Iterator[Layout]:
+    """Each with groups that divide their work as they may, once."""
+    if not rules.groups or rules.allocations == EVERY_ALLOCATION:
+        yield from layouts
+        return
+    seen: set[Layout] = set()
+    for borders, stages in layouts:
+        layout = borders, tuple(_permitted(stage, rules) for stage in stages)
+        if layout not in seen:
+            seen.add(layout)
+            yield layout
+
+
+def _permitted(stage: Stage, rules: Rules) -> Stage:
+    if isinstance(stage, Group) or len(stage.devices) == 1 or rules.permit(deals=stage.deals):
+        return stage
+    return replace(stage, deals=not stage.deals)
+
+
+def _changes(draft: Draft, spare: Sequence[int], rules: Rules) -> Iterator[Layout]:
+    yield from _moved_borders(draft)
+    free = [p for p in range(len(draft.groups)) if p not in rules.pinned(len(draft.groups))]
+    if not free:
+        return
+    yield from _merged(draft, free)
+    if rules.groups:
+        yield from _toggled(draft, free)
+        yield from _moved_devices(draft, free)
+    yield from _swapped(draft, free)
+    yield from _dropped(draft, free)
+    yield from _split(draft, free)
+    for device in spare:
+        yield from _taken_in(draft, free, device, rules)
+
+
+def taking_in(draft: Draft, device: int, rules: Rules) -> Iterator[Layout]:
+    """Only those changes that give `device`, which the draft does not use, a part."""
+    free = [p for p in range(len(draft.groups)) if p not in rules.pinned(len(draft.groups))]
+    if free:
+        yield from _obeying(_taken_in(draft, free, device, rules), rules)
+
+
+def _kind(group: Group, devices: Sequence[int]) -> GroupKind:
+    """The group's kind with other devices."""
+    return GroupKind(tuple(devices), deals=group.deals and len(devices) > 1)
+
+
+def _replaced(draft: Draft, changed: dict[int, Sequence[int]]) -> Layout:
+    """Other devices in some stages; one that has none left goes to its neighbours."""
+    stages: list[Stage] = []
+    borders = [0]
+    for p, group in enumerate(draft.groups):
+        devices = changed.get(p, group.devices)
+        if not devices:
+            continue
+        stages.append(_kind(group, devices) if p in changed else group)
+        borders.append(draft.borders[p + 1])
+    borders[-1] = draft.borders[-1]
+    return tuple(borders), tuple(stages)
+
+
+def _moved_borders(draft: Draft) -> Iterator[Layout]:
+    """One border alone, two neighbouring ones, or all."""
+    inner = range(1, len(draft.borders) - 1)
+    runs = [(p, p + width) for width in (1, 2) for p in inner if p + width - 1 in inner]
+    if len(inner) > 2:
+        runs.append((1, len(draft.borders) - 1))
+    for first, end in runs:
+        for step in STEPS:
+            for shift in (-step, step):
+                moved = tuple(border + shift for border in draft.borders[first:end])
+                if draft.borders[first - 1] < moved[0] and moved[-1] < draft.borders[end]:
+                    borders = (*draft.borders[:first], *moved, *draft.borders[end:])
+                    yield borders, tuple(_kind(group, group.devices) for group in draft.groups)
+
+
+def _toggled(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
+    for p in free:
+        group = draft.groups[p]
+        if len(group.devices) > 1:
+            other = GroupKind(group.devices, deals=not group.deals)
+            yield draft.borders, (*draft.groups[:p], other, *draft.groups[p + 1 :])
+
+
+def _merged(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
+    """Two neighbouring stages as one group."""
+    for p in free:
+        if p + 1 in free:
+            devices = draft.groups[p].devices + draft.groups[p + 1].devices
+            borders = (*draft.borders[: p + 1], *draft.borders[p + 2 :])
+            for deals in (False, True):
+                merged = GroupKind(devices, deals=deals)
+                yield borders, (*draft.groups[:p], merged, *draft.groups[p + 2 :])
+
+
+def _moved_devices(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
+    """One device joins another group."""
+    for p in free:
+        for device in draft.groups[p].devices:
+            left = [other for other in draft.groups[p].devices if other != device]
+            for q in free:
+                if q != p:
+                    joined = (*draft.groups[q].devices, device)
+                    yield _replaced(draft, {p: left, q: joined})
+
+
+def _swapped(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
+    for p in free:
+        for q in free:
+            if p < q:
+                for one in draft.groups[p].devices:
+                    for other in draft.groups[q].devices:
+                        yield _replaced(
+                            draft,
+                            {
+                                p: [other if d == one else d for d in draft.groups[p].devices],
+                                q: [one if d == other else d for d in draft.groups[q].devices],
+                            },
+                        )
+                if len(draft.groups[p].devices) + len(draft.groups[q].devices) > 2:
+                    stages: list[Stage] = list(draft.groups)
+                    stages[p], stages[q] = stages[q], stages[p]
+                    yield draft.borders, tuple(stages)
+
+
+def _dropped(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
+    if len(draft.devices) == 1:
+        return
+    for p in free:
+        group = draft.groups[p]
+        for device in group.devices:
+            left = [other for other in group.devices if other != device]
+            if left:
+                yield _replaced(draft, {p: left})
+                continue
+            for cut in sorted({p, p + 1} - {0, len(draft.groups)}):
+                borders = (*draft.borders[:cut], *draft.borders[cut + 1 :])
+                yield borders, (*draft.groups[:p], *draft.groups[p + 1 :])
+
+
+def _split(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
+    """One device of a group gets a stage of its own, before or behind the others."""
+    for p in free:
+        group, (first, end) = draft.groups[p], draft.units[p]
+        if len(group.devices) == 1 or end - first < 2:
+            continue
+        for device in group.devices:
+            others = _kind(group, [other for other in group.devices if other != device])
+            share = max(1, round((end - first) / len(group.devices)))
+            for cut, pair in (
+                (first + share, (GroupKind((device,)), others)),
+                (end - share, (others, GroupKind((device,)))),
+            ):
+                borders = (*draft.borders[: p + 1], cut, *draft.borders[p + 1 :])
+                yield borders, (*draft.groups[:p], *pair, *draft.groups[p + 1 :])
+
+
+def _taken_in(draft: Draft, free: Sequence[int], device: int, rules: Rules) -> Iterator[Layout]:
+    """A new device replaces one, joins a group, or gets a stage of its own."""
+    for p in free:
+        group = draft.groups[p]
+        for one in group.devices:
+            yield _replaced(draft, {p: [device if d == one else d for d in group.devices]})
+        if rules.groups:
+            joined = (*group.devices, device)
+            for deals in sorted({group.deals, False}):
+                stage = GroupKind(joined, deals=deals)
+                yield draft.borders, (*draft.groups[:p], stage, *draft.groups[p + 1 :])
+    yield from _added(draft, device, rules)
+
+
+def _added(draft: Draft, device: int, rules: Rules) -> Iterator[Layout]:
+    """Half of a stage's units, or one of them, before or behind the rest of it."""
+    pinned, own = rules.pinned(len(draft.groups)), GroupKind((device,))
+    for p, (first, end) in enumerate(draft.units):
+        group, middle = draft.groups[p], (first + end) // 2
+        for cut in sorted({middle, end - 1} - {first, end}):
+            if p + 1 not in pinned or p + 1 < len(draft.groups):
+                borders = (*draft.borders[: p + 1], cut, *draft.borders[p + 1 :])
+                yield borders, (*draft.groups[: p + 1], own, *draft.groups[p + 1 :])
+        for cut in sorted({middle, first + 1} - {first, end}):
+            borders = (*draft.borders[: p + 1], cut, *draft.borders[p + 1 :])
+            yield borders, (*draft.groups[:p], own, group, *draft.groups[p + 1 :])

@@ -1,0 +1,141 @@
+"""Sums that are still under way when a round ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from p2ptrain.plan.cost.allreduce_order import sent_in
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.cost.overlap import Bucket
+from p2ptrain.plan.simulation.engine import Lane, Route
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What its all-reduce costs a lane, and what its next round waits for.
+
+    Attributes:
+        each: seconds of its core for the messages of each bucket.
+        offsets: where the next round may begin before the sums are there: seconds of its first
+            forward before each bucket's units; else empty.
+        parts: of all gradients, by bucket.
+    """
+
+    each: Sequence[float] = ()
+    offsets: Sequence[float] = ()
+    parts: Sequence[float] = ()
+
+    @property
+    def all(self) -> float:
+        """Of every bucket."""
+        return sum(self.each)
+
+    @property
+    def last(self) -> float:
+        """Of the last one."""
+        return sum(self.each[-1:])
+
+
+def _ring(cost: CostModel, draft: Draft, p: int, lanes: Sequence[Lane]) -> _Ring:
+    sent = sent_in(cost, draft, p)
+    return _Ring(cost, draft.units[p], lanes, sent.buckets, sent.early, turns=sent.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """The lanes of a stage, and the gradients that they sum.
+
+    Attributes:
+        early: of the buckets, those that are sent as the backward makes them; others at its end.
+        turns: whether the next round begins before the sums are there.
+    """
+
+    cost: CostModel
+    units: tuple[int, int]
+    lanes: Sequence[Lane]
+    buckets: Sequence[Bucket]
+    early: int
+    turns: bool
+
+    @property
+    def working(self) -> list[Lane]:
+        """Those that have a part in the round."""
+        return [lane for lane in self.lanes if lane.tasks]
+
+    @property
+    def cuts(self) -> list[int]:
+        """Task numbers above those of the round: one a bucket, and one for what follows them."""
+        above = len(self.lanes[0].seconds)
+        return [above + 2 * k + 1 for k in range(len(self.buckets) + 1)]
+
+    def ways(self, place: int, collector: int) -> list[Route]:
+        """How each bucket travels from the lane at `place` to the next."""
+        lane, after = self.lanes[place], self.lanes[(place + 1) % len(self.lanes)]
+        links = self.cost.ring_links([one.device for one in self.lanes])
+        steps = 2 * (len(self.lanes) - 1)
+        return [
+            Route(
+                carries="sum",
+                sender=lane.number,
+                receiver=collector,
+                uplink=lane.device,
+                downlink=after.device,
+                seconds=steps
+                / len(self.lanes)
+                * bucket.parameter_bytes
+                / min(link.bytes_per_s for link in links),
+                latency_s=steps * max(link.latency_s for link in links),
+            )
+            for bucket in self.buckets
+        ]
+
+    def sums(self, lane: Lane) -> _Sums:
+        """What they cost that lane."""
+        assert self.cost.overlap is not None
+        of = self.cost.overlap.reduce_seconds
+        each = [of(lane.device, len(self.lanes), [bucket]) for bucket in self.buckets]
+        if not self.turns or not lane.tasks:
+            return _Sums(each)
+        forward = self.cost.unit_times(lane.device, 1).forward
+        whole = sum(forward[slice(*self.units)])
+        one = lane.seconds[lane.tasks[0]] / whole if whole else 0.0
+        total = sum(bucket.parameter_bytes for bucket in self.buckets) or 1
+        return _Sums(
+            each,
+            [one * sum(forward[self.units[0] : bucket.first]) for bucket in self.buckets],
+            [bucket.parameter_bytes / total for bucket in self.buckets],
+        )
+
+    def made(self, lane: Lane) -> list[float]:
+        """Which part of a backward each early bucket takes, and what follows them; together 1.
+
+        Of a split backward, which part of its weight gradients.
+        """
+        times = self.cost.unit_times(lane.device, 1)
+        backward = times.backward
+        if lane.deferred is not None:
+            backward = times.weight or (0.0,) * len(backward)
+        early = (bucket.first for bucket in self.buckets[: self.early])
+        borders = [self.units[1], *early, self.units[0]]
+        parts = [sum(backward[first:end]) for end, first in pairwise(borders)]
+        whole = sum(parts)
+        return [part / whole for part in parts] if whole else [1 / len(parts)] * len(parts)
+
+
+@dataclass(slots=True, eq=False)
+class _Tail:
+    """What a lane with a split backward does behind its last backward.
+
+    Attributes:
+        made: which part of it each early bucket takes, and what follows them.
+        cuts, ways: of every bucket, the task that waits for it and how it gets there.
+        first: when the first bucket is made; written by the engine only.
+    """
+
+    made: Sequence[float]
+    cuts: Sequence[int]
+    ways: Sequence[Route]
+    first: float = 0.0

@@ -1,0 +1,1 @@
+"""the data: files, requests, plans."""

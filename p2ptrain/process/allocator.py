@@ -1,0 +1,215 @@
+"""The C library's allocator, set for a thread that takes and frees the same blocks for hours.
+
+As it comes, glibc gives a large block back to the kernel as soon as it is freed, or the end of its
+heap (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`), and gives threads heaps of 64 MiB of their own that
+it unmaps whenever one is empty, whatever the thresholds. Training frees all activations of a
+micro-batch and takes them again for the next one, so each would pay for every page anew: the kernel
+must find it and fill it with zeros (docs/internals/memory.md has what is gained).
+
+Memory that is kept creeps: blocks come to lie a little elsewhere in each round, most of all in a
+heap that measuring a model has left full of holes, and every page touched once stays. So what an
+update takes lies elsewhere (`beside_the_heap`), and what has crept up is given back (`Creep`).
+
+The smallest freed blocks merge with what is free beside them at once: see `cli.merging_heap`, which
+does the larger part of that, and can only do it before a process starts.
+
+Elsewhere (musl, macOS, Windows) nothing is changed.
+
+A job that has come to take more than was planned gives back what it does not use.
+
+What is free in the C library's heap stays with the process, so that the next micro-batch finds it
+(`allocator`), and with luck that is a third of a micro-batch beside what is in use. Without luck
+each weight's gradient comes to lie at the heap's end, and within a round of four micro-batches a
+stage of layers of 16 MiB has taken 100 MiB more than it needs:
+
+    MiB                                               kernel ends the process
+    left  ------------------------------------------- limit
+      |                                 /|     /|
+    a fifth, for others                / |    / |
+    planned  ------------------------ /--|---/--|---
+      |                     _ _/| __/    |__/   |__   what is free is given back
+    in use            __/__/
+                      round 1     2        3
+
+So after a task the process is held against the plan, and where it has outgrown that, and less is
+left than was to stay free for others, it gives back what is free. Where much is left it goes on.
+
+What it gives back it takes again, page by page, in the next micro-batches: with a MobileNetV2 in
+micro-batches of 94 a device that gave back whenever the fifth was touched had 1.3 million page
+faults in ten rounds, and spent a sixth of its processor time on them. So where tasks never take
+much at once, what is left for the next ones may be less than the fifth.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from p2ptrain.logs import get_logger
+from p2ptrain.process.memory_budget import USABLE_SHARE, anonymous_bytes, available_memory_bytes
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
+
+_M_MXFAST = 1
+
+TRIM_THRESHOLD_BYTES = (1 << 31) - 1
+"""mallopt's largest. Lowering it gives memory back between micro-batches, to be taken again."""
+
+MMAP_THRESHOLD_BYTES = 32 << 20
+"""glibc's largest in all its versions. Blocks beyond it come from the kernel each time: raising it
+would keep holes where they once lay."""
+
+APART_BYTES = 4 << 20
+"""Of a block that is not to lie in the heap. A smaller one leaves no hole worth a page's price."""
+
+LEAST_CREEP_BYTES = 12 << 20
+
+CREEP_PARTS = 10
+"""One of so many parts of a process is worth giving back, and no less than LEAST_CREEP_BYTES: the
+pages that the next round needs after all must be had anew. With 32 devices gave back, one after the
+other, in most of a job's first rounds, each of which took a third longer for all."""
+
+LEARNING_ROUNDS = 8
+"""In which what rounds end with is what they need. A device that is a little late finds more
+waiting than in the round before; with fewer what that had taken was given back, and had anew when
+it next happened: of a job's first six rounds one or two took twice as long."""
+
+
+def keep_freed_memory() -> bool:
+    """Let freed memory stay with this process, until `trim_heap` gives it back.
+
+    All threads that have no heap yet share one from then on, so call it before any is started: an
+    ended thread's heap goes to the next one.
+
+    Returns:
+        Whether the C library is one that can be told so.
+    """
+    library = _glibc()
+    if library is None:
+        return False
+    wanted = (
+        (_M_ARENA_MAX, 1),
+        (_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES),
+        (_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
+        (_M_MXFAST, 0),
+    )
+    taken = [library.mallopt(option, value) == 1 for option, value in wanted]
+    return all(taken)
+
+
+@contextmanager
+def beside_the_heap() -> Iterator[None]:
+    """What is taken meanwhile in blocks of APART_BYTES and more comes from the kernel, each alone.
+
+    For what stays, and for what an update needs for a moment: among the blocks of rounds both would
+    leave holes that no block of the same size fits into. Other threads' blocks go there too.
+    """
+    library = _glibc()
+    if library is None:
+        yield
+        return
+    library.mallopt(_M_MMAP_THRESHOLD, APART_BYTES)
+    try:
+        yield
+    finally:
+        library.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+
+
+def trim_heap() -> None:
+    """Give memory back that the C library keeps for later, so that it counts as available."""
+    library = _glibc()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+class Creep:
+    """Gives back what rounds have freed, once that has become much more than they need."""
+
+    def __init__(
+        self,
+        used_bytes: Callable[[], int] = anonymous_bytes,
+        give_back: Callable[[], None] = trim_heap,
+    ) -> None:
+        """Tests bring their own; by default it is this process's heap."""
+        self._used_bytes = used_bytes
+        self._give_back = give_back
+        self._most = 0  # that a round has ended with while it was learnt
+        self._left = LEARNING_ROUNDS  # rounds that it is learnt from
+
+    def round_ended(self) -> None:
+        """Look, when least is in use: what the first rounds end with, and those after a trim, is
+        needed."""
+        used = self._used_bytes()
+        if self._left:
+            self._most = max(self._most, used)
+            self._left -= 1
+        elif used - self._most > max(LEAST_CREEP_BYTES, self._most // CREEP_PARTS):
+            self._give_back()
+            self._most, self._left = 0, LEARNING_ROUNDS
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """None where the process runs on another C library."""
+    try:
+        library = ctypes.CDLL(None)
+    except (OSError, TypeError):  # Windows
+        return None
+    return library if hasattr(library, "gnu_get_libc_version") else None
+
+
+log = get_logger(__name__)
+
+GROWTHS_LEFT = 1.5
+"""How many times the most that came to a process between two looks it needs for the next task."""
+
+LOOK_SECONDS = 0.01
+"""Between two looks of 0.05 ms: tiles compute for less than a millisecond now and then."""
+
+
+class Ceiling:
+    """Of one process, looked at by the thread that computes."""
+
+    def __init__(
+        self,
+        used_bytes: Callable[[], int] = anonymous_bytes,
+        left_bytes: Callable[[], int] = available_memory_bytes,
+        give_back: Callable[[], None] = trim_heap,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
+        """Tests bring their own; by default it is this process, and the device around it."""
+        self._used_bytes = used_bytes
+        self._left_bytes = left_bytes
+        self._give_back = give_back
+        self._now = now
+        self._most: float = math.inf
+        self._to_be_left = 0.0
+        self._next_look = -math.inf
+        self._seen: int | None = None  # in use, by the last look
+        self._growth = 0  # the most that came to it between two looks
+
+    def plan(self, job_bytes: int, beside_bytes: int) -> None:
+        """From now on a job takes `job_bytes`, and this process `beside_bytes` without it."""
+        self._most = job_bytes + beside_bytes
+        self._to_be_left = job_bytes * (1 / USABLE_SHARE - 1)
+
+    def look(self) -> None:
+        """A task has ended."""
+        now = self._now()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        used = self._used_bytes()
+        if self._seen is not None:
+            self._growth = max(self._growth, used - self._seen)
+        self._seen = used
+        needed = min(self._to_be_left, GROWTHS_LEFT * self._growth)
+        if used <= self._most or self._left_bytes() >= needed:
+            return
+        self._give_back()
+        self._seen = kept = self._used_bytes()
+        # What it cannot give back is in use: only what comes to it is worth another look.
+        self._most = max(self._most, kept + LEAST_CREEP_BYTES)
+        log.info("outgrown", used_bytes=used, kept_bytes=kept)

@@ -1,0 +1,143 @@
+"""A pure function in a process of its own, so that training beside it does not feel it.
+
+A thread that searches for seconds shares the interpreter's lock with the one that trains: torch
+gives the lock away in every operator and waits for it at the operator's end, so that rounds take
+twice as long. A process shares no lock. Where nobody waits for it, it also rests most of the time:
+priorities alone do not keep it from taking half of a device that is limited to part of a processor.
+
+    this process                        the other one
+    [length][function, pickled] ──────► stdin:  called; ends when this side is closed
+                  stdout ◄───────────── [result, exception, pickled]
+
+Both are this program, so what is pickled comes from nobody else. The other one's part is
+`apart_process`. Once nobody waits for the answer any more, that process is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import TypeVar
+
+import p2ptrain
+from p2ptrain.aio.threads import in_background
+from p2ptrain.logs import get_logger
+from p2ptrain.process import child_process_main as apart_process
+from p2ptrain.process.child_process_main import LENGTH
+from p2ptrain.process.memory_budget import available_memory_bytes
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+ROOM_BYTES = 128 << 20
+"""Less memory than this is left to training: a process with a planner takes 35 MB and more."""
+
+
+class Haste(IntEnum):
+    """How much training may feel a search.
+
+    Attributes:
+        ALONE: nobody trains: a thread will do.
+        PROMPT: somebody waits for what is found: an equal beside training.
+        IDLE: nobody waits: it runs a tenth of the time.
+    """
+
+    ALONE = 0
+    PROMPT = 1
+    IDLE = 2
+
+
+class GivenUp(Exception):
+    """Nobody waits for what a process was to find; never seen by anybody."""
+
+
+class Apart:
+    """Calls functions in a process each, or here where no other process can be had."""
+
+    def __init__(self, haste: Haste) -> None:
+        """`haste`: how much training may feel it."""
+        self._haste = haste
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+
+    def __call__(self, function: Callable[[], T]) -> T:
+        """What `function` returns or raises.
+
+        Args:
+            function: can be pickled, as its result.
+
+        Raises:
+            GivenUp: `stop` was called.
+        """
+        if self._haste is Haste.ALONE or not _can_be_had():
+            return function()
+        try:
+            result, error = self._elsewhere(function)
+        except (OSError, EOFError, pickle.UnpicklingError) as trouble:
+            if self._is_stopped:
+                raise GivenUp from None
+            log.info("not_apart", why=str(trouble) or type(trouble).__name__)
+            return function()
+        if error is not None:
+            raise error
+        return result
+
+    def stop(self) -> None:
+        """End the process, if there is one. What is called here runs on."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _elsewhere(self, function: Callable[[], T]) -> tuple[T, Exception | None]:
+        """What it returned, or raised.
+
+        Raises OSError, EOFError, UnpicklingError: that process did not do it.
+        """
+        question = pickle.dumps(function)
+        root = str(Path(p2ptrain.__file__).parent.parent)
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        rest = ["rest"] * (self._haste is Haste.IDLE)
+        with subprocess.Popen(
+            [sys.executable, "-P", "-m", apart_process.__name__, *rest],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with self._lock:
+                self._process = process
+                if self._is_stopped:
+                    process.kill()
+            process.stdin.write(LENGTH.pack(len(question)) + question)
+            process.stdin.flush()
+            answer: tuple[T, Exception | None] = pickle.load(process.stdout)
+            return answer
+
+
+async def apart(work: Callable[[Apart], T], haste: Haste) -> T:
+    """What `work` returns or raises, off the event loop; what takes long it calls through `Apart`.
+
+    Where the caller is cancelled, the process ends with it.
+    """
+    process = Apart(haste)
+    try:
+        return await in_background(lambda: work(process))
+    finally:
+        process.stop()
+
+
+def _can_be_had() -> bool:
+    """Whether there is a Python to start (in a frozen app there is the app), and memory."""
+    is_python = Path(sys.executable or "").name.startswith(("python", "pypy"))
+    frozen = getattr(sys, "frozen", False)
+    return is_python and not frozen and available_memory_bytes() >= ROOM_BYTES

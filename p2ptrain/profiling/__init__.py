@@ -1,0 +1,1 @@
+"""how long a device takes for a model's units."""

@@ -1,0 +1,213 @@
+"""What is computed of a model of others in a process of its own: its units are measured there.
+
+member:  Asked ──► box ──► measure(...)   in a fresh process, see `process.box`
+         Found ◄──────────────┘           checked field by field, as from any peer
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+
+import torch
+import torch.fx.experimental.symbolic_shapes  # torch loads it late: no file may be read then
+
+from p2ptrain.errors import Error
+from p2ptrain.model.graph.decoding import decode
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
+from p2ptrain.net import cbor
+from p2ptrain.net.forms import Length, Range, Text
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
+from p2ptrain.process.memory_budget import is_out_of_memory
+from p2ptrain.process.zygote import Mark
+from p2ptrain.profiling.measure_units import MeasuredUnit, UnitMeasurements, measure_units, work_on
+from p2ptrain.profiling.unit_seconds import UnitTimes
+
+MEASURE, WORK = f"{__name__}:measure", f"{__name__}:work"
+
+ANSWER_LIMIT_BYTES = 4 << 20
+
+MOST_UNITS = 1 << 16
+
+_ENOUGH_FOR_ALL_THREADS = 1 << 20  # elements; torch divides no fewer than 32,768
+
+T = TypeVar("T")
+
+_Count = Annotated[int, Range(0, 2**53)]
+
+_Seconds = Annotated[float, Range(0.0, 1e9)]
+
+_OfUnits = Annotated[tuple[_Seconds, ...], Length(MOST_UNITS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is measured, and how.
+
+    Attributes:
+        model: of `ModelDescription.to_bytes`.
+        threads: that torch computes with.
+    """
+
+    model: Annotated[bytes, Length(1 << 30)]
+    batch_sizes: tuple[int, ...]
+    memory_bytes: int
+    threads: int
+    budget_seconds: float = 0.0
+    most_seconds: float = 0.0
+    enough_seconds: float = 0.0
+    largest_second: bool = False
+
+    def to_bytes(self) -> bytes:
+        """For the child."""
+        return cbor.dumps(write_form(self))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Asked:
+        """In the child."""
+        return read_form(cls, cbor.loads(content, len(content)), "question")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTimes:
+    """`UnitTimes` of so many samples."""
+
+    samples: Annotated[int, Range(1, 1 << 20)]
+    forward: _OfUnits
+    backward: _OfUnits
+    weight: _OfUnits
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the child has found: `UnitMeasurements`, or why the model cannot be computed.
+
+    Attributes:
+        fails: how it fails in plain torch, or is refused; "" where it does neither.
+    """
+
+    fails: Annotated[str, Text(1024, clean=True)] = ""
+    input_bytes: _Count = 0
+    target_bytes: _Count = 0
+    units: Annotated[tuple[MeasuredUnit, ...], Length(MOST_UNITS)] = ()
+    times: Annotated[tuple[FoundTimes, ...], Length(64)] = ()
+    wall_by_cpu: Annotated[float, Range(0.0, 1e6, above=True)] = 1.0
+    cold: Annotated[tuple[int, ...], Length(64)] = ()
+    faster: Annotated[tuple[int, ...], Length(MOST_UNITS)] = ()
+
+    def __post_init__(self) -> None:
+        count, sizes = len(self.units), [times.samples for times in self.times]
+        if not self.fails and (not count or not sizes):
+            raise ValueError("no unit was measured")
+        if sizes != sorted(set(sizes)) or not set(self.cold) <= set(sizes):
+            raise ValueError("sizes do not ascend")
+        rows = [row for t in self.times for row in (t.forward, t.backward, t.weight)]
+        if any(len(row) != count for row in rows) or not set(self.faster) <= set(range(count)):
+            raise ValueError(f"times of other units than its {count}")
+
+    @classmethod
+    def of(cls, measured: UnitMeasurements) -> Found:
+        """As a form."""
+        return cls(
+            input_bytes=measured.input_bytes,
+            target_bytes=measured.target_bytes,
+            units=measured.units,
+            times=tuple(
+                FoundTimes(samples, times.forward, times.backward, times.weight)
+                for samples, times in sorted(measured.times.items())
+            ),
+            wall_by_cpu=measured.wall_by_cpu,
+            cold=measured.cold,
+            faster=measured.faster,
+        )
+
+    @classmethod
+    def from_bytes(cls, answer: bytes) -> Found:
+        """Raises ProtocolError: the child says what no measurement can be."""
+        content = cbor.loads(answer, ANSWER_LIMIT_BYTES, items_limit=ANSWER_LIMIT_BYTES)
+        return read_form(cls, content, "measurement")
+
+    def measurements(self) -> UnitMeasurements:
+        """As if they had been made in this process."""
+        times: Mapping[int, UnitTimes] = {
+            t.samples: UnitTimes(t.forward, t.backward, t.weight) for t in self.times
+        }
+        return UnitMeasurements(
+            input_bytes=self.input_bytes,
+            target_bytes=self.target_bytes,
+            units=self.units,
+            times=times,
+            wall_by_cpu=self.wall_by_cpu,
+            cold=self.cold,
+            faster=self.faster,
+        )
+
+
+def measure(content: bytes, mark: Mark) -> bytes:
+    """`Found`, for an `Asked`. Raises MemoryError: it takes more than it may."""
+    asked = Asked.from_bytes(content)
+    return _as_the_member_computes(asked.threads, lambda: _measured(asked, mark))
+
+
+def _measured(asked: Asked, mark: Mark) -> bytes:
+    try:
+        description = decode(asked.model)
+        found = Found.of(
+            measure_units(
+                description,
+                batch_sizes=asked.batch_sizes,
+                memory_bytes=asked.memory_bytes,
+                mark=mark,
+                budget_seconds=asked.budget_seconds,
+                most_seconds=asked.most_seconds,
+                enough_seconds=asked.enough_seconds,
+                largest_second=asked.largest_second,
+            )
+        )
+    except Error as refused:
+        found = Found(fails=str(refused)[:1024])
+    except OPERATORS_RAISE as error:
+        if is_out_of_memory(error):
+            raise MemoryError from None
+        found = Found(fails=failure_text(error)[:1024])
+    return cbor.dumps(write_form(found))
+
+
+def work(content: bytes, mark: Mark) -> bytes:
+    """Run the units of an `Asked` with its one size, again and again; without an end."""
+    asked = Asked.from_bytes(content)
+
+    def run() -> bytes:
+        description = decode(asked.model)
+        for _ in work_on(description, asked.batch_sizes[0], asked.memory_bytes):
+            pass
+        return b""
+
+    return _as_the_member_computes(asked.threads, run)
+
+
+def _as_the_member_computes(threads: int, function: Callable[[], T]) -> T:
+    """Run `function` as `ComputeThread` would, whose times are wanted.
+
+    Not in the main thread, and after that has computed: OpenMP's threads then are more than there
+    are processors, as in a member, and wait for each other asleep. Else they spin, and on a busy
+    machine a unit seems to take several times as long.
+    """
+    torch.set_num_threads(threads)
+    torch.ones(_ENOUGH_FOR_ALL_THREADS).add_(1)
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(True)
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # the main thread raises it
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="compute").start()
+    return outcome.result()

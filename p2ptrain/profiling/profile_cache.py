@@ -1,0 +1,292 @@
+"""A device's profile of a model: measured once, then kept by the model's digest.
+
+The file holds what was measured with which number of threads; another number measures anew.
+
+Which kind of processor this device has, to tell devices of one kind from others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from p2ptrain.errors import TrainingError, UserError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.process.box import Box, Question
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.profiling.boxed_measure import ANSWER_LIMIT_BYTES, MEASURE, Asked, Found
+from p2ptrain.profiling.measure_units import ONEDNN_FROM, UnitMeasurements, measure_units
+from p2ptrain.profiling.overhead_yardsticks import YARDSTICK_SECONDS, measure_overheads
+
+log = get_logger(__name__)
+
+METHOD = 13
+"""Of measuring: what an earlier one has found is measured anew."""
+
+OVERHEAD_BYTES = 256 << 20
+"""Address space, not memory, of the box's threads and heaps, beside what a model is measured with.
+The kernel ends the box first where memory itself is short."""
+
+MOST_SAMPLES = 128
+"""A sample of a larger batch costs about the same, and a slow device would take seconds."""
+
+MOST_SECONDS = 7.0
+"""A sample of MobileNetV2 takes three times as long in a batch of 4 as in one of 64."""
+
+BOX_SECONDS = 35.0
+"""A model of others may compute: less than a coordinator waits for (`surveying`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How long a device measures a model.
+
+    Attributes:
+        budget_seconds: for all sizes, passes repeated where there is time.
+        most_seconds: what a slow device may take instead, for larger sizes.
+        enough_seconds: of those, what it may take for more than a second size: everybody waits for
+            the slowest device, and has waited for the model before.
+        yardstick_seconds: processor time of each yardstick of the overheads.
+    """
+
+    budget_seconds: float = 2.0
+    most_seconds: float = MOST_SECONDS
+    enough_seconds: float = 6.0
+    yardstick_seconds: float = YARDSTICK_SECONDS
+
+
+def batch_sizes_to_measure(
+    batch_size: int,
+    micro_batch: int,
+    devices: int = 1,
+    least: int = 1,
+    *,
+    divided: bool = True,
+) -> list[int]:
+    """Which numbers of samples to time.
+
+    Up to a device's part of the mini-batch, in equal steps: powers of two, so that a device more or
+    less changes them seldom. The largest is no smaller than torch needs to be fast, if there are as
+    many samples (`measure_units.py`). Of a fixed micro-batch a quarter too, as a device of a group
+    may get; where none may, what remains of the mini-batch: others occur nowhere, or do not
+    compute. From a quarter of that part on, at most 4: what one sample takes follows from what
+    more take, and not the other way round.
+
+    Args:
+        batch_size: of the job.
+        micro_batch: fixed, or 0.
+        devices: that may take part.
+        least: samples that the model can train on.
+        divided: whether a plan may divide a micro-batch between devices.
+    """
+    if micro_batch and not divided:
+        return sorted({batch_size % micro_batch or micro_batch, micro_batch})
+    if micro_batch:
+        return sorted({max(least, -(-micro_batch // 4)), micro_batch})
+    top = min(MOST_SAMPLES, batch_size, max(4, _power_of_two(batch_size / devices)))
+    low = max(1, min(4, top // 4))
+    middle = _power_of_two(math.sqrt(top * low))
+    top = min(max(top, ONEDNN_FROM), batch_size)
+    return sorted({min(max(size, least), batch_size) for size in (low, middle, top)})
+
+
+def _power_of_two(number: float) -> int:
+    """The nearest, at least 1."""
+    return int(2 ** max(0, round(math.log2(number))))
+
+
+class ProfileCache:
+    """Measured profiles, in memory and in a folder of this device's state.
+
+    Attributes:
+        measuring: how those are measured that are not there yet.
+    """
+
+    def __init__(self, folder: Path | None, measuring: Measuring | None = None) -> None:
+        self.measuring = measuring or Measuring()
+        self._folder = None if folder is None else StateFolder(folder)
+        self._known: dict[str, Mapping[str, Any]] = {}
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """The profile kept under `key`, if it is there and whole."""
+        if key not in self._known and self._folder is not None:
+            try:
+                found = self._folder.read_json(f"{key}.json")
+            except UserError as error:
+                log.warning("profile_unreadable", why=str(error))  # it is measured anew
+                return None
+            if isinstance(found, dict):
+                self._known[key] = found
+        return self._known.get(key)
+
+    def put(self, key: str, measured: Mapping[str, Any]) -> None:
+        """Keep a profile; a cache that cannot be written only costs time later."""
+        self._known[key] = measured
+        if self._folder is None:
+            return
+        try:
+            self._folder.write_json(f"{key}.json", dict(measured))
+        except (OSError, UserError) as error:
+            log.warning("profile_not_kept", why=str(error))
+
+
+async def measure(
+    description: ModelDescription,
+    batch_sizes: Sequence[int],
+    compute: ComputeThread,
+    cache: ProfileCache,
+    memory_bytes: int,
+    *,
+    largest_second: bool = False,
+) -> Mapping[str, Any]:
+    """The profile of `description` on this device; see `model.measure` for its content.
+
+    Beside it "overheads": what the device spends on messages and updates (`overheads.py`),
+    "wall_by_cpu": wall seconds for one of processor time, in all these times, "cold": batch sizes
+    whose times are of a first pass, "faster": from how many samples on which units cost less at
+    once (`measure_units.py`), and "processor": its kind. It takes at most about `memory_bytes`,
+    whatever the model's size.
+    """
+    key = _key(description.digest, batch_sizes)
+    known = cache.get(key)
+    if known is not None and _is_complete(known):
+        return known
+
+    limits = cache.measuring
+
+    def measured() -> dict[str, Any]:
+        units = measure_units(
+            description,
+            batch_sizes=batch_sizes,
+            budget_seconds=limits.budget_seconds,
+            most_seconds=limits.most_seconds,
+            enough_seconds=limits.enough_seconds,
+            largest_second=largest_second,
+            memory_bytes=memory_bytes,
+        )
+        return _profile(units, limits)
+
+    return await _kept(cache, key, await compute.run((1,), measured))
+
+
+async def measure_boxed(
+    model: bytes,
+    digest: str,
+    batch_sizes: Sequence[int],
+    compute: ComputeThread,
+    cache: ProfileCache,
+    memory_bytes: int,
+    box: Box,
+    *,
+    largest_second: bool = False,
+) -> Mapping[str, Any]:
+    """As `measure`, of a model of others: its units run in the box, and nothing of it here.
+
+    Args:
+        model: of `ModelDescription.to_bytes`; `digest` is its SHA-256.
+
+    Raises:
+        TrainingError: the model itself fails, as it does in plain torch, or is refused.
+        Ended: it has ended the process that measured it.
+        NoBox: there is none.
+    """
+    key = _key(digest, batch_sizes)
+    known = cache.get(key)
+    if known is not None and _is_complete(known):
+        return known
+    limits = cache.measuring
+    asked = Asked(
+        *(model, tuple(batch_sizes), memory_bytes, torch.get_num_threads()),
+        *(limits.budget_seconds, limits.most_seconds, limits.enough_seconds, largest_second),
+    )
+    found = Found.from_bytes(
+        await box.ask(
+            Question(
+                MEASURE,
+                asked.to_bytes(),
+                memory_bytes + OVERHEAD_BYTES,
+                BOX_SECONDS,
+                ANSWER_LIMIT_BYTES,
+            )
+        )
+    )
+    if found.fails:
+        raise TrainingError(found.fails)
+    measured = await compute.run((1,), lambda: _profile(found.measurements(), limits))
+    return await _kept(cache, key, measured)
+
+
+def _key(digest: str, batch_sizes: Sequence[int]) -> str:
+    sizes = "-".join(str(size) for size in batch_sizes)
+    return f"{digest[:32]}-{torch.get_num_threads()}-{sizes}"
+
+
+async def _kept(cache: ProfileCache, key: str, measured: Mapping[str, Any]) -> Mapping[str, Any]:
+    await asyncio.to_thread(cache.put, key, measured)
+    return measured
+
+
+def _is_complete(measured: Mapping[str, Any]) -> bool:
+    """Earlier versions timed units of small batches only, or less."""
+    return measured.get("method") == METHOD
+
+
+def _profile(units: UnitMeasurements, limits: Measuring) -> dict[str, Any]:
+    """With what this device spends beside units, in the calling thread."""
+    overheads = measure_overheads(limits.yardstick_seconds)
+    return {
+        **units.to_json(),
+        "method": METHOD,
+        "processor": processor_kind(),
+        "wall_by_cpu": units.wall_by_cpu,
+        "cold": list(units.cold),
+        "faster": {"from": ONEDNN_FROM, "units": list(units.faster)} if units.faster else None,
+        "overheads": overheads.times_slowdown(units.wall_by_cpu).to_json(),
+    }
+
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+_TELLING = frozenset(
+    ("model name", "cpu family", "model", "CPU implementer", "CPU variant", "CPU part")
+)
+"""The first three on x86, the others on ARM; a chip of several kinds of cores lists all."""
+
+MOST_LETTERS = 200
+
+
+def _instructions() -> str:
+    """Which instructions torch's kernels use here: less than the processor has, where told to."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    used = torch.backends.cpu.get_cpu_capability()
+    return used if limit is None else f"{used} (oneDNN: {limit[:16]})"
+
+
+def processor_kind(cpuinfo: Path = _CPUINFO) -> str:
+    """With what else decides how much processor time a model takes: torch and its threads.
+
+    Returns:
+        "" where the system does not say: macOS and Windows name families of very unlike chips.
+    """
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    told = {
+        f"{name.strip()} {value.strip()}" for name, _, value in pairs if name.strip() in _TELLING
+    }
+    if not told:
+        return ""
+    software = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {_instructions()}"
+    return f"{software}, {platform.machine()}, {', '.join(sorted(told))}"[:MOST_LETTERS]

@@ -1,0 +1,157 @@
+"""Who keeps whose copies, where memory allows it; and whether a version survives the next death.
+
+A stage of one device copies to a device of the next stage, the last one to the stage before: they
+are who takes over. Devices of a group have the same weights and need no copies. Memory decides
+among them, and where nobody there has enough, any other device of the plan will do.
+
+What copying takes, beside the stages themselves (S bytes of a stage's state):
+
+    every device of the plan     2 S of each of its own stages: one to go back to, the next one;
+                                 where checkpoints are written 3 S: one may be read for long
+    whoever keeps a stage        2 S of that stage, for the same reason
+
+The next version is written while the old one still is what one would go back to. While one is on
+its way to its keepers no other is offered to them (`keeping`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from p2ptrain.recovery.placement import PlacedStage
+from p2ptrain.recovery.state_report import Inventory, Kind
+from p2ptrain.recovery.version import Version
+
+SLOTS = 2
+"""Versions of a stage that a device has room for: the one to go back to, and the next."""
+
+SLOTS_WITH_CHECKPOINTS = 3
+"""Of its own stages: one more, that the holder still reads while the next is on its way."""
+
+_STAYS = (Kind.KEPT, Kind.REPLICA)
+"""What an epoch's beginning leaves where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unprotected:
+    """A stage of which no copy is kept.
+
+    Attributes:
+        stage: its number.
+        device: the only one that has it.
+        short: the device that has too little memory; None = no other device of the plan has enough.
+    """
+
+    stage: int
+    device: str
+    short: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """The stages with their keepers, and those that have none though they are on one device."""
+
+    stages: tuple[PlacedStage, ...]
+    unprotected: tuple[Unprotected, ...] = ()
+
+
+def protect(
+    stages: Sequence[PlacedStage],
+    state_bytes: Sequence[int],
+    spare_bytes: Mapping[str, int],
+    own_slots: int = SLOTS,
+) -> Protection:
+    """Choose the keepers.
+
+    Args:
+        state_bytes: by stage: parameters, optimizer state and buffers of one version.
+        spare_bytes: by device, memory that nothing else of the job takes; a device that is not
+            named has none.
+        own_slots: versions of an own stage that are here at once.
+
+    Returns:
+        The stages with `copies_to`. Where a device of the plan cannot keep its own part, no version
+        would be whole, and nothing is kept. A plan of groups or of one device needs no copies.
+    """
+    bare = tuple(replace(stage, copies_to=None) for stage in stages)
+    single = [p for p, stage in enumerate(bare) if len(stage.devices) == 1]
+    if not single or len({device for stage in bare for device in stage.devices}) < 2:
+        return Protection(bare)
+    own = copies_bytes(bare, state_bytes, own_slots)
+    left = {device: spare_bytes.get(device, 0) - taken for device, taken in own.items()}
+    short = min(left, key=lambda device: (left[device], device))
+    if left[short] < 0:
+        return Protection(bare, tuple(Unprotected(p, bare[p].devices[0], short) for p in single))
+    keepers: dict[int, str] = {}
+    # the largest first: they are the hardest to place
+    for p in sorted(single, key=lambda p: (-state_bytes[p], p)):
+        keeper = _keeper(bare, p, SLOTS * state_bytes[p], left)
+        if keeper is not None:
+            left[keeper] -= SLOTS * state_bytes[p]
+            keepers[p] = keeper
+    return Protection(
+        tuple(replace(stage, copies_to=keepers.get(p)) for p, stage in enumerate(bare)),
+        tuple(Unprotected(p, bare[p].devices[0]) for p in single if p not in keepers),
+    )
+
+
+def copies_bytes(
+    stages: Sequence[PlacedStage], state_bytes: Sequence[int], own_slots: int = SLOTS
+) -> dict[str, int]:
+    """What copies take, by device of the plan: of its own stages, and of those it keeps."""
+    taken = dict.fromkeys((device for stage in stages for device in stage.devices), 0)
+    for stage, size in zip(stages, state_bytes, strict=True):
+        for device in stage.devices:
+            taken[device] += own_slots * size
+        if stage.copies_to is not None:
+            taken[stage.copies_to] += SLOTS * size
+    return taken
+
+
+def keepers_of(stages: Sequence[PlacedStage], index: int) -> tuple[str, ...]:
+    """Who could keep a stage's copies, the best first: the next stage's devices, the one before's,
+    then any other of the plan."""
+    own = stages[index].devices
+    near = [index + 1, index - 1]
+    far = [p for p in range(len(stages)) if p not in (index, *near)]
+    places = (stages[p].devices for p in (*near, *far) if 0 <= p < len(stages))
+    return tuple(dict.fromkeys(d for devices in places for d in devices if d not in own))
+
+
+def is_covered(
+    version: Version, stages: Sequence[PlacedStage], inventories: Mapping[str, Inventory]
+) -> bool:
+    """Whether `version` stays whole whichever one device dies, as far as `stages` are protected."""
+    for stage in stages:
+        twice = stage.copies_to is not None or len(stage.devices) > 1
+        for unit in range(stage.first, stage.end):
+            if len(set(_who_keeps(version, unit, inventories))) < 1 + twice:
+                return False
+    return True
+
+
+def _who_keeps(version: Version, unit: int, inventories: Mapping[str, Inventory]) -> Iterator[str]:
+    for device, inventory in inventories.items():
+        for holding in inventory.holdings:
+            if holding.version == version and holding.kind in _STAYS and holding.has(unit):
+                yield device
+
+
+def _keeper(
+    stages: Sequence[PlacedStage], index: int, needed_bytes: int, left: Mapping[str, int]
+) -> str | None:
+    """Of the nearest stage where anyone has room, the device with most of it."""
+    candidates = keepers_of(stages, index)
+    for p in (index + 1, index - 1):
+        near = stages[p].devices if 0 <= p < len(stages) else ()
+        found = _roomiest([d for d in near if d in candidates], needed_bytes, left)
+        if found is not None:
+            return found
+    return _roomiest(candidates, needed_bytes, left)
+
+
+def _roomiest(devices: Sequence[str], needed_bytes: int, left: Mapping[str, int]) -> str | None:
+    """The one with most memory left, ties to the first; None = nobody has enough."""
+    best = max(devices, key=lambda device: left[device], default=None)
+    return best if best is not None and left[best] >= needed_bytes else None

@@ -1,0 +1,276 @@
+"""From which version training goes on, once it is known who has what.
+
+The newest version of this job's history that is whole: every unit of it is on some living device.
+
+A device may have applied an update that others have not, because the order to apply it reached only
+some. It counts (`committing`), so the others do it first and are asked again:
+
+    a  LIVE 7                      b  LIVE 6, ready for 7         c  LIVE 6, ready for 7
+    ──► Forward(b, c)              b  LIVE 7                      c  LIVE 7        ──► Choice(7)
+    where c is dead: its units are whole at the kept version 4 only               ──► Choice(4)
+
+Where going back would mean more than a few steps done again by everybody, the lost stage alone is
+made anew, if it can be (`rebuild`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.rebuild_plan import LEAST_STEPS, Rebuild, rebuilds
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.version import Lineage, Version
+
+_PREFERENCE = (Kind.LIVE, Kind.FETCHED, Kind.KEPT, Kind.REPLICA, Kind.GLOBAL, Kind.INITIAL)
+
+_KEPT = (Kind.LIVE, Kind.FETCHED, Kind.KEPT, Kind.REPLICA)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalCopy:
+    """All units at one version at one device. The first weights, or a checkpoint, at the holder.
+
+    Attributes:
+        kind: INITIAL or GLOBAL.
+        most_replayed: most steps it is worth doing again for it; None = any number.
+    """
+
+    version: Version
+    device: str
+    kind: Kind
+    most_replayed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is known beside the inventories.
+
+    Attributes:
+        lineage: of the job.
+        reported: updates that people were told of.
+        copies: whole copies, each at one device.
+        places: by device, the ranges of units that it trained or kept for others; says where units
+            were that are nowhere now.
+        silent: devices that may come back as they were: unplugged, frozen, out of reach.
+        took_part: devices that had a part in any epoch of the lineage, and have not ended since.
+        clips: whether updates need a clipping coefficient.
+        most_step: no device can have made more updates; None = that is not known.
+        asynchronous: stages update by themselves, so that all may have a version that people were
+            not told of: training goes on from what was told, so that no step is left out.
+    """
+
+    lineage: Lineage
+    reported: int
+    copies: tuple[GlobalCopy, ...] = ()
+    places: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    silent: frozenset[str] = frozenset()
+    took_part: frozenset[str] = frozenset()
+    clips: bool = False
+    asynchronous: bool = False
+    most_step: int | None = None
+
+    def counts(self, version: Version) -> bool:
+        """Whether training may go on from it."""
+        told = not self.asynchronous or version.step <= self.reported
+        return told and self.lineage.is_valid(version)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Go on from `version`.
+
+    Attributes:
+        places: by unit, ids of the devices that have it at `version`, the best first.
+        replayed: steps that were reported and are computed again.
+        reason: for logs.
+    """
+
+    version: Version
+    places: tuple[tuple[str, ...], ...]
+    replayed: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """First these devices apply the update that they have the gradients of, then ask them again.
+
+    Attributes:
+        devices: in the order of their ids.
+        version: what they have then.
+        coefficient: what clipping multiplies their gradients with, as `Holding` has it.
+    """
+
+    devices: tuple[str, ...]
+    version: Version
+    coefficient: tuple[float, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """No version is whole.
+
+    Attributes:
+        units: those that are nowhere, at the version that lacks fewest.
+        last_places: ids of the devices that had them, or that may still have an older version.
+        certain: they will not be back: every last place ended or came back empty.
+        reason: for people, without the names of devices.
+    """
+
+    units: tuple[int, ...]
+    last_places: tuple[str, ...]
+    certain: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """First these are done, then their devices are asked again."""
+
+    rebuilds: tuple[Rebuild, ...]
+
+
+def choose(
+    units: int,
+    inventories: Mapping[str, Inventory],
+    past: Past,
+    present: Placed | None = None,
+) -> Forward | Anew | Choice | Lost:
+    """Decide.
+
+    Arguments:
+        units: of the model.
+        inventories: by device, of those that answered; only they have anything.
+        present: the plan that was in force, where lost stages may be made anew.
+    """
+    forward = roll_forward(inventories.values(), past)
+    if forward is not None:
+        return forward
+    whole = _newest_whole(units, inventories, past)
+    if whole is None or whole.replayed >= LEAST_STEPS:
+        anew = rebuilds(units, inventories, past.lineage, present)
+        if anew and (whole is None or anew[0].target.step - whole.version.step >= LEAST_STEPS):
+            return Anew(anew)
+    return whole or _lost(units, inventories, past)
+
+
+def roll_forward(inventories: Iterable[Inventory], past: Past) -> Forward | None:
+    """Who is ready for an update that somebody has applied.
+
+    Where the job clips, only somebody who still knows the coefficient is of help: the same update
+    with another one would give the same version another content.
+    """
+    live = [
+        (inventory.device, holding)
+        for inventory in inventories
+        for holding in inventory.holdings
+        if holding.kind is Kind.LIVE and past.lineage.is_valid(holding.version)
+    ]
+    if not live:
+        return None
+    newest = max(holding.version for _, holding in live)
+    behind = {device for device, holding in live if holding.ready == newest}
+    known = {holding.coefficient for _, holding in live if holding.version == newest}
+    coefficient = max((one for one in known if one is not None), default=None)
+    if not behind or (past.clips and coefficient is None):
+        return None
+    return Forward(tuple(sorted(behind)), newest, coefficient)
+
+
+def _newest_whole(units: int, inventories: Mapping[str, Inventory], past: Past) -> Choice | None:
+    offered = {
+        copy.version
+        for copy in past.copies
+        if copy.device in inventories and _is_worth_it(copy, past.reported)
+    }
+    for version in sorted(_candidates(inventories, past) | offered, reverse=True):
+        copies = [copy for copy in past.copies if copy.version == version]
+        places = _places(units, version, inventories, copies)
+        if all(places):
+            replayed = max(0, past.reported - version.step)
+            reason = f"version {version.step} is the newest that is whole, {replayed} steps back"
+            return Choice(version, places, replayed, reason)
+    return None
+
+
+def _is_worth_it(copy: GlobalCopy, reported: int) -> bool:
+    return copy.most_replayed is None or reported - copy.version.step <= copy.most_replayed
+
+
+def _candidates(inventories: Mapping[str, Inventory], past: Past) -> set[Version]:
+    """What devices have of this history. Whole copies are offered, and stand for themselves."""
+    return {
+        holding.version
+        for holding in _all(inventories)
+        if holding.kind in _KEPT and past.counts(holding.version)
+    }
+
+
+def _all(inventories: Mapping[str, Inventory]) -> Iterator[Holding]:
+    for inventory in inventories.values():
+        yield from inventory.holdings
+
+
+def _places(
+    units: int,
+    version: Version,
+    inventories: Mapping[str, Inventory],
+    copies: Sequence[GlobalCopy],
+) -> tuple[tuple[str, ...], ...]:
+    """By unit, who has it at `version`: a version has one content, so any holding of it will do."""
+    ranked: list[dict[str, int]] = [{} for _ in range(units)]
+
+    def put(device: str, first: int, end: int, kind: Kind) -> None:
+        rank = _PREFERENCE.index(kind)
+        for unit in range(max(first, 0), min(end, units)):
+            ranked[unit][device] = min(rank, ranked[unit].get(device, rank))
+
+    for device, inventory in inventories.items():
+        for holding in inventory.holdings:
+            if holding.version == version:
+                put(device, holding.first, holding.end, holding.kind)
+    for copy in copies:
+        if copy.device in inventories:
+            put(copy.device, 0, units, copy.kind)
+    return tuple(tuple(sorted(by, key=lambda device: (by[device], device))) for by in ranked)
+
+
+def _lost(units: int, inventories: Mapping[str, Inventory], past: Past) -> Lost:
+    """What is missing, at the version that lacks fewest units; of equals the newest."""
+    missing = tuple(range(units))
+    for version in sorted(_candidates(inventories, past), reverse=True):
+        copies = [copy for copy in past.copies if copy.version == version]
+        places = _places(units, version, inventories, copies)
+        lacks = tuple(unit for unit, held in enumerate(places) if not held)
+        if lacks and len(lacks) < len(missing):
+            missing = lacks
+    had = {
+        device
+        for device, ranges in past.places.items()
+        if any(first <= unit < end for first, end in ranges for unit in missing)
+        and not _still_has(inventories.get(device), missing)
+    }
+    # whoever fell silent in an earlier epoch may have all that an older version needs
+    last = sorted(had | (past.silent & past.took_part))
+    return Lost(missing, tuple(last), not past.silent.intersection(last), _why(missing, past))
+
+
+def _still_has(inventory: Inventory | None, missing: Sequence[int]) -> bool:
+    holdings = inventory.holdings if inventory is not None else ()
+    return any(holding.has(unit) for holding in holdings for unit in missing)
+
+
+def _why(missing: Sequence[int], past: Past) -> str:
+    units = f"layers {missing[0]} to {missing[-1]}" if len(missing) > 1 else f"layer {missing[0]}"
+    if not past.copies:
+        return (
+            f"{units} of the model are lost with the devices that had them, and no device has the "
+            "first weights or a checkpoint"
+        )
+    newest = max(copy.version.step for copy in past.copies)
+    return (
+        f"{units} of the model are lost with the devices that had them, and the newest complete "
+        f"copy is of step {newest}, {past.reported - newest} steps back"
+    )

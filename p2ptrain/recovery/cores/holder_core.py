@@ -1,0 +1,396 @@
+"""What a holder does about trouble: settle, have an epoch made ready, accept, begin; and again.
+
+    STARTING ──► ASKING ──► TRAINING ──► DRAINING ─┐       at a round's border: join, leave, drift
+                  ▲ ▲          │ trouble           │
+                  │ └───── SETTLING ◄──────────────┤       at most SETTLE_SECONDS
+                  │                                ▼
+                  └──────── WAITING ◄── lost, but not for certain
+
+The holder owns what is true: the history, which epoch counts, which step was reported. A change is
+final when the journal has it, and before that nobody is told to begin. Pure: feed events and ticks
+with the time (seconds of any monotonic clock), carry out what it returns in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from p2ptrain.errors import InternalError
+from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.recovery.cores import holder_events as told
+from p2ptrain.recovery.cores import holder_instructions as to_do
+from p2ptrain.recovery.cores.job_history import History
+from p2ptrain.recovery.cores.liveness import Presence, Settling
+from p2ptrain.recovery.cores.retry_policy import AskAgain, Await, EarlyDeaths, KeepLeavers, Refusals
+from p2ptrain.recovery.generation_request import ChangeAsk, NoWay, Reason
+from p2ptrain.recovery.placement import Placed
+
+START_SECONDS = 3.0
+"""Longest wait of a holder that was started again for the members of its last plan."""
+
+_NEVER = float("inf")
+
+
+class Phase(StrEnum):
+    """What the job does."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    DRAINING = "draining"
+    SETTLING = "settling"
+    ASKING = "asking"
+    WAITING = "waiting"
+    OVER = "over"
+
+
+class HolderCore:
+    """See the module.
+
+    Args:
+        holder: own id.
+        units: of the model.
+        journal: what an earlier process of this job wrote last; None = a new job.
+        reported: updates that people were told of, or that the job begins with.
+        clips: whether updates need a clipping coefficient.
+
+    Attributes:
+        asynchronous: whether stages update by themselves; where the first plan decides, it is set
+            when that comes into force.
+        phase: what the job does.
+        history: what is true of the job.
+        finishing: all steps are committed, the weights come home.
+    """
+
+    def __init__(
+        self,
+        holder: str,
+        units: int,
+        reported: int,
+        *,
+        journal: to_do.Journal | None = None,
+        clips: bool = False,
+        asynchronous: bool = False,
+    ) -> None:
+        self.asynchronous = asynchronous
+        self.phase = Phase.STARTING
+        self.history = History(journal, reported)
+        self.finishing = False
+        self._holder = holder
+        self._units = units
+        self._clips = clips
+        # until it is seen, whoever had a part before a restart may still have it
+        took_part = dict(journal.took_part) if journal else {}
+        self._there = Presence(holder, took_part, self.history.parts)
+        self._settling = Settling(holder)
+        self._refusals = Refusals()
+        self._early = EarlyDeaths()
+        self._leaving: set[str] = set()
+        self._faulty: set[str] = set()
+        self._reason = Reason.START if self.history.placed is None else Reason.FAILURE
+        self._number = 0
+        self._due = _NEVER  # of the present phase
+        self._waits_for: tuple[str, ...] | None = None  # as people were told last
+        self._now = float("-inf")
+        self._out: list[to_do.HolderInstruction] = []
+
+    @property
+    def next_wakeup(self) -> float:
+        """When to call `tick` at the latest."""
+        return self._due
+
+    @property
+    def number(self) -> int:
+        """Of the newest request."""
+        return self._number
+
+    @property
+    def alive(self) -> frozenset[str]:
+        """Devices that are alive, this one included."""
+        return frozenset(self._there.alive)
+
+    @property
+    def lowered(self) -> Mapping[str, int]:
+        """Memory in bytes that devices proved to have less of."""
+        return dict(self._refusals.lowered)
+
+    @property
+    def faulty(self) -> frozenset[str]:
+        """Devices that get no work any more."""
+        return frozenset(self._faulty)
+
+    def start(self, now: float) -> list[to_do.HolderInstruction]:
+        """Begin; a holder that was started again gives its members a moment to be found."""
+        self._now = max(now, self._now)
+        self._due = now + START_SECONDS if self.history.placed is not None else now
+        self._step()
+        return self._finish()
+
+    def tick(self, now: float) -> list[to_do.HolderInstruction]:
+        """Do what is due."""
+        self._now = max(now, self._now)
+        self._step()
+        return self._finish()
+
+    def handle(self, event: told.HolderEvent, now: float) -> list[to_do.HolderInstruction]:
+        """Take in one event."""
+        self._now = max(now, self._now)
+        if self.phase is not Phase.OVER:
+            self._on(event)
+            self._step()
+        return self._finish()
+
+    def _finish(self) -> list[to_do.HolderInstruction]:
+        out, self._out = self._out, []
+        return out
+
+    def _on(self, event: told.HolderEvent) -> None:
+        match event:
+            case told.Appeared() | told.Died():
+                self._on_member(event)
+            case told.LinkTrouble(one, other):
+                self._on_link_trouble(one, other)
+            case told.LinkBack(one, other):
+                self._settling.link_back(one, other)
+            case told.MemoryShort(device, memory_bytes):
+                self._refusals.lowered[device] = memory_bytes
+                self._trouble()
+            case told.BrokeOff(reason):
+                if self.phase in (Phase.TRAINING, Phase.DRAINING):
+                    self._settling.broke_off(reason, self._now)
+                    self._trouble()
+            case told.Stuck(devices):
+                if self.phase in (Phase.TRAINING, Phase.DRAINING):
+                    self._settling.stood_still(devices)
+                    self._trouble()
+            case told.Faulty(device, cleared):
+                self._faulty -= cleared
+                if device is not None:
+                    self._faulty.add(device)
+                    self.finishing = False
+                self._trouble()
+            case told.Committed(step):
+                if step > self.history.reported:
+                    self.history.reported = step
+                    self._settling.progress()
+                    self._early.progress()
+                    self._refusals.progress()
+            case told.Stable(version, besides):
+                self.history.stable = version
+                self._write_down()
+                self._out.append(to_do.KeepOnly((version, *besides), self.alive))
+                if self.phase is Phase.TRAINING:
+                    self._let_go()
+            case told.CopiesAre(copies):
+                self.history.copies = copies
+            case told.AnswerIn() | NoWay():
+                self._on_answer(event)
+            case told.Wanted() | told.Drained() | told.CourseDone() | told.Home():
+                self._on_course(event)
+            case _:
+                raise InternalError(f"a holder has no rule for {type(event).__name__}")
+
+    # -- signs of trouble --------------------------------------------------------------------
+
+    def _on_member(self, event: told.Appeared | told.Died) -> None:
+        device = event.device
+        if isinstance(event, told.Appeared):
+            self._there.appeared(device)
+            if self.phase is Phase.WAITING:
+                self._ask_soon()
+            return
+        self._there.died(device, certain=event.certain)
+        self._leaving.discard(device)
+        in_plan = self.history.placed is not None and device in self.history.placed.devices
+        self._settling.died(device, in_plan=in_plan)
+        if in_plan:
+            if self._there.mourn(device):
+                self._out.append(to_do.Failure(device))
+            self._reason = Reason.FAILURE
+            self._trouble()
+            if event.certain and not event.left:
+                self._early.ended(device)
+                self._stop_where_a_part_ends_devices()
+        if self.phase is Phase.WAITING:
+            self._ask_soon()  # hope may have ended
+
+    def _stop_where_a_part_ends_devices(self) -> None:
+        part = self._early.part
+        if part is not None:
+            self.phase = Phase.OVER
+            self._out.append(to_do.PartEnds(*part, tuple(self._early.devices)))
+
+    def _on_link_trouble(self, one: str, other: str) -> None:
+        self._there.link_broke(one, other)
+        placed = self.history.placed
+        if placed is None or not {one, other} <= {*placed.devices, self._holder}:
+            return
+        if {one, other} <= self._there.alive:
+            self._settling.link_broke(one, other, self._now)
+        self._trouble()
+
+    def _trouble(self) -> None:
+        """The epoch in force is over, whatever was under way."""
+        if self.phase in (Phase.TRAINING, Phase.DRAINING):
+            self._out.append(to_do.Freeze())
+            self.phase = Phase.SETTLING
+            self._reason = Reason.FAILURE
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Go on where nothing is to be waited for any more."""
+        due = self._now >= self._due
+        match self.phase:
+            case Phase.STARTING:
+                placed, has_started = self.history.placed, self._due < _NEVER
+                are_here = placed is not None and self.alive.issuperset(placed.devices)
+                if due or (has_started and are_here):
+                    self._ask()
+            case Phase.SETTLING:
+                self._due = max(self._settling.due, self._now)
+                if self._now >= self._due:
+                    self._ask()
+            case Phase.TRAINING:
+                placed = self.history.placed
+                if placed is not None and self._leaving.intersection(placed.places()):
+                    self._drain(Reason.LEAVE)
+            case Phase.ASKING | Phase.WAITING:
+                if due:
+                    self._ask()
+
+    def _ask_soon(self) -> None:
+        self._due = min(self._due, self._now)
+
+    def _ask(self) -> None:
+        useless = self._settling.over()
+        self._due = _NEVER
+        if useless is not None:
+            self.phase = Phase.OVER
+            self._out.append(to_do.StopJob(useless))
+            return
+        self.phase = Phase.ASKING
+        self._there.asked()
+        history = self.history
+        self._number = history.reserve()
+        ask = ChangeAsk(
+            number=self._number,
+            epoch=self._number,
+            reason=self._reason,
+            units=self._units,
+            holder=self._holder,
+            alive=self.alive,
+            past=history.past(self._there, clips=self._clips, asynchronous=self.asynchronous),
+            present=history.placed,
+            stable=history.stable,
+            without=frozenset(self._leaving | self._settling.without | self._faulty),
+            lowered=self.lowered,
+        )
+        self._write_down()  # else a restart could use these numbers again
+        self._out.append(to_do.Ask(ask))
+
+    def _write_down(self) -> None:
+        took_part = tuple(sorted(self._there.took_part.items()))
+        self._out.append(self.history.written_down(took_part))
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _on_answer(self, event: told.AnswerIn | NoWay) -> None:
+        if self.phase is not Phase.ASKING or event.number != self._number:
+            return  # of a request that was given up
+        match event:
+            case told.AnswerIn(_, placed, choice):
+                if self._there.stand_ready(placed.devices):
+                    self._accept(placed, choice)
+                else:
+                    self._ask_soon()
+            case NoWay():
+                self._on_refusal(event)
+
+    def _on_refusal(self, refused: NoWay) -> None:
+        leaves = bool(self._leaving)
+        verdict = self._refusals.judge(refused, self._there, someone_leaves=leaves)
+        match verdict:
+            case AskAgain(seconds):
+                self._due = min(self._due, self._now + seconds)
+            case KeepLeavers(reason):
+                self._keep_leavers(reason)
+            case Await(devices, seconds):
+                self.phase = Phase.WAITING
+                self._due = _NEVER if seconds is None else self._now + seconds
+                self._tell_waiting(devices)
+            case to_do.StopJob():
+                self.phase = Phase.OVER
+                self._out.append(verdict)
+
+    def _accept(self, placed: Placed, choice: Choice) -> None:
+        self.history.accept(placed)
+        oldest_epoch = self.history.lineage.eras[0].epoch
+        self._there.begun(placed.epoch, placed.devices, placed.places(), oldest_epoch)
+        self._early.begun(placed)
+        self.phase = Phase.TRAINING
+        self._due = _NEVER
+        self._waits_for = None
+        self._write_down()
+        reason, self._reason = self._reason, Reason.FAILURE
+        self._out.append(to_do.Begin(placed, choice, reason, self.alive))
+        self._let_go()
+        if self.finishing and placed.version.step >= self.history.reported:
+            self._out.append(to_do.BringHome(placed))
+
+    def _tell_waiting(self, devices: tuple[str, ...]) -> None:
+        if devices != self._waits_for:
+            self._waits_for = devices
+            self._out.append(to_do.WaitFor(devices))
+
+    def _on_leaver(self, device: str) -> None:
+        placed = self.history.placed
+        if self.phase is Phase.TRAINING and placed is not None and device not in placed.places():
+            self._out.append(to_do.LetGo(device))
+        else:
+            self._leaving.add(device)  # `_step` drains as soon as that is possible
+
+    def _keep_leavers(self, reason: str) -> None:
+        """No plan fits without them: they hear so, and all goes on with them."""
+        for device in sorted(self._leaving):
+            self._out.append(to_do.StayOn(device, reason))
+        self._leaving.clear()
+        self._ask_soon()
+
+    def _let_go(self) -> None:
+        """Who has no part any more may leave: nothing depends on it."""
+        placed = self.history.placed
+        if placed is None or not self.history.is_safe:
+            return
+        for device in sorted(self._leaving - placed.places().keys()):
+            self._leaving.discard(device)
+            self._out.append(to_do.LetGo(device))
+
+    # -- the undisturbed course ------------------------------------------------------------------
+
+    def _drain(self, reason: Reason) -> None:
+        if not self.finishing:
+            self._reason = reason
+            self.phase = Phase.DRAINING
+            self._out.append(to_do.Drain())
+
+    def _on_course(self, event: told.Wanted | told.Drained | told.CourseDone | told.Home) -> None:
+        match event:
+            case told.Wanted(reason, leaver):
+                if leaver is not None:
+                    self._on_leaver(leaver)
+                elif self.phase is Phase.TRAINING:
+                    self._drain(reason)
+            case told.Drained():
+                if self.phase is Phase.DRAINING:
+                    self._out.append(to_do.Freeze())
+                    self._ask()
+            case told.CourseDone():
+                self.finishing, placed = True, self.history.placed
+                if self.phase in (Phase.TRAINING, Phase.DRAINING) and placed is not None:
+                    self.phase = Phase.TRAINING
+                    self._out.append(to_do.BringHome(placed))
+            case told.Home():
+                if self.phase is Phase.TRAINING and self.finishing:
+                    self.phase = Phase.OVER
+                    self._out.append(to_do.StopJob())

@@ -1,0 +1,175 @@
+"""What a holder hears while its job runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from p2ptrain.recovery.choose_version import Choice, GlobalCopy
+from p2ptrain.recovery.generation_request import NoWay, Reason
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    """A device is alive, perhaps again; the holder has a link to it."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A device is dead.
+
+    Attributes:
+        certain: its process ended, so what it had is gone; else it may only be out of reach.
+        left: it said so before.
+    """
+
+    device: str
+    certain: bool
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTrouble:
+    """The link between two devices broke; what was queued on it is lost."""
+
+    one: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBack:
+    """The link between two devices is there again."""
+
+    one: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShort:
+    """A device of the plan ran out of memory.
+
+    Attributes:
+        memory_bytes: what it has, as far as is known now.
+    """
+
+    device: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokeOff:
+    """A round cannot go on: something was out of reach; signs that tell what may follow."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """Nothing has moved anywhere for a long time.
+
+    Attributes:
+        devices: those that had not finished what was ordered.
+    """
+
+    devices: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """A device sends what it should not, or nothing: it gets no work any more in this job.
+
+    Attributes:
+        device: None = nobody is to blame, and a plan is to be made at once all the same.
+        cleared: devices that were thought so and are not.
+    """
+
+    device: str | None
+    cleared: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """`step` updates count: decided, written down and reported."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stable:
+    """Every copy that `version` needs to be whole without any one device is acknowledged.
+
+    Attributes:
+        besides: versions that somebody still reads.
+    """
+
+    version: Version
+    besides: tuple[Version, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesAre:
+    """The whole copies that training could go on from."""
+
+    copies: tuple[GlobalCopy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerIn:
+    """What came of request `number`: all devices of `placed` are ready."""
+
+    number: int
+    placed: Placed
+    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A change that can wait for the border of a round.
+
+    Attributes:
+        reason: join, leave or drift.
+        leaver: the device that leaves.
+    """
+
+    reason: Reason
+    leaver: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The last round ordered is committed; none is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class CourseDone:
+    """The last step of the job is committed: the weights come home."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The weights are home and written."""
+
+
+HolderEvent: TypeAlias = (
+    Appeared
+    | Died
+    | LinkTrouble
+    | LinkBack
+    | MemoryShort
+    | BrokeOff
+    | Stuck
+    | Faulty
+    | Committed
+    | Stable
+    | CopiesAre
+    | AnswerIn
+    | NoWay
+    | Wanted
+    | Drained
+    | CourseDone
+    | Home
+)

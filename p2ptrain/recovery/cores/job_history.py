@@ -1,0 +1,158 @@
+"""What is true of a job: how it came about, which plan is in force, which numbers were used. Pure.
+
+The holder alone owns it. It is written down before anybody hears of it.
+
+Each step and each evaluation is reported once, whatever is computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2ptrain.errors import InternalError
+from p2ptrain.recovery.choose_version import GlobalCopy, Past
+from p2ptrain.recovery.cores.holder_instructions import Journal
+from p2ptrain.recovery.cores.liveness import Presence
+from p2ptrain.recovery.generation_request import EPOCHS_A_REQUEST
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.version import Lineage, Version
+
+
+class History:
+    """See the module.
+
+    Args:
+        journal: what an earlier process of this job wrote last; None = a new job.
+        reported: updates that people were told of, or that the job begins with.
+
+    Attributes:
+        lineage: of the job.
+        next_epoch: first epoch number that was never used.
+        placed: the plan in force, None before the first.
+        stable: newest version of which every copy was acknowledged.
+        reported: as above.
+        copies: the whole copies that training could go on from.
+    """
+
+    def __init__(self, journal: Journal | None, reported: int) -> None:
+        self.lineage = journal.lineage if journal else Lineage()
+        self.next_epoch = journal.next_epoch if journal else 1
+        self.placed: Placed | None = journal.placed if journal else None
+        self.stable: Version | None = journal.stable if journal else None
+        self.reported = reported
+        self.copies: tuple[GlobalCopy, ...] = ()
+        self._has_begun = False  # in this process, which so knows what it has said to count
+
+    @property
+    def parts(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """By device, the units that it trains or keeps copies of; none before the first plan."""
+        return {} if self.placed is None else self.placed.places()
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether what the epoch in force began with is safe whoever goes."""
+        placed = self.placed
+        if placed is None:
+            return False
+        return not placed.keeps or (
+            self.stable is not None and self.stable.step >= placed.version.step
+        )
+
+    def past(self, there: Presence, *, clips: bool, asynchronous: bool = False) -> Past:
+        """What counts beside the inventories."""
+        return Past(
+            self.lineage,
+            self.reported,
+            self.copies,
+            self.parts,
+            frozenset(there.silent),
+            frozenset(there.took_part),
+            clips,
+            asynchronous,
+            self.reported + 1 if self._has_begun and not asynchronous else None,
+        )
+
+    def reserve(self) -> int:
+        """Epoch numbers for one request; returns the first, which is the request's own too.
+
+        They rise, also over the holder's restarts.
+        """
+        number = self.next_epoch
+        self.next_epoch += EPOCHS_A_REQUEST
+        return number
+
+    def accept(self, placed: Placed) -> None:
+        """An epoch is in force."""
+        back_to = self.stable.step if self.stable is not None else 0
+        oldest = min([placed.version.step, back_to, *(c.version.step for c in self.copies)])
+        self.lineage = self.lineage.begun(placed.epoch, placed.version).pruned(oldest)
+        if self.stable is not None and not self.lineage.is_valid(self.stable):
+            self.stable = None  # training goes on from before it
+        # who made those updates was told to, and people before them (`OnceOnly.goes_on_from`)
+        self.reported = max(self.reported, placed.version.step)
+        self.next_epoch = placed.epoch + 1
+        self.placed = placed
+        self._has_begun = True
+
+    def written_down(self, took_part: tuple[tuple[str, int], ...]) -> Journal:
+        """For the disk."""
+        return Journal(self.next_epoch, self.lineage, self.placed, self.stable, took_part)
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What people were told.
+
+    Attributes:
+        step: the highest step reported; -1 = none, not even the first weights.
+        evaluated: the highest step whose evaluation was reported; -1 = none.
+    """
+
+    step: int
+    evaluated: int = -1
+
+
+class OnceOnly:
+    """Says of each result whether it is news.
+
+    Args:
+        reported: what was reported so far; `step` is at first what the job began with.
+    """
+
+    def __init__(self, reported: Reported) -> None:
+        self._reported = reported
+
+    @property
+    def reported(self) -> Reported:
+        """What was reported so far."""
+        return self._reported
+
+    def step(self, step: int) -> bool:
+        """Whether to report that `step` updates are done; the same number never again.
+
+        Raises:
+            InternalError: the step before was never reported.
+        """
+        if step > self._reported.step + 1:
+            raise InternalError(f"step {step} is done, but {self._reported.step} was the last one")
+        if step <= self._reported.step:
+            return False
+        self._reported = Reported(step, self._reported.evaluated)
+        return True
+
+    def goes_on_from(self, step: int) -> int:
+        """Training goes on with `step` updates done; returns how many of them nobody knew of here.
+
+        An update is made where people have heard of it, and a power cut may lose that they have:
+        what was written down last reaches the disk within a second.
+        """
+        unknown = max(step - self._reported.step, 0)
+        self._reported = Reported(self._reported.step + unknown, self._reported.evaluated)
+        return unknown
+
+    def eval(self, step: int) -> bool:
+        """Whether to report the evaluation after `step` updates."""
+        if step <= self._reported.evaluated:
+            return False
+        self._reported = Reported(self._reported.step, step)
+        return True

@@ -1,0 +1,343 @@
+"""The holder's way to a new epoch: take stock, choose a version, have it planned, prepare.
+
+    ask all ──► inventories ──► choose ──► Forward: some apply, ask those again ─┐
+       ▲                          ▲└────────────────────────────────────────────┘
+       │                          ├──► Anew: some make lost stages anew, ask those again
+       │                          ├──► Lost: there is no way
+       │                          └──► Choice: plan ──► prepare ──► all ready: it may begin
+       └─── somebody died, or was not ready: next epoch number ──┘
+
+It keeps nothing beyond the request: the next one begins from the beginning and finds what was
+fetched meanwhile. Pure: carry out what it returns, feed back what comes of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+
+from p2ptrain.errors import InternalError
+from p2ptrain.recovery.backup_placement import is_covered
+from p2ptrain.recovery.choose_version import Anew, Choice, Forward, Lost, Past, choose
+from p2ptrain.recovery.cores.liveness import clique
+from p2ptrain.recovery.cores.reconfigure_events import (
+    AskInventory,
+    ChangeEvent,
+    ChangeInstruction,
+    EpochReady,
+    Gather,
+    InventoryFailed,
+    InventoryIn,
+    MakePlan,
+    MemberGone,
+    NotPlanned,
+    Planned,
+    Prepare,
+    ReadyIn,
+)
+from p2ptrain.recovery.cores.worker_events import PrepareFailed
+from p2ptrain.recovery.fetch_plan import fetches
+from p2ptrain.recovery.generation_request import EPOCHS_A_REQUEST, ChangeAsk, NoWay, Reason
+from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.version import Version
+
+_OF_A_PART = (Kind.LIVE, Kind.KEPT, Kind.REPLICA)
+
+ATTEMPTS_LIMIT = 8
+"""Most attempts in a row in which nobody was lost."""
+
+COPY_TRIES = 2
+"""Attempts that a whole copy (a checkpoint, the first weights) is given: a link may have broken."""
+
+
+class ChangeCore:
+    """See the module.
+
+    Args:
+        ask: the request.
+        alive: devices that this device sees alive, itself included.
+        gathers: where a device of the plan in force is gone, everything goes to the device with
+            the data first, and comes from there alone (`--recovery heavy`).
+
+    Attributes:
+        epoch: the number of the present attempt.
+        over: there is an epoch, or no way to one; later events change nothing.
+    """
+
+    def __init__(
+        self,
+        ask: ChangeAsk,
+        alive: frozenset[str],
+        *,
+        gathers: bool = False,
+    ) -> None:
+        self.epoch = ask.epoch
+        self.over = False
+        self._ask = ask
+        self._alive = set(ask.alive & alive)
+        self._gathers = gathers and ask.reason is Reason.FAILURE
+        self._gathered: Version | None = None  # all of it is at the device with the data
+        self._lowered = dict(ask.lowered)
+        self._attempts = 0
+        self._last_trouble: PrepareFailed | None = None
+        self._spoiled: Counter[Version] = Counter()  # attempts in which somebody could not give it
+        self._waiting: set[str] = set()
+        self._stock: dict[str, Inventory] = {}
+        self._told_forward: set[str] = set()
+        self._told_anew = False  # once a request: whoever could not will not
+        self._choice: Choice | None = None
+        self._gathering = False
+        self._placed: Placed | None = None
+        self._out: list[ChangeInstruction] = []
+
+    def start(self) -> list[ChangeInstruction]:
+        """Ask everybody."""
+        self._take_stock()
+        return self._finish()
+
+    def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
+        """Take in one event; of an attempt that was given up, it changes nothing."""
+        if isinstance(event, MemberGone):
+            self._on_gone(event.device)
+        elif not self.over and event.epoch == self.epoch:
+            self._on_answer(event)
+        return self._finish()
+
+    def _finish(self) -> list[ChangeInstruction]:
+        out, self._out = self._out, []
+        return out
+
+    def _on_answer(
+        self, event: InventoryIn | InventoryFailed | Planned | NotPlanned | ReadyIn
+    ) -> None:
+        match event:
+            case InventoryIn(_, inventory):
+                self._stock[inventory.device] = self._believed(inventory)
+                self._came(inventory.device)
+            case InventoryFailed(_, device):
+                self._stock.pop(device, None)
+                self._came(device)
+            case Planned():
+                self._on_planned(event)
+            case NotPlanned(_, reason):
+                self._refuse(reason)
+            case ReadyIn(_, device, trouble):
+                self._on_ready(device, trouble)
+            case _:
+                raise InternalError(f"a change has no rule for {type(event).__name__}")
+
+    def _believed(self, inventory: Inventory) -> Inventory:
+        """Without what that device cannot have: others' updates, or more than were made."""
+        ask, past = self._ask, self._ask.past
+        placed = () if ask.present is None else ask.present.places()
+        had_part = inventory.device in {ask.holder, *past.took_part, *placed}
+        most = past.most_step
+
+        def can_be(holding: Holding) -> bool:
+            if most is not None and holding.version.step > most:
+                return False
+            return had_part or holding.kind not in _OF_A_PART
+
+        return dataclasses.replace(
+            inventory, holdings=tuple(one for one in inventory.holdings if can_be(one))
+        )
+
+    def _on_gone(self, device: str) -> None:
+        if self.over or device not in self._alive:
+            return
+        self._alive.discard(device)
+        self._attempts = 0
+        self._stock.pop(device, None)
+        if device == self._ask.holder:
+            self._refuse("the device with the data stopped answering", again=True)
+        elif self._choice is not None:
+            self._try_again()  # planned with it, or with what it has
+        else:
+            self._came(device)
+
+    # -- stock -----------------------------------------------------------------------------
+
+    def _take_stock(self) -> None:
+        self._stock.clear()
+        self._told_forward.clear()
+        self._choice = self._placed = None
+        self._gathering = False
+        self._waiting = set(self._alive)
+        self._out += [AskInventory(device, self.epoch) for device in sorted(self._alive)]
+
+    def _try_again(self) -> None:
+        self._attempts += 1
+        self.epoch += 1
+        spent = self.epoch - self._ask.epoch
+        if self._attempts > ATTEMPTS_LIMIT or spent >= EPOCHS_A_REQUEST:
+            self._give_up(spent)
+        else:
+            self._take_stock()
+
+    def _give_up(self, spent: int) -> None:
+        """Memory, a source, a link may be there soon; what else a device says of itself stays."""
+        trouble = self._last_trouble
+        why = "" if trouble is None else f": {trouble.reason}"
+        passes = (
+            trouble is None
+            or trouble.is_link
+            or trouble.memory_bytes is not None
+            or trouble.source is not None
+        )
+        reason = f"{spent} attempts to start again failed{why}"
+        self._refuse(reason, again=passes, spoiled=spent if passes else 0)
+
+    def _came(self, device: str) -> None:
+        if device in self._waiting:
+            self._waiting.discard(device)
+            if not self._waiting:
+                self._decide()
+
+    def _decide(self) -> None:
+        holder = self._ask.holder
+        if holder not in self._stock:
+            self._refuse("the device with the data does not answer", again=True)
+            return
+        links = {device: inventory.linked for device, inventory in self._stock.items()}
+        together, left_out = clique(self._stock, links, holder)
+        stock = {device: self._stock[device] for device in sorted(together)}
+        past = self._ask.past
+        # whom the holder sees and this device does not may have what is missing
+        unheard = (self._ask.alive - stock.keys()) | set(left_out)
+        past = dataclasses.replace(past, silent=past.silent | unheard)
+        found = self._chosen(stock, past)
+        match found:
+            case Forward(devices) if self._told_forward.issuperset(devices):
+                self._try_again()  # they were told before, and did not
+            case Forward(devices):
+                self._told_forward.update(devices)
+                self._waiting = set(devices)
+                self._out += [AskInventory(device, self.epoch, found) for device in devices]
+            case Anew(todo):
+                self._told_anew = True
+                self._waiting = {one.device for one in todo}
+                self._out += [AskInventory(one.device, self.epoch, rebuild=one) for one in todo]
+            case Lost(reason=reason):
+                self._refuse(reason, found)
+            case Choice():
+                able = frozenset(stock) - self._ask.without
+                present = self._ask.present
+                gathers = self._gathers and present and not able.issuperset(present.devices)
+                self._choice = self._from_holder(found) if gathers else found
+                if gathers and self._gathered != found.version:
+                    self._gather(found)
+                else:
+                    self._plan(self._choice, able, left_out)
+
+    def _chosen(self, stock: Mapping[str, Inventory], past: Past) -> Forward | Anew | Choice | Lost:
+        """A whole copy that could not be read twice is damaged: the next best, if there is one."""
+        good = tuple(copy for copy in past.copies if self._spoiled[copy.version] < COPY_TRIES)
+        present = None if self._told_anew or self._gathers else self._ask.present
+        found = choose(self._ask.units, stock, dataclasses.replace(past, copies=good), present)
+        if isinstance(found, Lost) and len(good) < len(past.copies):
+            return choose(self._ask.units, stock, past)
+        return found
+
+    # -- plan and preparation ----------------------------------------------------------------
+
+    def _gather(self, choice: Choice) -> None:
+        holder = self._ask.holder
+        placed = self._placed_as((PlacedStage(0, self._ask.units, (holder,)),), choice)
+        self._gathering, self._waiting = True, {holder}
+        wanted = fetches(choice, placed.needs)
+        self._out.append(Gather(holder, placed, wanted[holder]))
+
+    def _from_holder(self, choice: Choice) -> Choice:
+        """The same, with nobody but the device with the data to take from."""
+        holder = self._ask.holder
+        if any(holder not in places for places in choice.places):
+            return choice
+        return dataclasses.replace(choice, places=((holder,),) * self._ask.units)
+
+    def _placed_as(self, stages: tuple[PlacedStage, ...], choice: Choice) -> Placed:
+        return Placed(
+            epoch=self.epoch,
+            holder=self._ask.holder,
+            version=choice.version,
+            lineage=self._ask.past.lineage,
+            stages=stages,
+            stable=self._ask.stable,
+        )
+
+    def _plan(
+        self, choice: Choice, devices: frozenset[str], left_out: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        present = self._ask.present
+        # a leave that was refused leaves everything as it was
+        stays = self._ask.reason in (Reason.FAILURE, Reason.LEAVE)
+        same = (
+            present is not None
+            and stays
+            and not self._lowered
+            and not self._ask.without.intersection(present.places())
+            and devices.issuperset(present.devices)
+        )
+        self._out.append(
+            MakePlan(
+                self.epoch,
+                choice,
+                devices,
+                left_out,
+                dict(self._lowered),
+                present if same else None,
+            )
+        )
+
+    def _on_planned(self, planned: Planned) -> None:
+        choice = self._choice
+        if choice is None or self._placed is not None:
+            return
+        placed = self._placed_as(planned.stages, choice)
+        placed = dataclasses.replace(placed, keeps=self._is_kept_at_once(placed))
+        self._placed = placed
+        self._waiting = set(placed.devices)
+        wanted = fetches(choice, placed.needs)
+        self._out += [Prepare(device, placed, wanted[device]) for device in placed.devices]
+
+    def _is_kept_at_once(self, placed: Placed) -> bool:
+        """Unless there is something to go back to whoever dies next; at first the holder has it."""
+        if not placed.protects or placed.version.computed == 0:
+            return False
+        stable = placed.stable
+        if stable is None or not self._ask.past.lineage.is_valid(stable):
+            return True
+        # only those of the plan: whoever else goes, goes unnoticed
+        here = {device: self._stock[device] for device in placed.devices if device in self._stock}
+        return not is_covered(stable, placed.stages, here)
+
+    def _on_ready(self, device: str, trouble: PrepareFailed | None) -> None:
+        placed, choice = self._placed, self._choice
+        ready_for_none = placed is None and not self._gathering
+        if ready_for_none or choice is None or device not in self._waiting:
+            return
+        if trouble is not None:
+            if trouble.memory_bytes is not None:
+                self._lowered[device] = trouble.memory_bytes
+            self._spoiled[choice.version] += trouble.source is not None
+            self._last_trouble = trouble
+            self._try_again()
+            return
+        self._waiting.discard(device)
+        if placed is None:
+            self._gathered = choice.version
+            self.epoch += 1
+            self._take_stock()
+        elif not self._waiting:
+            self.over = True
+            self._out.append(EpochReady(self._ask.number, placed, choice))
+
+    def _refuse(
+        self, reason: str, lost: Lost | None = None, *, again: bool = False, spoiled: int = 0
+    ) -> None:
+        self.over = True
+        lowered = dict(self._lowered)
+        self._out.append(
+            NoWay(self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered)
+        )

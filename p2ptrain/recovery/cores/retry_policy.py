@@ -1,0 +1,167 @@
+"""What a holder does when there is no way to another epoch. Pure.
+
+it may see one soon            ask again, ever later where preparations are spoiled; not for ever
+no plan fits without a leaver  that one stays
+what is missing may come back  wait for it
+else                           the job ends
+
+Whether a part of the model ends the devices that compute it. Pure.
+
+A model may end any process that runs some of its units, and be harmless where it was measured. Each
+device that gets these units next would die of them too, until none of the household is left. So
+processes that end right after their epoch began are counted, by the units that all of them had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from p2ptrain.recovery.cores.holder_instructions import StopJob
+from p2ptrain.recovery.cores.liveness import Presence
+from p2ptrain.recovery.generation_request import NoWay
+from p2ptrain.recovery.placement import Placed
+
+RETRY_SECONDS = 1.0
+"""Between two requests where the first one failed and nothing has changed."""
+
+MOST_DOUBLINGS = 3
+"""Of that where a device is alive and does not answer: each request's epoch numbers are on the disk
+first, and this may go on for hours."""
+
+MOST_SPOILED = 5
+"""Requests in a row without a new step in which every preparation was spoiled; the wait between two
+doubles."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskAgain:
+    """After a while."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLeavers:
+    """They stay, for this reason; ask again with them."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Nothing goes before one of these is back.
+
+    Attributes:
+        seconds: ask again after so long all the same; None = not before something happens.
+    """
+
+    devices: tuple[str, ...]
+    seconds: float | None
+
+
+Verdict: TypeAlias = AskAgain | KeepLeavers | Await | StopJob
+
+
+class Refusals:
+    """See the module.
+
+    Attributes:
+        lowered: memory in bytes that devices proved to have less of, by id.
+    """
+
+    def __init__(self) -> None:
+        self.lowered: dict[str, int] = {}
+        self._spoiled = 0  # requests in a row
+        self._unseen = 0  # the same, while a device that is alive did not answer
+
+    def progress(self) -> None:
+        """A new step was made."""
+        self._spoiled = self._unseen = 0
+
+    def judge(self, refused: NoWay, there: Presence, *, someone_leaves: bool) -> Verdict:
+        """What follows from one."""
+        for device, memory_bytes in refused.lowered.items():
+            self.lowered[device] = min(memory_bytes, self.lowered.get(device, memory_bytes))
+        self._spoiled += refused.spoiled > 0
+        if refused.again:
+            return self._again(refused.reason)
+        lost = refused.lost
+        if lost is None and someone_leaves:
+            return KeepLeavers(refused.reason)
+        if lost.certain if lost is not None else not there.silent:
+            return StopJob(refused.reason, lost)
+        places = lost.last_places if lost is not None else there.silent
+        seen = there.alive.intersection(places)  # but it did not answer, yet
+        silent = there.silent.intersection(places)
+        if not seen and not silent:  # they have ended for certain since that was found
+            return AskAgain(RETRY_SECONDS)
+        if not seen:
+            return Await(tuple(sorted(silent)), None)
+        seconds = RETRY_SECONDS * 2 ** min(self._unseen, MOST_DOUBLINGS)
+        self._unseen += 1
+        return Await(tuple(sorted(silent or seen)), seconds)
+
+    def _again(self, reason: str) -> Verdict:
+        if self._spoiled > MOST_SPOILED:
+            return StopJob(f"{self._spoiled} times in a row a new plan could not start: {reason}")
+        return AskAgain(RETRY_SECONDS * 2 ** max(self._spoiled - 1, 0))
+
+
+EARLY_STEPS = 2
+"""An epoch that has made so many new ones has outlived its beginning."""
+
+MOST_DEVICES = 2
+"""Devices that a part may end so."""
+
+
+class EarlyDeaths:
+    """See the module.
+
+    Attributes:
+        devices: those that ended so, by the present suspicion.
+    """
+
+    def __init__(self) -> None:
+        self.devices: list[str] = []
+        self._units: frozenset[int] = frozenset()  # of all of them
+        self._placed: Placed | None = None
+        self._steps = 0
+        self._counted: set[str] = set()  # of the epoch
+
+    def begun(self, placed: Placed) -> None:
+        """An epoch is in force."""
+        self._placed, self._steps = placed, 0
+        self._counted.clear()
+
+    def progress(self) -> None:
+        """A new step was made in it."""
+        self._steps += 1
+        if self._steps == EARLY_STEPS:
+            self._forget()
+
+    def ended(self, device: str) -> None:
+        """Its process did, for certain, and without a word."""
+        placed = self._placed
+        if placed is None or self._steps >= EARLY_STEPS or device in self._counted:
+            return
+        ranges = placed.ranges_of(device)
+        units = frozenset(unit for first, end in ranges for unit in range(first, end))
+        if not units:
+            return
+        if not units & self._units:
+            self._forget()
+            self._units = units
+        self._units &= units
+        self._counted.add(device)
+        self.devices.append(device)
+
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """Units [first, end) that have ended too many devices; None: none have."""
+        if len(self.devices) < MOST_DEVICES:
+            return None
+        return min(self._units), max(self._units) + 1
+
+    def _forget(self) -> None:
+        self.devices, self._units = [], frozenset()

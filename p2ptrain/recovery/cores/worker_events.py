@@ -1,0 +1,307 @@
+"""What a device's part in recovery hears."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.rebuild_plan import Rebuild
+from p2ptrain.recovery.state_report import Holding
+from p2ptrain.recovery.version import Version
+
+Coefficient: TypeAlias = tuple[float, str]
+"""What clipping multiplies gradients with, and its dtype."""
+
+
+class HolderState(StrEnum):
+    """What has become of the device with the data."""
+
+    GONE = "gone"
+    """Its process has ended, or is out of reach: it may come back and go on."""
+    LEFT = "left"
+    """Its process has left the household."""
+    ENDED = "ended"
+    """It says that the job is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryAsked:
+    """The holder `peer` wants this device to stop, and to say what is here.
+
+    Attributes:
+        request: names the answer.
+        apply: a version; where gradients are ready for it, they are applied first.
+        rebuild: a lost stage that this device makes anew first, or what it has that it calls
+            another version.
+    """
+
+    request: int
+    peer: str
+    epoch: int
+    apply: Version | None = None
+    coefficient: Coefficient | None = None
+    rebuild: Rebuild | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What was asked for with an inventory is here now, or could not be made.
+
+    Attributes:
+        request: the inventory's.
+    """
+
+    request: int
+    what: Rebuild
+    is_here: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Nothing of the old epoch runs any more, in no thread.
+
+    Attributes:
+        held: LIVE holdings; none of what is torn.
+    """
+
+    held: tuple[Holding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareAsked:
+    """Fetch and build the own part of `placed`."""
+
+    request: int
+    peer: str
+    placed: Placed
+    fetches: tuple[Fetch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartFetched:
+    """Units [first, end) arrived whole, for `epoch`."""
+
+    epoch: int
+    first: int
+    end: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Everything arrived."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The stages stand."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """It will not stand.
+
+    Attributes:
+        source: the peer that could not deliver.
+        memory_bytes: what this device has, where it was too little.
+        is_link: only the link to it ended.
+    """
+
+    epoch: int
+    reason: str
+    source: str | None = None
+    memory_bytes: int | None = None
+    is_link: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BeginHeard:
+    """The holder says that `epoch` is in force."""
+
+    peer: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderHeard:
+    """The holder orders the round that turns version `step` into the next.
+
+    Attributes:
+        keep: keep a copy of the version that it gives.
+        stay: with it: versions that stay, all other copies go first; None = says nothing of them.
+        offer: with it: let the keepers have it.
+    """
+
+    peer: str
+    epoch: int
+    step: int
+    keep: bool = False
+    stay: tuple[Version, ...] | None = None
+    offer: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsReady:
+    """The gradients of the stage that begins with unit `first` are complete for that step."""
+
+    epoch: int
+    first: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitHeard:
+    """The holder has decided that the update of `step` counts."""
+
+    peer: str
+    epoch: int
+    step: int
+    coefficient: Coefficient | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The stage that begins with unit `first` is at `version`."""
+
+    epoch: int
+    first: int
+    version: Version
+    coefficient: Coefficient | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """An update failed half-way: the stage that begins with unit `first` is of no use any more."""
+
+    epoch: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A copy of units [first, end) at `version` stands."""
+
+    first: int
+    end: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFailed:
+    """A copy of units [first, end) at `version` could not be had: an own one, or one offered."""
+
+    epoch: int
+    first: int
+    end: int
+    version: Version
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperIs:
+    """The holder has the copies of units [first, end) kept by `keeper` from `version` on."""
+
+    peer: str
+    epoch: int
+    first: int
+    end: int
+    version: Version
+    keeper: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfferHeard:
+    """`peer` has a copy of units [first, end) to be kept here."""
+
+    peer: str
+    epoch: int
+    first: int
+    end: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaWhole:
+    """All of what was offered arrived, and every digest fits."""
+
+    epoch: int
+    first: int
+    end: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class KeepHeard:
+    """The holder names the versions that are to be kept."""
+
+    peer: str
+    versions: tuple[Version, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A copy does not fit its checksums any more; it has been freed."""
+
+    holding: Holding
+
+
+@dataclass(frozen=True, slots=True)
+class HolderIs:
+    """What became of the holder, or of its job."""
+
+    state: HolderState
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEnded:
+    """The link to `peer` broke: what was queued on it is lost."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStarted:
+    """There is a link to `peer`, perhaps again."""
+
+    peer: str
+
+
+AboutPreparation: TypeAlias = PartFetched | Fetched | Built | PrepareFailed
+
+AboutCopies: TypeAlias = Kept | OfferHeard | ReplicaWhole | KeepHeard | CopyFailed | KeeperIs
+
+AboutLinks: TypeAlias = LinkEnded | LinkStarted
+
+DeviceEvent: TypeAlias = (
+    InventoryAsked
+    | Rebuilt
+    | Stopped
+    | PrepareAsked
+    | PartFetched
+    | Fetched
+    | Built
+    | PrepareFailed
+    | BeginHeard
+    | OrderHeard
+    | GradientsReady
+    | CommitHeard
+    | Applied
+    | Torn
+    | Kept
+    | CopyFailed
+    | KeeperIs
+    | OfferHeard
+    | ReplicaWhole
+    | KeepHeard
+    | Damaged
+    | HolderIs
+    | LinkEnded
+    | LinkStarted
+)

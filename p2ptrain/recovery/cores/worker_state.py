@@ -1,0 +1,213 @@
+"""The stages that one device trains: the version of each, and what is ready to be applied. Pure.
+
+The shell tells what becomes of them; once it has stopped them, what it says they are is the truth.
+
+The copies that one device has beside what it trains, and where its own are offered. Pure.
+
+Which links that its epoch needs broke, as one device has told the holder. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from p2ptrain.recovery.cores.worker_events import Applied, GradientsReady, Torn
+from p2ptrain.recovery.cores.worker_instructions import (
+    DeviceInstruction,
+    Drop,
+    Offer,
+    TellLink,
+    TellReplica,
+)
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.version import Version
+
+
+class TrainedStages:
+    """See the module. A stage is known by its first unit."""
+
+    def __init__(self) -> None:
+        """There are none yet."""
+        self._held: dict[int, Holding] = {}
+        self._catching_up: set[int] = set()  # those whose update others have applied already
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        """As LIVE ones."""
+        return tuple(self._held.values())
+
+    @property
+    def are_catching_up(self) -> bool:
+        """Whether an update is applied that others have."""
+        return bool(self._catching_up)
+
+    def begin(self, ranges: Sequence[tuple[int, int]], version: Version) -> None:
+        """An epoch begins with these units."""
+        self._held = {first: Holding(first, end, version, Kind.LIVE) for first, end in ranges}
+
+    def are(self, held: Collection[Holding]) -> None:
+        """They have been stopped, and are this."""
+        self._held = {holding.first: holding for holding in held}
+
+    def clear(self) -> None:
+        """Nothing is trained here any more."""
+        self._held.clear()
+        self._catching_up.clear()
+
+    def are_ready_for(self, version: Version) -> bool:
+        """Whether some have the gradients that give it."""
+        return any(holding.ready == version for holding in self._held.values())
+
+    def catch_up(self, version: Version) -> None:
+        """Those that are ready for it apply it now."""
+        self._catching_up = {one.first for one in self._held.values() if one.ready == version}
+
+    def commit(self, version: Version) -> bool:
+        """All are to apply it; returns whether all were ready. Once only: then none is."""
+        if not self._held or any(one.ready != version for one in self._held.values()):
+            return False
+        for first, holding in self._held.items():
+            self._held[first] = dataclasses.replace(holding, ready=None)
+        return True
+
+    def note(self, event: GradientsReady | Applied | Torn, *, is_running: bool) -> bool:
+        """What became of one; returns whether there is such a stage."""
+        holding = self._held.get(event.first)
+        if holding is None:
+            return False
+        match event:
+            case GradientsReady(epoch, first, step):
+                if is_running and holding.version.step == step:
+                    ready = Version(step + 1, epoch)
+                    self._held[first] = dataclasses.replace(holding, ready=ready)
+            case Applied(_, first, version, coefficient):
+                self._held[first] = dataclasses.replace(
+                    holding, version=version, ready=None, coefficient=coefficient
+                )
+            case Torn(_, first):
+                del self._held[first]
+        self._catching_up.discard(event.first)
+        return True
+
+
+NOT_OFFERED_LIMIT = 8
+"""Versions told of that are not made yet: orders come two rounds ahead, checksums take a while."""
+
+
+class Copies:
+    """See the module. What must go is returned, to be carried out.
+
+    Attributes:
+        holdings: KEPT, REPLICA and FETCHED ones.
+    """
+
+    def __init__(self) -> None:
+        """There are none yet."""
+        self.holdings: list[Holding] = []
+        self._keepers: dict[tuple[int, int], str] = {}  # by units, other than the plan says
+        self._not_offered: deque[Version] = deque(maxlen=NOT_OFFERED_LIMIT)
+
+    def put(self, holding: Holding) -> None:
+        """It is here now."""
+        if holding not in self.holdings:
+            self.holdings.append(holding)
+
+    def discard(self, holding: Holding) -> None:
+        """It is not here any more."""
+        self.holdings = [copy for copy in self.holdings if copy != holding]
+
+    def clear(self) -> None:
+        """None is here any more, and no keeper known."""
+        self.holdings.clear()
+        self._keepers.clear()
+
+    def begin(self) -> None:
+        """An epoch begins: its plan names keepers anew."""
+        self._keepers.clear()
+
+    # -- what goes -------------------------------------------------------------------------
+
+    def drop(
+        self, kinds: Collection[Kind], *, but: Collection[Version | None] = ()
+    ) -> list[DeviceInstruction]:
+        """Free what is of these kinds, except these versions."""
+        return self._remove([c for c in self.holdings if c.kind in kinds and c.version not in but])
+
+    def keep_only(self, versions: Collection[Version]) -> list[DeviceInstruction]:
+        """Free what is older than the newest of them; a younger copy may be on its way to count."""
+        newest = max(version.age for version in versions)
+        old = [
+            copy
+            for copy in self.holdings
+            if copy.kind in (Kind.KEPT, Kind.REPLICA)
+            and copy.version.age < newest
+            and copy.version not in versions
+        ]
+        return self._remove(old)
+
+    def _remove(self, gone: list[Holding]) -> list[DeviceInstruction]:
+        if not gone:
+            return []
+        self.holdings = [copy for copy in self.holdings if copy not in gone]
+        return [Drop(tuple(gone))]
+
+    # -- what others hear ------------------------------------------------------------------
+
+    def keep_to_itself(self, version: Version) -> None:
+        """Of this version only this device's own copies are wanted, for somebody who reads them."""
+        self._not_offered.append(version)
+
+    def offer(
+        self, running: Placed, first: int, end: int, version: Version
+    ) -> list[DeviceInstruction]:
+        """An own copy stands: its keeper should have it, or, where nobody keeps it, it counts."""
+        if version in self._not_offered:
+            return []
+        keeper = self._keepers.get((first, end)) or running.keeper_of(first, end)
+        if keeper is not None:
+            return [Offer(keeper, running.epoch, first, end, version)]
+        if running.protects:
+            return [TellReplica(running.holder, running.epoch, first, end, version)]
+        return []
+
+    def offer_to(
+        self, keeper: str, running: Placed, first: int, end: int, version: Version
+    ) -> list[DeviceInstruction]:
+        """Copies of units [first, end) go to another keeper from now on, the present one too."""
+        self._keepers[first, end] = keeper
+        if Holding(first, end, version, Kind.KEPT) not in self.holdings:
+            return []
+        return self.offer(running, first, end, version)
+
+
+class PartnerLinks:
+    """See the module.
+
+    Args:
+        device: own id.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._broken: set[str] = set()  # peers
+
+    def begin(self) -> None:
+        """An epoch begins: what broke before is known."""
+        self._broken.clear()
+
+    def ended(self, running: Placed, peer: str) -> list[DeviceInstruction]:
+        """The link to `peer` broke. The holder sees its own links."""
+        if running.holder in (peer, self._device) or peer not in running.partners_of(self._device):
+            return []
+        self._broken.add(peer)
+        return [TellLink(running.holder, running.epoch, peer)]
+
+    def started(self, running: Placed, peer: str) -> list[DeviceInstruction]:
+        """There is a link to `peer`, perhaps again."""
+        if peer not in self._broken:
+            return []
+        self._broken.discard(peer)
+        return [TellLink(running.holder, running.epoch, peer, back=True)]

@@ -1,0 +1,121 @@
+"""When FTPipeHD cuts the model anew, and the capacities of devices that it does so by. Pure.
+
+A device i with the units S_i says how long it has taken for each mini-batch; T0_l is what unit l
+takes by the profile of the device with the data (section III-D, equations 1 to 3):
+
+    C_i = mean time of i / sum of T0_l over S_i            what unit l takes on i:  C_i · T0_l
+
+Until it has said anything a device's capacity is 1. Two things are not the paper's. The device with
+the data is measured like all others, where the paper sets its capacity to 1: a profile is made
+while nothing else happens, and all are slower than that in training. And who has little to do is
+not judged by that: tasks that take less than JUDGED_SHARE of the time are mostly what messages, or
+a share of a processor that was saved up, make of them. Of such a device only so much is believed,
+that its tasks do not take more than that share.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from statistics import fmean, median
+
+from p2ptrain.recovery.commit import Seat
+from p2ptrain.recovery.profile_corrections import JUDGED_SHARE, Busy, Corrections, Expected
+
+_LEAST, _MOST = 0.02, 50.0
+"""Of a capacity, as of any correction: what lies beyond is a fault of the measurement."""
+
+
+class Repartition:
+    """Counts mini-batches, over all plans of a job, and takes means of what they take.
+
+    Args:
+        first: mini-batches before the first look at the cuts.
+        every: between two looks from then on.
+    """
+
+    def __init__(self, first: int, every: int) -> None:
+        self._left = first
+        self._every = every
+        self._least = max(min(first, every) - 1, 1)  # reports that a look needs
+        self._seats: frozenset[Seat] = frozenset()
+        self._is_warm = False
+        self._busy: list[Mapping[Seat, Busy]] = []
+        self._seconds: list[float] = []
+
+    def begin(self, seats: Collection[Seat]) -> None:
+        """Another plan is in force: what was reported under the one before counts no more."""
+        self._seats, self._is_warm = frozenset(seats), False
+        self._forget()
+
+    def observe(self, busy: Mapping[Seat, Busy], seconds: float) -> Mapping[Seat, Busy] | None:
+        """Take in a mini-batch; returns means since the last look where the next one is due.
+
+        Args:
+            busy: what its tasks have taken, by stage and device.
+            seconds: since the mini-batch before.
+        """
+        self._left -= 1
+        if busy.keys() != self._seats:
+            return None
+        if not self._is_warm:  # the first fills the pipeline, and finds memory
+            self._is_warm = True
+            return None
+        self._busy.append(busy)
+        self._seconds.append(seconds)
+        if self._left > 0 or len(self._busy) < self._least:
+            return None
+        step_seconds = median(self._seconds)
+        means = {
+            seat: Busy(
+                fmean(one[seat].wall for one in self._busy),
+                fmean(one[seat].cpu for one in self._busy),
+                step_seconds,
+            )
+            for seat in self._seats
+        }
+        self._left = self._every
+        self._forget()
+        return means
+
+    def _forget(self) -> None:
+        self._busy.clear()
+        self._seconds.clear()
+
+
+def capacities(
+    before: Corrections, expected: Mapping[Seat, Expected], busy: Mapping[Seat, Busy]
+) -> Corrections:
+    """The capacities of the devices of a plan; others' stay as they are.
+
+    Args:
+        before: capacities so far, which `expected` was made with: C_i times the sum of T0_l.
+        busy: what the plan's stages have taken, and the seconds of a step.
+    """
+    due: dict[str, float] = defaultdict(float)
+    took: dict[str, float] = defaultdict(float)
+    step_seconds = 0.0
+    for seat, one in busy.items():
+        due[seat[1]] += expected[seat].wall
+        took[seat[1]] += one.wall
+        step_seconds = one.round_seconds
+    found = dict(before.devices)
+    for device, seconds in took.items():
+        if due[device] <= 0 or seconds <= 0:
+            continue
+        least = JUDGED_SHARE * step_seconds
+        counted = seconds if seconds >= least else min(due[device], least)
+        capacity = before.of_device(device) * counted / due[device]
+        found[device] = min(max(capacity, _LEAST), _MOST)
+    return Corrections(devices=found)
+
+
+def expected_with(
+    expected: Mapping[Seat, Expected], before: Corrections, after: Corrections
+) -> dict[Seat, Expected]:
+    """What a plan expects with other capacities than those it was made with."""
+    found = {}
+    for seat, due in expected.items():
+        factor = after.of_device(seat[1]) / before.of_device(seat[1])
+        found[seat] = Expected(due.wall * factor, due.cpu * factor)
+    return found

@@ -1,0 +1,79 @@
+"""What a holder needs to know for the next epoch when one ends.
+
+Why there is no way to a new epoch: what a change ends with, and what the holder hears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from p2ptrain.recovery.choose_version import Lost, Past
+from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.version import Version
+
+EPOCHS_A_REQUEST = 64
+"""Epoch numbers that one request may use up: so they are unique whoever answers, and whenever."""
+
+
+class Reason(StrEnum):
+    """Why a plan is asked for."""
+
+    START = "start"
+    FAILURE = "failure"
+    JOIN = "join"
+    LEAVE = "leave"
+    DRIFT = "drift"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeAsk:
+    """A request; what else counts is in the inventories.
+
+    Attributes:
+        number: of this holder's requests, rising also over its restarts; a greater one cancels a
+            smaller one.
+        epoch: first epoch number to use; EPOCHS_A_REQUEST may be used.
+        units: of the model.
+        holder: id of the device with the data.
+        alive: devices that the holder sees alive, itself included.
+        past: see choose.
+        present: the plan that was in force, None at the start.
+        stable: newest version of which every copy was acknowledged.
+        without: devices that are leaving: they may give, but get nothing.
+        lowered: memory in bytes that devices proved to have less of, by id.
+    """
+
+    number: int
+    epoch: int
+    reason: Reason
+    units: int
+    holder: str
+    alive: frozenset[str]
+    past: Past
+    present: Placed | None = None
+    stable: Version | None = None
+    without: frozenset[str] = frozenset()
+    lowered: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NoWay:
+    """State is lost, no plan fits, or preparations were spoiled.
+
+    Attributes:
+        number: of the request.
+        again: what is in the way may pass; ask again after a while.
+        spoiled: preparations that failed, one after the other; 0 = nobody could be asked at all.
+        lowered: memory in bytes that devices proved to have less of meanwhile, by id.
+        is_plan: no plan fits: the person has to change something.
+    """
+
+    number: int
+    reason: str
+    lost: Lost | None = None
+    again: bool = False
+    spoiled: int = 0
+    lowered: Mapping[str, int] = field(default_factory=dict, hash=False)
+    is_plan: bool = False

@@ -1,0 +1,109 @@
+"""A plan in force as the rules of recovery see it: who trains which units, from which version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2ptrain.recovery.version import Lineage, Version
+
+
+@dataclass(frozen=True, slots=True)
+class StageNeed:
+    """Units [first, end) that each of `devices` must have; in the stage's order."""
+
+    first: int
+    end: int
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedStage:
+    """Units [first, end) on `devices`.
+
+    Attributes:
+        copies_to: the device that keeps this stage's copies; None = nobody does.
+    """
+
+    first: int
+    end: int
+    devices: tuple[str, ...]
+    copies_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One epoch of one job.
+
+    Attributes:
+        epoch: its number; of two epochs the greater counts.
+        holder: id of the device with the data.
+        version: what the epoch begins with.
+        lineage: as it was before this epoch.
+        stages: in pipeline order.
+        keeps: whether the version that the epoch begins with is kept at once.
+        stable: the newest version of which every copy was acknowledged; None = there is none.
+    """
+
+    epoch: int
+    holder: str
+    version: Version
+    lineage: Lineage
+    stages: tuple[PlacedStage, ...]
+    keeps: bool = False
+    stable: Version | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Ids, in pipeline order, each once."""
+        return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
+
+    @property
+    def protects(self) -> bool:
+        """Whether devices keep versions to go back to, and copies of them for others."""
+        return any(stage.copies_to is not None for stage in self.stages)
+
+    @property
+    def seats(self) -> tuple[tuple[int, str], ...]:
+        """Every stage with every one of its devices."""
+        return tuple((p, device) for p, stage in enumerate(self.stages) for device in stage.devices)
+
+    @property
+    def needs(self) -> tuple[StageNeed, ...]:
+        """What must be where before the epoch begins."""
+        return tuple(StageNeed(stage.first, stage.end, stage.devices) for stage in self.stages)
+
+    def ranges_of(self, device: str) -> tuple[tuple[int, int], ...]:
+        """Units that a device trains."""
+        return tuple((stage.first, stage.end) for stage in self.stages if device in stage.devices)
+
+    def gives_part(self, device: str, epoch: int) -> bool:
+        """Whether this is that epoch, and a device trains in it."""
+        return epoch == self.epoch and device in self.devices
+
+    def keeper_of(self, first: int, end: int) -> str | None:
+        """Who keeps the copies of units [first, end), exactly one stage's."""
+        for stage in self.stages:
+            if (stage.first, stage.end) == (first, end):
+                return stage.copies_to
+        return None
+
+    def partners_of(self, device: str) -> frozenset[str]:
+        """Devices that it exchanges something with: a broken link to one of them is trouble."""
+        partners = {self.holder}
+        for p, stage in enumerate(self.stages):
+            if device in stage.devices:
+                partners.update(d for q in (p - 1, p, p + 1) for d in self._devices_at(q))
+        if device == self.holder:
+            partners.update(self.devices)
+        return frozenset(partners - {device})
+
+    def places(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """By device, the units that it trains or keeps copies of."""
+        places: dict[str, tuple[tuple[int, int], ...]] = {}
+        for stage in self.stages:
+            for device in (*stage.devices, *filter(None, [stage.copies_to])):
+                places[device] = (*places.get(device, ()), (stage.first, stage.end))
+        return places
+
+    def _devices_at(self, stage: int) -> tuple[str, ...]:
+        return self.stages[stage].devices if 0 <= stage < len(self.stages) else ()

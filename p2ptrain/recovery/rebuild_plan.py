@@ -1,0 +1,181 @@
+"""Whether the stages that are lost can be made anew at the newest version, instead of going back.
+
+A stage's keeper has a copy of it, some steps old. Its neighbours still have what they sent to it
+since, and the holder can read the samples again; so the keeper alone does those steps once more,
+with the same inputs, and has what was lost, to the last bit. Nobody else goes back:
+
+    stage 0   live at 40 ── activations of steps 30 to 39 ──┐
+    stage 1   lost; stage 2 keeps its copy at 30 ───────────┴─► 30 ──► 40
+    stage 2   live at 40 ── gradients of steps 30 to 39 ────┘
+
+The logging of Wang et al., "Swift: Expedited Failure Recovery for Large-scale DNN Training" (2023),
+without storage: what was sent stays where it was made. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.net.fields import FrameFields, check_units
+from p2ptrain.net.forms import Count, Id
+from p2ptrain.net.read_form import read_form
+from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.version import Lineage, Version, VersionRow
+
+LEAST_STEPS = 2
+"""Fewer are done again by all sooner than one device is asked for them."""
+
+_COPIES = (Kind.FETCHED, Kind.KEPT, Kind.REPLICA)
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild(FrameFields):
+    """`device` takes units [first, end) from one version to another.
+
+    Attributes:
+        stage: their number in the plan of `epoch`.
+        epoch: the one that computed `target`, which all others have.
+        version: of the copy that it begins with.
+    """
+
+    device: Id
+    stage: Count
+    first: Count
+    end: Count
+    epoch: Count
+    version: VersionRow
+    target: VersionRow
+
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
+        if self.version.step >= self.target.step or self.target.computed != self.epoch:
+            raise ValueError("a stage is made anew from an older version to one of its epoch")
+
+    @property
+    def made(self) -> tuple[Holding, ...]:
+        """What the device has then."""
+        return (Holding(self.first, self.end, self.target, Kind.FETCHED),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    rebuild: Rebuild | None = None
+
+
+def read_rebuild(device: str, fields: Mapping[str, Any]) -> Rebuild | None:
+    """What `device` is asked to make with an inventory's `fields`. Raises ProtocolError."""
+    made = read_form(_Asked, fields, "epoch.inventory", extra=True).rebuild
+    if made is not None and made.device != device:
+        raise ProtocolError("what is to be made is asked of another device")
+    return made
+
+
+def rebuilds(
+    units: int, inventories: Mapping[str, Inventory], lineage: Lineage, present: Placed | None
+) -> tuple[Rebuild, ...]:
+    """What must be made anew so that all units are there at the newest version.
+
+    Args:
+        units: of the model.
+        inventories: by device, of those that answered.
+        present: the plan that was in force.
+
+    Returns:
+        One for each stage that is lost; none where one of them cannot be made.
+    """
+    target = newest_live(inventories.values(), lineage)
+    if present is None or target is None or target.computed != present.epoch:
+        return ()
+    held = _held_at(target, inventories)
+    missing = set(range(units)) - held
+    found: dict[str, Rebuild] = {}  # by device: each makes one
+    for index, stage in enumerate(present.stages):
+        if not missing.intersection(range(stage.first, stage.end)):
+            continue
+        if len(stage.devices) > 1:
+            return ()  # its gradients were summed with others', and those are gone
+        since = _since(index, inventories, present, target)
+        free = {one: stock for one, stock in inventories.items() if one not in found}
+        copies = (
+            (device, holding.version)
+            for device, holding in _copies(stage, free, lineage, present)
+            if max(since, _logged(inventories[device], present.epoch, target))
+            <= holding.version.step
+            <= target.step - LEAST_STEPS
+        )
+        best = max(copies, key=lambda copy: copy[1].step, default=None)
+        if best is None:
+            return ()
+        device, version = best
+        units_of = (stage.first, stage.end)
+        found[device] = Rebuild(device, index, *units_of, present.epoch, version, target)
+    return tuple(found.values())
+
+
+def newest_live(inventories: Iterable[Inventory], lineage: Lineage) -> Version | None:
+    """The newest version that somebody trains."""
+    return max(
+        (
+            holding.version
+            for inventory in inventories
+            for holding in inventory.holdings
+            if holding.kind is Kind.LIVE and lineage.is_valid(holding.version)
+        ),
+        default=None,
+    )
+
+
+def _held_at(version: Version, inventories: Mapping[str, Inventory]) -> set[int]:
+    return {
+        unit
+        for inventory in inventories.values()
+        for holding in inventory.holdings
+        if holding.version == version
+        for unit in range(holding.first, holding.end)
+    }
+
+
+def _since(
+    index: int, inventories: Mapping[str, Inventory], present: Placed, target: Version
+) -> int:
+    """From which step on the neighbours of a stage have all that they sent to it."""
+    near = [present.stages[q] for q in (index - 1, index + 1) if 0 <= q < len(present.stages)]
+    senders = {device for neighbour in near for device in neighbour.devices}
+    if not senders <= inventories.keys():
+        return target.step
+    return max((_logged(inventories[one], present.epoch, target) for one in senders), default=0)
+
+
+def _copies(
+    stage: PlacedStage, inventories: Mapping[str, Inventory], lineage: Lineage, present: Placed
+) -> Iterator[tuple[str, Holding]]:
+    """Who has exactly this stage, as the plan's epoch began with it or computed it; by id."""
+    for device in sorted(inventories):
+        for holding in inventories[device].holdings:
+            version = holding.version
+            is_its = version.computed == present.epoch or version == present.version
+            is_whole = (holding.first, holding.end) == (stage.first, stage.end)
+            if holding.kind in _COPIES and is_whole and is_its and lineage.is_valid(version):
+                yield device, holding
+
+
+def _logged(inventory: Inventory, epoch: int, target: Version) -> int:
+    """From which step on it has all that it sent and was told in that epoch."""
+    logged = inventory.logged
+    return logged.since if logged is not None and logged.epoch == epoch else target.step
+
+
+LEAST_LIMIT_BYTES = 24 << 20
+"""What a device may keep, however little the plan takes there."""
+
+SHARE = 20
+"""More where the plan takes more: so many parts of what it takes are one for this."""
+
+
+def limit_bytes(planned_bytes: int) -> int:
+    """What may be kept where a plan takes so much."""
+    return max(LEAST_LIMIT_BYTES, planned_bytes // SHARE)

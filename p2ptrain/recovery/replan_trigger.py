@@ -1,0 +1,362 @@
+"""When a job that nothing is wrong with looks for a better plan: somebody came, leaves, or drifts.
+
+    a device appears    SETTLE_SECONDS without another ──► look ──► it pays: change, at a border
+    a device leaves     look at once, whatever else is looked at ──► change, unless the others
+                        cannot hold the work: then it hears so
+    a drift look        look ──► it pays: change
+
+Who comes may be alive before who looks has a link to it, or before it can be measured: a look
+without it settles nothing about it, and is made again.
+
+A plan that was made after a death, while everybody waited, is one that can begin soon. The first
+drift look looks for the best one then, whatever was changed for lately.
+
+To look is to have planned, while training goes on, what would be best now. One look at a
+time: a leave overtakes every other, a device that appears a drift look; what was overtaken is tried
+again, and what drifts during a look, which does not know of it, is looked at after it. What is
+found counts only while the plan it was asked for is in force; once a change has been called for,
+only leavers are looked at until the next plan is in force. Pure: feed events and ticks with the
+time (seconds of any monotonic clock), carry out what it returns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from p2ptrain.errors import InternalError
+from p2ptrain.recovery.generation_request import Reason
+
+SETTLE_SECONDS = 1.0
+"""Devices are switched on together: one look for all of them."""
+
+LONGEST_SETTLE_SECONDS = 5.0
+"""Even where one more comes every second."""
+
+OVERTAKE_SECONDS = 20.0
+"""So long who comes waits for the look at those who came before: a slow one may be measured."""
+
+RETRY_SECONDS = 2.0
+"""After a look that failed, or did not see all newcomers; twice as long after each further one."""
+
+MOST_TRIES = 7
+"""Looks at the same newcomers, two minutes in all; the next plan, or drift look, sees them too."""
+
+MOST_MOVES = 32
+"""Changes remembered: each doubles what the next has to gain, so that more make no difference."""
+
+_NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    """A device is alive."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A device is not alive any more."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A device wants to leave, and waits for our word."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drifted:
+    """Rounds were compared with what the plan expects: it may be time for another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The plan in force ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A plan is in force on these devices.
+
+    Attributes:
+        considered: devices that it was chosen from; empty = it was not chosen anew.
+        in_haste: it is a new one that was made while training stood still.
+    """
+
+    devices: frozenset[str]
+    considered: frozenset[str] = frozenset()
+    in_haste: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a look has found.
+
+    Attributes:
+        devices: of the plan to change to; empty = the present one is best.
+        in_sight: devices whose speeds and links were known.
+    """
+
+    number: int
+    devices: frozenset[str]
+    in_sight: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A look failed.
+
+    Attributes:
+        impossible: no plan fits what was asked about, and why; None = that is not known.
+    """
+
+    number: int
+    impossible: str | None = None
+
+
+ElasticEvent: TypeAlias = (
+    Appeared | Gone | Leaving | Drifted | Asked | Began | Answered | Unanswered
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LookNow:
+    """Have it looked for; a look under way is given up.
+
+    Attributes:
+        without: devices that are leaving.
+        moved_seconds_ago: ages of the changes so far that only speeds were the reason of.
+    """
+
+    number: int
+    reason: Reason
+    without: frozenset[str]
+    moved_seconds_ago: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePlan:
+    """Change at the border of a round, to what the newest look has found if it found something."""
+
+    reason: Reason
+    leaver: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StayOn:
+    """Tell a device that wanted to leave that the others cannot do without it, and why."""
+
+    device: str
+    reason: str
+
+
+ElasticInstruction: TypeAlias = LookNow | ChangePlan | StayOn
+
+
+class ElasticCore:
+    """See the module.
+
+    Args:
+        holder: own id.
+        replans: whether the plan may change although nobody came or left.
+
+    Attributes:
+        in_haste: the plan in force was made to go on soon, and has not been looked at since.
+    """
+
+    def __init__(self, holder: str, *, replans: bool = True) -> None:
+        self.in_haste = False
+        self._replans = replans
+        self._alive = {holder}
+        self._new: dict[str, float] = {}  # alive, no plan was made with it in sight: since when
+        self._due = _NEVER  # of a look at them
+        self._tries = 0
+        self._leaving: set[str] = set()  # devices of the plan
+        self._drifted = False
+        self._devices: frozenset[str] | None = None  # of the plan in force
+        self._number = 0
+        self._look: Reason | None = None  # under way
+        self._looked_at: frozenset[str] = frozenset()  # alive when that look began
+        self._moves: deque[float] = deque(maxlen=MOST_MOVES)
+        self._changes = False  # a change has been called for, and is to come
+        self._now = float("-inf")
+        self._out: list[ElasticInstruction] = []
+
+    @property
+    def next_wakeup(self) -> float:
+        """When to call `tick` at the latest."""
+        return _NEVER if self._devices is None else self._join_due
+
+    def tick(self, now: float) -> list[ElasticInstruction]:
+        """Do what is due."""
+        self._now = max(now, self._now)
+        self._step()
+        return self._finish()
+
+    def handle(self, event: ElasticEvent, now: float) -> list[ElasticInstruction]:
+        """Take in one event."""
+        self._now = max(now, self._now)
+        match event:
+            case Appeared() | Gone() | Leaving():
+                self._on_device(event)
+            case Drifted():
+                has_choice = len(self._alive) > 1  # a device alone stays with its plan
+                self._drifted = self._replans and has_choice
+            case Asked():
+                self._end()
+            case Began(devices, considered, in_haste):
+                self._end()
+                self._devices = devices
+                self.in_haste = self.in_haste or in_haste
+                self._forget_new(considered | devices)
+                if self._due == _NEVER:  # given up, but much may be different now
+                    self._due, self._tries = self._now, 0
+                self._let_go(self._leaving - devices)
+            case Answered() | Unanswered():
+                if event.number == self._number and self._look is not None:
+                    self._on_answer(event)
+            case _:
+                raise InternalError(f"no rule for {type(event).__name__}")
+        self._step()
+        return self._finish()
+
+    def _finish(self) -> list[ElasticInstruction]:
+        out, self._out = self._out, []
+        return out
+
+    def _end(self) -> None:
+        """The plan in force ends, and with it what was looked at for it."""
+        self._devices = self._look = None
+        self._drifted = self._changes = False
+
+    # -- devices -------------------------------------------------------------------------------
+
+    def _on_device(self, event: Appeared | Gone | Leaving) -> None:
+        device = event.device
+        match event:
+            case Appeared():
+                if device not in self._alive:
+                    self._alive.add(device)
+                    self._new[device] = self._now
+                    longest = min(self._new.values()) + LONGEST_SETTLE_SECONDS
+                    self._due = max(min(self._now + SETTLE_SECONDS, longest), self._now)
+                    self._tries = 0
+            case Gone():
+                self._alive.discard(device)
+                self._forget_new((device,))
+                self._leaving.discard(device)
+            case Leaving():
+                self._forget_new((device,))
+                if self._devices is None or device not in self._devices:
+                    self._out.append(ChangePlan(Reason.LEAVE, device))
+                else:
+                    self._leaving.add(device)
+                    self._overtake()  # of less importance, or with it in sight
+
+    # -- looks ---------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        if self._devices is None:
+            return
+        if self._look is None and self._leaving:
+            self._begin_look(Reason.LEAVE)
+        elif self._changes:
+            return
+        elif self._now >= self._join_due:
+            self._overtake()
+            self._begin_look(Reason.JOIN)
+        elif self._look is None and self._drifted:
+            self._begin_look(Reason.DRIFT)
+
+    @property
+    def _join_due(self) -> float:
+        """When to look at those who came, if nothing happens before."""
+        if self._changes:
+            return _NEVER
+        if self._look is None:
+            return self._due if self._new else _NEVER
+        unseen = [since for device, since in self._new.items() if device not in self._looked_at]
+        if not unseen or self._look is Reason.LEAVE:
+            return _NEVER  # that one ends in seconds
+        if self._look is Reason.DRIFT:
+            return self._due
+        return max(self._due, min(unseen) + OVERTAKE_SECONDS)
+
+    def _overtake(self) -> None:
+        """The look under way is given up: tried again afterwards, if there is still cause."""
+        self._drifted = self._drifted or self._look is Reason.DRIFT
+        self._look = None
+
+    def _forget_new(self, devices: Collection[str]) -> None:
+        for device in devices:
+            self._new.pop(device, None)
+
+    def _begin_look(self, reason: Reason) -> None:
+        self._number += 1
+        is_drift = reason is Reason.DRIFT
+        self._look, self._looked_at = reason, frozenset(self._alive)
+        self._drifted = self._drifted and not is_drift
+        # who comes is not kept out because speeds flickered, or somebody else came before; nor is
+        # what had to be found in haste kept for that
+        counts = is_drift and not self.in_haste
+        ages = tuple(self._now - moved for moved in self._moves) if counts else ()
+        self._out.append(LookNow(self._number, reason, frozenset(self._leaving), ages))
+
+    def _on_answer(self, event: Answered | Unanswered) -> None:
+        reason, self._look = self._look, None
+        if reason is Reason.LEAVE:
+            if isinstance(event, Unanswered) and event.impossible is not None:
+                self._keep(event.impossible)
+            else:
+                self._let_go(self._leaving)
+        elif isinstance(event, Unanswered):
+            if reason is Reason.JOIN:
+                self._try_again()
+        else:
+            self._forget_new(event.in_sight)
+            if reason is Reason.JOIN and self._new.keys() & self._looked_at:
+                self._try_again()
+            self._move(event.devices)
+            self.in_haste = False
+
+    def _try_again(self) -> None:
+        """Look once more at those who came: soon, where somebody has come since."""
+        self._tries += 1
+        if self._new.keys() <= self._looked_at:
+            wait = RETRY_SECONDS * 2 ** (self._tries - 1)
+            self._due = self._now + wait if self._tries < MOST_TRIES else _NEVER
+            self._new = dict.fromkeys(self._new, self._due)  # who comes next settles on its own
+
+    def _let_go(self, devices: Collection[str]) -> None:
+        """They go in any case, by a plan that was found now or is found then."""
+        self._drifted = self._drifted and not devices  # the plan changes: no need to look at this
+        for device in sorted(devices):
+            self._leaving.discard(device)
+            self._changes = self._changes or device in (self._devices or ())
+            self._out.append(ChangePlan(Reason.LEAVE, device))
+
+    def _keep(self, reason: str) -> None:
+        """Nothing changes: they hear that the others cannot do without them."""
+        for device in sorted(self._leaving):
+            self._out.append(StayOn(device, reason))
+        self._leaving.clear()
+
+    def _move(self, devices: Collection[str]) -> None:
+        assert self._devices is not None
+        if not devices:
+            return
+        if set(devices) - self._devices:
+            self._changes = True
+            self._out.append(ChangePlan(Reason.JOIN))
+        elif self._replans:
+            self._changes = True
+            if not self.in_haste:
+                self._moves.append(self._now)
+            self._out.append(ChangePlan(Reason.DRIFT))

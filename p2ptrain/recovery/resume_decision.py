@@ -1,0 +1,123 @@
+"""Whether a job that is started goes on with an unfinished one of this device.
+
+What the journal says has to fit what is asked for, and somebody has to keep something of the job:
+a journal without weights is worth nothing, and without the journal, steps would be told twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from p2ptrain.recovery.version import Version
+
+
+class Start(StrEnum):
+    """How a job starts."""
+
+    ANEW = "anew"
+    GO_ON = "go on"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a member keeps of a job of this device.
+
+    Attributes:
+        job: its id.
+        newest: what was computed last of it there.
+    """
+
+    job: str
+    newest: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a job starts.
+
+    Attributes:
+        reason: for people, where they would not expect it; names no devices.
+        ending: jobs of this device that are over now.
+    """
+
+    start: Start
+    reason: str = ""
+    ending: frozenset[str] = frozenset()
+
+
+def decide(
+    asked: str,
+    found: tuple[str, bool] | None,
+    others: Collection[str],
+    kept: Mapping[str, Kept | None],
+    *,
+    fresh: bool,
+    begun: bool = True,
+    over: Collection[str] = (),
+) -> Verdict:
+    """Decide.
+
+    Args:
+        asked: what ids of jobs begin with that are the one asked for.
+        found: id of the job in the journal, and whether it is the one asked for.
+        others: ids of the devices, without this one, that had a part in the journal's job.
+        kept: what each member that answered keeps.
+        fresh: the person wants to begin anew.
+        begun: whether beginning anew would lose anything of the journal's job.
+        over: ids of jobs that have ended; who keeps one of them was out of reach then.
+    """
+    ended = frozenset(one.job for one in kept.values() if one is not None and one.job in over)
+    if found is not None and found[0] in over:  # it ended as its journal was to go
+        ended |= {found[0]}
+        found = None
+    if ended:
+        free = {d: None if one and one.job in ended else one for d, one in kept.items()}
+        verdict = decide(asked, found, others, free, fresh=fresh, begun=begun)
+        return replace(verdict, ending=verdict.ending | ended)
+    jobs = {one.job for one in kept.values() if one is not None}
+    old = jobs if found is None else jobs | {found[0]}
+    if fresh:
+        return Verdict(Start.ANEW, ending=frozenset(old))
+    if found is not None and found[1] and not begun:
+        # Nobody heard of a step, and what others have is of first weights that are not drawn again.
+        return Verdict(Start.ANEW, ending=frozenset(old))
+    if found is not None and found[1]:
+        return _with_journal(found[0], others, kept, frozenset(old))
+    same = [one for one in kept.values() if one is not None and one.job.startswith(asked)]
+    if same:
+        steps = max(one.newest.step for one in same)
+        return Verdict(
+            Start.REFUSE,
+            f"other devices have this training up to step {steps}, but this device has lost its "
+            "record of it: start from the beginning with --fresh, or from a checkpoint with "
+            "--resume",
+        )
+    reason = ""
+    if old:
+        reason = (
+            "an unfinished training of this device is dropped, because the script or its options "
+            "changed"
+        )
+    return Verdict(Start.ANEW, reason, frozenset(old))
+
+
+def _with_journal(
+    job: str,
+    others: Collection[str],
+    kept: Mapping[str, Kept | None],
+    old: frozenset[str],
+) -> Verdict:
+    keepers = [device for device, one in kept.items() if one is not None and one.job == job]
+    unheard = set(others) - kept.keys()
+    if keepers or unheard:  # the rules wait for who is not heard
+        return Verdict(Start.GO_ON, ending=old - {job})
+    reason = ""
+    if others:
+        reason = (
+            "no device has anything of the unfinished training any more: it starts from the "
+            "beginning"
+        )
+    return Verdict(Start.ANEW, reason, old)

@@ -1,0 +1,129 @@
+"""What a device has of a job, as it tells the holder that takes stock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, TypeAlias
+
+from p2ptrain.net.fields import check_units
+from p2ptrain.net.forms import AboveZero, Bytes, Count, Id, Length, Row, Seconds
+from p2ptrain.net.parts import LARGE, Blob, BlobLimit
+from p2ptrain.net.read_form import read_form
+from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.version import Version, VersionRow
+
+HOLDINGS_LIMIT = 1024
+"""Most holdings of one device: kinds x kept versions x ranges of units, far below."""
+
+
+class Kind(StrEnum):
+    """Why a device has it."""
+
+    LIVE = "live"
+    """It trains these units."""
+    KEPT = "kept"
+    """Its copy of its own stage at a version to go back to."""
+    REPLICA = "replica"
+    """Another device's copy, whole and acknowledged."""
+    FETCHED = "fetched"
+    """Fetched for an epoch that has not begun."""
+    INITIAL = "initial"
+    """The weights that the job began with, in the holder's memory."""
+    GLOBAL = "global"
+    """All units at one version, at the holder. Nothing makes one yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Units [first, end) at one version.
+
+    Attributes:
+        ready: LIVE only: the version that applying the gradients gives, which are complete and
+            not applied; None = there are none.
+        coefficient: LIVE only: what clipping multiplied the last update's gradients with, and its
+            dtype; None where the job does not clip. A device that applies later needs it.
+    """
+
+    first: Count
+    end: Count
+    version: VersionRow
+    kind: Kind
+    ready: VersionRow | None = None
+    coefficient: Coefficient | None = None
+
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
+
+    def has(self, unit: int) -> bool:
+        """Whether `unit` is one of these."""
+        return self.first <= unit < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A device still has all that it sent and was told in `epoch`, from step `since` on."""
+
+    epoch: Count
+    since: Count
+
+
+Speed: TypeAlias = tuple[Id, AboveZero, Seconds]
+"""Of a link to a peer: bytes/s, and seconds of latency."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory(Blob):
+    """A device's answer; it has stopped working on the job before it gives it.
+
+    Attributes:
+        device: its id.
+        epoch: newest that it prepared, ran or was asked about.
+        holdings: what it has; nothing torn, nothing half arrived.
+        linked: ids of the peers that it has a link to.
+        budget_bytes: what it offered the job when it was idle; less where others have taken of it.
+        taken_bytes: what the job takes there now.
+        speeds: (peer, bytes/s, latency in seconds) as it measured them, sending.
+        slowdown: its measured unit times over those profiled; 1.0 where not known.
+        measured: its cached profile, None where there is none.
+        logged: what of its last epoch could be done again with; None = nothing.
+    """
+
+    LIMIT: ClassVar[BlobLimit] = LARGE
+
+    device: Id
+    epoch: Count = 0
+    holdings: Annotated[tuple[Holding, ...], Length(HOLDINGS_LIMIT)] = ()
+    linked: Annotated[frozenset[Id], Length(HOLDINGS_LIMIT)] = frozenset()
+    budget_bytes: Bytes = 0
+    taken_bytes: Bytes = 0
+    speeds: Annotated[tuple[Speed, ...], Length(HOLDINGS_LIMIT)] = ()
+    slowdown: AboveZero = 1.0
+    measured: Mapping[str, Any] | None = field(default=None, hash=False)
+    logged: Annotated[Logged | None, Row()] = None
+
+
+def version_fields(version: Version) -> list[int]:
+    """For CBOR and JSON."""
+    return [version.step, version.computed]
+
+
+def read_version(value: object) -> Version:
+    """Check and read. Raises ProtocolError."""
+    return read_form(_Said, {"version": value}, "").version
+
+
+def read_coefficient(value: object) -> Coefficient:
+    """Check and read. Raises ProtocolError."""
+    return read_form(_Clip, {"coefficient": value}, "").coefficient
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    version: VersionRow
+
+
+@dataclass(frozen=True, slots=True)
+class _Clip:
+    coefficient: Coefficient

@@ -1,0 +1,128 @@
+"""Which state of the weights: how many updates, and who computed them.
+
+Which versions still belong to the history of a job.
+
+Every epoch that began is an era. It goes on from where an earlier one was at some step; what that
+earlier one computed beyond is of another history from then on, and may not be mixed with this one:
+
+    epoch 1   0 ────────────► 100
+    epoch 2   └──────► 50 ───────► 120      began with version 50 of epoch 1
+    epoch 3                   └──► 110      began with version 100 of epoch 2
+
+Valid: epoch 1 up to 50, epoch 2 up to 100, epoch 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, TypeAlias
+
+from p2ptrain.errors import ProtocolError
+from p2ptrain.net.forms import Count, Length, Row
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """The state of parameters, optimizer and buffers after `step` updates.
+
+    One version has one content, whoever has it: within an epoch each step is computed once. Two
+    epochs that computed the same step may differ in bits, where groups sum in another order.
+
+    Attributes:
+        step: updates applied.
+        computed: the epoch that computed it; 0 = the weights that the job began with.
+    """
+
+    step: Count
+    computed: Count
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """What is computed later is greater, also after a step back."""
+        return self.computed, self.step
+
+
+VersionRow: TypeAlias = Annotated[Version, Row()]
+"""As it travels within another form."""
+
+ERAS_LIMIT = 64
+"""Most eras kept: each is one change of epoch; older ones end before any copy that still exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """One epoch that began.
+
+    Attributes:
+        epoch: its number.
+        start: updates applied to the state that it began with.
+        origin: the epoch that computed that state; 0 = the first weights.
+    """
+
+    epoch: Count
+    start: Count
+    origin: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The eras of a job, oldest first. The holder owns it; others see copies.
+
+    Raises:
+        ProtocolError: an era does not come after the one before it.
+    """
+
+    eras: Annotated[tuple[Annotated[Era, Row()], ...], Length(ERAS_LIMIT)] = ()
+
+    def __post_init__(self) -> None:
+        for before, era in pairwise(self.eras):
+            if era.epoch <= before.epoch:
+                raise ProtocolError(f"epoch {era.epoch} cannot begin after epoch {before.epoch}")
+
+    def begun(self, epoch: int, start: Version) -> Lineage:
+        """With one more era.
+
+        Raises:
+            ProtocolError: `epoch` is not above all others.
+        """
+        return Lineage((*self.eras, Era(epoch, start.step, start.computed)))
+
+    def is_valid(self, version: Version) -> bool:
+        """Whether `version` belongs to the history that the last era goes on with."""
+        return any(_holds(era, most, version) for era, most in self._limited())
+
+    def pruned(self, oldest: int) -> Lineage:
+        """Without the eras that were left before version `oldest`; at most ERAS_LIMIT stay."""
+        kept = [era for era, most in self._limited() if most is None or most >= oldest]
+        return Lineage(tuple(kept[-ERAS_LIMIT:]))
+
+    def to_fields(self) -> list[Any]:
+        """For JSON."""
+        eras: list[Any] = write_form(self)["eras"]
+        return eras
+
+    @staticmethod
+    def from_fields(value: object) -> Lineage:
+        """Check and read. Raises ProtocolError."""
+        return read_form(Lineage, {"eras": value}, "lineage")
+
+    def _limited(self) -> Iterator[tuple[Era, int | None]]:
+        """Each era with the last step that counts of it: the least start of all later eras."""
+        most: int | None = None
+        limited: list[tuple[Era, int | None]] = []
+        for era in reversed(self.eras):
+            limited.append((era, most))
+            most = era.start if most is None else min(most, era.start)
+        return reversed(limited)
+
+
+def _holds(era: Era, most: int | None, version: Version) -> bool:
+    if most is not None and version.step > most:
+        return False
+    if version.computed == era.epoch:
+        return version.step > era.start
+    return version == Version(era.start, era.origin)

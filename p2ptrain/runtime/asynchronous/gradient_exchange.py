@@ -1,0 +1,188 @@
+"""Gradients of whole mini-batches between the devices of a stage that take them in turn.
+
+    a   F0      F2  B0 ──g0──► F4  B2 ──g2──►          everybody makes update 0, 1, 2, ... in this
+    b       F1  ◄──g0── F3  B1 ──g1──► ...             order, with the gradients of whoever has them
+
+So the devices have the same weights to the bit, and a mini-batch sees those that the delays say,
+whoever takes it.
+
+The updates of a stage whose devices take mini-batches in turn: all of them, in order, here too.
+
+    coming   t, t+1, ...     gradients: this device's own, or another's over the exchange
+    limit    no update beyond what this device's next forward sees: it would see too new weights
+
+So an update waits for its gradients and for the forwards of this device that must not see it, and a
+forward for the updates that it must see. Nothing else waits: whoever has a small share makes the
+others' updates while it has nothing to compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+
+from p2ptrain.job.rounds import Mode
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.messages.tensors import Line, Piece, PieceKey, Slice
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.net.message import PartKind, Priority
+from p2ptrain.runtime.io.sample_division import Division
+from p2ptrain.runtime.io.tensor_receiver import Contents, Expected, Inlet
+from p2ptrain.runtime.io.tensor_router import Switchboard
+
+FLOW = "mini-batch gradients"
+
+
+class GradientExchange:
+    """This device's end of it, for one stage in one epoch; `run` it while the stage runs."""
+
+    def __init__(
+        self, assignment: Assignment, index: int, stage: Stage, me: str, switchboard: Switchboard
+    ) -> None:
+        place = assignment.stages[index]
+        self._division = Division(place)
+        self._me = me
+        self._switchboard = switchboard
+        self._line = Line(assignment.key, index, FLOW)
+        others = [device for device in place.devices if device != me]
+        # a device is ahead of another by what is under way in the stage, at most
+        self._queues: Mapping[str, asyncio.Queue[tuple[Piece, Sequence[Tensor | None]]]] = {
+            device: asyncio.Queue(place.warmup) for device in others
+        }
+        expected: list[Expected] = [
+            (p.dtype, tuple(p.shape)) for p in stage.parameters().values() if p.requires_grad
+        ]
+        contents = Contents(
+            f"gradients of mini-batches of stage {index}",
+            lambda _mode, _size: expected,
+            lambda _mode: [None] * len(expected),
+            optional=True,
+        )
+        capacity = 2 * place.warmup + len(others)
+        self._inlet = Inlet(contents, self._sources, capacity=capacity, largest=1)
+        switchboard.connect_inlet(self._line, self._inlet, others)
+
+    def is_own(self, number: int) -> bool:
+        """Whether this device takes a mini-batch."""
+        return self._owner(number) == self._me
+
+    def next_own(self, number: int) -> int:
+        """The first from `number` on that this device takes."""
+        while not self.is_own(number):
+            number += 1
+        return number
+
+    def _owner(self, number: int) -> str:
+        (part,) = self._division.slices(number, 1)
+        return part.device
+
+    async def put(self, key: PieceKey, gradients: Sequence[Tensor | None]) -> None:
+        """Tell the others what a mini-batch of this device gives."""
+        for queue in self._queues.values():
+            await queue.put((Piece.whole(key, Mode.TRAIN, 1), gradients))
+
+    async def take(self, key: PieceKey) -> Sequence[Tensor | None]:
+        """Wait for what another device's mini-batch gives."""
+        return (await self._inlet.take(key)).join()
+
+    async def run(self) -> None:
+        """Send until cancelled. Raises LinkClosed."""
+        async with asyncio.TaskGroup() as group:
+            for device, queue in self._queues.items():
+                group.create_task(self._run(device, queue))
+
+    async def _run(
+        self, device: str, queue: asyncio.Queue[tuple[Piece, Sequence[Tensor | None]]]
+    ) -> None:
+        send = self._switchboard.send_values
+        while True:
+            piece, gradients = await queue.get()
+            kinds = (PartKind.GRADIENT, Priority.COLLECTIVE)
+            await send(device, self._line, piece, gradients, *kinds)
+            del gradients  # not kept while the queue is empty
+
+    def _sources(self, number: int, size: int) -> Sequence[Slice]:
+        owner = self._owner(number)
+        return () if owner == self._me else (Slice(owner, 0, size),)
+
+
+Gradients: TypeAlias = Sequence[Tensor | None]
+
+Make: TypeAlias = Callable[[RoundOrder, Gradients], Awaitable[None]]
+"""Makes the update of a mini-batch with its gradients, and tells of it."""
+
+
+class Turns:
+    """See the module. `run` it while the stage runs.
+
+    Args:
+        exchange: with the other devices.
+        make: makes an update.
+    """
+
+    def __init__(self, exchange: GradientExchange, make: Make) -> None:
+        self._exchange = exchange
+        self._make = make
+        self._coming: deque[RoundOrder] = deque()
+        self._own: dict[int, Gradients] = {}  # by round
+        self._limit: int | None = 0
+        self._changed = asyncio.Condition()
+
+    async def come(self, order: RoundOrder) -> None:
+        """A mini-batch is taken by some device of the stage; in order."""
+        async with self._changed:
+            self._coming.append(order)
+            self._changed.notify_all()
+
+    async def give(self, order: RoundOrder, gradients: Gradients) -> None:
+        """This device's own mini-batch has been through: for the others too."""
+        await self._exchange.put(_key(order), gradients)
+        async with self._changed:
+            self._own[order.round.index] = gradients
+            self._changed.notify_all()
+
+    async def allow(self, updates: int | None) -> None:
+        """So many updates may be made before the next forward here; None = any number."""
+        async with self._changed:
+            self._limit = updates
+            self._changed.notify_all()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for what becomes so by an update."""
+        async with self._changed:
+            await self._changed.wait_for(is_so)
+
+    async def finished(self) -> None:
+        """Wait until the update of every mini-batch that has come is made."""
+        await self.until(lambda: not self._coming)
+
+    async def run(self) -> None:
+        """Make them, until cancelled. Raises what `make` raises."""
+        while True:
+            await self.until(lambda: bool(self._coming))
+            order = self._coming[0]
+            gradients = await self._gradients(order)
+            await self._until_allowed(order.round.step)
+            await self._make(order, gradients)
+            async with self._changed:
+                self._coming.popleft()
+                self._changed.notify_all()
+
+    async def _gradients(self, order: RoundOrder) -> Gradients:
+        if not self._exchange.is_own(order.round.first):
+            return await self._exchange.take(_key(order))
+        index = order.round.index
+        await self.until(lambda: index in self._own)
+        return self._own.pop(index)
+
+    async def _until_allowed(self, step: int) -> None:
+        await self.until(lambda: self._limit is None or step < self._limit)
+
+
+def _key(order: RoundOrder) -> PieceKey:
+    return PieceKey(order.round.index, order.round.first)

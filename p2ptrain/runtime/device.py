@@ -1,0 +1,20 @@
+"""What holder and worker of one device share: mesh, tensor router, transfer server, compute thread,
+known models (grows by the first cut by hand).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.runtime.io.tensor_router import Switchboard
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """What every stage of this device shares."""
+
+    mesh: Mesh
+    switchboard: Switchboard
+    compute: ComputeThread

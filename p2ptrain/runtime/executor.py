@@ -1,0 +1,303 @@
+"""What every way to run a stage has in common: its lines, its tasks, and evaluation.
+
+Computing, packing and sending overlap: the compute thread runs one task of this stage at a time,
+while the outlets hand finished activations and gradients to the links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+from torch import Tensor
+
+from p2ptrain import failpoints
+from p2ptrain.errors import TrainingError
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.round_orders import RoundOrder, RoundReport
+from p2ptrain.messages.tensors import Piece, PieceKey, Value
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, first_line, unit_of
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.runtime.io.replay_log import EpochLog
+from p2ptrain.runtime.io.sample_division import Division
+from p2ptrain.runtime.io.tensor_receiver import Gathered
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS
+from p2ptrain.runtime.live_stage import TrainedStage
+from p2ptrain.runtime.not_finite import NotFinite
+from p2ptrain.runtime.stage_io import Lines, StageLinks
+
+T = TypeVar("T")
+
+Forward: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
+"""(inputs, targets) -> what crosses out, at the last stage the loss."""
+
+Backward: TypeAlias = Callable[[Sequence[Value]], list[Tensor | None]]
+"""Gradients of what crossed out, none at the last stage -> those of what came in."""
+
+
+class OperatorFailed(TrainingError):
+    """An operator of the model cannot compute with what a piece holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """What a stage is, besides its units.
+
+    Attributes:
+        index: number of the stage, from 0.
+        last: whether it is the one that computes the loss.
+        warmup: K_p.
+        held: most micro-batches without their weight gradients; None = the backward is not split.
+        seed: of the job.
+        uses_targets: whether the holder sends it targets.
+        division: how its devices divide the work.
+        device: this one.
+        keeps: whether this device copies the stage when a round's order says so.
+        goes_ahead: whether it makes updates before they count (`update.Update`).
+        trails: whether a round may begin before the sums of the one before are there.
+    """
+
+    index: int
+    last: bool
+    warmup: int
+    held: int | None
+    seed: int
+    uses_targets: bool
+    division: Division
+    device: str
+    keeps: bool
+    goes_ahead: bool = False
+    trails: bool = False
+
+    def piece(self, shape: Round, number: int) -> Piece | None:
+        """This device's part of a micro-batch; None = it has none."""
+        size = shape.size(number)
+        part = self.division.part(self.device, number, size)
+        if part is None:
+            return None
+        return Piece(PieceKey(shape.index, number), shape.mode, size, part.first, part.end)
+
+    def pieces(self, shape: Round) -> Iterator[Piece]:
+        """This device's parts of a round, ascending."""
+        for number in shape.numbers:
+            piece = self.piece(shape, number)
+            if piece is not None:
+                yield piece
+
+
+class PieceRunner(ABC):
+    """One stage on this device, for one epoch.
+
+    Attributes:
+        live: its tensors.
+        round: index of the one that was begun last.
+        waits_for_group: for other devices that have the same stage.
+    """
+
+    def __init__(
+        self,
+        task: StageTask,
+        live: TrainedStage,
+        links: StageLinks,
+        lines: Lines,
+        compute: ComputeThread,
+        log: EpochLog | None = None,
+    ) -> None:
+        """`log`: of what it sends; None = nobody will want it again."""
+        self.task = task
+        self._tensors = live
+        self._links = links
+        self._lines = lines
+        self._compute = compute
+        self._log = log
+        self._busy = Span(0.0, 0.0)
+        self._is_finite = True  # all of this round
+        self.round = 0  # that was begun last
+        self.waits_for_group = False
+
+    async def run(self) -> None:
+        """Serve rounds until cancelled. Raises what a task of this stage raised."""
+        async with asyncio.TaskGroup() as group:
+            for part in (self._lines.forward, self._lines.backward, self._lines.reduction):
+                if part is not None:
+                    group.create_task(part.run())
+            group.create_task(self._serve())
+
+    @abstractmethod
+    async def _serve(self) -> None:
+        """Carry out what is ordered, until cancelled."""
+
+    async def _report(self, order: RoundOrder, loss: float) -> None:
+        busy, self._busy = self._busy, Span(0.0, 0.0)
+        is_finite, self._is_finite = self._is_finite, True
+        if failpoints.armed:
+            await self._reach("done.send.before", order)
+        await self._links.report(RoundReport(order.round.index, loss, busy, is_finite))
+        if failpoints.armed:
+            await self._reach("done.send.after", order)
+
+    # -- pieces ----------------------------------------------------------------------------------
+
+    async def _compute_forward(self, order: RoundOrder, piece: Piece, compute: Forward) -> float:
+        """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
+        inputs, targets = await self._inputs(order, piece)
+        outputs = await self._run_forward_of(order, piece, compute, inputs, targets)
+        return await self._give_forward(order, piece, outputs)
+
+    async def _run_forward_of(
+        self,
+        order: RoundOrder,
+        piece: Piece,
+        compute: Forward,
+        inputs: Gathered,
+        targets: Gathered | None,
+    ) -> list[Tensor]:
+        """Raises OperatorFailed: the model does not work with these samples."""
+        try:
+            run = partial(on_joined, compute, inputs, targets)
+            return await self._run((1, -self.task.index), run)
+        except OPERATORS_RAISE as error:
+            unit = unit_of(error)
+            if unit is None:
+                raise
+            raise OperatorFailed(_refused(error, unit, order, piece)) from error
+
+    async def _give_forward(
+        self, order: RoundOrder, piece: Piece, outputs: Sequence[Tensor]
+    ) -> float:
+        """Send on what a forward has made; as `_compute_forward`."""
+        if failpoints.armed:
+            await self._reach("forward.compute.after", order)
+        if self._lines.forward is not None:
+            self._note_sent(order, self.task.index + 1, ACTIVATIONS, piece, outputs)
+            await self._lines.forward.put(piece, outputs)
+            return 0.0
+        loss = outputs[0].item()
+        if not math.isfinite(loss):
+            number, shape = piece.key.micro_batch, order.round
+            if order.leaves_out:
+                self._is_finite = False
+            else:
+                raise NotFinite(
+                    f"the loss became {loss} at step {shape.step + 1}",
+                    shape.step + 1,
+                    micro_batch=number - shape.first,
+                    held_as=number,
+                )
+        return loss * (piece.samples / order.round.samples)  # one weight, as plain torch has it
+
+    async def _compute_backward(self, order: RoundOrder, piece: Piece, compute: Backward) -> None:
+        given = await self._gradients(order, piece)
+        run = partial(_on_joined_gradients, compute, given)
+        result = await self._run((0, self.task.index), run)
+        await self._give_backward(order, piece, result)
+
+    async def _gradients(self, order: RoundOrder, piece: Piece) -> Gathered | None:
+        """Wait for those of what a piece gave; None at the last stage."""
+        inlet = self._lines.gradients
+        if failpoints.armed:
+            await self._reach("backward.receive.before", order)
+        given = None if inlet is None else await inlet.take(piece.key, piece.size)
+        if failpoints.armed:
+            await self._reach("backward.receive.after", order)
+        return given
+
+    async def _give_backward(
+        self, order: RoundOrder, piece: Piece, result: Sequence[Value]
+    ) -> None:
+        """Send on what a backward has made."""
+        if failpoints.armed:
+            await self._reach("backward.compute.after", order)
+        if self._lines.backward is not None:
+            self._note_sent(order, self.task.index - 1, GRADIENTS, piece, result)
+            await self._lines.backward.put(piece, result)
+
+    def _note_sent(
+        self, order: RoundOrder, stage: int, flow: str, piece: Piece, values: Sequence[Value]
+    ) -> None:
+        if self._log is not None:
+            self._log.sent(order, stage, flow, piece, values)
+
+    async def _evaluate(self, order: RoundOrder) -> float:
+        loss = 0.0
+        for piece in self.task.pieces(order.round):
+            inputs, targets = await self._inputs(order, piece)
+            evaluate = self._tensors.stage.evaluate
+            outputs = await self._run_forward_of(order, piece, evaluate, inputs, targets)
+            if self._lines.forward is not None:
+                await self._lines.forward.put(piece, outputs)
+                continue
+            loss += outputs[0].item() * piece.samples / order.round.samples
+            if order.outputs:
+                await self._links.send_output(piece, outputs[1:])
+        return loss
+
+    async def _inputs(
+        self, order: RoundOrder, piece: Piece, *, started: bool = True
+    ) -> tuple[Gathered, Gathered | None]:
+        """Wait for them; `started`: whoever feeds may send one more piece."""
+        if failpoints.armed:
+            await self._reach("forward.receive.before", order)
+        inputs = await self._lines.activations.take(piece.key, piece.size)
+        if failpoints.armed:
+            await self._reach("forward.receive.after", order)
+        if started:
+            await self._links.send_started(piece, targets=False)
+        if not self.task.uses_targets:
+            return inputs, None
+        targets = await self._lines.targets.take(piece.key, piece.size)
+        if started:
+            await self._links.send_started(piece, targets=True)
+        return inputs, targets
+
+    async def _run(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
+        result, spent = await self._compute.run_timed(urgency, function)
+        self._busy += spent
+        return result
+
+    async def _reach(self, name: str, order: RoundOrder) -> None:
+        task, step = self.task, order.round.step
+        await failpoints.reach(name, device=task.device, stage=task.index, step=step)
+
+
+def _refused(error: Exception, unit: str, order: RoundOrder, piece: Piece) -> str:
+    shape, number = order.round, piece.key.micro_batch - order.round.first
+    where = "the evaluation" if shape.mode is Mode.EVAL else f"step {shape.step + 1}"
+    why = first_line(error).rstrip(".")
+    return (
+        f"layer {unit} failed with micro-batch {number} of {where}: {why}. Look at "
+        "its samples: labels or indices out of range, or values that the model does not take"
+    )
+
+
+def on_joined(
+    function: Forward,
+    inputs: Gathered,
+    targets: Gathered | None,
+) -> list[Tensor]:
+    """Put the parts of a piece together in the compute thread, and go on with them."""
+    joined = _tensors(targets.join()) if targets is not None else []
+    return function(_tensors(inputs.join()), joined)
+
+
+def _on_joined_gradients(compute: Backward, given: Gathered | None) -> list[Tensor | None]:
+    return compute(given.join() if given is not None else [])
+
+
+def draw(piece: Piece) -> int:
+    """What random numbers depend on: the micro-batch, and where in it a part begins.
+
+    So parts of one micro-batch on several devices do not share their masks.
+    """
+    return piece.key.micro_batch + (piece.first << 32)
+
+
+def _tensors(values: Sequence[Value]) -> list[Tensor]:
+    """Activations are never None; the inlets have made sure of it."""
+    return [value for value in values if value is not None]

@@ -1,0 +1,1 @@
+"""micro-batch traffic between stages."""

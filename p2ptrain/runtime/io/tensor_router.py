@@ -1,0 +1,278 @@
+"""Connects the frames of running epochs with the stages and feeders they are meant for.
+
+Two kinds of frame run between the devices of an epoch: `train.values` (activations, targets,
+gradients, sums, outputs: see `inlet`) and `train.started` (credit: one more piece may be sent).
+Both name job, epoch, stage and flow; each such line may be used only by the devices that the plan
+says. Frames of an epoch that is not (or no longer) connected here are read, dropped and counted:
+after a change of plan some are always still under way. What a device sends on a line that is not
+its own is dropped too, and held against it. A frame for which there is no memory, or
+that is not what its line carries, ends the line, not the link: whoever waits for it learns why. A
+link that closes would explain itself to the holder, which then plans again, and gets such a frame
+again, for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from p2ptrain.errors import NotItsPart, ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh, called
+from p2ptrain.messages.kinds import STARTED, VALUES
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.tensors import Line, Piece, Value, to_messages
+from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.net.message import Fields, Message, PartKind, Priority
+from p2ptrain.process.memory_budget import is_out_of_memory
+from p2ptrain.recovery.unsent import Wait
+from p2ptrain.runtime.io.arrivals import Arrival
+from p2ptrain.runtime.io.tensor_receiver import Inlet
+
+log = get_logger(__name__)
+
+ACTIVATIONS, GRADIENTS, TARGETS = "activations", "gradients", "targets"
+"""Flows into a stage: from the one before or, into the first, the holder; from the next one; from
+the holder."""
+
+
+class FrameRefused(ProtocolError):
+    """A device has sent what its line does not carry.
+
+    Attributes:
+        sender: its id.
+    """
+
+    def __init__(self, sender: str, message: str) -> None:
+        super().__init__(message)
+        self.sender = sender
+
+
+class Credits:
+    """How many pieces may be under way to a receiver that has not begun to work on them."""
+
+    def __init__(self, ahead: int) -> None:
+        self._free = asyncio.BoundedSemaphore(ahead)
+
+    async def acquire(self) -> None:
+        """Wait until one more piece may be sent."""
+        await self._free.acquire()
+
+    def release(self) -> None:
+        """The receiver has begun one. Raises ProtocolError if none was under way."""
+        try:
+            self._free.release()
+        except ValueError:
+            raise ProtocolError("credit for a piece that was never sent") from None
+
+
+class Receiver(Protocol):
+    """Takes the frames of one line: `Inlet`, or what else gets parts that it has room for."""
+
+    def open(self, peer: str, fields: Fields, part_bytes: Sequence[int]) -> Sequence[memoryview]:
+        """Memory for the parts of a frame from `peer`. Raises ProtocolError."""
+
+    def deliver(self, peer: str, fields: Fields) -> None:
+        """That frame has arrived whole."""
+
+    def fail(self, error: Exception) -> None:
+        """One could not be taken in, and nothing comes after it: whoever waits gets `error`."""
+
+
+_Address: TypeAlias = tuple[str, int, int, str]
+"""Job, epoch, stage, flow: a line, as its frames name it."""
+
+_NOBODY: tuple[Receiver | None, frozenset[str]] = (None, frozenset())
+"""Nor anybody whose frames are dropped: of a line that has failed, what its senders send is."""
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """What is connected.
+
+    Attributes:
+        inlets: (stage, flow) -> receivers that take pieces from this device too.
+        credits: (stage, flow, device that gives them) -> credits.
+    """
+
+    inlets: dict[tuple[int, str], Inlet] = field(default_factory=dict)
+    credits: dict[tuple[int, str, str], Credits] = field(default_factory=dict)
+
+
+class Switchboard:
+    """All lines that end on this device."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._epochs: dict[EpochKey, _Epoch] = {}
+        self._receivers: dict[_Address, tuple[Receiver | None, frozenset[str]]] = {}
+        self.stale_frames = 0
+        mesh.route_now(VALUES, self._values, self._open)
+        mesh.route_now(STARTED, self._started)
+
+    def connect_inlet(self, line: Line, inlet: Inlet, senders: Collection[str]) -> None:
+        """Let values of `line` from these devices in."""
+        self.connect_receiver(line, inlet, senders)
+        self._epoch(line.key).inlets[line.stage, line.flow] = inlet
+
+    def connect_receiver(self, line: Line, receiver: Receiver, senders: Collection[str]) -> None:
+        """Let frames of `line` from these devices in; see `send_frame`."""
+        self._epoch(line.key)
+        address = (line.key.job, line.key.epoch, line.stage, line.flow)
+        self._receivers[address] = (receiver, frozenset(senders))
+
+    def connect_credits(self, line: Line, credits: Credits, sender: str) -> None:
+        """Let device `sender` give credit on `line`."""
+        self._epoch(line.key).credits[line.stage, line.flow, sender] = credits
+
+    def arrived(self, key: EpochKey, round_index: int) -> Iterator[Arrival]:
+        """What came from other devices' stages in a round of training, and how large it was."""
+        epoch = self._epochs.get(key)
+        for (stage, flow), inlet in epoch.inlets.items() if epoch is not None else ():
+            if flow != GRADIENTS and (flow != ACTIVATIONS or not stage):
+                continue
+            for peer, piece, size in inlet.sizes(round_index):
+                number, backward = piece.key.micro_batch, flow == GRADIENTS
+                yield Arrival(stage, backward, number, piece.first, piece.end, peer, size)
+
+    def waits(self, key: EpochKey) -> Iterator[Wait]:
+        """What stages here wait for."""
+        epoch = self._epochs.get(key)
+        for (stage, flow), inlet in epoch.inlets.items() if epoch is not None else ():
+            awaited = inlet.awaits() if flow in (ACTIVATIONS, GRADIENTS, TARGETS) else None
+            if awaited is not None:
+                piece, senders, seconds = awaited
+                where = (stage, flow == GRADIENTS, piece.round, piece.micro_batch)
+                yield Wait(*where, senders, seconds)
+
+    def disconnect(self, key: EpochKey) -> None:
+        """Drop every line of the epoch."""
+        self._epochs.pop(key, None)
+        for address in [at for at in self._receivers if at[:2] == (key.job, key.epoch)]:
+            del self._receivers[address]
+
+    async def send_values(
+        self,
+        device: str,
+        line: Line,
+        piece: Piece,
+        values: Sequence[Value],
+        part_kind: PartKind = PartKind.ACTIVATION,
+        priority: Priority = Priority.TENSOR,
+        wire: WireFormat = WireFormat.EXACT,
+    ) -> None:
+        """Send a piece to a stage, on this device without any copy and exactly.
+
+        Raises LinkClosed if the device is out of reach.
+        """
+        if device == self._mesh.self_id:
+            epoch = self._epochs.get(line.key)
+            if epoch is not None:
+                epoch.inlets[line.stage, line.flow].put(device, piece, list(values))
+            return
+        for message in to_messages(VALUES, line.fields(), piece, values, part_kind, wire):
+            await self._mesh.send(device, message, priority)
+
+    async def send_frame(
+        self,
+        device: str,
+        line: Line,
+        fields: Fields,
+        parts: Sequence[memoryview],
+        *,
+        kind: PartKind = PartKind.GRADIENT,
+        priority: Priority = Priority.COLLECTIVE,
+    ) -> None:
+        """Send one frame to the receiver of `line` on another device; usually of a collective.
+
+        Raises LinkClosed if the device is out of reach.
+        """
+        kinds = (kind,) * len(parts)
+        message = Message(VALUES, {**line.fields(), **fields}, tuple(parts), kinds)
+        await self._mesh.send(device, message, priority)
+
+    async def send_started(self, device: str, line: Line) -> None:
+        """Give the sender on `line` one credit."""
+        await self._mesh.send(device, Message(STARTED, line.fields()), Priority.CONTROL)
+
+    def _epoch(self, key: EpochKey) -> _Epoch:
+        return self._epochs.setdefault(key, _Epoch())
+
+    def _receiver(self, peer: str, fields: Fields) -> Receiver | None:
+        """Who takes it; None where its epoch is not connected, or its line has failed.
+
+        Raises ProtocolError.
+        """
+        epoch, stage = fields.get("epoch"), fields.get("stage")
+        job, flow = fields.get("job"), fields.get("flow")
+        if type(epoch) is int and type(stage) is int and type(job) is str and type(flow) is str:
+            receiver, senders = self._receivers.get((job, epoch, stage, flow), _NOBODY)
+            if peer in senders:
+                return receiver
+        line = Line.read(fields)
+        if line.key not in self._epochs:
+            return None
+        raise NotItsPart(f"values for {line.flow} of stage {line.stage} are not its to send")
+
+    def _open(self, peer: str, fields: Fields, sizes: Sequence[int]) -> Sequence[memoryview] | None:
+        """None: nobody wants it (any more), or there is no memory for it; it is thrown away."""
+        try:
+            receiver = self._receiver(peer, fields)
+        except NotItsPart:
+            return None  # `_values` says so
+        if receiver is None:
+            return None
+        try:
+            return receiver.open(peer, fields, sizes)
+        except Exception as error:
+            self._give_up(receiver, peer, fields, error)
+            return None
+
+    def _values(self, peer: str, message: Message) -> None:
+        receiver = self._receiver(peer, message.fields)
+        if receiver is None:
+            self._count_stale(peer, message)
+            return
+        try:
+            if not message.parts:
+                receiver.open(peer, message.fields, ())
+            receiver.deliver(peer, message.fields)
+        except Exception as error:
+            self._give_up(receiver, peer, message.fields, error)
+
+    def _give_up(self, receiver: Receiver, peer: str, fields: Fields, error: Exception) -> None:
+        """Take no more of its line, and have whoever waits for it say so to the holder.
+
+        Raises `error` where it is neither a lack of memory nor a frame that its line cannot take.
+        """
+        is_refused = isinstance(error, ProtocolError)
+        if not is_refused and not is_out_of_memory(error):
+            raise error
+        line = Line.read(fields)
+        why = "frame_refused" if is_refused else "no_memory_for_frame"
+        log.warning(why, stage=line.stage, flow=line.flow, peer=peer[:12], error=str(error))
+        if is_refused:
+            name = called(self._mesh, peer)
+            error = FrameRefused(
+                peer, f"what {name} sent is refused ({error}): does {name} run the same p2ptrain?"
+            )
+        address = (line.key.job, line.key.epoch, line.stage, line.flow)
+        self._receivers[address] = (None, self._receivers[address][1])
+        receiver.fail(error)
+
+    def _started(self, peer: str, message: Message) -> None:
+        line = Line.read(message.fields)
+        epoch = self._epochs.get(line.key)
+        if epoch is None:
+            self._count_stale(peer, message)
+            return
+        credits = epoch.credits.get((line.stage, line.flow, peer))
+        if credits is None:
+            raise NotItsPart(f"credit for {line.flow} of stage {line.stage} is not its to give")
+        credits.release()
+
+    def _count_stale(self, peer: str, message: Message) -> None:
+        self.stale_frames += 1
+        log.debug("stale_frame", peer=peer[:12], kind=message.kind, total=self.stale_frames)

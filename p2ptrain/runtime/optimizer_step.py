@@ -1,0 +1,274 @@
+"""The second half of a round of training, of one stage: ready, told that it counts, applied.
+
+    gradients complete ── ready, done ──► holder     all stages are: the update counts
+    update, copy where one is to be kept  ◄── commit
+
+Ready comes before done is said: nobody may find a stage unready whose update counts already.
+
+A stage that goes ahead does not wait in between. It keeps what it was, and begins the next round;
+that one's update waits until this one counts, so that nobody is more than one ahead:
+
+    gradients complete ── ready, done ──► holder
+    update, copy                                     all stages are: the update counts
+    the next round's forwards ...         ◄── commit
+
+Of a stage that several devices hold, the next round may begin before all sums are there:
+
+    own gradients complete
+    copy of what was
+    the next round's first forward updates as sums come (`trailing_update`)
+    gradients complete ── ready, done ──► holder
+    the rest of the update                           all stages are: the update counts
+    the next round's forwards ...         ◄── commit
+
+An update that is made while its sums still arrive, by the next round's first forward.
+
+Before each unit the forward waits for the sums of that unit's gradients, and updates whatever has
+all of its sums by then (P3, Jayarajan et al., MLSys 2019; ByteScheduler, Peng et al., SOSP 2019).
+Here sum 0 comes long before 1 and 2, and 3 to 5 were there when the backward was over:
+
+    compute   ... B B |copy| F: wait 0 | unit 0 | wait 1, 2 | units 1, 2 | unit 3 ...
+    wire      ... sums 5 4 3 | sum 0 . . . . . . | sums 1, 2 |
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from p2ptrain import failpoints
+from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.messages.round_orders import Commit, RoundOrder
+from p2ptrain.process.memory_budget import is_out_of_memory
+from p2ptrain.runtime.allreduce_buckets import Arrived
+from p2ptrain.runtime.live_stage import LiveStage
+from p2ptrain.runtime.reduced_tensors import Summed
+from p2ptrain.runtime.stage_snapshots import Run, StageCopies
+from p2ptrain.state.snapshot_store import Named, VersionStore
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """An update that waits to count.
+
+    Attributes:
+        kept: a copy of what it gives, where one was asked for and there is memory.
+    """
+
+    order: RoundOrder
+    kept: Named | None
+
+
+class Update(StageCopies):
+    """The updates of one stage in one epoch, one at a time."""
+
+    def __init__(
+        self,
+        live: LiveStage,
+        run: Run,
+        store: VersionStore,
+        *,
+        device: str,
+        stage: int,
+        keeps: bool,
+        goes_ahead: bool = False,
+    ) -> None:
+        """Update `live`; the rest as `StageCopies`.
+
+        Args:
+            goes_ahead: whether updates are made before they count; `run` lets them count then.
+        """
+        super().__init__(live, run, store, device=device, stage=stage, keeps=keeps)
+        self._live = live
+        self._goes_ahead = goes_ahead
+        self._commit: asyncio.Future[Commit] | None = None  # of the update that is ready
+        self._ahead: asyncio.Queue[_Made] = asyncio.Queue(1)
+        self._settled = asyncio.Event()  # there is none to wait for
+        self._settled.set()
+
+    async def make(self, order: RoundOrder, say_done: Callable[[], Awaitable[None]]) -> None:
+        """Be ready, say so, and make the round's update; it counts then, unless it is ahead."""
+        await self._settled.wait()  # nobody is more than one update ahead of another
+        self._live.get_ready(order)
+        self._settled.clear()
+        self._commit = asyncio.get_running_loop().create_future()
+        is_ahead = False
+        try:
+            await say_done()
+            may_go = self._goes_ahead and not order.leaves_out
+            is_ahead = may_go and await self._go_ahead(order)
+            if not is_ahead:
+                commit = await self._commit
+                apply = partial(self._live.apply, commit.coefficient)
+                await self._counted(_Made(order, await self._made(order, apply)))
+        finally:
+            if not is_ahead:
+                self._settled.set()
+
+    async def begin(self, order: RoundOrder) -> bool:
+        """Begin the round's update before all sums are there; False where memory lacks for that.
+
+        `end` follows; else `make` does.
+        """
+        await self._settled.wait()
+        if failpoints.armed:
+            await self._reach("update.begin.before", order)
+        self._settled.clear()  # before it is begun: who reads meanwhile waits
+        has_begun = False
+        try:
+            await self._changed(partial(self._live.begin_update, order), copies=False)
+            has_begun = True
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._stays_behind(error)
+        finally:
+            if not has_begun:
+                self._settled.set()
+        return has_begun
+
+    async def end(self, order: RoundOrder, say_done: Callable[[], Awaitable[None]]) -> None:
+        """All sums are there: be ready, say so, and make what is left of the update."""
+        self._live.get_ready(order)
+        self._commit = asyncio.get_running_loop().create_future()
+        await say_done()
+        kept = await self._changed(
+            self._live.end_update, copies=self._is_copied(order), is_round_over=False
+        )
+        if failpoints.armed:
+            await self._reach("update.end.after", order)
+        self._ahead.put_nowait(_Made(order, kept))
+
+    async def run(self) -> None:
+        """Let updates that were made ahead count once they do, until cancelled."""
+        try:
+            while True:
+                made = await self._ahead.get()
+                assert self._commit is not None
+                commit = await self._commit
+                self._live.apply(commit.coefficient)  # touches no tensor
+                await self._counted(made)
+                self._settled.set()
+        finally:
+            self._settled.set()
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether updates are still made before they count."""
+        return self._goes_ahead
+
+    def commit(self, commit: Commit) -> None:
+        """The update that this stage is ready for counts.
+
+        Raises:
+            ProtocolError: it is ready for another one, or for none.
+        """
+        if failpoints.armed:
+            place = {"stage": self._stage, "step": commit.step}
+            failpoints.reach_now("commit.receive.before", device=self._device, **place)
+        ready = self._live.ready
+        if self._commit is None or self._commit.done() or ready is None:
+            raise ProtocolError(f"a commit of update {commit.step} while none is awaited")
+        if ready.step != commit.step + 1:
+            raise ProtocolError(f"a commit of update {commit.step} instead of {ready.step - 1}")
+        self._commit.set_result(commit)
+
+    async def counted(self) -> None:
+        """Wait until there is no update that this stage is ready for, made or not."""
+        await self._settled.wait()
+
+    async def settled(self) -> None:
+        """As `counted`.
+
+        Raises:
+            PeerError: it was not made: the epoch has ended before, or it has failed.
+        """
+        await self.counted()
+        if self._live.torn or self._live.is_ahead or self._live.ready is not None:
+            raise PeerError(f"update {self._live.version.step} was not made here")
+
+    async def _go_ahead(self, order: RoundOrder) -> bool:
+        """Make the update before it counts; False where there is no memory for what was before."""
+        try:
+            kept = await self._made(order, self._live.advance)
+        except (RuntimeError, MemoryError) as error:
+            if self._live.torn or not is_out_of_memory(error):
+                raise
+            self._stays_behind(error)
+            return False
+        self._ahead.put_nowait(_Made(order, kept))
+        return True
+
+    def _stays_behind(self, error: BaseException) -> None:
+        log.info("not_ahead", stage=self._stage, why=str(error))
+        self._goes_ahead = False
+
+    async def _made(self, order: RoundOrder, change: Callable[[], None]) -> Named | None:
+        """The copy of what it gives, where one is asked for and there is memory."""
+        if failpoints.armed:
+            await self._reach("update.before", order)
+        kept = await self._changed(change, copies=self._is_copied(order))
+        if failpoints.armed:
+            await self._reach("update.after", order)
+        return kept
+
+    async def _counted(self, made: _Made) -> None:
+        if self._is_copied(made.order):
+            self._keep(made.kept)
+        if failpoints.armed:
+            await self._reach("version.after", made.order)
+
+    def _is_copied(self, order: RoundOrder) -> bool:
+        return order.keep and self._keeps
+
+    async def _reach(self, name: str, order: RoundOrder) -> None:
+        place = {"stage": self._stage, "step": order.round.step}
+        await failpoints.reach(name, device=self._device, **place)
+
+
+class TrailingUpdate:
+    """Of one stage and round, in the compute thread. Implements `stage.Passing`."""
+
+    def __init__(
+        self, live: LiveStage, summed: Summed, arrived: Arrived, micro_batches: int
+    ) -> None:
+        """Finish the update that `live` has begun.
+
+        Args:
+            summed: of the stage.
+            arrived: sums of the update's round.
+            micro_batches: of the round that begins.
+        """
+        self._live = live
+        self._summed = summed
+        self._arrived = arrived
+        self._micro_batches = micro_batches
+        self._there = frozenset[int]()  # sums of which the update is made
+
+    def unit(self, number: int) -> None:
+        """Wait for what that unit needs, and update all that can be.
+
+        Raises:
+            GivenUp: the round has been.
+        """
+        wanted = self._summed.buckets_of_units.get(number, frozenset())
+        if wanted <= self._there:
+            return
+        self._there = self._arrived.wait(wanted)
+        buckets = self._summed.buckets_of_names.items()
+        self._live.update_some([name for name, numbers in buckets if numbers <= self._there])
+
+    def end(self) -> None:
+        """Wait for all the others; the round of this forward begins then.
+
+        Raises:
+            GivenUp: the round has been.
+        """
+        self._arrived.wait(range(len(self._summed.buckets)))
+        self._live.end_update()
+        self._live.save(self._micro_batches)

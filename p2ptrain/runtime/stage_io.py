@@ -1,0 +1,98 @@
+"""What a stage's schedule is connected to: where its values come from, and where results go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2ptrain.messages.round_orders import RoundOrder, RoundReport
+from p2ptrain.messages.tensors import Piece, Value
+from p2ptrain.runtime.allreduce_buckets import Arrived
+from p2ptrain.runtime.io.tensor_receiver import Inlet
+from p2ptrain.runtime.reduced_tensors import Summed
+
+
+class StageLinks(Protocol):
+    """Where a stage's results go, besides its outlets."""
+
+    async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
+        """The model's outputs of an evaluated piece, to the holder."""
+
+    async def send_started(self, piece: Piece, targets: bool) -> None:
+        """Credit: whoever feeds the activations (or targets) may send one more piece."""
+
+    async def exchange_gradients(self, order: RoundOrder) -> bool:
+        """Sum the gradients of tied tensors over the stages that share them; False: none are."""
+
+    async def send_norms(self, order: RoundOrder) -> None:
+        """Where the job clips: what the holder makes the clipping coefficient of."""
+
+    async def report(self, report: RoundReport) -> None:
+        """Tell the holder that the round is done here."""
+
+
+class Outlet(Protocol):
+    """Takes a stage's finished values in one direction: `Outlets`, or nobody."""
+
+    async def put(self, piece: Piece, values: Sequence[Value]) -> None:
+        """A piece is finished."""
+
+    async def run(self) -> None:
+        """Hand on what was put, until cancelled or nothing can come."""
+
+
+class Nowhere:
+    """Implements `Outlet` for a stage whose results others have already."""
+
+    async def put(self, piece: Piece, values: Sequence[Value]) -> None:
+        """Forget it."""
+
+    async def run(self) -> None:
+        """There is nothing to do."""
+
+
+class Reduction(Protocol):
+    """The all-reduce inside a group, as a stage uses it."""
+
+    def begin(self, order: RoundOrder) -> None:
+        """A round of training starts."""
+
+    @property
+    def summed(self) -> Summed:
+        """What is summed."""
+
+    @property
+    def arrived(self) -> Arrived:
+        """Which sums of the round that was begun last are there."""
+
+    def final(self, name: str) -> None:
+        """That parameter's gradient will not change any more; called from the compute thread."""
+
+    def all_final(self) -> None:
+        """Nor will any other."""
+
+    async def finish(self) -> None:
+        """Wait until every gradient is the group's sum."""
+
+    async def run(self) -> None:
+        """Exchange until cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What a stage on this device is connected to.
+
+    Attributes:
+        activations, targets, gradients: what comes in; no gradients at the last stage.
+        forward: to the next stage; None at the last.
+        backward: to the stage before; None at the first.
+        reduction: with the other devices of the stage; None where this one is alone.
+    """
+
+    activations: Inlet
+    targets: Inlet
+    gradients: Inlet | None
+    forward: Outlet | None
+    backward: Outlet | None
+    reduction: Reduction | None

@@ -1,0 +1,367 @@
+"""Where one stage's results go in one epoch: the asynchronous half of `StageLinks`.
+
+Gradients of a tied tensor (one name, used in several stages) are summed once a round by the first
+stage that uses it, which sends the sum back, so that all apply the same update to their copies.
+
+    stage 0 (owner)          stage 2           stage 3
+       |<------ sums:2 --------|                  |
+       |<------ sums:3 ---------------------------|
+       |  merge, see model.ties                   |
+       |------ summed:0 ------>|----------------->|
+
+While that costs little, each micro-batch's gradient travels for itself: then the sum is plain
+torch's to the last bit. Beyond SEPARATE_LIMIT_BYTES each stage sends one sum. Where a stage is a
+group, its all-reduce comes before, its leader sends and sums, and everyone gets the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from torch import Tensor
+
+from p2ptrain import failpoints
+from p2ptrain.job.rounds import Mode
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.kinds import DONE, NORMS
+from p2ptrain.messages.round_orders import RoundOrder, RoundReport
+from p2ptrain.messages.tensors import Line, Piece, PieceKey, Slice, Value
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage import cross_stage_gradients as clip
+from p2ptrain.model.stage import cross_stage_gradients as ties
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.net.message import Message, PartKind, Priority
+from p2ptrain.process.memory_budget import available_memory_bytes
+from p2ptrain.runtime.device import Shell
+from p2ptrain.runtime.io.sample_division import divisions
+from p2ptrain.runtime.io.tensor_receiver import Contents, Inlet
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, Credits
+
+EVALUATION_PIECES_AHEAD = 2
+
+SEPARATE_LIMIT_BYTES = 16 << 20
+"""Most bytes of a tied tensor's gradients that one stage keeps and sends each round."""
+
+NORMS_PER_MESSAGE = 256
+
+FREE_MEMORY_SECONDS = 1.0
+"""A look takes about 0.3 ms: nothing beside a round of a second, a tenth of the shortest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """What one stage shares with others.
+
+    Attributes:
+        owned: other stage -> names (sorted) it shares and this stage, the first user, owns.
+        borrowed: owning stage -> names (sorted) that this stage also uses.
+    """
+
+    owned: Mapping[int, tuple[str, ...]]
+    borrowed: Mapping[int, tuple[str, ...]]
+
+    @staticmethod
+    def of(stage: int, users: Mapping[str, Sequence[int]]) -> Ties:
+        """From the stages that use each shared name, ascending."""
+        owned: dict[int, list[str]] = {}
+        borrowed: dict[int, list[str]] = {}
+        for name in sorted(users):
+            owner, *others = users[name]
+            if stage == owner:
+                for other in others:
+                    owned.setdefault(other, []).append(name)
+            elif stage in others:
+                borrowed.setdefault(owner, []).append(name)
+        return Ties(
+            {other: tuple(names) for other, names in owned.items()},
+            {owner: tuple(names) for owner, names in borrowed.items()},
+        )
+
+
+class FreeMemory:
+    """How much there is: looked up once in a while only, for all wait for a stage's report."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._looked_at = -math.inf
+
+    def bytes_now(self, now: float) -> int:
+        """At most `FREE_MEMORY_SECONDS` old."""
+        if now - self._looked_at >= FREE_MEMORY_SECONDS:
+            self._bytes, self._looked_at = available_memory_bytes(), now
+        return self._bytes
+
+
+class EpochLinks:
+    """Implements `StageLinks` for one stage over the switchboard."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        index: int,
+        stage: Stage,
+        description: ModelDescription,
+        shell: Shell,
+    ) -> None:
+        self._assignment = assignment
+        self._index = index
+        self._stage = stage
+        self._description = description
+        self._ties = Ties.of(index, shared_tensors(assignment, description))
+        self._separate = separate_names(assignment, description)
+        self._shell = shell
+        self._place = assignment.stages[index]
+        self._divisions = divisions(assignment)
+        self._last = len(assignment.stages) - 1
+        self._credits: dict[str, Credits] = {}
+        self._free_memory = FreeMemory()
+        self._sums: dict[int, Inlet] = {}
+        self._summed: dict[int, Inlet] = {}
+        self._connect()
+
+    # -- StageLinks ------------------------------------------------------------------------------
+
+    async def send_forward(self, device: str, piece: Piece, values: Sequence[Value]) -> None:
+        """Activations to a device of the next stage; in an evaluation once it may be sent more."""
+        if piece.mode is Mode.EVAL:
+            await self._credits[device].acquire()
+        line = self._line(self._index + 1, ACTIVATIONS)
+        send = self._shell.switchboard.send_values
+        if failpoints.armed:
+            await self._reach("forward.send.before")
+        await send(device, line, piece, values, wire=self._assignment.wire)
+        if failpoints.armed:
+            await self._reach("forward.send.after")
+
+    async def send_backward(self, device: str, piece: Piece, values: Sequence[Value]) -> None:
+        """Gradients to a device of the stage before."""
+        line = self._line(self._index - 1, GRADIENTS)
+        send = self._shell.switchboard.send_values
+        wire = self._assignment.wire
+        if failpoints.armed:
+            await self._reach("backward.send.before")
+        await send(device, line, piece, values, PartKind.GRADIENT, wire=wire)
+        if failpoints.armed:
+            await self._reach("backward.send.after")
+
+    async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
+        """Outputs to the holder."""
+        line = self._line(self._last + 1, "outputs")
+        send = self._shell.switchboard.send_values
+        await send(self._assignment.holder, line, piece, values)
+
+    async def send_started(self, piece: Piece, targets: bool) -> None:
+        """Credit to the holder, and in an evaluation to those of the stage before."""
+        line = self._line(self._index, TARGETS if targets else ACTIVATIONS)
+        if targets or self._index == 0:
+            await self._shell.switchboard.send_started(self._assignment.holder, line)
+        elif piece.mode is Mode.EVAL:
+            before = self._divisions[self._index - 1]
+            own = Slice(self._shell.mesh.self_id, piece.first, piece.end)
+            for part in before.overlaps(piece.key.micro_batch, piece.size, own):
+                await self._shell.switchboard.send_started(part.device, line)
+
+    async def exchange_gradients(self, order: RoundOrder) -> bool:
+        """Sum tied gradients; see the picture above."""
+        if not self._ties.owned and not self._ties.borrowed:
+            return False
+        piece = Piece.whole(PieceKey(order.round.index, 0), Mode.TRAIN, 1)
+        if self._leads:
+            if failpoints.armed:
+                await self._reach("ties.send.before", order.round.step)
+            await self._exchange_as_leader(piece)
+        for owner, names in self._received.items():
+            gathered = await self._summed[owner].take(piece.key)
+            if failpoints.armed:
+                await self._reach("ties.receive.after", order.round.step)
+            self._replace(names, gathered.join())
+        return True
+
+    async def send_norms(self, order: RoundOrder) -> None:
+        """Send this stage's norms to the holder, where the job clips."""
+        if self._leads and self._assignment.clip:
+            owned = {name: self._gradient(name) for name in self._owned_names()}
+            norms = await self._shell.compute.run((0,), lambda: clip.tensor_norms(owned))
+            if failpoints.armed:
+                await self._reach("norms.send.before", order.round.step)
+            await self._report_norms(order, norms)
+
+    async def report(self, report: RoundReport) -> None:
+        """Tell the holder."""
+        fields = {
+            **self._assignment.key.fields(),
+            "stage": self._index,
+            "round": report.round,
+            "loss": report.loss,
+            "finite": report.finite,
+            "busy_seconds": report.busy.wall,
+            "cpu_seconds": report.busy.cpu,
+            "free_bytes": self._free_memory.bytes_now(monotonic()),
+        }
+        await self._shell.mesh.send(self._assignment.holder, Message(DONE, fields))
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    async def _reach(self, name: str, step: int = -1) -> None:
+        device = self._shell.mesh.self_id
+        await failpoints.reach(name, device=device, stage=self._index, step=step)
+
+    def _owned_names(self) -> list[str]:
+        """Trainable parameters whose norm this stage reports: not those an earlier stage owns."""
+        place = self._assignment.stages[self._index]
+        borrowed = {name for names in self._ties.borrowed.values() for name in names}
+        names = self._description.trainable_names(place.first, place.end)
+        return [name for name in names if name not in borrowed]
+
+    def _connect(self) -> None:
+        switchboard = self._shell.switchboard
+        if self._index < self._last:
+            line = self._line(self._index + 1, ACTIVATIONS)
+            for after in self._assignment.stages[self._index + 1].devices:
+                self._credits[after] = Credits(EVALUATION_PIECES_AHEAD)
+                switchboard.connect_credits(line, self._credits[after], after)
+        for other, names in self._ties.owned.items() if self._leads else ():
+            parts = [name for name in names for _ in range(self._part_count(name))]
+            self._sums[other] = self._tied_inlet(parts, f"sums:{other}", other)
+        for owner, names in self._received.items():
+            self._summed[owner] = self._tied_inlet(names, f"summed:{owner}", owner)
+
+    def _tied_inlet(self, names: Sequence[str], flow: str, other: int) -> Inlet:
+        parameters = self._stage.parameters()
+        expected = [(parameters[n].dtype, tuple(parameters[n].shape)) for n in names]
+        contents = Contents(
+            flow,
+            lambda _mode, _size: expected,
+            lambda _mode: [None] * len(expected),
+            optional=True,
+        )
+        leader = self._assignment.stages[other].leader
+        sources = (Slice(leader, 0, 1),)
+        inlet = Inlet(contents, lambda _number, _size: sources, capacity=2, largest=1)
+        self._shell.switchboard.connect_inlet(self._line(self._index, flow), inlet, {leader})
+        return inlet
+
+    @property
+    def _leads(self) -> bool:
+        return self._place.leader == self._shell.mesh.self_id
+
+    @property
+    def _received(self) -> Mapping[int, tuple[str, ...]]:
+        """Owning stage -> the names whose sums its leader sends to this device."""
+        if self._leads or not self._ties.owned:
+            return self._ties.borrowed
+        return {**self._ties.borrowed, self._index: self._owned_ties}
+
+    @property
+    def _owned_ties(self) -> tuple[str, ...]:
+        return tuple(sorted({name for names in self._ties.owned.values() for name in names}))
+
+    async def _exchange_as_leader(self, piece: Piece) -> None:
+        mine = self._own_parts()
+        for owner, names in self._ties.borrowed.items():
+            parts = [part for name in names for part in mine[name]]
+            leader = self._assignment.stages[owner].leader
+            await self._send_sums(leader, self._line(owner, f"sums:{self._index}"), piece, parts)
+        await self._merge(mine, piece)
+        for other, names in self._ties.owned.items():
+            for device in self._assignment.stages[other].devices:
+                await self._send_total(device, other, piece, names)
+        for device in self._place.devices[1:] if self._ties.owned else ():
+            await self._send_total(device, self._index, piece, self._owned_ties)
+
+    async def _send_total(
+        self, device: str, stage: int, piece: Piece, names: Sequence[str]
+    ) -> None:
+        totals = [self._gradient(name) for name in names]
+        if device == self._shell.mesh.self_id:  # not copied on its way; each stage clips its own
+            totals = await self._shell.compute.run((0,), lambda: _copies(totals))
+        line = self._line(stage, f"summed:{self._index}")
+        await self._send_sums(device, line, piece, totals)
+
+    async def _send_sums(
+        self, device: str, line: Line, piece: Piece, values: Sequence[Value]
+    ) -> None:
+        send = self._shell.switchboard.send_values
+        await send(device, line, piece, values, PartKind.GRADIENT, Priority.COLLECTIVE)
+
+    def _gradient(self, name: str) -> Tensor | None:
+        gradient: Tensor | None = self._stage.parameters()[name].grad
+        return gradient
+
+    def _part_count(self, name: str) -> int:
+        return self._assignment.micro_batches if name in self._separate else 1
+
+    def _own_parts(self) -> dict[str, list[Tensor | None]]:
+        """This stage's gradients of what it shares: one a micro-batch, or their sum."""
+        kept = self._stage.take_separate()
+        shared = {
+            name
+            for names in (*self._ties.owned.values(), *self._ties.borrowed.values())
+            for name in names
+        }
+        return {name: kept.get(name) or [self._gradient(name)] for name in shared}
+
+    async def _merge(self, mine: Mapping[str, list[Tensor | None]], piece: Piece) -> None:
+        """Sum what this stage owns, in the order of the stages that use it."""
+        parts = {name: [mine[name]] for names in self._ties.owned.values() for name in names}
+        for other in sorted(self._ties.owned):
+            values = iter((await self._sums[other].take(piece.key)).join())
+            for name in self._ties.owned[other]:
+                parts[name].append([next(values) for _ in range(self._part_count(name))])
+
+        def merge() -> None:
+            for name, uses in parts.items():
+                self._stage.parameters()[name].grad = ties.merge(uses)
+
+        if parts:
+            await self._shell.compute.run((0,), merge)
+
+    def _replace(self, names: Sequence[str], sums: Sequence[Value]) -> None:
+        for name, total in zip(names, sums, strict=True):
+            assert total is None or isinstance(total, Tensor)
+            self._stage.parameters()[name].grad = total
+
+    async def _report_norms(self, order: RoundOrder, norms: Mapping[str, Tensor]) -> None:
+        values = [norms[name].item() if name in norms else None for name in self._owned_names()]
+        for first in range(0, max(len(values), 1), NORMS_PER_MESSAGE):
+            fields = {
+                **self._assignment.key.fields(),
+                "stage": self._index,
+                "round": order.round.index,
+                "first": first,
+                "norms": values[first : first + NORMS_PER_MESSAGE],
+            }
+            await self._shell.mesh.send(self._assignment.holder, Message(NORMS, fields))
+
+    def _line(self, stage: int, flow: str) -> Line:
+        return Line(self._assignment.key, stage, flow)
+
+
+def _copies(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if gradient is None else gradient.clone() for gradient in gradients]
+
+
+def separate_names(assignment: Assignment, description: ModelDescription) -> frozenset[str]:
+    """Tied tensors whose gradients are kept apart by micro-batch.
+
+    None where a stage that uses it is a group, or tiled: that adds in an order of its own anyway.
+    """
+    by_name = description.tensors_by_name
+    places = assignment.stages
+    return frozenset(
+        name
+        for name, stages in shared_tensors(assignment, description).items()
+        if by_name[name].nbytes * assignment.micro_batches <= SEPARATE_LIMIT_BYTES
+        and not any(places[p].shared or places[p].tiling is not None for p in stages)
+    )
+
+
+def shared_tensors(
+    assignment: Assignment, description: ModelDescription
+) -> Mapping[str, Sequence[int]]:
+    """By name, the stages that use a tensor, of those that several use."""
+    boundaries = [0, *(place.end for place in assignment.stages)]
+    return description.shared_between(boundaries)

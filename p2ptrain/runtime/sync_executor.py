@@ -1,0 +1,342 @@
+"""Carries out one stage's schedule on this device, round after round.
+
+Computing, packing and sending overlap: the compute thread runs one task of this stage at a time,
+while the outlets hand finished activations and gradients to the links.
+
+    inlets            schedule (1F1B)              outlets
+    activations --+                          +--> activations to stage p+1
+    targets ------+--> forward / backward ---+--> gradients  to stage p-1
+    gradients ----+         |                +--> done, losses to the holder
+                       all-reduce in the group, begun during the last backward
+    commit ------------> one update
+
+An update counts once the holder says that all devices have their gradients: so nobody is ever more
+than one update ahead of another (`recovery.committing`). Where the plan has memory for it a stage
+makes its update before that and begins the next round, whose update waits for the word on this one
+(`update.Update`).
+
+Where the plan splits the backward, gradients of weights are computed while an input is awaited, and
+the rest before the stage is done (`plan.schedule.ZeroBubble`).
+
+A device that shares the stage with others does those tasks of the stage's order in which it has a
+part. Where the plan lets their sums trail, the next round's first forward does not wait for all of
+them, but at each unit for that unit's (`trailing_update`):
+
+    compute   F .. F B .. B | F: unit 0 | 1, 2 | 3 ...
+    wire               sums of the round   | done, of the round before this one
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from p2ptrain import failpoints
+from p2ptrain.aio.tasks import task_scope
+from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.messages.round_orders import Commit, RoundOrder
+from p2ptrain.messages.tensors import Piece, PieceKey, Value
+from p2ptrain.plan.types.schedule import Action, ZeroBubble, one_f_one_b
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.runtime.executor import Forward, PieceRunner, StageTask, draw
+from p2ptrain.runtime.io.replay_log import EpochLog
+from p2ptrain.runtime.live_stage import LiveStage
+from p2ptrain.runtime.not_finite import NotFinite, broken_update
+from p2ptrain.runtime.optimizer_step import TrailingUpdate, Update
+from p2ptrain.runtime.stage_io import Lines, StageLinks
+from p2ptrain.state.snapshot_store import VersionStore
+
+
+@dataclass(frozen=True, slots=True)
+class _Trailing:
+    """A round whose backwards are over while its sums still arrive.
+
+    Attributes:
+        loss: this device's part of it.
+    """
+
+    order: RoundOrder
+    loss: float
+
+
+class StageRunner(PieceRunner):
+    """One stage on this device, for one epoch of synchronous rounds.
+
+    Attributes:
+        live: its tensors.
+        update: the second half of its rounds.
+    """
+
+    def __init__(
+        self,
+        task: StageTask,
+        live: LiveStage,
+        links: StageLinks,
+        lines: Lines,
+        compute: ComputeThread,
+        store: VersionStore,
+        log: EpochLog | None = None,
+    ) -> None:
+        """`log`: of what it sends; None = nobody will want it again."""
+        super().__init__(task, live, links, lines, compute, log)
+        self.live = live
+        self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
+        run = partial(self._run, (0, task.index))
+        self.update = Update(
+            *(live, run, store),
+            device=task.device,
+            stage=task.index,
+            keeps=task.keeps,
+            goes_ahead=task.goes_ahead,
+        )
+        self._is_first = True
+        self._micro_batches = 0  # of this round
+        self._is_saved = False  # what the forwards of this round write
+        self._next: RoundOrder | None = None  # taken from the queue, not begun
+        self._trailing: _Trailing | None = None
+
+    async def run(self) -> None:
+        """Serve rounds, and let updates count that were made ahead of the word."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.update.run())
+            group.create_task(super().run())
+
+    async def order(self, order: RoundOrder) -> None:
+        """Queue a round; the holder keeps at most two ahead."""
+        await self._orders.put(order)
+
+    def commit(self, commit: Commit) -> None:
+        """The update that this stage is ready for counts; see `Update.commit`."""
+        self.update.commit(commit)
+
+    async def _serve(self) -> None:
+        while True:
+            order, self._next = self._next or await self._orders.get(), None
+            self.round = order.round.index
+            if order.round.mode is Mode.TRAIN:
+                await self._train(order)
+            else:
+                await self._report(order, await self._evaluate(order))
+
+    # -- training --------------------------------------------------------------------------------
+
+    async def _train(self, order: RoundOrder) -> None:
+        if self._lines.reduction is not None and self._trailing is None:
+            self._lines.reduction.begin(order)
+        self._micro_batches, self._is_saved = order.round.micro_batches, False
+        if self.task.held is None or next(self.task.pieces(order.round), None) is None:
+            loss = await self._in_strict_order(order)
+        else:
+            loss = await self._in_two_parts(order, self.task.held)
+        if self._trailing is not None:  # this device has no part in the round
+            await self._end_trailing(order, asyncio.Event())
+        if not self._is_saved:
+            await self._run((0, self.task.index), self._save)
+        if await self._trails(order):
+            self._trailing = _Trailing(order, loss)
+            return
+        await self._complete(order)
+        await self.update.make(order, partial(self._report, order, loss))
+
+    async def _trails(self, order: RoundOrder) -> bool:
+        """Whether the next round begins before this one's sums are there; its update then has."""
+        reduction = self._lines.reduction
+        if reduction is None or not self.task.trails or not self.update.goes_ahead:
+            return False
+        if order.leaves_out:
+            return False
+        reduction.all_final()
+        if self._is_first or self._orders.empty():
+            return False
+        self._next = self._orders.get_nowait()
+        return self._next.round.mode is Mode.TRAIN and await self.update.begin(order)
+
+    async def _end_trailing(self, following: RoundOrder, summed: asyncio.Event) -> None:
+        """Wait for the sums that trail, and say that the round which they are of is done.
+
+        `summed`: set once they are there.
+        """
+        reduction, trailing = self._lines.reduction, self._trailing
+        assert reduction is not None
+        assert trailing is not None
+        self.waits_for_group = True
+        await reduction.finish()
+        self.waits_for_group = False
+        await self._check(trailing.order)
+        reduction.begin(following)
+        summed.set()
+        await self.update.end(trailing.order, partial(self._report, trailing.order, trailing.loss))
+        self._trailing = None
+
+    async def _in_strict_order(self, order: RoundOrder) -> float:
+        loss = 0.0
+        actions = list(self._own_actions(order.round))
+        for number, (action, piece) in enumerate(actions):
+            if action.kind == "forward":
+                loss += await self._forward(order, piece)
+            else:
+                final = self._final() if number == len(actions) - 1 else None
+                await self._whole_backward(order, piece, final)
+        return loss
+
+    async def _whole_backward(
+        self, order: RoundOrder, piece: Piece, final: Callable[[str], None] | None
+    ) -> None:
+        """`final` is told which gradients are complete, in the last backward of a round."""
+        backward = partial(self.live.stage.backward, final=final)
+        await self._backward(order, piece, backward)
+
+    async def _in_two_parts(self, order: RoundOrder, held: int) -> float:
+        loss = 0.0
+        pieces = {piece.key.micro_batch: piece for piece in self.task.pieces(order.round)}
+        schedule = ZeroBubble([action for action, _ in self._own_actions(order.round)], held)
+
+        def is_ready(action: Action) -> bool:
+            return self._has_inputs(action, pieces[action.micro_batch].key)
+
+        while (action := schedule.next(is_ready)) is not None:
+            piece = pieces[action.micro_batch]
+            if action.kind == "forward":
+                loss += await self._forward(order, piece)
+            elif action.kind == "backward":
+                await self._backward(order, piece, self.live.stage.backward_inputs)
+            else:
+                await self._weights(order, action.micro_batch)
+        await self._weights(order, *schedule.pending, final=self._final())
+        return loss
+
+    def _has_inputs(self, action: Action, key: PieceKey) -> bool:
+        lines = self._lines
+        if action.kind == "backward":
+            return lines.gradients is None or lines.gradients.has(key)
+        return lines.activations.has(key) and (not self.task.uses_targets or lines.targets.has(key))
+
+    def _own_actions(self, shape: Round) -> Iterator[tuple[Action, Piece]]:
+        """The stage's order without the micro-batches in which this device has no part."""
+        for action in one_f_one_b(shape.micro_batches, self.task.warmup):
+            piece = self.task.piece(shape, action.micro_batch)
+            if piece is not None:
+                yield action, piece
+
+    async def _forward(self, order: RoundOrder, piece: Piece) -> float:
+        """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
+        number, weight = piece.key.micro_batch, piece.samples / order.round.samples
+        forward = partial(
+            self.live.stage.forward,
+            number,
+            weight=weight if self.task.last else None,
+            seed=(self.task.seed, order.round.step, draw(piece)),
+            share=piece.samples / piece.size,
+            split=self.task.held is not None,
+        )
+        try:
+            if self._trailing is not None:
+                return await self._trailing_forward(order, piece, forward)
+            return await self._compute_forward(order, piece, partial(self._saving, forward))
+        except NotFinite:
+            if self._trailing is None:  # else it is of the update before
+                await self.update.counted()  # which is reported first
+            raise
+
+    def _saving(self, run: Forward, inputs: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+        self._save()
+        return run(inputs, targets)
+
+    def _save(self) -> None:
+        """Before the round's first forward, in the same task: keep what forwards will write."""
+        if not self._is_saved:
+            self.live.save(self._micro_batches)
+            self._is_saved = True
+
+    async def _trailing_forward(
+        self, order: RoundOrder, piece: Piece, forward: Callable[..., list[Tensor]]
+    ) -> float:
+        """The round's first, which makes the update of the round before."""
+        reduction = self._lines.reduction
+        assert reduction is not None
+        arrived = reduction.arrived
+        update = TrailingUpdate(self.live, reduction.summed, arrived, order.round.micro_batches)
+        async with task_scope() as scope:
+            summed = asyncio.Event()
+            ending = scope.create_task(self._end_trailing(order, summed))
+            try:
+                given = await self._inputs(order, piece, started=False)
+                scope.create_task(self._tell_started(piece, summed))
+                compute = partial(forward, passing=update)
+                outputs = await self._run_forward_of(order, piece, compute, *given)
+            except BaseException:
+                arrived.give_up()  # the thread is at rest soon
+                raise
+            self._is_saved = True
+            self._busy += Span(-arrived.waited_seconds, 0.0)
+            await ending
+        return await self._give_forward(order, piece, outputs)
+
+    async def _tell_started(self, piece: Piece, summed: asyncio.Event) -> None:
+        """Not before the sums are there: what is fed then would take the wire from them."""
+        await summed.wait()
+        await self._links.send_started(piece, targets=False)
+        if self.task.uses_targets:
+            await self._links.send_started(piece, targets=True)
+
+    async def _backward(
+        self,
+        order: RoundOrder,
+        piece: Piece,
+        compute: Callable[[int, Sequence[Value]], list[Tensor | None]],
+    ) -> None:
+        await self._compute_backward(order, piece, partial(compute, piece.key.micro_batch))
+
+    async def _weights(
+        self, order: RoundOrder, *keys: int, final: Callable[[str], None] | None = None
+    ) -> None:
+        run = partial(self.live.stage.backward_weights, *keys, final=final)
+        await self._run((2, -self.task.index), run)
+        if failpoints.armed:
+            await self._reach("backward.weights.after", order)
+
+    def _final(self) -> Callable[[str], None] | None:
+        """What the last backward of a round tells which gradients are final."""
+        return None if self._lines.reduction is None else self._lines.reduction.final
+
+    async def _complete(self, order: RoundOrder) -> None:
+        """Everything that the update needs, of other devices too."""
+        self.waits_for_group = True
+        if self._lines.reduction is not None:
+            await self._lines.reduction.finish()
+        is_tied = await self._links.exchange_gradients(order)
+        self.waits_for_group = False
+        await self._check(order, is_tied=is_tied)
+        await self._links.send_norms(order)
+        if self._is_first:
+            await self._run((0, self.task.index), self.live.optimizer.reserve)
+            self._is_first = False
+
+    async def _check(self, order: RoundOrder, *, is_tied: bool = False) -> None:
+        """Everything is there: is it finite, and will what the update gives be?
+
+        Raises:
+            NotFinite: it is not, and the update is not to be left out.
+        """
+        reduction, live = self._lines.reduction, self.live
+        summed = None
+        if reduction is not None and not is_tied:
+            summed = reduction.summed.norm
+            is_trailing = self._trailing is not None
+            if is_trailing and live.finite.is_safe(summed, order.lr_factor):
+                return  # the compute thread may be in the next round's forward
+        broken = await self._run((0, self.task.index), partial(live.broken, order, summed))
+        if broken is None:
+            return
+        if order.leaves_out:
+            self._is_finite = False
+            return
+        if self._trailing is None:
+            await self.update.counted()  # an update before this one is told of before
+        stage, step = live.stage, order.round.step + 1
+        raise broken_update(broken, step, stage.description, stage.first, stage.end)

@@ -1,0 +1,282 @@
+"""Carries what tiles tell each other between the devices of a stage, and keeps what comes early.
+
+All that one device owes another at one moment goes in one frame (more only where its header would
+grow too long): halos, and sums for a normalisation, which every tile needs of every other. These
+go to all other devices as soon as all tiles of a device have theirs. What may come follows from the
+layout: each message of a pass once, of a known shape, from the device that has the sending tile. A
+device may be ahead of another by a few micro-batches, as many as the schedule and the holder's
+credits let it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import InternalError, ProtocolError
+from p2ptrain.messages.tensors import Line, Piece, PieceKey
+from p2ptrain.net.message import Fields, PartKind, Priority
+from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.tiled.tiled_stage import TiledStage
+from p2ptrain.tiling.kernels.device_pass import Address
+from p2ptrain.tiling.kernels.tile_messages import (
+    GradientSums,
+    Halo,
+    HaloGradient,
+    Message,
+    Moments,
+    Subject,
+)
+
+FLOW = "tiles"
+
+MESSAGES_PER_FRAME = 48
+"""A frame's header holds at most 4 KiB."""
+
+_KINDS: Mapping[str, type[Halo | HaloGradient]] = {"h": Halo, "g": HaloGradient}
+
+_SUMS: Mapping[str, type[Moments | GradientSums]] = {"m": Moments, "s": GradientSums}
+
+_Key: TypeAlias = tuple[PieceKey, str]
+
+Sums: TypeAlias = Moments | GradientSums
+
+_Part: TypeAlias = tuple[list[Any], Tensor]
+"""Of a frame: its entry, and what it carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What one part of a frame is.
+
+    Attributes:
+        sender: tile whose it is.
+        receiver: tile that it is for; of sums, which are for all, 0.
+    """
+
+    subject: Subject
+    sender: int
+    receiver: int
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What has come for one micro-batch.
+
+    Attributes:
+        opened: messages whose bytes are arriving, as the frame names them.
+        seen: every one so far, with those that were taken.
+        arrived: what was not taken.
+        sums: of tiles here, by what they are and by tile.
+    """
+
+    opened: dict[_Entry, Tensor] = field(default_factory=dict)
+    seen: set[tuple[Subject, int, int]] = field(default_factory=set)
+    arrived: dict[Address, Tensor] = field(default_factory=dict)
+    sums: dict[Sums, dict[int, Tensor]] = field(default_factory=dict)
+
+
+class TileExchange:
+    """One device's end. Implements `switchboard.Receiver`."""
+
+    def __init__(
+        self,
+        stage: TiledStage,
+        line: Line,
+        own: str,
+        switchboard: Switchboard,
+        *,
+        ahead: int,
+        largest: int,
+    ) -> None:
+        """Connect it.
+
+        Args:
+            stage: on this device.
+            line: of this stage, flow `FLOW`.
+            own: this device.
+            ahead: most micro-batches of which others may have told something.
+            largest: most samples of a micro-batch.
+        """
+        self._stage, self._line, self._own = stage, line, own
+        self._device_of = stage.tiles.device_of
+        self._switchboard = switchboard
+        self._ahead, self._largest = ahead, largest
+        self._passes: dict[_Key, _Pass] = {}
+        self._done = -1  # all micro-batches of rounds up to this one
+        self._came = asyncio.Event()
+        self._failure: Exception | None = None
+        self._tiles = stage.tiles.tiles(own)
+        devices = stage.tiles.devices
+        here = devices.index(own)  # others begin with another one: not all tell the same first
+        self._others = (*devices[here + 1 :], *devices[:here])
+        switchboard.connect_receiver(line, self, {*self._device_of} - {own})
+
+    # -- as the stage's runner sees it -----------------------------------------------------------
+
+    async def send(self, piece: Piece, messages: Sequence[Message]) -> None:
+        """Tell other devices. Raises LinkClosed: one of them is out of reach."""
+        by_device: dict[str, list[_Part]] = {}
+        for message in messages:
+            subject = message.subject
+            if isinstance(subject, Moments | GradientSums):
+                due = self._sums_due(piece, subject, message)
+                for device in self._others:
+                    by_device.setdefault(device, []).extend(due)
+            else:
+                device = self._device_of[message.receiver]
+                by_device.setdefault(device, []).append(_halo_part(message))
+        for device, parts in by_device.items():
+            await self._send_all(device, piece, parts)
+
+    def _sums_due(self, piece: Piece, subject: Sums, message: Message) -> list[_Part]:
+        """The sums of all tiles here, once the last one's are there."""
+        here = self._passes.setdefault(_key(piece), _Pass())
+        sums = here.sums.setdefault(subject, {})
+        if message.sender in sums:  # the pass says them once for each tile that is to have them
+            return []
+        sums[message.sender] = message.tensor
+        if len(sums) < len(self._tiles):
+            return []
+        kind = "m" if isinstance(subject, Moments) else "s"
+        return [([kind, subject.operation, tile], sums[tile]) for tile in self._tiles]
+
+    async def take(self, piece: Piece, awaited: Sequence[frozenset[Address]]) -> list[Message]:
+        """Wait until one of the tiles that wait has all it awaits; everything that has come.
+
+        Raises what `fail` was given.
+        """
+        here = self._passes.setdefault(_key(piece), _Pass())
+        while not any(keys <= here.arrived.keys() for keys in awaited):
+            if self._failure is not None:
+                raise self._failure
+            self._came.clear()
+            await self._came.wait()
+        arrived, here.arrived = here.arrived, {}
+        return [Message(a[2], a[0], a[1], tensor) for a, tensor in arrived.items()]
+
+    def finished(self, piece: Piece) -> None:
+        """Nothing more is awaited of that micro-batch."""
+        self._passes.pop(_key(piece), None)
+
+    def round_over(self, index: int) -> None:
+        """Nor of any of that round."""
+        self._done = index
+
+    # -- frames ----------------------------------------------------------------------------------
+
+    async def _send_all(self, device: str, piece: Piece, parts: Sequence[_Part]) -> None:
+        for first in range(0, len(parts), MESSAGES_PER_FRAME):
+            some = parts[first : first + MESSAGES_PER_FRAME]
+            await self._switchboard.send_frame(
+                device,
+                self._line,
+                {**piece.fields(), "tiles": [entry for entry, _ in some]},
+                [_bytes_of(tensor.contiguous()) for _, tensor in some],
+                kind=PartKind.ACTIVATION,
+                priority=Priority.TENSOR,
+            )
+
+    def open(self, peer: str, fields: Fields, part_bytes: Sequence[int]) -> list[memoryview]:
+        """Memory for what tiles here will want.
+
+        Raises:
+            ProtocolError: they will not, or not from that device, or not of this size.
+        """
+        piece = Piece.read(fields)
+        entries = _entries(fields)
+        if piece.size > self._largest or (piece.first, piece.end) != (0, piece.size):
+            raise ProtocolError("tiles take whole micro-batches of the job's size")
+        here = self._here(piece)
+        buffers = [self._room(peer, piece, here, entry) for entry in entries]
+        if [buffer.nbytes for buffer in buffers] != list(part_bytes):
+            raise ProtocolError(f"messages of tiles of {list(part_bytes)} bytes do not fit")
+        return buffers
+
+    def deliver(self, peer: str, fields: Fields) -> None:
+        """A frame opened before has arrived whole."""
+        piece = Piece.read(fields)
+        here = self._passes.get(_key(piece))
+        for entry in _entries(fields):
+            tensor = None if here is None else here.opened.pop(entry, None)
+            if here is None or tensor is None:
+                raise ProtocolError("a message of tiles was never opened")
+            if isinstance(entry.subject, Moments | GradientSums):
+                for tile in self._tiles:
+                    here.arrived[tile, entry.subject, entry.sender] = tensor
+            else:
+                here.arrived[entry.receiver, entry.subject, entry.sender] = tensor
+        self._came.set()
+
+    def fail(self, error: Exception) -> None:
+        """A frame could not be taken in: `take` raises `error`."""
+        self._failure = error
+        self._came.set()
+
+    def _here(self, piece: Piece) -> _Pass:
+        key = _key(piece)
+        if key not in self._passes:
+            if piece.key.round <= self._done or len(self._passes) >= self._ahead:
+                raise ProtocolError(f"tiles tell of {piece.key}, which is over or far ahead")
+            self._passes[key] = _Pass()
+        return self._passes[key]
+
+    def _room(self, peer: str, piece: Piece, here: _Pass, entry: _Entry) -> memoryview:
+        subject, sender = entry.subject, entry.sender
+        is_sum = isinstance(subject, Moments | GradientSums)
+        receiver = self._tiles[0] if is_sum else entry.receiver
+        if not self._has(peer, sender):
+            raise ProtocolError(f"{subject} of tile {sender} is not due from its sender")
+        if (subject, sender, receiver) in here.seen:
+            raise ProtocolError(f"{subject} of tile {sender} came twice")
+        expected = self._stage.expected((receiver, subject, sender), piece.mode, piece.size)
+        if expected is None:
+            raise ProtocolError(f"tile {receiver} expects no {subject} of tile {sender}")
+        here.seen.add((subject, sender, receiver))
+        tensor = here.opened[entry] = torch.empty(expected[1], dtype=expected[0])
+        return _bytes_of(tensor)
+
+    def _has(self, device: str, tile: int) -> bool:
+        return 0 <= tile < len(self._device_of) and self._device_of[tile] == device
+
+
+def _key(piece: Piece) -> _Key:
+    return piece.key, piece.mode.value
+
+
+def _halo_part(message: Message) -> _Part:
+    match message.subject:
+        case Halo(group, number):
+            kind = "h"
+        case HaloGradient(group, number):
+            kind = "g"
+        case _:
+            raise InternalError("sums are for all devices")
+    return [kind, group, number, message.sender, message.receiver], message.tensor
+
+
+def _entries(fields: Fields) -> list[_Entry]:
+    entries = fields.get("tiles")
+    if not isinstance(entries, list) or not 0 < len(entries) <= MESSAGES_PER_FRAME:
+        raise ProtocolError("a frame of tiles lists what it carries")
+    return [_entry(entry) for entry in entries]
+
+
+def _entry(entry: object) -> _Entry:
+    match entry:
+        case [str(kind), int(group), int(number), int(sender), int(receiver)] if kind in _KINDS:
+            return _Entry(_KINDS[kind](group, number), sender, receiver)
+        case [str(kind), int(operation), int(tile)] if kind in _SUMS:
+            return _Entry(_SUMS[kind](operation), tile, 0)
+    raise ProtocolError("tiles tell halos, moments and sums")
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Memory of a contiguous tensor."""
+    view: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
+    return view

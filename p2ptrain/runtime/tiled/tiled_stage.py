@@ -1,0 +1,244 @@
+"""A device's part of a tiled stage: its copy of the filters, and the passes of its tiles.
+
+Every device of the stage has all filters. What a forward or backward needs of other devices comes
+by messages, so both are begun, told, and done with what they have told in return: `tiled_runner`
+carries that between devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+
+from torch import Tensor
+
+from p2ptrain.errors import InternalError
+from p2ptrain.job.rounds import Mode
+from p2ptrain.messages.assignment import StagePlace
+from p2ptrain.messages.tensors import Value
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.nodes import StateRef
+from p2ptrain.model.stage.failures import NonFinite, any_broken
+from p2ptrain.model.stage.program import Seed
+from p2ptrain.model.stage.stage import NO_SEED, Passing, Stage
+from p2ptrain.plan.types.feature_maps import MapNetwork
+from p2ptrain.runtime.io.tensor_receiver import Expected
+from p2ptrain.runtime.tiled.tile_layout import StageTiles
+from p2ptrain.tiling.kernels.device_pass import Address, DevicePass
+from p2ptrain.tiling.kernels.tile_messages import Message
+from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+
+
+class TiledStage(Stage):
+    """Units [0, end) of a model on the tiles of one device, with its own copy of the weights.
+
+    Attributes:
+        tiles: of the whole stage.
+    """
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        place: StagePlace,
+        state: Mapping[str, Tensor],
+        device: str,
+    ) -> None:
+        """Take the tensors of `state`, without copying them, for the tiles of `device`.
+
+        Raises:
+            NotTiled, GridError: the model's units, or their maps, cannot be tiled so.
+        """
+        super().__init__(description, place.first, place.end, state, copy=False)
+        self.tiles = StageTiles(description, place)
+        self._own = self.tiles.tiles(device)
+        self._programs: dict[Mode, dict[int, TileProgram]] = {}
+        self._passes: dict[int, DevicePass] = {}
+        self._evaluating: DevicePass | None = None
+        self.programs(Mode.TRAIN)
+
+    def programs(self, mode: Mode) -> Mapping[int, TileProgram]:
+        """By tile, those of this device. Raises NotTiled, GridError."""
+        if mode not in self._programs:
+            tiled = self.tiles.of(mode)
+            replica = Replica(self.description, tiled.part, self.state(), as_they_are=True)
+            self._programs[mode] = {
+                tile: TileProgram(
+                    self.description,
+                    tiled.part,
+                    tiled.layout,
+                    tile,
+                    replica,
+                    tracks=tile == self._own[0],
+                )
+                for tile in self._own
+            }
+        return self._programs[mode]
+
+    def expected(self, address: Address, mode: Mode, samples: int) -> Expected | None:
+        """What a message to a tile here must be; None where nobody expects it."""
+        receiver, subject, sender = address
+        program = self.programs(mode).get(receiver)
+        found = None if program is None else program.expected(subject, sender, samples)
+        return None if found is None else (found[1], found[0])
+
+    # -- one micro-batch, for the compute thread -------------------------------------------------
+
+    def begin_forward(
+        self, key: int, mode: Mode, inputs: Sequence[Tensor], samples: int
+    ) -> list[Message]:
+        """Start micro-batch `key`; `inputs` as `StageTiles.entering_parts` lists them.
+
+        Returns:
+            What other devices must be told; so do `begin_backward` and `receive`.
+        """
+        if key in self._passes:
+            raise InternalError(f"micro-batch {key} was already forwarded")
+        begun = DevicePass(self.programs(mode), samples)
+        if mode is Mode.TRAIN:
+            self._passes[key] = begun
+        else:
+            self._evaluating = begun
+        entering = self.tiles.of(mode).part.network.entering
+        return begun.begin_forward(_by_tile(self._own, entering, inputs))
+
+    def outputs(self, key: int, mode: Mode) -> list[Tensor]:
+        """After the forward: what leaves, by tile."""
+        return self._pass(key, mode).outputs(self.tiles.of(mode).leaving)
+
+    def begin_backward(self, key: int, gradients: Sequence[Value]) -> list[Message]:
+        """Start the way back from a gradient for each of `outputs`; parameters add to `.grad`."""
+        leaving = self.tiles.of(Mode.TRAIN).leaving
+        count = len(leaving)
+        by_tile: dict[int, dict[int, Tensor | None]] = {}
+        for place, tile in enumerate(self._own):
+            sums = by_tile[tile] = dict.fromkeys(leaving, None)
+            given = gradients[place * count : (place + 1) * count]
+            for number, gradient in zip(leaving, given, strict=True):
+                if gradient is not None:
+                    known = sums[number]
+                    sums[number] = gradient if known is None else known + gradient
+        return self._passes[key].begin_backward(by_tile)
+
+    def kept(self, key: int) -> list[Tensor]:
+        """Maps that micro-batch `key` keeps for its backward, besides those that autograd keeps."""
+        return self._passes[key].kept
+
+    def receive(self, key: int, mode: Mode, messages: Iterable[Message]) -> list[Message]:
+        """Take what other devices say. Raises ProtocolError: no tile expects it."""
+        return self._pass(key, mode).receive(messages)
+
+    def awaits(self, key: int, mode: Mode) -> tuple[frozenset[Address], ...]:
+        """By tile that waits: what it must be told; nothing where the pass has ended."""
+        return self._pass(key, mode).awaits
+
+    def final_names(self, key: int) -> list[str]:
+        """Parameters whose gradient of that micro-batch is complete, the last groups' first."""
+        done = self._passes[key].backward_from
+        return [name for name, group in self._first_groups.items() if group >= done]
+
+    @cached_property
+    def _first_groups(self) -> Mapping[str, int]:
+        """Trainable parameters of the tiled operators -> the first group that uses them.
+
+        In the order in which a backward is done with them. What no operator uses is not there.
+        """
+        tiled = self.tiles.of(Mode.TRAIN)
+        part, groups = tiled.part, tiled.layout.groups
+        nodes = self.description.train.nodes
+        first: dict[str, int] = {}
+        for number, group in enumerate(groups):
+            for operation in _operations(tiled.layout.network, group.first, group.end):
+                for reference in nodes[part.nodes[operation]].references():
+                    if isinstance(reference, StateRef):
+                        first.setdefault(reference.name, number)
+        trainable = self.parameters()
+        names = [name for name in first if name in trainable and trainable[name].requires_grad]
+        return {name: first[name] for name in sorted(names, key=lambda name: -first[name])}
+
+    def forget(self, key: int, mode: Mode) -> None:
+        """That micro-batch is done."""
+        if mode is Mode.TRAIN:
+            del self._passes[key]
+        else:
+            self._evaluating = None
+
+    def _pass(self, key: int, mode: Mode) -> DevicePass:
+        found = self._passes.get(key) if mode is Mode.TRAIN else self._evaluating
+        if found is None:
+            raise InternalError(f"micro-batch {key} was never forwarded")
+        return found
+
+    # -- as a stage that computes by itself ------------------------------------------------------
+
+    def forward(
+        self,
+        key: int,
+        inputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        *,
+        weight: float | None = None,
+        seed: Seed | None = NO_SEED,
+        share: float = 1.0,
+        split: bool = False,
+        parameters: Mapping[str, Tensor] | None = None,
+        passing: Passing | None = None,
+    ) -> list[Tensor]:
+        """Raises InternalError: tiles need what other devices tell them."""
+        raise InternalError("a tiled stage is begun, and told by others")
+
+    def backward(
+        self,
+        key: int,
+        gradients: Sequence[Tensor | None] = (),
+        *,
+        final: Callable[[str], None] | None = None,
+    ) -> list[Tensor | None]:
+        """Raises InternalError, as `forward`."""
+        raise InternalError("a tiled stage is begun, and told by others")
+
+    def evaluate(
+        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], *, seed: Seed = NO_SEED
+    ) -> list[Tensor]:
+        """Raises InternalError, as `forward`."""
+        raise InternalError("a tiled stage is begun, and told by others")
+
+    def first_non_finite(self, key: int) -> NonFinite | None:
+        """As far as the tiles here tell: nothing is run again, which would take all devices."""
+        units = self._passes[key].broken_units(self.tiles.of(Mode.TRAIN).part.network)
+        if units is None:
+            return None
+        if not units:
+            return NonFinite(None, any_broken(self.parameters().values()))
+        for unit in units:
+            if self._is_broken(unit):
+                return NonFinite(unit, True, unit)
+        return NonFinite(units[-1], False, units[0])
+
+    def _is_broken(self, unit: int) -> bool:
+        state = self.state()
+        names = self.description.state_names(unit, unit + 1)
+        return any_broken(state[name] for name in names)
+
+    def holds(self, key: int) -> bool:
+        """Whether micro-batch `key` waits for its backward."""
+        return key in self._passes
+
+    def held(self) -> int:
+        """How many micro-batches wait for their backward."""
+        return len(self._passes)
+
+    def forget_held(self) -> None:
+        """Give up all micro-batches that wait for their backward."""
+        self._passes.clear()
+
+
+def _operations(network: MapNetwork, first: int, end: int) -> range:
+    """Numbers of those of units [first, end)."""
+    return range(network.units[first].first, network.units[end - 1].end)
+
+
+def _by_tile(
+    tiles: Sequence[int], maps: Sequence[int], values: Sequence[Tensor]
+) -> dict[int, dict[int, Tensor]]:
+    given = iter(values)
+    return {tile: {number: next(given) for number in maps} for tile in tiles}

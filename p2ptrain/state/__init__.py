@@ -1,0 +1,1 @@
+"""tensors of a job by version: stored, moved, written to disk."""

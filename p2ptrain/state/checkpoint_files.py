@@ -1,0 +1,453 @@
+"""Checkpoints on disk: whole or not there, and never taken for another job's.
+
+    DIR/
+      checkpoint.json          which folder is the newest whole one, and what it holds
+      step-00000120/
+        checkpoint.json        what this folder holds, with the SHA-256 of its files
+        model.safetensors      the user's state_dict (tied names once)
+        optimizer.safetensors  "<parameter>.<slot>"
+
+A new folder is written and flushed under a temporary name, renamed, and only then named by
+`checkpoint.json`, which is replaced atomically; the folder that it named before is kept, others go.
+What it names is never replaced: a step that is made and written again, after a restart, has a
+folder `step-00000120-again`. So a full disk or a lost power leaves the last checkpoint as it was.
+Both indexes are sealed (files.py). Where the newest turns out to be damaged, the newest whole
+one is taken, and people hear which one was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from p2ptrain import failpoints
+from p2ptrain.errors import OptionError, TrainingError, size_text
+from p2ptrain.files import Damaged, open_json, replace_file, seal_json, where_links_lead
+from p2ptrain.logs import get_logger
+
+log = get_logger(__name__)
+
+FORMAT = "p2ptrain.checkpoint/1"
+
+INDEX = "checkpoint.json"
+
+MODEL = "model.safetensors"
+
+OPTIMIZER = "optimizer.safetensors"
+
+KEPT = 2
+"""Folders: the newest and the one before."""
+
+_HERE = ""
+"""For failpoints: whoever writes has the data, and does not know its own id here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a job stands, and what must be the same for it to go on.
+
+    Attributes:
+        step: updates applied.
+        digest: of the names, types and shapes of the model's weights.
+        samples, batch_size, seed: fix which samples an update sees.
+        optimizer: its name.
+        evaluated: the highest step whose evaluation people heard of; None in files that do not say.
+    """
+
+    step: int
+    digest: str
+    samples: int
+    batch_size: int
+    seed: int
+    optimizer: str
+    evaluated: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A job's state between two updates."""
+
+    progress: Progress
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+
+
+Sums: TypeAlias = Mapping[str, int]
+"""CRC-32 of the bytes of tensors, by `model:<name>` and `optimizer:<parameter>.<slot>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A checkpoint that is on the disk, whole.
+
+    Attributes:
+        place: its folder; one of the last KEPT that this job wrote is there still.
+        sums: what `load_written` holds it against.
+    """
+
+    place: Path
+    sums: Sums
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Written:
+    """Write `checkpoint` as the newest of `folder`.
+
+    Raises:
+        TrainingError: the disk is full or the folder cannot be written; what was there stays.
+    """
+    before = _newest(folder)
+    name = f"step-{checkpoint.progress.step:08d}"
+    if name == before:
+        name = f"{name}-again"
+    partial = folder / f".{name}.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        digests = {
+            MODEL: _write(partial / MODEL, checkpoint.model),
+            OPTIMIZER: _write(partial / OPTIMIZER, checkpoint.optimizer),
+        }
+        index = {
+            "format": FORMAT,
+            "folder": name,
+            "sha256": digests,
+            "progress": asdict(checkpoint.progress),
+            "serial": max(map(_serial, folder.glob("step-*")), default=0) + 1,
+        }
+        _replace(partial / INDEX, seal_json(index))
+        final = folder / name
+        shutil.rmtree(final, ignore_errors=True)
+        if failpoints.armed:
+            failpoints.reach_now("checkpoint.rename.before", device=_HERE)
+        partial.rename(final)
+        if failpoints.armed:
+            failpoints.reach_now("checkpoint.index.before", device=_HERE)
+        _replace(folder / INDEX, seal_json(index))
+        if failpoints.armed:
+            failpoints.reach_now("checkpoint.index.after", device=_HERE)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise TrainingError(
+            f"could not write a checkpoint to {folder}: {_reason(error)}; the previous checkpoint "
+            "is still complete. Free some space or give another folder, then continue with --resume"
+        ) from error
+    _remove_others(folder, keep=(name, before))
+    kinds = (("model", checkpoint.model), ("optimizer", checkpoint.optimizer))
+    sums = {f"{kind}:{key}": _sum(t) for kind, tensors in kinds for key, t in tensors.items()}
+    return Written(final, sums)
+
+
+def say_anew(folder: Path, progress: Progress) -> None:
+    """Where the newest checkpoint of `folder` is of that step: what it says of the job.
+
+    Raises:
+        OptionError: there is none.
+        TrainingError: it cannot be written; what was there stays.
+    """
+    index = _read_index(folder)
+    if dict(index["progress"]).get("step") != progress.step:
+        return
+    index["progress"] = asdict(progress)
+    try:
+        _replace(folder / INDEX, seal_json(index))
+    except OSError as error:
+        raise TrainingError(f"could not write to {folder}: {_reason(error)}") from error
+
+
+def load(folder: Path, warn: Callable[[str], None]) -> Checkpoint:
+    """Read the newest whole checkpoint of `folder`.
+
+    Args:
+        folder: where `save` wrote them.
+        warn: told of newer ones that are damaged, if there is a whole one.
+
+    Raises:
+        OptionError: there is none that is whole.
+    """
+    damages: list[OptionError] = []
+    tried: set[object] = set()
+    for place in (folder, *_newest_first(folder)):
+        try:
+            index = _read_index(place)
+            if index.get("folder") in tried:
+                continue
+            tried.add(index.get("folder"))
+            found = _read_of(folder, index, place / INDEX)
+        except OptionError as error:
+            damages.append(error)
+            continue
+        for damage in damages:
+            warn(f"{damage}: continuing from the checkpoint of step {found.progress.step} instead")
+        return found
+    raise damages[0]
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    """The folders of single checkpoints; those that do not say when they were written come last."""
+    return sorted(folder.glob("step-*"), key=_serial, reverse=True)
+
+
+def _serial(place: Path) -> int:
+    """Which checkpoint of its folder it is; 0 where it is damaged, or an older version's."""
+    try:
+        serial = _read_index(place).get("serial")
+    except OptionError as error:
+        log.info("no_index_of_its_own", why=str(error))
+        return 0
+    return serial if isinstance(serial, int) else 0
+
+
+def _read_of(folder: Path, index: dict[str, Any], file: Path) -> Checkpoint:
+    try:
+        place = folder / str(index["folder"])
+        progress = _checked(Progress(**index["progress"]))
+        digests = dict(index["sha256"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise OptionError(f"{file} is not a p2ptrain checkpoint: {error}") from error
+    if place.parent != folder:
+        raise OptionError(f"{file} names a folder elsewhere")
+    return Checkpoint(
+        progress,
+        _read(place / MODEL, digests.get(MODEL)),
+        _read(place / OPTIMIZER, digests.get(OPTIMIZER)),
+    )
+
+
+def _checked(progress: Progress) -> Progress:
+    """Raises ValueError: a number is none, which would come up much later."""
+    counts = (progress.step, progress.samples, progress.batch_size, progress.evaluated or 0)
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise ValueError(f"{counts} are not whole numbers of at least 0")
+    return progress
+
+
+def load_written(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """Some tensors of a checkpoint.
+
+    Args:
+        written: what `save` said of it.
+        wanted: whether the tensors of that parameter or buffer are, the optimizer's included.
+
+    Returns them by `model:<name>` and `optimizer:<parameter>.<slot>`, in memory of their own.
+
+    Raises:
+        OptionError: it cannot be read, or is not what was written.
+    """
+    place = written.place
+    found: dict[str, Tensor] = {}
+    try:
+        with safe_open(place / MODEL, framework="pt") as file:
+            for name in filter(wanted, sorted(file.keys())):
+                found[f"model:{name}"] = file.get_tensor(name)
+        with safe_open(place / OPTIMIZER, framework="pt") as file:
+            for name in sorted(file.keys()):
+                if wanted(name.rpartition(".")[0]):
+                    found[f"optimizer:{name}"] = file.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise OptionError(f"cannot read the checkpoint in {place}: {_reason(error)}") from error
+    wrong = [name for name, tensor in found.items() if written.sums.get(name) != _sum(tensor)]
+    if wrong:
+        raise OptionError(f"the checkpoint in {place} is damaged: {wrong[0]} is not what it was")
+    return found
+
+
+def check_weights_file(path: Path) -> None:
+    """Find out now what would be in the way of `save_weights` in the end.
+
+    Raises:
+        OptionError: nothing can be written there.
+    """
+    try:
+        partial = _partial(where_links_lead(path))
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise OptionError(f"the weights cannot be written to {path}: {_reason(error)}") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Find out now what would be in the way of `save`.
+
+    Raises:
+        OptionError: nothing can be written there.
+    """
+    partial = folder / ".p2ptrain.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+    except OSError as error:
+        raise OptionError(f"checkpoints cannot be written to {folder}: {_reason(error)}") from error
+
+
+def check_space(wanted: Mapping[Path, int]) -> None:
+    """Find out now whether there is room for what will be written: folder -> bytes.
+
+    Raises:
+        OptionError: a disk has less left; what is on the same one is counted together.
+    """
+    needed: dict[int, int] = {}
+    for folder, size in wanted.items():
+        try:
+            disk, free = folder.stat().st_dev, shutil.disk_usage(folder).free
+        except OSError:  # writing says it
+            continue
+        needed[disk] = needed.get(disk, 0) + size
+        if needed[disk] > free:
+            raise OptionError(
+                f"too little space on the disk of {folder}: {size_text(needed[disk])} are needed, "
+                f"and {size_text(free)} are free. Free some, or give another folder"
+            )
+
+
+def save_elsewhere(
+    name: str, tensors: Mapping[str, Tensor], folders: Iterable[Path | None]
+) -> Path | None:
+    """`save_weights` to the first of these folders that takes them; None where none does."""
+    for folder in folders:
+        if folder is None:
+            continue
+        place = next(
+            path
+            for number in count()
+            if not (path := folder / (f"{number}-{name}" if number else name)).exists()
+        )
+        try:
+            save_weights(place, tensors)
+        except TrainingError as error:
+            log.warning("weights_not_written", place=str(place), why=str(error))
+        else:
+            return place
+    return None
+
+
+def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a state_dict as one safetensors file, whole or not at all; a link is followed.
+
+    Raises:
+        TrainingError: it cannot be written.
+    """
+    partial = _partial(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        place = where_links_lead(path)
+        partial = _partial(place)
+        _write(partial, tensors)
+        replace_file(partial, place)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):  # the folder may be no folder any more
+            partial.unlink()
+        raise TrainingError(f"could not write the weights to {path}: {_reason(error)}") from error
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write, flush to the disk, and return the file's SHA-256."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(_apart(tensors), path)  # in a file that only its owner may read
+    path.chmod(stat.S_IMODE(mode))
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+    return _sha256(path)
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same values, of which no two share memory; copied only where they did."""
+    found, end = {}, 0
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    for name in sorted(whole, key=lambda name: (whole[name].data_ptr(), name)):
+        tensor = whole[name]
+        if tensor.data_ptr() < end:
+            found[name] = tensor.clone()
+        else:
+            found[name], end = tensor, tensor.data_ptr() + tensor.nbytes
+    return found
+
+
+def _read(path: Path, digest: object) -> Mapping[str, Tensor]:
+    try:
+        if _sha256(path) != digest:
+            raise OptionError(f"{path} is damaged: its SHA-256 is not the one written down")
+        tensors: Mapping[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise OptionError(f"cannot read {path}: {_reason(error)}") from error
+    return tensors
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    path = folder / INDEX
+    try:
+        index = open_json(path.read_bytes())
+    except FileNotFoundError:
+        raise OptionError(f"there is no checkpoint in {folder}") from None
+    except Damaged as error:
+        raise OptionError(f"{path} is damaged: {error}") from error
+    except OSError as error:
+        raise OptionError(f"cannot read {path}: {_reason(error)}") from error
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        raise OptionError(f"{path} is not of the format {FORMAT}")
+    if not isinstance(index.get("folder"), str):
+        raise OptionError(f"{path} names no folder")
+    return index
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = _partial(path)
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    replace_file(partial, path)
+
+
+def _newest(folder: Path) -> str:
+    """What the index names; "" where it names nothing."""
+    try:
+        return str(_read_index(folder).get("folder", ""))
+    except OptionError as error:
+        log.info("no_checkpoint_before", why=str(error))
+        return ""
+
+
+def _remove_others(folder: Path, keep: Sequence[str]) -> None:
+    """An older job's too, whose steps may be higher; what cannot be removed is only untidy."""
+    for path in folder.glob("step-*"):
+        if path.is_dir() and path.name not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _sum(tensor: Tensor) -> int:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,0 +1,110 @@
+"""How a device gets the units that its stages begin an epoch with; see `relay` for long ways.
+
+What a named state tensor must look like, by this device's own model description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.optimizer import state_layout
+from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
+from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.version import Version
+from p2ptrain.state import relay as relay_rules
+from p2ptrain.state.transfer_client import State, StateReading, StateRequest
+from p2ptrain.state.transfer_server import RELAY, Check, StateServer
+
+log = get_logger(__name__)
+
+
+def version_source(version: Version) -> str:
+    """What a state of that version is asked for as."""
+    return f"version:{version.step}:{version.computed}"
+
+
+class SourceFailed(PeerError):
+    """A device could not deliver what it has.
+
+    Attributes:
+        peer: its id.
+    """
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"{peer[:12]} could not deliver: {why}")
+        self.peer = peer
+
+
+async def fetch(
+    mesh: Mesh,
+    states: StateServer,
+    assignment: Assignment,
+    wanted: Fetch,
+    check: Check,
+    arrived: Callable[[int], None] = lambda _nbytes: None,
+) -> State:
+    """The tensors of some units, from another device, handed on to the next of the stage's group.
+
+    What a device that relays cannot give comes from the holder, where that has it.
+
+    Args:
+        arrived: is told of bytes as they come.
+
+    Raises:
+        SourceFailed: nobody asked could give them.
+        ProtocolError: they offer what cannot be right.
+    """
+    key, place = assignment.key, _place_of(assignment, wanted)
+    number = place.devices.index(mesh.self_id)
+    hands_on = number + 1 < len(place.devices)
+    relay = states.relays.get(key, wanted.first, wanted.end) if hands_on else None
+    reading = StateReading(mesh, check, relay, arrived=arrived)
+    source = version_source(assignment.version)
+    units = (wanted.first, wanted.end)
+    tries = [StateRequest(wanted.peer, key.job, source, *units)]
+    if wanted.relayed:
+        timeout = max(number, 1) * relay_rules.HOP_SECONDS
+        tries = [StateRequest(wanted.peer, key.job, RELAY, *units, timeout, key.epoch)]
+        if assignment.holder != mesh.self_id:
+            tries.append(StateRequest(assignment.holder, key.job, source, *units))
+    why: Exception | None = None
+    for request in tries:
+        try:
+            await reading.read_from(request)
+            return reading.state()
+        except (PeerError, TimeoutError) as error:
+            why = error
+            log.info("source_failed", source=request.source, peer=request.peer[:12], why=str(error))
+    if isinstance(why, ProtocolError):
+        raise why
+    raise SourceFailed(tries[0].peer, str(why) or "it took too long")
+
+
+def _place_of(assignment: Assignment, wanted: Fetch) -> StagePlace:
+    return next(p for p in assignment.stages if p.first <= wanted.first < p.end)
+
+
+def state_check(description: ModelDescription, spec: OptimizerSpec) -> Check:
+    """A `Check` for `model:<name>` and `optimizer:<parameter>.<slot>`."""
+    trainable = {
+        tensor.name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for tensor in description.tensors
+        if tensor.trainable
+    }
+    slots = state_layout(spec, trainable)
+    expected = {f"model:{t.name}": (t.dtype, t.shape) for t in description.tensors}
+    expected |= {f"optimizer:{name}": layout for name, layout in slots.items()}
+
+    def check(name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        if name not in expected:
+            raise ProtocolError(f"the state of another model: {name[:128]!r}")
+        return expected[name]
+
+    return check

@@ -1,0 +1,172 @@
+"""The tensors of one job that a device has beside those it trains, by version and units.
+
+Copies of its own stage to go back to, copies for others, parts fetched for an epoch to come: whole
+ranges of units, of which any part can be asked for, so that stages may be cut elsewhere later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+from p2ptrain.errors import InternalError
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.wire.tensor_codec import like
+from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.version import Version
+from p2ptrain.state.checksums import Digest
+
+Named: TypeAlias = Mapping[str, Tensor]
+"""Tensors by `model:` and `optimizer:` names."""
+
+_AT_HAND = (Kind.FETCHED, Kind.KEPT, Kind.REPLICA, Kind.GLOBAL, Kind.INITIAL)
+"""Where the same is here more than once: what may be trained on itself goes first."""
+
+Place: TypeAlias = tuple[Kind, int, int]
+"""(kind, first unit, end unit)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tensors of some units at one version.
+
+    Attributes:
+        end: the first unit that is not among them any more.
+        digests: of the tensors, as far as they were taken.
+    """
+
+    end: int
+    kind: Kind
+    tensors: Named
+    digests: Mapping[str, Digest]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    tensors: Named
+    digests: Mapping[str, Digest]
+
+
+class VersionStore:
+    """Immutable tensors, for the event loop alone. What is put in is not copied."""
+
+    def __init__(self, description: ModelDescription) -> None:
+        """Of a model; nothing is there yet."""
+        self._description = description
+        self._entries: dict[Holding, _Entry] = {}
+        self._reserved: frozenset[Place] = frozenset()
+        self._spare: dict[Place, Named] = {}  # of copies that nobody wants now
+
+    def put(
+        self,
+        kind: Kind,
+        first: int,
+        end: int,
+        version: Version,
+        tensors: Named,
+        digests: Mapping[str, Digest],
+    ) -> None:
+        """Have units [first, end) at `version`, whole; the same again is replaced.
+
+        Args:
+            kind: not LIVE.
+            tensors: all of their tensors; of the optimizer's those that there are.
+            digests: of the tensors by name, as far as they were taken.
+
+        Raises:
+            InternalError: a parameter or buffer is missing.
+        """
+        lacking = self.lacking(first, end, tensors)
+        if lacking or kind is Kind.LIVE:
+            raise InternalError(f"{kind} copy of layers {first} to {end} lacks {lacking[:3]}")
+        self._entries[Holding(first, end, version, kind)] = _Entry(dict(tensors), dict(digests))
+        # What has not changed came from an older copy, which may have been forgotten meanwhile.
+        used = {id(tensor) for tensor in tensors.values()}
+        for place, spare in self._spare.items():
+            self._spare[place] = {n: t for n, t in spare.items() if id(t) not in used}
+
+    def lacking(self, first: int, end: int, tensors: Named) -> list[str]:
+        """Parameters and buffers of units [first, end) that are not among `tensors`."""
+        wanted = (f"model:{name}" for name in self._description.state_names(first, end))
+        return [name for name in wanted if name not in tensors]
+
+    def part_from(self, first: int, end: int, version: Version) -> Part | None:
+        """Of units [first, end) as many from `first` on as lie together; None = it is not here."""
+        here = [h for h in self._entries if h.version == version and h.has(first)]
+        if not here:
+            return None
+        holding = min(here, key=lambda h: _AT_HAND.index(h.kind))
+        entry, stop = self._entries[holding], min(end, holding.end)
+        tensors = of_units(self._description, entry.tensors, first, stop)
+        digests = {name: entry.digests[name] for name in tensors if name in entry.digests}
+        return Part(stop, holding.kind, tensors, digests)
+
+    def of(self, holding: Holding) -> Part | None:
+        """What is here of a holding, if it is."""
+        entry = self._entries.get(holding)
+        if entry is None:
+            return None
+        return Part(holding.end, holding.kind, entry.tensors, entry.digests)
+
+    def seal(self, holding: Holding, part: Part, digests: Mapping[str, Digest]) -> bool:
+        """Know these digests of `part`; False where it is not what is here any more."""
+        entry = self._entries.get(holding)
+        if entry is None or entry.tensors is not part.tensors:
+            return False
+        self._entries[holding] = _Entry(entry.tensors, dict(digests))
+        return True
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Everything here."""
+        return tuple(self._entries)
+
+    def reserve(self, places: Collection[Place]) -> None:
+        """Only copies of these leave their memory to the next one."""
+        self._reserved = frozenset(places)
+        self._spare = {place: t for place, t in self._spare.items() if place in self._reserved}
+
+    def slot(self, kind: Kind, first: int, end: int) -> Named | None:
+        """Memory for the next copy of units [first, end), given away; None = there is none."""
+        return self._spare.pop((kind, first, end), None)
+
+    def discard(self, holding: Holding) -> None:
+        """Forget this one, if it is here.
+
+        Nobody may read it any more: its memory may be written to again (`slot`).
+        """
+        entry = self._entries.pop(holding, None)
+        place = (holding.kind, holding.first, holding.end)
+        if entry is not None and place in self._reserved:
+            used = {id(t) for other in self._entries.values() for t in other.tensors.values()}
+            self._spare[place] = {n: t for n, t in entry.tensors.items() if id(t) not in used}
+
+
+def of_units(
+    description: ModelDescription, tensors: Named, first: int, end: int
+) -> dict[str, Tensor]:
+    """Those of `tensors` that belong to units [first, end), the optimizer's included."""
+    names = frozenset(description.state_names(first, end))
+    return {name: tensor for name, tensor in tensors.items() if owner_of(name) in names}
+
+
+def owner_of(name: str) -> str:
+    """The parameter or buffer that a `model:` or `optimizer:` name belongs to."""
+    kind, _, rest = name.partition(":")
+    return rest if kind == "model" else rest.rpartition(".")[0]
+
+
+def laid_out(model: Named, name: str, tensor: Tensor) -> Tensor:
+    """What was read from a file as `name`, in new memory and as it lies in the model.
+
+    A file keeps neither strides nor the place on the 64-byte grid, and both decide last bits.
+
+    Args:
+        model: the model's tensors, by `model:` names.
+    """
+    owner = model.get(f"model:{owner_of(name)}")  # None: a constant of an earlier loss, say
+    if owner is None or owner.shape != tensor.shape or owner.dtype != tensor.dtype:
+        return tensor.clone()
+    return like(owner).copy_(tensor)

@@ -1,0 +1,391 @@
+"""Moving named tensors from one device to another: the side that wants them (see `state_transfer`).
+
+    manifest ──► what is here already, unchanged ──► taken as it is
+             └─► ranges of at most RANGE_BYTES ────► read, checked, put where they belong
+
+Several small tensors are a range, or some chunks of a large one. Each is checked as it arrives; one
+that does not fit its checksums is read once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, TypeAlias
+from zlib import crc32
+
+from torch import Tensor
+
+from p2ptrain.aio.tasks import task_scope
+from p2ptrain.errors import ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh, called
+from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
+from p2ptrain.model.wire.tensor_codec import Unpacking, pack
+from p2ptrain.net.fields import integer
+from p2ptrain.net.message import Message, Priority
+from p2ptrain.net.parts import LARGE, decoded, limited, part_of, read_beside
+from p2ptrain.state.checksums import (
+    CHUNK_BYTES,
+    DamagedState,
+    Digest,
+    chunks,
+    digests_beside,
+    read_digest,
+    split_digests,
+)
+from p2ptrain.state.relay import Relay
+from p2ptrain.state.transfer_server import Check
+
+log = get_logger(__name__)
+
+RANGE_BYTES = 2 << 20
+
+RANGE_TENSORS = 32
+
+READS_IN_FLIGHT = 3
+
+READ_TIMEOUT_SECONDS = 300.0
+
+_numbers = count(1)
+
+Pace: TypeAlias = Callable[[int], Awaitable[None]]
+"""Awaited before each read with the bytes that have to be read still, its own included."""
+
+Known: TypeAlias = Mapping[str, tuple[Tensor, Digest]]
+"""Tensors that are here, by name, with their digests."""
+
+
+async def at_once(left_bytes: int) -> None:
+    """As fast as it goes."""
+
+
+def _range_bytes() -> int:
+    return RANGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    """What to read from whom.
+
+    Attributes:
+        timeout_seconds: for the manifest, and for each range.
+        epoch: of the plan that is prepared; told to a device that hands on what it reads.
+        priority: of the tensors' bytes.
+        range_bytes: most of the next read that is not one chunk; asked before each.
+        reads_in_flight: at once.
+    """
+
+    peer: str
+    job: str
+    source: str
+    first: int
+    end: int
+    timeout_seconds: float = READ_TIMEOUT_SECONDS
+    epoch: int = 0
+    priority: Priority = Priority.BULK
+    range_bytes: Callable[[], int] = _range_bytes
+    reads_in_flight: int = READS_IN_FLIGHT
+
+    def fields(self, reading: int = 0) -> dict[str, Any]:
+        """As frame fields; `reading` is its number: a device may read one state twice at once."""
+        return {
+            "reading": reading,
+            "job": self.job,
+            "epoch": self.epoch,
+            "source": self.source,
+            "first": self.first,
+            "end": self.end,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Tensors by name, and their digests, which they fitted when they arrived."""
+
+    tensors: dict[str, Tensor]
+    digests: dict[str, Digest]
+
+
+async def read_state(mesh: Mesh, request: StateRequest, check: Check) -> dict[str, Tensor]:
+    """Fetch every tensor of `request`.
+
+    Raises:
+        ProtocolError: the other side offers what `check` refuses.
+        DamagedState: bytes do not fit their checksums, nor did they when read again.
+        LinkClosed, TimeoutError, PeerError: it is gone, too slow, or has no such state.
+    """
+    reading = StateReading(mesh, check)
+    await reading.read_from(request)
+    return reading.state().tensors
+
+
+class StateReading:
+    """A state on its way to this device, from one device or from several in turn."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        check: Check,
+        onward: Relay | None = None,
+        *,
+        known: Known | None = None,
+        slot: Mapping[str, Tensor] | None = None,
+        pace: Pace = at_once,
+        arrived: Callable[[int], None] = lambda _nbytes: None,
+    ) -> None:
+        """Read through `mesh`.
+
+        Args:
+            check: what tensors there may be.
+            onward: is told what arrives, to hand it on.
+            known: tensors to be taken instead of others with the same digest under the same name.
+            slot: memory that may be written to, by name, where it suits.
+            pace: when the next read may begin.
+            arrived: is told of the bytes of each read.
+        """
+        self._number = next(_numbers)
+        self._mesh = mesh
+        self._check = check
+        self._onward = onward
+        self._known = known or {}
+        self._slot = slot or {}
+        self._pace = pace
+        self._told = arrived
+        self._entries: list[_Entry] | None = None
+        self._tensors: dict[str, Tensor] = {}
+        self._digests: dict[str, Digest] = {}
+        self._sums: dict[str, dict[int, int]] = {}  # of tensors under way: by chunk
+
+    async def read_from(self, request: StateRequest) -> None:
+        """Fetch what is still missing. Raises as `read_state`; what has come by then is kept."""
+        self._open(await self._manifest(request))
+        missing = self._missing(request.range_bytes)
+        left_bytes = sum(entry.unpacking.part_bytes for entry in self._absent())
+        held = next(missing)
+
+        async def read(span: _Span) -> None:
+            nonlocal left_bytes
+            await self._pace(left_bytes)
+            left_bytes -= span.nbytes
+            await self._read_span(request, span)
+
+        async def read_some() -> None:
+            nonlocal held
+            for following in missing:
+                span, held = held, following
+                await read(span)
+
+        # The last range is read alone: it tells the server that the manifest has served.
+        async with task_scope() as group:
+            for _ in range(request.reads_in_flight):
+                group.create_task(read_some())
+        await read(held)
+
+    def state(self) -> State:
+        """Everything, in the order of the manifest, once `read_from` has returned."""
+        names = [entry.name for entry in self._entries or ()]
+        return State({n: self._tensors[n] for n in names}, {n: self._digests[n] for n in names})
+
+    # -- the manifest ----------------------------------------------------------------------------
+
+    async def _manifest(self, request: StateRequest) -> list[_Entry]:
+        for is_last in (False, True):
+            waited_for = request.priority is Priority.BULK
+            reply = await self._mesh.call(
+                request.peer,
+                Message(STATE_MANIFEST, request.fields(self._number)),
+                timeout_seconds=request.timeout_seconds,
+                priority=Priority.TENSOR if waited_for else request.priority,
+                reply_parts=limited(LARGE.most_bytes),
+            )
+            blob = part_of(reply)
+            if crc32(blob) == integer(reply.fields, "digest"):
+                return await read_beside(self._read_manifest, blob)
+            self._complain(request.peer, "the manifest", give_up=is_last)
+        raise AssertionError("unreachable")
+
+    def _read_manifest(self, blob: bytes) -> list[_Entry]:
+        manifest = decoded(blob, LARGE)
+        if not isinstance(manifest, list):
+            raise ProtocolError("a manifest is a list")
+        return [self._entry(entry) for entry in manifest]
+
+    def _entry(self, entry: object) -> _Entry:
+        match entry:
+            case [str(name), meta, digest]:
+                unpacking = Unpacking(meta, self._check(name), slot=self._slot.get(name))
+                known = None if digest is None else read_digest(digest, unpacking.part_bytes)
+                return _Entry(name, meta, unpacking, known)
+        raise ProtocolError("a manifest's entry is [name, meta, digest]")
+
+    def _open(self, entries: list[_Entry]) -> None:
+        if self._entries is not None:
+            if [(e.name, e.meta) for e in self._entries] != [(e.name, e.meta) for e in entries]:
+                raise ProtocolError("two devices offer different tensors as the same state")
+            return
+        self._entries = entries
+        for entry in entries:
+            here = self._known.get(entry.name)
+            if here is not None and entry.is_like(*here):
+                self._tensors[entry.name], self._digests[entry.name] = here
+        if self._onward is not None:
+            self._onward.begin([(entry.name, entry.meta) for entry in entries])
+
+    def _absent(self) -> list[_Entry]:
+        return [entry for entry in self._entries or () if entry.name not in self._tensors]
+
+    def _missing(self, range_bytes: Callable[[], int]) -> Iterator[_Span]:
+        """Ends with the span at which a server knows that it has served."""
+        entries = self._entries or []
+        absent = {entry.name for entry in self._absent()}
+        sizes = [e.unpacking.part_bytes if e.name in absent else None for e in entries]
+        span = None
+        for span in _spans(sizes, range_bytes):
+            if not self._has(span):
+                yield span
+        if span is None or span.end < len(entries) or self._has(span):
+            yield _Span(len(entries), len(entries), 0)
+
+    def _has(self, span: _Span) -> bool:
+        """Whether it is a piece that has come, of a tensor that is not whole yet."""
+        if span.piece is None:
+            return False
+        here = self._sums.get((self._entries or [])[span.first].name, {})
+        wanted = chunks(span.piece.start, span.piece.stop)
+        return all(chunk in here for chunk in range(wanted.start, wanted.stop))
+
+    # -- ranges ----------------------------------------------------------------------------------
+
+    async def _read_span(self, request: StateRequest, span: _Span) -> None:
+        entries = (self._entries or [])[span.first : span.end]
+        buffers = [entry.unpacking.buffer[span.bytes_of(entry)] for entry in entries]
+        fields = {**request.fields(self._number), **span.fields()}
+        if request.priority is Priority.REPLICA:
+            fields["plain"] = True
+        for is_last in (False, True):
+            reply = await self._mesh.call(
+                request.peer,
+                Message(STATE_READ, {**fields, "again": True} if is_last else fields),
+                timeout_seconds=request.timeout_seconds,
+                priority=request.priority,
+                reply_parts=partial(_exactly, buffers),
+            )
+            told = split_digests(reply.fields.get("digests"), [b.nbytes for b in buffers])
+            wrong = None
+            sums = await digests_beside(buffers)
+            for entry, digest, found in zip(entries, told, sums, strict=True):
+                if found != entry.expected(span, digest):
+                    wrong = entry.name
+                    break
+                self._arrived(entry, span, found)
+            if wrong is None:
+                break
+            self._complain(request.peer, wrong, give_up=is_last)
+            await self._manifest(request)  # the server may have taken this range for the last one
+        self._told(span.nbytes)
+        self._hand_on(span, entries)
+
+    def _arrived(self, entry: _Entry, span: _Span, found: Digest) -> None:
+        if span.piece is None:
+            self._digests[entry.name] = found
+            self._tensors[entry.name] = entry.unpacking.tensor()
+            return
+        sums = self._sums.setdefault(entry.name, {})
+        sums.update(enumerate(found, span.piece.start // CHUNK_BYTES))
+        if len(sums) * CHUNK_BYTES >= entry.unpacking.part_bytes:
+            self._digests[entry.name] = tuple(sums[chunk] for chunk in range(len(sums)))
+            self._tensors[entry.name] = entry.unpacking.tensor()
+
+    def _hand_on(self, span: _Span, entries: Sequence[_Entry]) -> None:
+        if self._onward is not None and all(entry.name in self._tensors for entry in entries):
+            self._onward.arrived(span.first, [entry.unpacking.buffer for entry in entries])
+
+    def _complain(self, peer: str, what: str, *, give_up: bool) -> None:
+        name = called(self._mesh, peer)
+        log.warning("damaged_on_arrival", what=what, peer=name, again=not give_up)
+        if give_up:
+            raise DamagedState(f"{what} from {name} does not fit its checksum, read twice")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One tensor of a manifest."""
+
+    name: str
+    meta: Any
+    unpacking: Unpacking
+    digest: Digest | None
+
+    def is_like(self, tensor: Tensor, digest: Digest) -> bool:
+        """Whether `tensor`, which has that digest, is this one."""
+        return digest == self.digest and pack(tensor).meta == self.meta
+
+    def expected(self, span: _Span, told: Digest) -> Digest:
+        """What the bytes of the span must have as their digest."""
+        piece = span.bytes_of(self)
+        return told if self.digest is None else self.digest[chunks(piece.start, piece.stop)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Tensors [first, end), or some bytes of one."""
+
+    first: int
+    end: int
+    nbytes: int
+    piece: slice | None = None
+
+    def bytes_of(self, entry: _Entry) -> slice:
+        return self.piece or slice(0, entry.unpacking.part_bytes)
+
+    def fields(self) -> dict[str, Any]:
+        fields = {"from": self.first, "to": self.end}
+        if self.piece is not None:
+            fields |= {"begin": self.piece.start, "stop": self.piece.stop}
+        return fields
+
+
+def _exactly(
+    buffers: list[memoryview], peer: str, fields: Mapping[str, Any], sizes: Sequence[int]
+) -> list[memoryview]:
+    if [buffer.nbytes for buffer in buffers] != list(sizes):
+        raise ProtocolError("the tensors that came are not those of the manifest")
+    return buffers
+
+
+def _spans(sizes: Sequence[int | None], range_bytes: Callable[[], int]) -> Iterator[_Span]:
+    """Consecutive ranges of at most `range_bytes` and RANGE_TENSORS, or pieces of one tensor.
+
+    None: a tensor that is not wanted.
+    """
+    first = 0
+    while first < len(sizes):
+        size = sizes[first]
+        if size is None:
+            first += 1
+            continue
+        most = range_bytes()
+        if size > max(most, CHUNK_BYTES):
+            yield from _pieces(first, size, range_bytes)
+            first += 1
+            continue
+        end, total = first + 1, size
+        for following in sizes[end : first + RANGE_TENSORS]:
+            if following is None or total + following > most:
+                break
+            end, total = end + 1, total + following
+        yield _Span(first, end, total)
+        first = end
+
+
+def _pieces(index: int, nbytes: int, range_bytes: Callable[[], int]) -> Iterator[_Span]:
+    """One large tensor in pieces of whole chunks."""
+    begin = 0
+    while begin < nbytes:
+        step = max(range_bytes() // CHUNK_BYTES, 1) * CHUNK_BYTES
+        stop = min(begin + step, nbytes)
+        yield _Span(index, index + 1, stop - begin, slice(begin, stop))
+        begin = stop

@@ -1,0 +1,335 @@
+"""Moving named tensors from one device to another: the side that has them.
+
+    reader                                    server
+      |-- state.manifest {source, units,         |   which tensors, with their wire forms
+      |                   number of the reading} ->|
+      |<--- [[name, meta, digest], ...] ---------|   (digest: where the server knows it already)
+      |-- state.read {from, to} ---------------->|   several at once, to keep the link full
+      |<------- parts, their checksums ----------|
+
+A server is the data holder, or a device that hands on what it is reading itself (`relay`): its
+answers come as soon as there is something to answer. A tensor too large for one answer travels in
+pieces of whole chunks, `state.read {from, to, begin, stop}`. Who is in no hurry asks for it
+`plain`: nobody tries whether it can be packed. Where what arrived does not fit its checksums, a
+reader asks once more and says so (`again`); the server then looks at its own memory.
+
+Names are `model:<state name>` and `optimizer:<parameter name>.<slot>`. A reader knows dtype and
+shape of every model tensor from its description and refuses others; an optimizer slot has its
+parameter's shape or is a scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeAlias
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from p2ptrain.aio.threads import in_background
+from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.model.wire.tensor_codec import PackedTensor, copy_into, pack
+from p2ptrain.net import cbor
+from p2ptrain.net.fields import integer, text
+from p2ptrain.net.message import Fields, Message, PartKind
+from p2ptrain.state.checksums import (
+    CHUNK_BYTES,
+    DamagedState,
+    Digest,
+    chunks,
+    digest_of,
+    digests_beside,
+)
+from p2ptrain.state.relay import Entries, Relay, Relays
+from p2ptrain.state.snapshot_store import Named
+
+log = get_logger(__name__)
+
+Source: TypeAlias = Callable[[int, int], Awaitable[Named]]
+"""(first unit, end unit) -> the tensors by name; raises PeerError where they cannot be read."""
+
+After: TypeAlias = Callable[[], Awaitable[None]]
+"""What a reader waits for; raises PeerError where it will not come."""
+
+Check: TypeAlias = Callable[[str], tuple[torch.dtype, tuple[int, ...]]]
+"""Name -> the dtype and shape it must have; raises ProtocolError for an unknown name."""
+
+KnownDigests: TypeAlias = Callable[[int, int], Mapping[str, Digest]]
+"""(first unit, end unit) -> digests by name, of those tensors whose digest was taken before."""
+
+_Key: TypeAlias = tuple[str, str, str, int, int, int]
+"""(job, source, reader, number of its reading, first unit, end unit)."""
+
+OPENED_LIMIT = 256
+"""States that one device has opened and not read to the end; it reads a few at a time."""
+
+RELAY = "relay"
+"""The source that a device of a group offers to the next one while an epoch is prepared."""
+
+STAGE = "stage"
+"""What a stage has now, its optimizer's part included."""
+
+WEIGHTS = "weights"
+"""The same without that part: what comes home in the end."""
+
+
+async def at_once() -> None:
+    """Nothing to wait for."""
+
+
+def in_memory(tensors: Callable[[int, int], Named]) -> Source:
+    """Of tensors for which nobody has to wait."""
+
+    async def source(first: int, end: int) -> Named:
+        return tensors(first, end)
+
+    return source
+
+
+def none_known(first: int, end: int) -> Mapping[str, Digest]:
+    """Of tensors that change: their checksums are taken as they leave."""
+    return {}
+
+
+def nothing() -> None:
+    """Nobody is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    tensors: Source
+    after: After
+    digests: KnownDigests
+    on_damage: Callable[[], None]
+
+
+class _Served(Protocol):
+    """A state that a reader has opened."""
+
+    @property
+    def digests(self) -> Mapping[str, Digest]:
+        """Those that are known."""
+
+    async def entries(self) -> Entries:
+        """The manifest."""
+
+    async def parts(self, first: int, end: int) -> Sequence[memoryview]:
+        """The bytes of tensors [first, end)."""
+
+    async def look(self, first: int, end: int) -> None:
+        """Raises DamagedState: what is here of tensors [first, end) is not what it was."""
+
+    def served(self) -> None:
+        """The reader has everything."""
+
+
+class _Packed:
+    """A state that is here."""
+
+    def __init__(
+        self, named: Named, digests: Mapping[str, Digest], on_damage: Callable[[], None]
+    ) -> None:
+        self.digests = digests
+        self._on_damage = on_damage
+        self._tensors: list[tuple[str, PackedTensor]] = [(n, pack(t)) for n, t in named.items()]
+
+    async def entries(self) -> Entries:
+        return [(name, tensor.meta) for name, tensor in self._tensors]
+
+    async def parts(self, first: int, end: int) -> Sequence[memoryview]:
+        return [tensor.part for _, tensor in self._tensors[first:end]]
+
+    async def look(self, first: int, end: int) -> None:
+        for name, tensor in self._tensors[first:end]:
+            known = self.digests.get(name)
+            if known is not None and await in_background(partial(digest_of, tensor.part)) != known:
+                log.error("damaged_in_memory", tensor=name)
+                self._on_damage()
+                raise DamagedState(f"{name} has changed in this device's memory")
+
+    def served(self) -> None:
+        self._tensors = []
+
+
+class _Relayed:
+    """A state that this device hands on as it arrives."""
+
+    digests: Mapping[str, Digest] = {}
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self.entries, self.parts, self.served = relay.entries, relay.parts, relay.served
+
+    async def look(self, first: int, end: int) -> None:
+        """Nothing is known of it but what has been checked on its way here."""
+
+
+class StateServer:
+    """Serves named tensors of this device to the members of a job.
+
+    Attributes:
+        relays: what this device hands on while it reads it.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.relays = Relays()
+        self._sources: dict[tuple[str, str], _Offer] = {}
+        self._whole: dict[tuple[str, str], Source] = {}
+        self._opened: dict[_Key, _Opened] = {}
+        mesh.route(STATE_MANIFEST, self._manifest)
+        mesh.route(STATE_READ, self._read)
+
+    def offer(
+        self,
+        job: str,
+        source: str,
+        tensors: Source,
+        after: After = at_once,
+        *,
+        digests: KnownDigests = none_known,
+        on_damage: Callable[[], None] = nothing,
+    ) -> None:
+        """Serve `tensors` under (job, source) until `withdraw`; `after` is awaited each time.
+
+        Args:
+            digests: what is known of the tensors' digests, which then do not change any more.
+            on_damage: told where what is here does not fit such a digest any more.
+        """
+        self._sources[job, source] = _Offer(tensors, after, digests, on_damage)
+
+    def hold(self, job: str, source: str, tensors: Source) -> None:
+        """Have a copy of the whole model, served where nothing else is offered as `source`."""
+        self._whole[job, source] = tensors
+
+    def let_go(self, job: str, source: str) -> None:
+        """There is no such copy any more."""
+        self._whole.pop((job, source), None)
+
+    async def whole(self, job: str, source: str, first: int, end: int) -> Named | None:
+        """Of such a copy the tensors of units [first, end); None where there is none.
+
+        Raises:
+            PeerError: it cannot be read.
+        """
+        tensors = self._whole.get((job, source))
+        return None if tensors is None else await tensors(first, end)
+
+    def withdraw(self, job: str) -> None:
+        """Serve nothing of this job any more."""
+        self._sources = {k: v for k, v in self._sources.items() if k[0] != job}
+        self._whole = {k: v for k, v in self._whole.items() if k[0] != job}
+        self._opened = {k: v for k, v in self._opened.items() if k[0] != job}
+
+    def retract(self, job: str, sources: Collection[str]) -> None:
+        """Serve these sources of the job no more."""
+        gone = {(job, source) for source in sources}
+        self._sources = {k: v for k, v in self._sources.items() if k not in gone}
+        self._opened = {k: v for k, v in self._opened.items() if k[:2] not in gone}
+
+    async def local(self, job: str, source: str, first: int, end: int) -> dict[str, Tensor]:
+        """The same tensors for this device itself, copied; laid out as they are."""
+        named = await self.here(job, source, first, end)
+        return {name: copy_into(None, tensor) for name, tensor in named.items()}
+
+    async def here(self, job: str, source: str, first: int, end: int) -> Named:
+        """The same tensors themselves."""
+        offer = self._source(job, source)
+        await offer.after()
+        return await offer.tensors(first, end)
+
+    async def _manifest(self, peer: str, message: Message) -> Message:
+        key = self._key(peer, message.fields)
+        served = await self._serve(message.fields, key)
+        entries, digests = await served.entries(), served.digests
+        self._open(key, _Opened(served, tuple(name for name, _ in entries)))
+        blob = cbor.dumps([[name, meta, _listed(digests.get(name))] for name, meta in entries])
+        return Message(STATE_MANIFEST, {"digest": crc32(blob)}, (memoryview(blob),))
+
+    def _open(self, key: _Key, opened: _Opened) -> None:
+        """Of a device that opens state after state and reads none, the oldest are forgotten."""
+        self._opened.pop(key, None)
+        self._opened[key] = opened
+        theirs = [other for other in self._opened if other[2] == key[2]]
+        if len(theirs) > OPENED_LIMIT:
+            del self._opened[theirs[0]]
+
+    async def _read(self, peer: str, message: Message) -> Message:
+        key, fields = self._key(peer, message.fields), message.fields
+        opened = self._opened.get(key)
+        if opened is None:
+            raise ProtocolError("state.read without a manifest")
+        first = integer(fields, "from", 0, len(opened.names))
+        end = integer(fields, "to", first, len(opened.names))
+        if fields.get("again"):
+            await opened.served.look(first, end)
+        found = await opened.served.parts(first, end)
+        pieces = _pieces(fields, found)
+        parts = tuple(part[piece] for part, piece in zip(found, pieces, strict=True))
+        known = [opened.served.digests.get(name) for name in opened.names[first:end]]
+        unknown = [part for part, digest in zip(parts, known, strict=True) if digest is None]
+        taken = iter(await digests_beside(unknown))
+        sums: list[int] = []
+        for digest, piece in zip(known, pieces, strict=True):
+            sums += next(taken) if digest is None else digest[chunks(piece.start, piece.stop)]
+        is_whole = not pieces or pieces[-1].stop == found[-1].nbytes
+        if end == len(opened.names) and is_whole:
+            self._opened.pop(key, None)
+            opened.served.served()
+        kind = PartKind.OPAQUE if fields.get("plain") else PartKind.WEIGHT
+        return Message(STATE_READ, {"digests": sums}, parts, (kind,) * len(parts))
+
+    async def _serve(self, fields: Fields, key: _Key) -> _Served:
+        job, source, _, _, first, end = key
+        if source == RELAY:
+            return _Relayed(self.relays.get(EpochKey.read(fields), first, end))
+        named, offer = await self.here(job, source, first, end), self._source(job, source)
+        return _Packed(named, offer.digests(first, end), offer.on_damage)
+
+    def _source(self, job: str, source: str) -> _Offer:
+        offer = self._sources.get((job, source))
+        if offer is not None:
+            return offer
+        if (job, source) not in self._whole:
+            raise PeerError(f"this device has no state {source!r} of that job")
+        return _Offer(self._whole[job, source], at_once, none_known, nothing)
+
+    @staticmethod
+    def _key(peer: str, fields: Fields) -> _Key:
+        return (
+            text(fields, "job", 64),
+            text(fields, "source", 64),
+            peer,
+            integer({"reading": 0, **fields}, "reading"),
+            integer(fields, "first"),
+            integer(fields, "end"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    served: _Served
+    names: Sequence[str]
+
+
+def _pieces(fields: Fields, parts: Sequence[memoryview]) -> list[slice]:
+    """Which bytes of each part are asked for: all, or whole chunks of a part alone."""
+    if "begin" not in fields:
+        return [slice(0, part.nbytes) for part in parts]
+    if len(parts) != 1:
+        raise ProtocolError("a piece is of one tensor")
+    begin = integer(fields, "begin", 0, parts[0].nbytes)
+    end = integer(fields, "stop", begin, parts[0].nbytes)
+    if begin % CHUNK_BYTES or (end % CHUNK_BYTES and end != parts[0].nbytes):
+        raise ProtocolError("a piece is of whole chunks")
+    return [slice(begin, end)]
+
+
+def _listed(digest: Digest | None) -> list[int] | None:
+    return None if digest is None else list(digest)

@@ -1,0 +1,1 @@
+"""Face of the wing."""

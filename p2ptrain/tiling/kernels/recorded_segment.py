@@ -1,0 +1,130 @@
+"""A segment as autograd recorded it: its values come from outside and its gradients go there.
+
+What enters is no autograd leaf but the result of a node of its own (as in `stage`): a leaf would
+keep its memory until the backward, and could not be written to in place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from p2ptrain.model.stage.split_backward import WeightGradients
+
+
+class Recorded:
+    """Between a segment's forward and its backward.
+
+    Attributes:
+        gradients: of what entered, by map; filled in by `backward`.
+        later: gradients of filters, which `backward` leaves out where they are put off.
+    """
+
+    def __init__(self, put_off: Sequence[Tensor] | None = None) -> None:
+        """`put_off`: parameters of the segment's operators, as often as they are read, of which
+        `backward` leaves gradients for later; None = it computes all gradients."""
+        self.gradients: dict[int, Tensor | None] = {}
+        self.later: WeightGradients | None = None
+        if put_off is not None:
+            self.later = WeightGradients(Counter(map(id, put_off)))
+        self._parameters = {id(parameter): parameter for parameter in put_off or ()}
+        self._anchors: list[Tensor] = []
+        self._roots: list[tuple[int, bool, Tensor | GradientEdge]] = []
+
+    def enter(self, number: int, value: Tensor) -> Tensor:
+        """`value` of a map, as autograd sees it inside."""
+        self._anchors.append(torch.empty(0, requires_grad=True))
+        made: Tensor = _Enter.apply(  # type: ignore[no-untyped-call]
+            self._anchors[-1], [value.detach()], self.gradients, number
+        )
+        return made
+
+    def watch(self, result: Tensor) -> None:
+        """A product with filters has just given that."""
+        if self.later is not None and result.requires_grad:
+            self.later.watch(result)
+
+    def leave(self, number: int, value: Tensor, *, owned: bool) -> Tensor:
+        """Note where the backward starts; `owned` = from the part that leaves the group.
+
+        Returns:
+            The value for outside.
+        """
+        if value.requires_grad:
+            self._roots.append((number, owned, value))
+        return value.detach()
+
+    def release(self, number: int) -> None:
+        """Of the part of that map that left the group the backward needs no values, nor `kept`."""
+        self._roots = [
+            (known, owned, _edge(value) if owned and known == number else value)
+            for known, owned, value in self._roots
+        ]
+
+    @property
+    def kept(self) -> list[tuple[int, Tensor]]:
+        """What it gave, or a part of that, until the backward: (map, values)."""
+        found = ((number, value) for number, _, value in self._roots)
+        return [(number, value.detach()) for number, value in found if isinstance(value, Tensor)]
+
+    def backward(
+        self, inner: Mapping[int, Tensor], owned: Mapping[int, Tensor]
+    ) -> Mapping[int, Tensor | None]:
+        """Run it; parameters add to their `.grad`.
+
+        Args:
+            inner: gradients that came from later segments, by map.
+            owned: gradients of what left the group, by map.
+
+        Returns:
+            The gradients of what entered; None or nothing where there is none.
+        """
+        roots, starts = [], []
+        for number, leaves, value in self._roots:
+            gradient = (owned if leaves else inner).get(number)
+            if gradient is not None:
+                roots.append(_edge(value))
+                starts.append(gradient)
+        self._roots.clear()
+        if self.later is None:
+            if roots:
+                torch.autograd.backward(roots, starts)
+            return self.gradients
+        self.later.settle()
+        apart = self.later.parameters
+        here = [p for key, p in self._parameters.items() if key not in apart]
+        wanted = [*self._anchors, *here]
+        if roots and wanted:
+            torch.autograd.backward(roots, starts, inputs=wanted)
+        return self.gradients
+
+
+def _edge(value: Tensor | GradientEdge) -> GradientEdge:
+    """Where a backward from a value starts, without its memory."""
+    return get_gradient_edge(value) if isinstance(value, Tensor) else value
+
+
+class _Enter(torch.autograd.Function):
+    """Gives a value, and keeps its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        value: list[Tensor],
+        gradients: dict[int, Tensor | None],
+        number: int,
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.gradients, ctx.number = gradients, number
+        return value.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None, None, None]:
+        ctx.gradients[ctx.number] = gradients[0]
+        return None, None, None, None

@@ -1,0 +1,202 @@
+"""Tiles, and stages behind them on devices that have none.
+
+While these compute one micro-batch, the tiles already compute the next. Tried are one to four such
+devices, the fastest or the slowest ones, and all numbers of tiled units, each with what the others
+may do there (`trailing_stages.py`): a pipeline of one or two of them, or one stage that several
+share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import NamedTuple
+
+from p2ptrain.plan.types.tile_shape import owners
+from p2ptrain.tiling.maps.grid import TileGrid
+from p2ptrain.tiling.planning.tiled_pipeline import (
+    Passes,
+    Row,
+    depths_that_fit,
+    row_seconds,
+    tile_parts,
+)
+from p2ptrain.tiling.planning.tiling_cost import Costs
+from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
+from p2ptrain.tiling.planning.tiling_search import best_of, unit_counts
+from p2ptrain.tiling.planning.tiling_setting import Setting
+from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate
+from p2ptrain.tiling.planning.tiling_types import Asked, Candidate, Tiling
+from p2ptrain.tiling.planning.trailing_stages import MOST_IN_A_ROW, MOST_SHARING, Followers
+
+LEAST_TILES = 2
+
+LITTLE = 1.1
+"""Devices that differ by less are taken for equal: it is all the same which have tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelined:
+    """A way to run all units.
+
+    Attributes:
+        tiling: its seconds are those of a mini-batch, all stages included.
+        row: what follows.
+        depths: of the tiles and of each stage.
+    """
+
+    tiling: Tiling
+    row: Row
+    depths: tuple[int, ...]
+
+
+def best_pipelined(setting: Setting, asked: Asked) -> Pipelined | None:
+    """The fastest below the seconds asked for; None where there is none.
+
+    Args:
+        setting: all of its devices have a part.
+    """
+    best: Pipelined | None = None
+    for search in _searches(setting, asked):
+        below = asked.below if best is None else best.tiling.seconds
+        best = search.best(below) or best
+    return best
+
+
+def _searches(setting: Setting, asked: Asked) -> Sequence[_Search]:
+    """The most promising first: what it finds spares looking at others."""
+    found = []
+    for behind in _choices(setting):
+        followers = Followers(setting.cost, setting.split, behind, asked.allocations)
+        if followers.are_worth_asking:
+            with_tiles = [device for device in setting.devices if device not in behind]
+            less = Setting.of(setting.cost, setting.network, setting.split, with_tiles)
+            found.append(_Search(less, followers, asked))
+    return sorted(found, key=lambda search: search.bound)
+
+
+def _choices(setting: Setting) -> Iterator[tuple[int, ...]]:
+    """Devices that may stand behind the tiles."""
+    cost, samples = setting.cost, setting.split.first_samples
+
+    def seconds(device: int) -> tuple[float, int]:
+        return sum(cost.stage_seconds(device, 0, cost.unit_count, samples)), device
+
+    ordered = tuple(sorted(setting.devices, key=seconds))
+    most = max(MOST_IN_A_ROW, MOST_SHARING)
+    for count in range(1, min(most, len(ordered) - LEAST_TILES) + 1):
+        fastest, slowest = ordered[:count], ordered[-count:]
+        yield fastest
+        if seconds(slowest[-1])[0] > LITTLE * seconds(fastest[0])[0]:
+            yield slowest
+
+
+class _Judged(NamedTuple):
+    """A way to go on behind some tiling; infinite seconds where it does not fit the memory."""
+
+    seconds: float
+    row: Row
+    depths: tuple[int, ...]
+
+
+class _Search:
+    """With these devices behind the tiles, and the others in front."""
+
+    def __init__(self, setting: Setting, followers: Followers, asked: Asked) -> None:
+        self._setting, self._followers = setting, followers
+        by_speed = sorted(setting.tile_devices(), key=lambda d: (d.slowdown, d.name))
+        self._devices: Sequence[TileDevice] = by_speed
+        # The holder is as slow as it is beside the fastest of these devices.
+        self._asked = replace(asked, holder=setting.tile_device(setting.cost.holder))
+        self._candidates = list(self._with_bounds())
+
+    @property
+    def bound(self) -> float:
+        """About what nothing that is found here undercuts."""
+        return min((candidate.bound for candidate in self._candidates), default=inf)
+
+    def best(self, below: float) -> Pipelined | None:
+        """The fastest below so many seconds, if there is one."""
+        asked = replace(self._asked, below=below)
+        tiling = best_of(self._candidates, asked, [])
+        if tiling is None:
+            return None
+        rows = self._followers.rows(tiling.borders[-1])
+        judged = self._judged(rows, self._costs(tiling, asked), tiling.borders)
+        return Pipelined(tiling, judged.row, judged.depths)
+
+    def _with_bounds(self) -> Iterator[Candidate]:
+        asked, devices = self._asked, self._with_tiles()
+        problem = self._setting.problem.among(devices)
+        for count in unit_counts(problem, asked) if devices else ():
+            rows = self._followers.rows(count)
+            if rows:
+                tiled = problem.first_units(count)
+                yield Candidate(
+                    problem=tiled,
+                    devices=tuple(devices),
+                    whole=partial(self._least_seconds, rows),
+                    bound=self._bound(tiled, devices, asked.pieces),
+                    behind=self._setting.tile_device(rows[0].groups[0].devices[0]),
+                )
+
+    def _with_tiles(self) -> Sequence[TileDevice]:
+        """A device that could have one of the tiles asked for has one; nobody where all could."""
+        grid = self._asked.grid
+        if grid is None:
+            return self._devices
+        tiles = grid[0] * grid[1]
+        return self._devices[:tiles] if tiles <= len(self._devices) else ()
+
+    def _bound(self, tiled: TilingProblem, devices: Sequence[TileDevice], pieces: float) -> float:
+        """Before what is behind can begin, and after it has ended, tiles have something to do."""
+        behind = self._followers.least_seconds(len(tiled.network.units))
+        last = tile_parts(self._setting.split)[-1]
+
+        def tiles(pieces: float) -> float:
+            return lower_bound(tiled, devices, least=len(devices), pieces=pieces, messages=True)
+
+        return max(tiles(pieces), behind + tiles(last))
+
+    def _least_seconds(self, rows: Sequence[Row], costs: Costs, borders: tuple[int, ...]) -> float:
+        return self._judged(rows, costs, borders).seconds
+
+    def _judged(self, rows: Sequence[Row], costs: Costs, borders: tuple[int, ...]) -> _Judged:
+        """The fastest of what may follow these tiles."""
+        setting, simulated = self._setting, simulate(costs, borders)
+        most = self._most_in_flight(costs, borders)
+        best = _Judged(inf, rows[0], ())
+        for row in rows:
+            depths = depths_that_fit(setting.cost, setting.split, row, most)
+            if depths is None:
+                continue
+            takers = setting.takers(row.groups[0])
+            passes = Passes.of(setting.cost, costs, simulated, takers)
+            seconds = row_seconds(setting.cost, setting.split, passes, row, depths)
+            if seconds < best.seconds:
+                best = _Judged(seconds, row, depths)
+        return best
+
+    def _most_in_flight(self, costs: Costs, borders: tuple[int, ...]) -> int:
+        """Micro-batches of which all devices with tiles have room for what they keep."""
+        filters = costs.problem.filter_memory_bytes
+        rooms = [
+            (device.memory_bytes - filters) / max(held - filters, 1.0)
+            for device, held in zip(costs.devices, costs.memory(borders), strict=True)
+        ]
+        return int(min(*rooms, self._setting.split.micro_batches))
+
+    def _costs(self, tiling: Tiling, asked: Asked) -> Costs:
+        """Of what was found."""
+        known = {device.name: device for device in self._devices}
+        devices = [known[name] for name in tiling.devices]
+        problem = self._setting.problem.among(devices).first_units(tiling.borders[-1])
+        return Costs(
+            *(problem, devices),
+            TileGrid(problem.network, (tiling.rows, tiling.columns), aligned=tiling.aligned),
+            owners(tiling.shares),
+            holder=asked.holder,
+            early=tiling.early,
+        )

@@ -1,0 +1,172 @@
+"""How a profile's units can be cut: from the model's own maps, or a file's `spatial` entries.
+
+A file says of each unit one window and the size of a map; branches and normalisation are not in it,
+so what is planned from files alone is a chain whose statistics cost nothing. Of which map, the one
+that the unit reads (as `p2ptrain profile` writes it) or the one that it makes, the format does not
+say: taken is what fits more units in a row, then the bytes that more of them say they give; where
+both do (one unit alone, or strides all alike), the map that is read.
+
+What tiles hold twice: a map with its halo is put together in new memory, beside the own part.
+
+Both stay until the backward: the own part as what the group before gave, the whole as what the
+group behind has read. Where that begins with a normalisation, which keeps the whole, only the whole
+stays: as much as planners count of the own part, and the halo. Planners do not count either, as
+costs of a grouping are sums of its groups' shares of what whole maps take; it is added to what a
+plan needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from p2ptrain.plan.types.feature_maps import FeatureMap, MapNetwork, MapUnit, Operation, Window
+from p2ptrain.plan.types.profile import Pair, Profile, Spatial, Unit
+from p2ptrain.plan.types.tile_shape import TileShape, owners
+from p2ptrain.tiling.maps.grid import GroupLayout, TileGrid, first_normalised
+
+ITEMSIZE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A unit of the chain.
+
+    Attributes:
+        read, made: (height, width) of its maps.
+    """
+
+    unit: Unit
+    spatial: Spatial
+    read: Pair
+    made: Pair
+
+
+def tiled_network(profile: Profile) -> MapNetwork | None:
+    """The maps of the first units that can be tiled; None where none can."""
+    return profile.maps or _chain(profile)
+
+
+def _chain(profile: Profile) -> MapNetwork | None:
+    links = max((_as_read(profile), _as_made(profile)), key=_fitting)  # of equals the first
+    if not links:
+        return None
+    first, channels = links[0].read, _channels(profile.input_bytes, links[0].read)
+    image = FeatureMap("input", channels, *first, differentiable=False)
+    made = [_made(number, link) for number, link in enumerate(links)]
+    return MapNetwork(
+        maps=(image, *(feature_map for feature_map, _ in made)),
+        operations=tuple(operation for _, operation in made),
+        units=tuple(
+            MapUnit(link.unit.name, number, number + 1, link.unit.parameter_bytes)
+            for number, link in enumerate(links)
+        ),
+        entering=(0,),
+        leaving=(len(links),),
+        itemsize=ITEMSIZE,
+    )
+
+
+def _fitting(links: list[_Link]) -> tuple[int, int]:
+    """How many units, and how many of them give whole channels of their maps."""
+    return len(links), sum(
+        link.unit.output_bytes % (ITEMSIZE * link.made[0] * link.made[1]) == 0 for link in links
+    )
+
+
+def _as_read(profile: Profile) -> list[_Link]:
+    """The longest chain, where sizes are of the maps that units read."""
+    links: list[_Link] = []
+    for unit, spatial in _said(profile):
+        read = spatial.height, spatial.width
+        made = _outputs(spatial, read)
+        if min(made) < 1 or (links and links[-1].made != read):
+            break
+        links.append(_Link(unit, spatial, read, made))
+    return links
+
+
+def _as_made(profile: Profile) -> list[_Link]:
+    """The longest chain, where sizes are of the maps that units make."""
+    links: list[_Link] = []
+    for unit, spatial in _said(profile):
+        made = spatial.height, spatial.width
+        read = links[-1].made if links else _image_of(profile, spatial)
+        if read is None or _outputs(spatial, read) != made:
+            break
+        links.append(_Link(unit, spatial, read, made))
+    return links
+
+
+def _said(profile: Profile) -> Iterator[tuple[Unit, Spatial]]:
+    for unit in profile.units:
+        if unit.spatial is None:
+            return
+        yield unit, unit.spatial
+
+
+def _image_of(profile: Profile, spatial: Spatial) -> Pair | None:
+    """An image of which the first unit makes such a map; None where there is none.
+
+    Several have as many windows: the one whose channels are whole, then the stride's multiple.
+    """
+
+    def unlikely(size: Pair) -> tuple[bool, bool, Pair]:
+        height, width = size
+        whole = profile.input_bytes % (ITEMSIZE * height * width) == 0
+        multiple = spatial.height * spatial.stride[0], spatial.width * spatial.stride[1]
+        return not whole, size != multiple, size
+
+    axes = _read_by(spatial, 0, spatial.height), _read_by(spatial, 1, spatial.width)
+    return min(product(*axes), key=unlikely, default=None)
+
+
+def _read_by(spatial: Spatial, axis: int, made: int) -> range:
+    """Sizes of which so many positions are made."""
+    window = _window(spatial, axis)
+    least = (made - 1) * window.stride + window.extent - window.before - window.after
+    return range(max(least, 1), least + window.stride)
+
+
+def _outputs(spatial: Spatial, read: Pair) -> Pair:
+    return _window(spatial, 0).outputs(read[0]), _window(spatial, 1).outputs(read[1])
+
+
+def _made(number: int, link: _Link) -> tuple[FeatureMap, Operation]:
+    """The map that a unit makes and how."""
+    unit, size = link.unit, link.made
+    rows, columns = _window(link.spatial, 0), _window(link.spatial, 1)
+    made = FeatureMap(unit.name, _channels(unit.output_bytes, size), *size)
+    flops = unit.flops / (size[0] * size[1])
+    return made, Operation(unit.name, (number,), number + 1, rows, columns, flops=flops)
+
+
+def _window(spatial: Spatial, axis: int) -> Window:
+    return Window(
+        kernel=spatial.kernel[axis],
+        stride=spatial.stride[axis],
+        dilation=spatial.dilation[axis],
+        before=spatial.padding[axis],
+        after=spatial.padding[axis],
+    )
+
+
+def _channels(size_bytes: int, size: Pair) -> int:
+    return max(1, size_bytes // (ITEMSIZE * size[0] * size[1]))
+
+
+def copied_bytes(network: MapNetwork, shape: TileShape, shares: Sequence[int]) -> tuple[int, ...]:
+    """Of one sample, by device; `shares`: tiles of each, in row order. Raises GridError."""
+    tiled = network.first_units(shape.units).with_early(shape.early)
+    grid = TileGrid(tiled, (shape.rows, shape.columns), aligned=shape.aligned)
+    found, device_of = [0] * len(shares), owners(shares)
+    for first, end in pairwise(shape.borders):
+        laid = GroupLayout(grid, first, end)
+        normalised = first_normalised(laid)
+        for receiver, number in {(one.receiver, one.map) for one in laid.transfers}:
+            area = laid.required(receiver, number).area
+            if number == normalised:
+                area -= grid.owned(receiver, number).area
+            found[device_of[receiver]] += tiled.bytes_per_position((number,)) * area
+    return tuple(found)

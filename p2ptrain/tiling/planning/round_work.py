@@ -1,0 +1,64 @@
+"""What a round of a plan with tiles has each of its devices do, stage by stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import Group
+from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.tiling.planning.tiled_pipeline import place_seconds, sum_seconds, tile_parts
+from p2ptrain.tiling.planning.tiled_plan import costs_of, row_of
+from p2ptrain.tiling.planning.tiling_simulation import simulate
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds of one device in one stage.
+
+    Attributes:
+        computing: forwards, backwards and the update.
+        messages: what goes between tiles, and to and from other stages.
+    """
+
+    computing: float
+    messages: float
+
+
+def round_work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], Work]:
+    """By stage and device. Raises PlanError, as `tiled_plan.round_of`."""
+    costs, devices, _, borders = costs_of(cost, plan)
+    pieces = sum(tile_parts(plan.split))
+    groups = [costs.group(*units) for units in pairwise(borders)]
+    exchanges = [e for g in groups if g is not None for e in (g.halo, *g.statistics)]
+    computing = simulate(costs, borders).computing
+    found: dict[tuple[int, int], Work] = {}
+    for place, device in enumerate(devices):
+        told = 2 * sum(costs.device_seconds(exchange, place) for exchange in exchanges)
+        update = cost.update_seconds(device, 0, borders[-1])
+        found[0, device] = Work(
+            pieces * computing[place] + update, pieces * told + costs.filter_seconds
+        )
+    for p, (group, units) in enumerate(row_of(cost, plan).stages, 1):
+        for place, device in enumerate(group.devices):
+            found[p, device] = _behind(cost, plan.split, group, place, units)
+    return found
+
+
+def _behind(
+    cost: CostModel, split: BatchSplit, group: Group, place: int, units: tuple[int, int]
+) -> Work:
+    """Of one of the devices of a stage behind the tiles."""
+    (begin, end), device, alone = units, group.devices[place], 0.0
+    for samples, count in Counter(group.pieces(split, place)).items():
+        if samples:
+            times = cost.unit_times(device, samples)
+            alone += count * (sum(times.forward[begin:end]) + sum(times.backward[begin:end]))
+    messages = place_seconds(cost, split, group, place, units) - alone
+    if len(group.devices) > 1:
+        messages += sum_seconds(cost, group, begin, end)
+    return Work(alone + cost.update_seconds(device, begin, end), messages)

@@ -1,0 +1,1 @@
+"""a device's part in the jobs of others."""

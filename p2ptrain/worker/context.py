@@ -1,0 +1,34 @@
+"""What a job's part here needs of the device around it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.runtime.device import Shell
+from p2ptrain.state.transfer_server import StateServer
+from p2ptrain.worker.device_profile import DeviceMeasures
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a participation uses of its device.
+
+    Attributes:
+        on_failure: (assignment, stage, error) tells the holder.
+        told: (assignment, fields) tells the holder something else of `train.failed`.
+        waits: is told that the job stands still until the device of that id is back.
+        changed: called after whatever has happened.
+    """
+
+    mesh: Mesh
+    states: StateServer
+    shell: Shell
+    measures: DeviceMeasures
+    on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]
+    told: Callable[[Assignment, Mapping[str, Any]], Coroutine[Any, Any, None]]
+    waits: Callable[[str], None]
+    changed: Callable[[], None]

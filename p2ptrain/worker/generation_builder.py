@@ -1,0 +1,230 @@
+"""One epoch made ready on this device: what its stages begin with fetched, the stages built.
+
+asked ──► fetch ──► build ──► begins: the stages are handed over
+            └─────────┴─────► given up: what arrived whole stays in the store
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from p2ptrain import failpoints
+from p2ptrain.aio.tasks import OwnedTasks, task_scope
+from p2ptrain.errors import Error, PeerError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.optimizer import optimizer_state_ratio
+from p2ptrain.model.stage.optimizer_spec import OptimizerSpec, optimizer_from_fields
+from p2ptrain.process.allocator import trim_heap
+from p2ptrain.process.memory_budget import is_out_of_memory
+from p2ptrain.recovery.cores import worker_events as rules
+from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.version import Version
+from p2ptrain.state.checksums import DamagedState
+from p2ptrain.state.fetch import SourceFailed, fetch, state_check
+from p2ptrain.state.snapshot_store import Named
+from p2ptrain.worker.context import Surroundings
+from p2ptrain.worker.hosted_stages import Engagement
+from p2ptrain.worker.job_store import Found, JobStore
+from p2ptrain.worker.stage_sizes import StageTooLarge, refuse_large_stages
+
+log = get_logger(__name__)
+
+
+class MakingReady:
+    """The way from an assignment to stages that may begin: `fetch`, `build`, `take`; or `give_up`.
+
+    Args:
+        tasks: whose the work is.
+        feed: tells the rules how it went.
+        look: has a version looked through, something of which does not fit its digests.
+        planned_bytes: what the plan takes here.
+        gathers: nothing is built of what is fetched.
+
+    Attributes:
+        moved_bytes: what came from other devices so far, whole.
+        fetched_bytes: what came of it at all.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        around: Surroundings,
+        store: JobStore,
+        tasks: OwnedTasks,
+        feed: Callable[[rules.DeviceEvent], None],
+        look: Callable[[Version], None],
+        planned_bytes: int,
+        *,
+        gathers: bool,
+    ) -> None:
+        self.assignment = assignment
+        self.moved_bytes = self.fetched_bytes = 0
+        self._around = around
+        self._mesh = around.mesh
+        self._compute = around.shell.compute
+        self._store = store
+        self._tasks = tasks
+        self._feed = feed
+        self._look = look
+        self._planned_bytes = planned_bytes
+        self._gathers = gathers
+        self._built: Engagement | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def fetch(self, fetches: tuple[Fetch, ...]) -> None:
+        """Read what other devices have; each part that arrives can be read from here at once."""
+        measures = self._around.measures
+        # What an old epoch takes is free once the new one begins.
+        engaged = self._store.engagement is not None
+        short_of = partial(measures.short_of, engaged=engaged)
+        short_bytes = short_of(self._planned_bytes)
+        if short_bytes is None and not self._gathers:
+            measures.expect(self._planned_bytes, engaged=engaged)
+        work = self._fetch(fetches, short_of, short_bytes)
+        self._task = self._tasks.spawn(work, f"fetch {self.assignment.key.epoch}")
+
+    def build(self) -> None:
+        """The stages, from what is here now; nothing where all that is built stands elsewhere."""
+        self._task = self._tasks.spawn(self._build(), f"build {self.assignment.key.epoch}")
+
+    def take(self) -> Engagement:
+        """The epoch begins: its stages."""
+        assert self._built is not None
+        return self._built
+
+    def give_up(self, why: str) -> None:
+        """Neither others wait for what was to be handed on, nor anything arrives here."""
+        if self._task is not None:
+            self._task.cancel()
+        self._around.states.relays.give_up(
+            self.assignment, self._mesh.self_id, f"{self._mesh.name} {why}"
+        )
+        if self._built is not None:
+            self._built.disconnect()
+
+    async def _fetch(
+        self,
+        fetches: tuple[Fetch, ...],
+        short_of: Callable[[int], int | None],
+        short_bytes: int | None,
+    ) -> None:
+        epoch = self.assignment.key.epoch
+        if short_bytes is not None:
+            self._feed(rules.PrepareFailed(epoch, "out of memory", memory_bytes=short_bytes))
+            return
+        try:
+            if not self._gathers and self.assignment.holder != self._mesh.self_id:
+                await self._know_sizes(short_of)
+            with timed(log, "weights_fetched"):
+                await self._fetch_parts(fetches)
+        except Exception as error:  # told to the holder, which plans around it
+            self._feed(self._failure(error))
+        else:
+            self._feed(rules.Fetched(epoch))
+
+    async def _know_sizes(self, short_of: Callable[[int], int | None]) -> None:
+        """Of a model of another device's, whatever the plan says."""
+        description, spec = await self._description(), await self._spec()
+
+        def look() -> None:
+            refuse_large_stages(
+                self.assignment,
+                description,
+                self._mesh.self_id,
+                optimizer_state_ratio(spec),
+                self._planned_bytes,
+                short_of,
+            )
+
+        with timed(log, "sizes_known"):
+            await self._compute.run((0,), look)
+
+    async def _fetch_parts(self, fetches: tuple[Fetch, ...]) -> None:
+        assignment, version = self.assignment, self.assignment.version
+        description = await self._description()
+        versions = self._store.versions(description)
+        spec = await self._spec()
+        check = await self._compute.run((0,), partial(state_check, description, spec))
+        self._store.check = check
+
+        def count(nbytes: int) -> None:
+            self.fetched_bytes += nbytes
+
+        async def fetch_one(wanted: Fetch) -> None:
+            state = await fetch(self._mesh, self._around.states, assignment, wanted, check, count)
+            units = (wanted.first, wanted.end)
+            self.moved_bytes += sum(tensor.nbytes for tensor in state.tensors.values())
+            versions.put(Kind.FETCHED, *units, version, state.tensors, state.digests)
+            self._store.offer(version)
+            if failpoints.armed:
+                await failpoints.reach("fetch.between", device=self._mesh.self_id)
+            self._feed(rules.PartFetched(assignment.key.epoch, wanted.first, wanted.end, version))
+
+        async with task_scope() as group:
+            for wanted in fetches:
+                if wanted.peer != self._mesh.self_id:
+                    group.create_task(fetch_one(wanted))
+
+    async def _build(self) -> None:
+        try:
+            if not self._gathers:
+                await self._build_stages()
+        except Exception as error:  # told to the holder, which plans around it
+            if isinstance(error, DamagedState):
+                self._look(self.assignment.version)
+            self._feed(self._failure(error))
+        else:
+            trim_heap()  # what the weights' way here has taken
+            self._feed(rules.Built(self.assignment.key.epoch))
+
+    async def _build_stages(self) -> None:
+        description = await self._description()
+        versions = self._store.versions(description)
+        self._built = Engagement(
+            self.assignment, description, self._around.shell, versions, self._planned_bytes
+        )
+
+        async def parts(place: StagePlace) -> Named:
+            found = await self._here(place)
+            return await self._compute.run((0,), found.own)
+
+        with timed(log, "stages_built"):
+            await self._built.prepare(parts, await self._spec())
+        if failpoints.armed:
+            await failpoints.reach("build.after", device=self._mesh.self_id)
+
+    async def _here(self, place: StagePlace) -> Found:
+        try:
+            return await self._store.find(self.assignment.version, place.first, place.end)
+        except SourceFailed:
+            raise
+        except PeerError as error:  # this device was to have it
+            raise SourceFailed(self._mesh.self_id, str(error)) from error
+
+    async def _description(self) -> ModelDescription:
+        return await self._around.measures.model(self.assignment.digest, self.assignment.holder)
+
+    async def _spec(self) -> OptimizerSpec:
+        read = partial(optimizer_from_fields, self.assignment.optimizer)
+        return await self._compute.run((0,), read)
+
+    def _failure(self, error: Exception) -> rules.PrepareFailed:
+        memory_bytes, source = None, None
+        if isinstance(error, StageTooLarge):
+            memory_bytes = error.memory_bytes
+            log.warning("stage_too_large", why=str(error))
+        elif is_out_of_memory(error):
+            memory_bytes = self._around.measures.budget_bytes()
+        elif isinstance(error, SourceFailed):
+            source = error.peer
+        elif isinstance(error, DamagedState):
+            source = self._mesh.self_id
+        elif not isinstance(error, Error):
+            log.error("not_made_ready", why=repr(error), exc_info=error)
+        reason = str(error) or type(error).__name__
+        return rules.PrepareFailed(self.assignment.key.epoch, reason, source, memory_bytes)

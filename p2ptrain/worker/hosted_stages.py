@@ -1,0 +1,370 @@
+"""This device's part in one epoch: its stages, built, fed and run until the epoch ends.
+
+prepare -> start -> stop: nothing here runs or arrives any more, and what is here can be told
+                          (`held`), caught up (`apply_ready`) and handed over (`named`)
+
+No two stages of one device are made of the same memory.
+
+What was trained here is taken over as it is. Where one stage had the units of two that share a
+weight, both would be that weight's memory, and the optimizer of each would update it.
+
+What a device tells the holder when one of its stages fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import TypeAlias
+
+from torch import Tensor
+
+from p2ptrain.aio.tasks import first_error
+from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
+from p2ptrain.job.asynchrony import Delays
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.round_orders import Commit, RoundOrder
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.optimizer import StageOptimizer
+from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.model.wire.tensor_codec import copy_into
+from p2ptrain.process.memory_budget import is_out_of_memory
+from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.rebuild_plan import limit_bytes
+from p2ptrain.recovery.state_report import Holding, Kind, Logged
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.asynchronous.async_executor import DelayedRunner
+from p2ptrain.runtime.asynchronous.delayed_stage import DelayedStage
+from p2ptrain.runtime.asynchronous.gradient_exchange import GradientExchange
+from p2ptrain.runtime.device import Shell
+from p2ptrain.runtime.io.replay_log import EpochLog
+from p2ptrain.runtime.io.tensor_router import FrameRefused
+from p2ptrain.runtime.live_stage import LiveStage, TrainedStage
+from p2ptrain.runtime.not_finite import NotFinite
+from p2ptrain.runtime.stage_sender import EpochLinks, separate_names
+from p2ptrain.runtime.sync_executor import StageRunner
+from p2ptrain.runtime.tiled.tiled_executor import TiledRunner
+from p2ptrain.runtime.tiled.tiled_stage import TiledStage
+from p2ptrain.state.snapshot_store import Named, Place, VersionStore, of_units
+from p2ptrain.worker.stage_io_builder import StageLines
+
+FetchState: TypeAlias = Callable[[StagePlace], Awaitable[Mapping[str, Tensor]]]
+"""A stage's place -> its tensors by `model:` and `optimizer:` names."""
+
+OnFailure: TypeAlias = Callable[[int, BaseException], Awaitable[None]]
+"""(stage, error) -> tell the holder."""
+
+
+class Engagement:
+    """The stages of one assignment that live on this device.
+
+    Attributes:
+        runners: by number of the stage.
+        log: what was sent and told in the epoch.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        description: ModelDescription,
+        shell: Shell,
+        store: VersionStore | None = None,
+        planned_bytes: int = 0,
+    ) -> None:
+        """Take the part that `assignment` gives this device.
+
+        Args:
+            store: where kept copies go: the job's, if it outlives this epoch.
+            planned_bytes: what the plan takes here.
+        """
+        self.assignment = assignment
+        self.description = description
+        self.store = VersionStore(description) if store is None else store
+        self.runners: dict[int, StageRunner | DelayedRunner] = {}
+        self.log = EpochLog(assignment.version.step, limit_bytes(planned_bytes))
+        self._shell = shell
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def prepare(self, fetch: FetchState, spec: OptimizerSpec) -> None:
+        """Fetch the weights and build the stages. Raises what `fetch` raises."""
+        memory = OwnMemory()
+        for index in self.assignment.stages_of(self._shell.mesh.self_id):
+            place = self.assignment.stages[index]
+            await self._build(index, await fetch(place), spec, memory)
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """What copies this device takes again and again: of its own stages, and for others."""
+        me, stages = self._shell.mesh.self_id, self.assignment.stages
+        own = ((Kind.KEPT, place.first, place.end) for place in stages if me in place.devices)
+        kept = ((Kind.REPLICA, place.first, place.end) for place in stages if place.copies_to == me)
+        return (*own, *kept)
+
+    @property
+    def logged(self) -> Logged | None:
+        """From where on a stage that was beside one of these could be made anew."""
+        if self.assignment.asynchrony is not None:
+            return None  # its updates used other versions than the next
+        return Logged(self.assignment.key.epoch, self.log.since)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything here is copied where a round's order says so."""
+        return any(runner.task.keeps for runner in self.runners.values())
+
+    async def copy(self) -> None:
+        """Keep a copy of every stage as it is; ask before the first round is ordered."""
+        async with asyncio.TaskGroup() as group:
+            for runner in self.runners.values():
+                group.create_task(runner.update.copy())
+
+    def start(self, on_failure: OnFailure) -> None:
+        """Run the stages until `stop`; `on_failure` is told what ends one early."""
+        for index, runner in self.runners.items():
+            task = asyncio.create_task(self._run(index, runner, on_failure), name=f"stage {index}")
+            self._tasks.append(task)
+
+    async def order(self, order: RoundOrder) -> None:
+        """Queue a round for every stage here."""
+        if self.assignment.asynchrony is None:
+            self.log.told(order)
+        for runner in self.runners.values():
+            await runner.order(order)
+
+    def no_more(self, rounds: int) -> None:
+        """So many rounds are ordered in this epoch, and none after them.
+
+        Raises:
+            ProtocolError: stages here train in synchronous rounds, and do not ask.
+        """
+        for runner in self.runners.values():
+            if not isinstance(runner, DelayedRunner):
+                raise ProtocolError("a last order where each round has its own end")
+            runner.no_more(rounds)
+
+    def commit(self, commit: Commit) -> None:
+        """An update counts: every stage here makes it.
+
+        Raises:
+            ProtocolError: a stage here is not ready for it.
+        """
+        for runner in self.runners.values():
+            runner.commit(commit)
+
+    async def applied(self) -> None:
+        """Wait until no update is under way here.
+
+        Raises:
+            PeerError: one was not made.
+        """
+        for runner in self.runners.values():
+            await runner.update.settled()
+
+    def state(self, first: int, end: int) -> Mapping[str, Tensor]:
+        """Current tensors of the stage that holds exactly units [first, end)."""
+        return self._runner(first, end).live.present()
+
+    def weights(self, first: int, end: int) -> Mapping[str, Tensor]:
+        """As `state`, without the optimizer's part."""
+        state = self.state(first, end)
+        return {name: tensor for name, tensor in state.items() if name.startswith("model:")}
+
+    def disconnect(self) -> None:
+        """Nothing arrives any more. May be called again."""
+        self._shell.switchboard.disconnect(self.assignment.key)
+
+    async def stop(self) -> None:
+        """End all tasks, disconnect, and wait until no thread works on the stages either.
+
+        May be called again. The stages stay until this object goes.
+        """
+        self.disconnect()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._shell.compute.flush()
+
+    # -- after `stop` ----------------------------------------------------------------------------
+
+    def held(self) -> tuple[Holding, ...]:
+        """What the stages are; without those that an update has left torn."""
+        return tuple(
+            Holding(place.first, place.end, live.version, Kind.LIVE, live.ready, live.coefficient)
+            for place, live in self._whole()
+        )
+
+    async def apply_ready(
+        self, version: Version, coefficient: Coefficient | None
+    ) -> dict[int, Exception | None]:
+        """Make the update to `version`, which others have made, where a stage is ready for it.
+
+        Returns for each of these stages, by first unit, what has torn it; None: it is there.
+        """
+        outcome: dict[int, Exception | None] = {}
+        for place, live in list(self._whole()):
+            if live.ready != version:
+                continue
+            outcome[place.first] = None
+            try:
+                await self._shell.compute.run((0,), partial(live.apply, coefficient))
+            except (RuntimeError, MemoryError) as error:
+                outcome[place.first] = error
+        return outcome
+
+    def named_from(self, first: int, end: int, version: Version) -> tuple[int, Named] | None:
+        """The tensors of as many units from `first` on as one stage has: where they end, tensors.
+
+        None where no stage here has unit `first` at `version`.
+        """
+        for place, live in self._whole():
+            if place.first <= first < place.end and live.version == version:
+                stop = min(end, place.end)
+                return stop, of_units(self.description, live.named(), first, stop)
+        return None
+
+    def _whole(self) -> Iterator[tuple[StagePlace, TrainedStage]]:
+        for index, runner in self.runners.items():
+            if not runner.live.torn:
+                yield self.assignment.stages[index], runner.live
+
+    # -- building --------------------------------------------------------------------------------
+
+    async def _build(
+        self, index: int, state: Mapping[str, Tensor], spec: OptimizerSpec, memory: OwnMemory
+    ) -> None:
+        place, version = self.assignment.stages[index], self.assignment.version
+        how, epoch = self.assignment.asynchrony, self.assignment.key.epoch
+
+        def build() -> LiveStage | DelayedStage:
+            me = self._shell.mesh.self_id
+            own = memory.of(state)
+            made = built_stage(self.assignment, self.description, place, own, spec, device=me)
+            if how is None:
+                return LiveStage(*made, version, epoch)
+            delays = Delays(how, self.assignment.depths, version.step)
+            return DelayedStage(*made, version, epoch, index, delays, shared=place.shared)
+
+        live = await self._shell.compute.run((0,), build)
+        links = EpochLinks(self.assignment, index, live.stage, self.description, self._shell)
+        lines = StageLines(self.assignment, index, self.description, self._shell)
+        connected = lines.connect(live.stage, links)
+        compute, store = self._shell.compute, self.store
+        if isinstance(live, DelayedStage):
+            me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
+            exchange = None
+            if place.shared:
+                exchange = GradientExchange(self.assignment, index, live.stage, me, switchboard)
+            depths = self.assignment.depths
+            self.runners[index] = DelayedRunner(
+                lines.task(), live, links, connected, compute, store, depths, exchange
+            )
+        elif isinstance(live.stage, TiledStage):
+            self.runners[index] = TiledRunner(
+                *(lines.task(), live, links, connected, compute, store, self.log),
+                lines.exchange(live.stage),
+            )
+        else:
+            self.runners[index] = StageRunner(
+                lines.task(), live, links, connected, compute, store, self.log
+            )
+
+    def _runner(self, first: int, end: int) -> StageRunner | DelayedRunner:
+        for index, runner in self.runners.items():
+            place = self.assignment.stages[index]
+            if (place.first, place.end) == (first, end):
+                return runner
+        raise ProtocolError(f"no stage of layers {first} to {end} here")
+
+    @staticmethod
+    async def _run(index: int, runner: StageRunner | DelayedRunner, on_failure: OnFailure) -> None:
+        try:
+            await runner.run()
+        except ExceptionGroup as group:
+            await on_failure(index, first_error(group))
+
+
+def built_stage(
+    assignment: Assignment,
+    description: ModelDescription,
+    place: StagePlace,
+    state: Mapping[str, Tensor],
+    spec: OptimizerSpec,
+    *,
+    device: str = "",
+) -> tuple[Stage, StageOptimizer]:
+    """A stage and its optimizer, of tensors that are nobody else's. For the compute thread.
+
+    Args:
+        state: `model:` and `optimizer:` names.
+        device: whose tiles of a tiled stage.
+    """
+    model = _with_prefix(state, "model:")
+    here = separate_names(assignment, description).intersection(model)
+    units = (place.first, place.end)
+    # What was fetched is ours alone: it becomes the stage's own memory.
+    adds_up = place.shared and assignment.asynchrony is None
+    if place.tiling is not None:
+        stage: Stage = TiledStage(description, place, model, device)
+    else:
+        stage = Stage(description, *units, model, copy=False, separate=here, shared=adds_up)
+    optimizer = StageOptimizer(spec, stage.parameters())
+    optimizer.load_state(_with_prefix(state, "optimizer:"), copy=False)
+    return stage, optimizer
+
+
+def _with_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
+
+
+class OwnMemory:
+    """What the stages of one epoch here are made of, so far."""
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()  # where the memory of tensors begins
+
+    def of(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """For one more stage: a copy of what an earlier one is made of. For the compute thread."""
+        own = {
+            name: copy_into(None, tensor) if _begin(tensor) in self._taken else tensor
+            for name, tensor in state.items()
+        }
+        self._taken.update(map(_begin, own.values()))
+        return own
+
+
+def _begin(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+FAILURE_TEXT_LIMIT = 1500
+
+
+def failure_fields(error: BaseException) -> dict[str, object]:
+    """Fields of `train.failed`: the cause, in the words of `HolderEpoch`, and a text for people."""
+    if isinstance(error, NotFinite):
+        return {
+            "cause": "not_finite",
+            "message": str(error),
+            "step": error.step,
+            "micro_batch": error.micro_batch,
+            "held_as": error.held_as,
+            "is_update": error.is_update,
+        }
+    if isinstance(error, FrameRefused):
+        message = str(error)[:FAILURE_TEXT_LIMIT]
+        return {"cause": "refused", "message": message, "sender": error.sender}
+    message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    if is_out_of_memory(error):
+        message = "it ran out of memory"
+    return {"cause": _cause(error), "message": message[:FAILURE_TEXT_LIMIT]}
+
+
+def _cause(error: BaseException) -> str:
+    if is_out_of_memory(error):
+        return "memory"
+    if isinstance(error, UserError):
+        return "user"
+    return "peer" if isinstance(error, PeerError) else "bug"

@@ -1,0 +1,293 @@
+"""What this device has of one job, epoch after epoch, and what of it others may read.
+
+the stages that run, or ran last             the first weights, on the device with the data
+copies of own stages, copies for others,     all of them by version and units
+parts fetched for an epoch to come
+
+A stage that runs is written to and so is read by nobody; its copies, and what has stopped, are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from p2ptrain.aio.threads import in_background
+from p2ptrain.errors import PeerError
+from p2ptrain.logs import get_logger
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.wire.tensor_codec import copy_into
+from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.version import Version
+from p2ptrain.state.checksums import DamagedState, Digest, damaged
+from p2ptrain.state.fetch import version_source
+from p2ptrain.state.snapshot_store import Named, Part, VersionStore
+from p2ptrain.state.transfer_server import (
+    STAGE,
+    WEIGHTS,
+    After,
+    Check,
+    KnownDigests,
+    Source,
+    StateServer,
+    at_once,
+    in_memory,
+    none_known,
+)
+from p2ptrain.worker.hosted_stages import Engagement
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Tensors of some units that are here.
+
+    Attributes:
+        digests: of the tensors, as far as they were taken.
+        stays: names of those that must stay as they are.
+    """
+
+    tensors: dict[str, Tensor]
+    digests: dict[str, Digest]
+    stays: frozenset[str]
+
+    def own(self) -> dict[str, Tensor]:
+        """The same, to be trained on: what must stay is copied. For the compute thread.
+
+        Raises:
+            DamagedState: some have changed since their digests were taken.
+        """
+        wrong = damaged(self.tensors, self.digests)
+        if wrong:
+            raise DamagedState(f"{', '.join(wrong[:3])} changed in memory")
+        return {
+            name: copy_into(None, tensor) if name in self.stays else tensor
+            for name, tensor in self.tensors.items()
+        }
+
+
+class JobStore:
+    """See the module. For the event loop alone.
+
+    Attributes:
+        engagement: the stages of the epoch that runs here or, stopped, ran last.
+        check: what the job's tensors look like, once an epoch has been prepared here.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        states: StateServer,
+        device: str,
+        on_damage: Callable[[Version], None],
+    ) -> None:
+        """Nothing is there yet.
+
+        Args:
+            states: what others read from.
+            device: own name, for messages.
+            on_damage: told that something of a version does not fit its digest (`look`).
+        """
+        self.engagement: Engagement | None = None
+        self.check: Check | None = None
+        self._job = job
+        self._states = states
+        self._device = device
+        self._on_damage = on_damage
+        self._is_running = False
+        self._versions: VersionStore | None = None
+        self._offered: set[str] = set()
+
+    def versions(self, description: ModelDescription) -> VersionStore:
+        """Everything but what is trained; `description` is the job's."""
+        if self._versions is None:
+            self._versions = VersionStore(description)
+        return self._versions
+
+    @property
+    def copies(self) -> VersionStore | None:
+        """The same; None before an epoch has been prepared here."""
+        return self._versions
+
+    # -- what others may read --------------------------------------------------------------------
+
+    def offer(self, version: Version) -> None:
+        """Let others read what is here of that version, after the update under way if there is one.
+
+        What of it is copied only in that update is here then.
+        """
+
+        async def tensors(first: int, end: int) -> Named:
+            return (await self.find(version, first, end)).tensors
+
+        digests = partial(self._digests, version)
+        self._serve(version_source(version), tensors, self._settled, digests, version)
+
+    def withdraw(self) -> None:
+        """Nothing can be read any more, but what the holder itself offers."""
+        self._states.retract(self._job, self._offered)
+        self._offered.clear()
+
+    async def _settled(self) -> None:
+        if self._is_running and self.engagement is not None:
+            await self.engagement.applied()
+
+    def _serve(
+        self,
+        source: str,
+        tensors: Source,
+        after: After = at_once,
+        digests: KnownDigests = none_known,
+        version: Version | None = None,
+    ) -> None:
+        self._offered.add(source)
+        tell = partial(self._on_damage, version) if version is not None else _nothing
+        self._states.offer(self._job, source, tensors, after, digests=digests, on_damage=tell)
+
+    # -- what is here ----------------------------------------------------------------------------
+
+    async def find(self, version: Version, first: int, end: int) -> Found:
+        """The tensors of units [first, end) at `version`, from wherever they are here.
+
+        What is on the disk alone is read in a thread: it may take longer than others wait for a
+        sign of life.
+
+        Raises:
+            PeerError: some are not here.
+        """
+        found = Found({}, {}, frozenset())
+        unit = first
+        while unit < end:
+            part = self._from(version, unit, end) or await self._whole(version, unit, end)
+            stays = part.kind not in (Kind.LIVE, Kind.FETCHED)
+            new = {n: t for n, t in part.tensors.items() if n not in found.tensors}
+            found = Found(
+                found.tensors | new,
+                found.digests | {n: part.digests[n] for n in new if n in part.digests},
+                found.stays | (frozenset(new) if stays else frozenset()),
+            )
+            unit = part.end
+        return found
+
+    def _from(self, version: Version, unit: int, end: int) -> Part | None:
+        if self.engagement is not None and not self._is_running:
+            here = self.engagement.named_from(unit, end, version)
+            if here is not None:
+                return Part(here[0], Kind.LIVE, here[1], {})
+        return self._versions.part_from(unit, end, version) if self._versions is not None else None
+
+    async def _whole(self, version: Version, unit: int, end: int) -> Part:
+        whole = await self._states.whole(self._job, version_source(version), unit, end)
+        if whole is not None:
+            return Part(end, Kind.GLOBAL, whole, {})
+        raise PeerError(f"{self._device} does not have layer {unit} after update {version.step}")
+
+    def _digests(self, version: Version, first: int, end: int) -> Mapping[str, Digest]:
+        """Of what `find` gives, as far as they were taken; of whole copies none are."""
+        found: dict[str, Digest] = {}
+        names: set[str] = set()
+        unit = first
+        while unit < end:
+            part = self._from(version, unit, end)
+            if part is None:
+                break
+            found |= {n: digest for n, digest in part.digests.items() if n not in names}
+            names.update(part.tensors)
+            unit = part.end
+        return found
+
+    async def look(self, version: Version) -> list[Holding]:
+        """What of a version does not fit its digests any more; it is forgotten here."""
+        versions, found = self._versions, []
+        for holding in versions.holdings() if versions is not None else ():
+            part = versions.of(holding) if versions is not None else None
+            if holding.version != version or part is None:
+                continue
+            wrong = await in_background(partial(damaged, part.tensors, part.digests))
+            if wrong and versions is not None:
+                log.error("copy_damaged", kind=holding.kind, step=version.step, tensors=wrong[:3])
+                versions.discard(holding)
+                found.append(holding)
+        return found
+
+    # -- what changes ----------------------------------------------------------------------------
+
+    def train(self, engagement: Engagement) -> None:
+        """From now on these stages are what is trained here."""
+        self.engagement, self._is_running = engagement, True
+        self._states.relays.end(engagement.assignment.key, "training has begun")
+        self.withdraw()
+        self._serve(STAGE, in_memory(engagement.state), engagement.applied)
+        self._serve(WEIGHTS, in_memory(engagement.weights), engagement.applied)
+        if self._versions is not None:
+            self._versions.reserve(engagement.places)
+            for holding in self._versions.holdings():
+                self.offer(holding.version)
+
+    async def rest(self) -> tuple[Holding, ...]:
+        """Stop what is trained here, and let others read it; what it is. May be called again."""
+        engagement = self.engagement
+        if engagement is None:
+            return ()
+        await engagement.stop()
+        self._is_running = False
+        held = engagement.held()
+        for holding in held:
+            self.offer(holding.version)
+        return held
+
+    def keep(self, holdings: Collection[Holding]) -> None:
+        """Forget the copies that are not among these: nobody knows of them."""
+        if self._versions is not None:
+            for holding in self._versions.holdings():
+                if holding not in holdings:
+                    self._versions.discard(holding)
+
+    def drop(self, holdings: tuple[Holding, ...]) -> None:
+        """Forget these. Whoever trains a LIVE one has stopped."""
+        for holding in holdings:
+            if holding.kind is Kind.LIVE:
+                self._drop_live()
+            elif self._versions is not None:
+                self._versions.discard(holding)
+        left = self._versions.holdings() if self._versions is not None else ()
+        gone = {h.version for h in holdings} - {h.version for h in left}
+        if self._is_running or self.engagement is None:
+            sources = {version_source(version) for version in gone}
+            self._states.retract(self._job, sources)
+            self._offered -= sources
+
+    def release(self) -> None:
+        """Forget everything but what is trained: that is for `end`, once it has stopped."""
+        self._versions = None
+        self.withdraw()
+        if self.engagement is not None:
+            self._states.relays.end(self.engagement.assignment.key, "the job has ended")
+
+    async def end(self) -> None:
+        """Stop what is trained here, and forget it. No task and no tensor is left."""
+        engagement = self.engagement
+        if engagement is None:
+            return
+        await engagement.stop()
+        if self.engagement is engagement:
+            self.engagement, self._is_running = None, False
+
+    def _drop_live(self) -> None:
+        engagement, self.engagement = self.engagement, None
+        self._is_running = False
+        if engagement is not None:
+            engagement.disconnect()
+            why = "this device has no part any more"
+            self._states.relays.end(engagement.assignment.key, why)
+            self.withdraw()
+            for holding in self._versions.holdings() if self._versions is not None else ():
+                self.offer(holding.version)
+
+
+def _nothing() -> None:
+    """What changes all the time has no digest to be held against."""

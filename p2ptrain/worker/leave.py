@@ -1,0 +1,126 @@
+"""A device that leaves hands its work over first: nothing is computed again.
+
+job.leaving ──► holder: the round under way ends, a plan without this device, others fetch
+            ◄── answered when nothing depends on this device any more; or that no plan fits
+                without it: then it waits for the job's end, and leaves all the same after a while
+
+A job whose holder is gone may have ended meanwhile, while this device was out of reach.
+
+It keeps what it has for the next process of the job's holder, however long that takes. So a holder
+writes down which of its jobs have ended, and whatever runs in its state folder says so:
+
+    parked device ── job.over ──► a process of the holder's device, as soon as there is a link to it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+from p2ptrain import failpoints
+from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.errors import Error
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.interface import LinkUp, MemberChanged, Mesh, MeshEvent
+from p2ptrain.messages.calls import Route
+from p2ptrain.messages.kinds import LEAVING, OVER
+from p2ptrain.net.fields import text, wording
+from p2ptrain.net.message import Message
+from p2ptrain.state import ended_jobs
+from p2ptrain.worker.service import TrainingService
+
+log = get_logger(__name__)
+
+
+async def hand_over(
+    mesh: Mesh, service: TrainingService, seconds: float, warn: Callable[[str], None]
+) -> None:
+    """Ask the holder of the job that this device works for, if any, to do without it.
+
+    Whatever comes of it, this device may leave afterwards: at worst the others take it for dead.
+
+    Args:
+        seconds: longest wait.
+        warn: tells people that the others cannot do without this device.
+    """
+    job, holder = service.job, service.holder
+    if job is None or holder is None or holder == mesh.self_id:
+        return
+    until = monotonic() + seconds
+    if failpoints.armed:
+        await failpoints.reach("leave.ask.before", device=mesh.self_id)
+    try:
+        with timed(log, "handed_over"):
+            asked = Message(LEAVING, {"job": job})
+            reply = await mesh.call(holder, asked, timeout_seconds=seconds)
+        if "refused" not in reply.fields:
+            return
+        why = wording(reply.fields, "refused", 1024)
+        left = max(until - monotonic(), 0.0)
+        warn(
+            f"the others cannot take over this device's work ({why}). Leaving in {left:.0f} s at "
+            "most; press Ctrl-C again to leave now and break the training"
+        )
+        async with asyncio.timeout(left):
+            await service.idle.wait()
+    except (Error, TimeoutError) as error:
+        log.info("not_handed_over", why=str(error) or f"it took more than {seconds:.0f} s")
+
+
+ASK_TIMEOUT_SECONDS = 10.0
+
+
+class ParkedJobs:
+    """What one device answers about its own jobs, and asks about the one that is parked on it.
+
+    Args:
+        folder: where this device's jobs are written down; None = nowhere.
+    """
+
+    def __init__(self, mesh: Mesh, service: TrainingService, folder: StateFolder | None) -> None:
+        self._mesh = mesh
+        self._service = service
+        self._folder = folder
+        self._tasks = OwnedTasks(_on_failed)
+        self._unsubscribe = mesh.subscribe(self._on_mesh_event)
+
+    @property
+    def routes(self) -> Mapping[str, Route]:
+        """What this device answers, by kind."""
+        return {OVER: Route(self._answer)}
+
+    async def close(self) -> None:
+        """Ask no more."""
+        self._unsubscribe()
+        await self._tasks.cancel()
+
+    async def _answer(self, peer: str, message: Message) -> Message:
+        job, folder = text(message.fields, "job", 64), self._folder
+        ended = () if folder is None else await asyncio.to_thread(ended_jobs.find, folder)
+        return Message(OVER, {"over": job in ended})
+
+    def _on_mesh_event(self, event: MeshEvent) -> None:
+        parked = self._service.parked
+        if parked is None:
+            return
+        holder, job = parked
+        is_sign = isinstance(event, LinkUp) and event.peer_id == holder
+        if is_sign or (isinstance(event, MemberChanged) and event.member.id == holder):
+            self._tasks.spawn(self._ask(holder, job), "ask whether a job is over")
+
+    async def _ask(self, holder: str, job: str) -> None:
+        asked = Message(OVER, {"job": job})
+        try:
+            reply = await self._mesh.call(holder, asked, timeout_seconds=ASK_TIMEOUT_SECONDS)
+        except (Error, TimeoutError) as error:
+            log.info("not_known_whether_over", job=job, why=str(error) or "it took too long")
+            return
+        if reply.fields.get("over") is True and self._service.parked == (holder, job):
+            log.info("job_is_over", job=job)
+            await self._service.drop(job)
+
+
+def _on_failed(work: str, error: BaseException) -> None:
+    log.error("not_done", work=work, exc_info=error)

@@ -1,0 +1,260 @@
+"""A lost stage made anew on this device, from its copy and from what was sent to it since.
+
+The stage runs as it ran, by the same orders, with the same runner; only its lines are others: what
+comes in is asked for step by step, what goes out goes nowhere, and each update counts already.
+
+    ask for step s + 1 ──► neighbours, holder          v            v + 1           target
+    step s: forwards, backwards, "ready" ──► commit    |── step v ──|── ... ──────────|
+
+What a device sent to a stage that is lost, sent once more to whoever makes it anew.
+
+rebuilding device ── log.send {step} ──► neighbours: activations, gradients of that step
+                  ── feed.send {round} ─► holder: the samples, read once more
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from p2ptrain import failpoints
+from p2ptrain.aio.tasks import OwnedTasks, task_scope
+from p2ptrain.errors import Error, PeerError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.kinds import FEED_SEND, LOG_SEND
+from p2ptrain.messages.round_orders import Commit, EpochKey, RoundOrder, RoundReport
+from p2ptrain.messages.tensors import FeedSend, Line, LogSend, Piece, Value
+from p2ptrain.model.stage.optimizer_spec import optimizer_from_fields
+from p2ptrain.model.wire.tensor_codec import copy_into
+from p2ptrain.net.message import Message
+from p2ptrain.process.memory_budget import is_out_of_memory
+from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.cores import worker_events as rules
+from p2ptrain.recovery.rebuild_plan import Rebuild
+from p2ptrain.recovery.state_report import Kind
+from p2ptrain.runtime.device import Shell
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, Switchboard
+from p2ptrain.runtime.live_stage import LiveStage
+from p2ptrain.runtime.stage_sender import shared_tensors
+from p2ptrain.runtime.sync_executor import StageRunner
+from p2ptrain.worker.hosted_stages import Engagement, built_stage
+from p2ptrain.worker.job_store import Found, JobStore
+from p2ptrain.worker.stage_io_builder import StageLines
+
+log = get_logger(__name__)
+
+FIRST_NUMBER = 1 << 40
+"""What stands in the place of an epoch's number begins here: no epoch of training has such a one,
+so that what comes too late for an attempt that failed is never taken for the next epoch's."""
+
+STEPS_AHEAD = 2
+"""So many steps' inputs may lie here."""
+
+SEND_TIMEOUT_SECONDS = 120.0
+
+
+class MakingAnew:
+    """Makes one stage at a time. One a job.
+
+    Args:
+        tasks: whose the work is.
+        feed: tells the rules how it went.
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        store: JobStore,
+        tasks: OwnedTasks,
+        feed: Callable[[rules.DeviceEvent], None],
+    ) -> None:
+        self._shell = shell
+        self._store = store
+        self._tasks = tasks
+        self._feed = feed
+        self._task: asyncio.Task[None] | None = None
+
+    def make(self, request: int, what: Rebuild, epoch: int) -> None:
+        """Begin.
+
+        Args:
+            request: names the answer.
+            epoch: number of the attempt, which nothing else has.
+        """
+        work = self._make(request, what, epoch)
+        self._task = self._tasks.spawn(work, f"make stage {what.stage} anew")
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _make(self, request: int, what: Rebuild, epoch: int) -> None:
+        is_here = False
+        try:
+            engagement = self._store.engagement
+            if engagement is None or engagement.assignment.key.epoch != what.epoch:
+                raise PeerError(f"nothing of epoch {what.epoch} is here any more")
+            with timed(log, "stage_made_anew"):
+                await _Rebuilding(what, epoch, engagement, self._store, self._shell).run()
+            if failpoints.armed:
+                place = {"stage": what.stage, "step": what.target.step - 1}
+                await failpoints.reach("anew.after", device=self._shell.mesh.self_id, **place)
+            is_here = True
+        except Exception as error:  # everybody goes back instead
+            known = isinstance(error, Error) or is_out_of_memory(error)
+            log.warning("stage_not_made_anew", why=str(error), exc_info=None if known else error)
+        self._feed(rules.Rebuilt(request, what, is_here))
+
+
+def lines_key(job: str, epoch: int) -> EpochKey:
+    """Of the lines of a stage that is made anew in the attempt of that number."""
+    return EpochKey(job, FIRST_NUMBER + epoch)
+
+
+class _Rebuilding:
+    """See the module."""
+
+    def __init__(
+        self, what: Rebuild, epoch: int, engagement: Engagement, store: JobStore, shell: Shell
+    ) -> None:
+        self._what = what
+        self._store = store
+        self._shell = shell
+        self._description = engagement.description
+        self._old = engagement.assignment
+        shared = shared_tensors(self._old, self._description)
+        if any(what.stage in users for users in shared.values()):
+            raise PeerError("it shares weights with other stages, and their gradients are gone")
+        me = shell.mesh.self_id
+        place = replace(self._old.stages[what.stage], devices=(me,), copies_to=None)
+        stages = (*self._old.stages[: what.stage], place, *self._old.stages[what.stage + 1 :])
+        self._key = lines_key(self._old.key.job, epoch)
+        self._assignment = replace(self._old, key=self._key, stages=stages)
+        self._steps = engagement.log.orders(what.version.step, what.target.step)
+        self._lines = StageLines(self._assignment, what.stage, self._description, shell)
+        self._task = replace(self._lines.task(), keeps=False, goes_ahead=False)
+
+    async def run(self) -> None:
+        what = self._what
+        try:
+            found = await self._store.find(what.version, what.first, what.end)
+            live = await self._shell.compute.run((0,), partial(self._stage, found))
+            connected = self._lines.connect_alone(STEPS_AHEAD)
+            ends = _Ends(self._steps)
+            versions = self._store.versions(self._description)
+            compute = self._shell.compute
+            runner = StageRunner(self._task, live, ends, connected, compute, versions)
+            ends.runner = runner
+            async with task_scope() as group:
+                serving = group.create_task(runner.run())
+                await self._feed(runner, ends)
+                await ends.all_ready.wait()
+                await runner.update.settled()
+                serving.cancel()
+        finally:
+            self._shell.switchboard.disconnect(self._key)
+            await self._shell.compute.flush()
+        versions.put(Kind.FETCHED, what.first, what.end, what.target, live.present(), {})
+        self._store.offer(what.target)
+
+    def _stage(self, found: Found) -> LiveStage:
+        what, spec = self._what, optimizer_from_fields(self._old.optimizer)
+        place = self._assignment.stages[what.stage]
+        made = built_stage(self._old, self._description, place, found.own(), spec)
+        return LiveStage(*made, what.version, what.epoch)
+
+    async def _feed(self, runner: StageRunner, ends: _Ends) -> None:
+        for order, _ in self._steps:
+            await ends.room.acquire()
+            if failpoints.armed:
+                place = {"stage": self._what.stage, "step": order.round.step}
+                await failpoints.reach("anew.step.before", device=self._task.device, **place)
+            await runner.order(order)
+            await self._ask_for(order)
+
+    async def _ask_for(self, order: RoundOrder) -> None:
+        async with task_scope() as group:
+            for device, flow in self._senders():
+                line = Line(self._key, self._what.stage, flow)
+                fields = LogSend(line, self._old.key.epoch, order.round.step).fields()
+                group.create_task(self._call(device, Message(LOG_SEND, fields)))
+            for flow in self._fed():
+                fields = FeedSend(Line(self._key, self._what.stage, flow), order.round).fields()
+                group.create_task(self._call(self._old.holder, Message(FEED_SEND, fields)))
+
+    async def _call(self, device: str, message: Message) -> None:
+        await self._shell.mesh.call(device, message, timeout_seconds=SEND_TIMEOUT_SECONDS)
+
+    def _senders(self) -> list[tuple[str, str]]:
+        stages, index = self._old.stages, self._what.stage
+        before = stages[index - 1].devices if index else ()
+        behind = () if self._task.last else stages[index + 1].devices
+        return [(d, ACTIVATIONS) for d in before] + [(d, GRADIENTS) for d in behind]
+
+    def _fed(self) -> list[str]:
+        flows = [] if self._what.stage else [ACTIVATIONS]
+        return [*flows, TARGETS] if self._task.uses_targets else flows
+
+
+class _Ends:
+    """Where the results of a stage go that is made anew: nowhere. Implements `StageLinks`.
+
+    Attributes:
+        room: for one more step's inputs.
+        all_ready: the last update has been told to count.
+    """
+
+    def __init__(self, steps: Sequence[tuple[RoundOrder, Coefficient | None]]) -> None:
+        self.runner: StageRunner | None = None
+        self.room = asyncio.Semaphore(STEPS_AHEAD)
+        self.all_ready = asyncio.Event()
+        self._left = list(reversed(steps))
+
+    async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
+        """Nothing is evaluated."""
+
+    async def send_started(self, piece: Piece, targets: bool) -> None:
+        """Inputs are asked for."""
+
+    async def exchange_gradients(self, order: RoundOrder) -> bool:
+        """Such a stage shares no weights with others."""
+        return False
+
+    async def send_norms(self, order: RoundOrder) -> None:
+        """The coefficient is known."""
+
+    async def report(self, report: RoundReport) -> None:
+        """The update counts: others have made it."""
+        assert self.runner is not None
+        order, coefficient = self._left.pop()
+        self.runner.commit(Commit(order.round.index, order.round.step, coefficient))
+        self.room.release()
+        if not self._left:
+            self.all_ready.set()
+
+
+async def send_logged(
+    engagement: Engagement | None, switchboard: Switchboard, mesh: Mesh, peer: str, message: Message
+) -> Message:
+    """Answer `log.send`, once all is on its way.
+
+    Raises:
+        PeerError: it is not kept any more.
+    """
+    wanted = LogSend.read(message.fields)
+    if engagement is None or engagement.assignment.key != wanted.key:
+        raise PeerError(f"{mesh.name} has nothing of that epoch any more")
+    line, wire = wanted.line, engagement.assignment.wire
+    for piece, values in engagement.log.pieces(wanted.step, line.stage, line.flow):
+        if failpoints.armed:
+            place = {"stage": line.stage, "step": wanted.step}
+            await failpoints.reach("log.send.between", device=mesh.self_id, **place)
+        # on this device nothing is packed: the stage may write to what it gets
+        own = [v if v is None or peer != mesh.self_id else copy_into(None, v) for v in values]
+        await switchboard.send_values(peer, line, piece, own, wire=wire)
+    return Message(LOG_SEND)

@@ -1,0 +1,516 @@
+"""What every device does for the jobs of others: measure, prepare, train, hand over its state.
+
+A device works for one job at a time, see `participation`. It drops the job when the holder says so
+or leaves. Where the holder dies, it keeps what it has for the holder's next process, and says that
+it waits; after PARK_LEAST_SECONDS another holder's job goes before that.
+
+What a device has done so far, as it tells a holder that hears nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from itertools import islice
+from time import monotonic, process_time
+
+from p2ptrain import failpoints
+from p2ptrain.errors import Error, NotItsPart, PeerError, ProtocolError
+from p2ptrain.events import Event, Waiting
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import (
+    GONE,
+    LinkLost,
+    LinkUp,
+    Member,
+    MemberChanged,
+    MemberState,
+    Mesh,
+    MeshEvent,
+    called,
+)
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.calls import Route
+from p2ptrain.messages.findings import finding_fields
+from p2ptrain.messages.kinds import (
+    ALIVE,
+    ARRIVED,
+    BEGIN,
+    COMMIT,
+    DIAGNOSE,
+    END,
+    FACTS,
+    FAILED,
+    FIND,
+    INVENTORY,
+    LOG_SEND,
+    MEASURE_LINKS,
+    MEASURE_PROFILE,
+    MEASURED,
+    PASSED_OVER,
+    PREPARE,
+    REPLICA_KEEPER,
+    REPLICA_OFFER,
+    ROUND,
+    SETTLED,
+    STANDING,
+    VERSIONS_KEEP,
+)
+from p2ptrain.messages.measured import ProfileAsked
+from p2ptrain.messages.passed_over import PassedOver
+from p2ptrain.messages.requesters import Due
+from p2ptrain.messages.round_orders import Commit, EpochKey, NoMoreRounds, RoundOrder
+from p2ptrain.messages.snapshots import ReplicaKeeper, ReplicaOffer, VersionsKeep
+from p2ptrain.model.stage.failures import NonFinite
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.net.fields import integer, text
+from p2ptrain.net.message import Fields, Message
+from p2ptrain.net.parts import SMALL, limited
+from p2ptrain.net.read_form import read_form
+from p2ptrain.process.allocator import Ceiling
+from p2ptrain.process.box import Box
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.process.memory_budget import is_out_of_memory
+from p2ptrain.profiling.profile_cache import ProfileCache
+from p2ptrain.recovery.cores.worker_events import HolderState
+from p2ptrain.recovery.stall_detector import Counters
+from p2ptrain.recovery.state_report import version_fields
+from p2ptrain.recovery.unsent import Standing
+from p2ptrain.recovery.work_signs import WorkSign
+from p2ptrain.runtime.device import Shell
+from p2ptrain.runtime.io.arrivals import ARRIVALS_LIMIT, Arrivals
+from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.state.transfer_server import StateServer
+from p2ptrain.worker.context import Surroundings
+from p2ptrain.worker.device_profile import DeviceMeasures
+from p2ptrain.worker.hosted_stages import Engagement, failure_fields
+from p2ptrain.worker.rebuild import send_logged
+from p2ptrain.worker.session import Participation
+
+log = get_logger(__name__)
+
+PARK_LEAST_SECONDS = 600.0
+"""So long a job whose holder is gone keeps its devices from other holders' jobs."""
+
+
+class TrainingService:
+    """One a device, from the start to the end of its membership.
+
+    Attributes:
+        idle: set while there is no job here.
+        measures: what this device is asked about itself.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        compute: ComputeThread,
+        profiles: ProfileCache,
+        memory_bytes: int | None = None,
+        emit: Callable[[Event], None] | None = None,
+        ceiling: Ceiling | None = None,
+        only_for: Collection[str] = (),
+        box: Box | None = None,
+    ) -> None:
+        """Serve a device's part.
+
+        Args:
+            only_for: as `Due`.
+            emit: told when a job here stands still.
+            ceiling: told what jobs may take here.
+            box: where models of others are measured; None: in the thread that computes.
+        """
+        self.mesh = mesh
+        self.compute = compute
+        self.switchboard = Switchboard(mesh)
+        self.states = StateServer(mesh)
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.measures = DeviceMeasures(mesh, compute, profiles, memory_bytes, ceiling, box, emit)
+        self._emit = emit
+        self.due = Due(mesh, only_for, lambda: self.holder)
+        self._part: Participation | None = None
+        self._holder_names: dict[str, str] = {}  # of the last one that ended, by id
+        self._surroundings = Surroundings(
+            mesh=mesh,
+            states=self.states,
+            shell=Shell(mesh, self.switchboard, compute),
+            measures=self.measures,
+            on_failure=self._report_failure,
+            told=self._tell_holder,
+            waits=self._tell_waiting,
+            changed=self._on_change,
+        )
+        self._unsubscribe = mesh.subscribe(self._on_mesh_event)
+        mesh.route_now(COMMIT, self._commit)  # the next round waits for it
+        mesh.route_now(REPLICA_OFFER, self._offered)
+        mesh.route_now(REPLICA_KEEPER, self._keeper)
+        mesh.route_now(VERSIONS_KEEP, self._keep)  # before a round that asks for the next copy
+
+    @property
+    def routes(self) -> Mapping[str, Route]:
+        """What this device answers, by kind."""
+        return {
+            MEASURE_PROFILE: Route(self._measure_profile),
+            MEASURED: Route(self.measures.all_measured),
+            MEASURE_LINKS: Route(self._measure_links),
+            INVENTORY: Route(self._inventory),
+            FACTS: Route(self._facts),
+            PREPARE: Route(self._prepare, limited(SMALL.most_bytes, 2, self._in_charge)),
+            BEGIN: Route(self._begin),
+            ROUND: Route(self._round),
+            DIAGNOSE: Route(self._diagnose),
+            ARRIVED: Route(self._arrived),
+            STANDING: Route(self._standing),
+            FIND: Route(self._find),
+            ALIVE: Route(self._alive),
+            SETTLED: Route(self._settled),
+            LOG_SEND: Route(self._send_logged),
+            PASSED_OVER: Route(self._passed_over),
+            END: Route(self._end),
+        }
+
+    @property
+    def job(self) -> str | None:
+        """The job this device works for."""
+        return self._part.job if self._part is not None and self._part.is_busy else None
+
+    @property
+    def engagement(self) -> Engagement | None:
+        """The stages that this device has, if any."""
+        return self._part.engagement if self._part is not None else None
+
+    @property
+    def holder(self) -> str | None:
+        """Id of the device whose job this is."""
+        return self._part.holder if self._part is not None and self._part.is_busy else None
+
+    @property
+    def holder_name(self) -> str | None:
+        """Of the job this device works for; None too where that one gives way to another."""
+        part = self._part
+        if part is None or not part.is_busy or part.holder is None or self._gives_way(part):
+            return None
+        return self._name(part.holder)
+
+    @property
+    def parked(self) -> tuple[str, str] | None:
+        """Holder and job, where that holder's process has ended and what is here is kept for it."""
+        part = self._part
+        if part is None or not part.is_busy or part.holder is None or part.alone_since is None:
+            return None
+        return part.holder, part.job
+
+    @property
+    def waiting_for(self) -> str | None:
+        """Name of the holder whose end this device's job outlives, keeping what it has."""
+        return None if self.parked is None else self._name(self.parked[0])
+
+    def _name(self, device: str) -> str:
+        """A member's name, also of a holder that was removed since."""
+        known = None if device in self.mesh.members else self._holder_names.get(device)
+        return known or called(self.mesh, device)
+
+    async def close(self) -> None:
+        """Drop any job and stop serving."""
+        self._unsubscribe()
+        await self.measures.close()
+        await self.drop()
+
+    async def drop(self, job: str | None = None) -> None:
+        """Leave the current job, if any; with `job`, only if it is that one."""
+        part = self._part
+        if part is None or job not in (None, part.job):
+            return
+        log.info("job_dropped", job=part.job)
+        await part.close()
+
+    # -- routes ----------------------------------------------------------------------------------
+
+    async def _measure_profile(self, peer: str, message: Message) -> Message:
+        asked = ProfileAsked.read(message.fields)
+        self.due.check_job_of(asked.holder)
+        if peer != asked.holder:
+            await self.due.until_in_charge(peer)
+        await self._make_way(asked.job)
+        with self.due.measuring(peer):
+            return await self.measures.measure_profile(message)
+
+    async def _measure_links(self, peer: str, message: Message) -> Message:
+        if not self.due.is_in_charge(peer):
+            self.due.check_job_of(peer)
+        with self.due.measuring(peer):
+            return await self.measures.measure_links(peer, message)
+
+    async def _inventory(self, peer: str, message: Message) -> Message:
+        """Stop working on a job, and say what is here of it."""
+        job = text(message.fields, "job", 64)
+        self.due.check_job_of(peer)
+        await self._make_way(job)
+        if self._part is None or self._part.job != job:
+            self._part = Participation(job, self._surroundings)
+        part = self._part
+        reply = await part.take_stock(peer, message)
+        holder = self.mesh.members.get(part.holder or "")
+        if holder is not None and holder.state in GONE:
+            part.holder_is(HolderState.GONE)  # it ended before this device heard of its job
+        return reply
+
+    async def _make_way(self, job: str) -> None:
+        """Raises PeerError: this device works for another job, and that one does not give way."""
+        part = self._part
+        if part is None or part.job == job:
+            return
+        if not part.is_over and not self._gives_way(part):
+            whose = "" if part.holder is None else f", that of {self._name(part.holder)}"
+            raise PeerError(f"{self.mesh.name} already computes for another training{whose}")
+        await self.drop()
+
+    def _gives_way(self, part: Participation) -> bool:
+        """Whether another holder's job goes before this one.
+
+        Its holder has been gone for long, or was removed from the household: that one cannot even
+        come back to end it. Or it has never begun.
+        """
+        if part.has_expired(monotonic()):
+            return True
+        if part.alone_since is None:
+            return False
+        is_old = monotonic() - part.alone_since >= PARK_LEAST_SECONDS
+        return is_old or part.holder not in self.mesh.members
+
+    async def _find(self, peer: str, message: Message) -> Message:
+        """What is kept here of a job of the device that asks: it has been started again.
+
+        It may refuse to go on, or end before it does: that it asks ends no wait for it.
+        """
+        part = self._part
+        if part is None or part.holder != peer or part.newest is None:
+            return Message(FIND)
+        newest = version_fields(part.newest)
+        return Message(FIND, {"job": part.job, "epoch": part.epoch, "newest": newest})
+
+    async def _facts(self, peer: str, message: Message) -> Message:
+        """What this device has measured and offers, while it goes on with whatever it does."""
+        job = text(message.fields, "job", 64)
+        if self.job not in (None, job):
+            raise PeerError(f"{self.mesh.name} computes for another training")
+        known = self.measures.facts(text(message.fields, "digest", 64))
+        return Message(FACTS, {}, (known.to_part(),))
+
+    async def _prepare(self, peer: str, message: Message) -> Message:
+        """Take a part in an epoch: fetch the weights, build the stages, be ready."""
+        self.due.check_in_charge(peer)
+        assignment = await Assignment.from_part(message)
+        part = self._part
+        if part is None or part.job != assignment.key.job:
+            raise PeerError(f"{self.mesh.name} was not asked what it has of that job")
+        return await part.prepare(peer, assignment, message)
+
+    def _in_charge(self, peer: str, _fields: Fields) -> None:
+        self.due.check_in_charge(peer)
+
+    async def _begin(self, peer: str, message: Message) -> None:
+        key = EpochKey.read(message.fields)
+        part = self._part_in(key.job, peer, message)
+        if part is not None:
+            part.begin(peer, key.epoch)
+
+    async def _round(self, peer: str, message: Message) -> None:
+        key = EpochKey.read(message.fields)
+        part = self._part_in(key.job, peer, message)
+        if part is not None:
+            last = NoMoreRounds.among(message.fields)
+            if last is None:
+                await part.order(peer, key, RoundOrder.read(message.fields))
+            elif (engagement := self._engaged(peer, message)) is not None:
+                engagement.no_more(last.rounds)
+
+    def _commit(self, peer: str, message: Message) -> None:
+        key = EpochKey.read(message.fields)
+        part = self._part_in(key.job, peer, message)
+        if part is not None:
+            part.commit(peer, key, Commit.read(message.fields))
+
+    def _offered(self, peer: str, message: Message) -> None:
+        key = EpochKey.read(message.fields)
+        if self._part is not None and self._part.job == key.job:
+            self._part.replication.offered(peer, key.epoch, ReplicaOffer.read(message.fields))
+
+    def _keeper(self, peer: str, message: Message) -> None:
+        key = EpochKey.read(message.fields)
+        part = self._part_in(key.job, peer, message)
+        if part is not None:
+            part.replication.keeper_is(peer, key.epoch, ReplicaKeeper.read(message.fields))
+
+    def _keep(self, peer: str, message: Message) -> None:
+        keep = VersionsKeep.read(message.fields)
+        part = self._part_in(keep.job, peer, message)
+        if part is not None:
+            part.keep(peer, keep.versions)
+
+    async def _settled(self, peer: str, message: Message) -> Message:
+        """Answered once the last update that this device was told of is made."""
+        engagement = self._engaged(peer, message)
+        if engagement is None:
+            raise PeerError("that epoch is over")
+        if failpoints.armed:
+            await failpoints.reach("settled.receive.before", device=self.mesh.self_id)
+        for runner in engagement.runners.values():
+            await runner.update.settled()
+        if failpoints.armed:
+            await failpoints.reach("settled.answer.before", device=self.mesh.self_id)
+        return Message(SETTLED)
+
+    async def _send_logged(self, peer: str, message: Message) -> Message:
+        """Once more what was sent to a stage that is lost."""
+        return await send_logged(self.engagement, self.switchboard, self.mesh, peer, message)
+
+    async def _diagnose(self, peer: str, message: Message) -> Message:
+        """Where a piece that a stage here still holds first stopped being finite."""
+        engagement = self._engaged(peer, message)
+        if engagement is None:
+            raise PeerError("that epoch is over")
+        piece, index = integer(message.fields, "held_as"), integer(message.fields, "stage")
+        runner = engagement.runners.get(index)
+        if runner is None:
+            raise ProtocolError(f"this device has no part in stage {index}")
+        run = partial(_first_non_finite, runner.live.stage, piece)
+        found = await self.compute.run((0, index), run)
+        return Message(DIAGNOSE, finding_fields(found))
+
+    async def _arrived(self, peer: str, message: Message) -> Message:
+        """What came into the stages here in a round, and how large it was."""
+        engagement = self._engaged(peer, message)
+        if engagement is None:
+            raise PeerError("that epoch is over")
+        key, number = engagement.assignment.key, integer(message.fields, "round")
+        noted = Arrivals(tuple(islice(self.switchboard.arrived(key, number), ARRIVALS_LIMIT)))
+        return Message(ARRIVED, {}, (noted.to_part(),))
+
+    async def _standing(self, peer: str, message: Message) -> Message:
+        """What the stages here wait for, and what this device has done so far."""
+        engagement = self._engaged(peer, message)
+        if engagement is None:
+            raise PeerError("that epoch is over")
+        members = self.mesh.members.values()
+        runners = engagement.runners
+        standing = Standing(
+            tuple(self.switchboard.waits(engagement.assignment.key)),
+            tuple((index, runner.round) for index, runner in runners.items()),
+            self.compute.is_busy or any(one.waits_for_group for one in runners.values()),
+            frozenset(m.id for m in members if m.state is not MemberState.ALIVE),
+        )
+        done = count(self.mesh, self.compute.finished).fields()
+        return Message(STANDING, done, (standing.to_part(),))
+
+    async def _alive(self, peer: str, message: Message) -> Message:
+        """What this device has done so far: whoever asks twice sees whether it moves."""
+        done, part = count(self.mesh, self.compute.finished), self._part
+        works = self.compute.is_busy or self.due.is_measuring
+        sign = WorkSign(
+            done.tasks,
+            0 if part is None else part.fetched_bytes,
+            works or (part is not None and part.works),
+        )
+        return Message(ALIVE, {**done.fields(), **sign.fields()})
+
+    async def _end(self, peer: str, message: Message) -> None:
+        job = text(message.fields, "job", 64)
+        part = self._part_in(job, peer, message)
+        if part is None:
+            return
+        log.info("job_ended", job=job, reason=text(message.fields, "reason", 1024))
+        part.holder_is(HolderState.ENDED)
+
+    async def _passed_over(self, peer: str, message: Message) -> None:
+        """The holder of the job here has asked a coordinator in vain."""
+        said = read_form(PassedOver, message.fields, "who is passed over")
+        part = self._part
+        if part is not None and part.job == said.job and peer == part.holder and part.is_busy:
+            self.mesh.distrust(said.device, said.seconds)
+
+    def _part_in(self, job: str, peer: str, message: Message) -> Participation | None:
+        """This device's part in that job, if it has one. Raises NotItsPart."""
+        part = self._part
+        if part is None or part.job != job:
+            return None
+        if peer != part.holder:
+            raise NotItsPart(f"{message.kind} from a device that is not the holder")
+        return part
+
+    def _engaged(self, peer: str, message: Message) -> Engagement | None:
+        """The engagement a holder's message is for, or None if it is over. Refuses strangers."""
+        key = EpochKey.read(message.fields)
+        engagement = self.engagement
+        if engagement is None or engagement.assignment.key != key:
+            return None
+        if peer != engagement.assignment.holder:
+            raise NotItsPart(f"{message.kind} from a device that is not the holder")
+        return engagement
+
+    # -- helpers ---------------------------------------------------------------------------------
+
+    async def _report_failure(
+        self, assignment: Assignment, stage: int, error: BaseException
+    ) -> None:
+        fields = {**assignment.key.fields(), "stage": stage, **failure_fields(error)}
+        if is_out_of_memory(error):
+            fields["memory_bytes"] = self.measures.whole_budget_bytes()
+        if not isinstance(error, Error):
+            log.debug("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
+        await self._send_failed(assignment, fields)
+
+    async def _tell_holder(self, assignment: Assignment, fields: Mapping[str, object]) -> None:
+        stage = assignment.stages_of(self.mesh.self_id)[0]
+        await self._send_failed(assignment, {**assignment.key.fields(), "stage": stage, **fields})
+
+    async def _send_failed(self, assignment: Assignment, fields: Mapping[str, object]) -> None:
+        try:
+            await self.mesh.send(assignment.holder, Message(FAILED, dict(fields)))
+        except PeerError as gone:
+            log.warning("failure_not_reported", why=str(gone))
+
+    def _tell_waiting(self, holder: str) -> None:
+        if self._emit is not None:
+            self._emit(Waiting(self._name(holder)))
+
+    def _on_change(self) -> None:
+        if self._part is not None and self._part.is_busy:
+            self.idle.clear()
+        else:
+            self.idle.set()
+
+    def _on_mesh_event(self, event: MeshEvent) -> None:
+        part = self._part
+        if part is None:
+            return
+        if isinstance(event, LinkLost):
+            part.link_ended(event.peer_id)
+        elif isinstance(event, LinkUp):
+            part.link_started(event.peer_id)
+        elif isinstance(event, MemberChanged) and event.member.id == part.holder:
+            self._holder_names = {event.member.id: event.member.name}
+            self._on_holder(part, event.member)
+
+    @staticmethod
+    def _on_holder(part: Participation, holder: Member) -> None:
+        """That it is alive says nothing: another process may have its place."""
+        if holder.state is MemberState.DEAD:
+            part.holder_is(HolderState.GONE)
+        elif holder.state is MemberState.LEFT:
+            part.holder_is(HolderState.LEFT)
+
+
+def _first_non_finite(stage: Stage, piece: int) -> NonFinite | None:
+    """In the compute thread, where nothing takes the piece away meanwhile."""
+    return stage.first_non_finite(piece) if stage.holds(piece) else None
+
+
+def count(mesh: Mesh, tasks: int) -> Counters:
+    """What this device has done so far."""
+    links = [mesh.link_statistics(peer) for peer in mesh.connected]
+    moved = sum(link.sent_bytes + link.received_bytes for link in links if link is not None)
+    return Counters(tasks, moved, process_time())

@@ -1,0 +1,229 @@
+"""What comes into a stage on this device and what goes out, connected for one epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from p2ptrain.job.rounds import Mode
+from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.round_orders import FED_AHEAD
+from p2ptrain.messages.tensors import Line, Slice
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.sample_independence.division_effects import sample_dimension
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.plan.types.bucket_sizes import BucketSizes
+from p2ptrain.runtime.allreduce import FLOW, GroupReduction
+from p2ptrain.runtime.device import Shell
+from p2ptrain.runtime.executor import StageTask
+from p2ptrain.runtime.io.output_queues import Outlets
+from p2ptrain.runtime.io.sample_division import Division, divisions
+from p2ptrain.runtime.io.tensor_receiver import Contents, Expected, Inlet, _expected, contents_at
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS
+from p2ptrain.runtime.reduced_tensors import Summed
+from p2ptrain.runtime.stage_io import Lines, Nowhere, Reduction
+from p2ptrain.runtime.stage_sender import EpochLinks, shared_tensors
+from p2ptrain.runtime.tiled.tile_exchange import FLOW as TILES
+from p2ptrain.runtime.tiled.tile_exchange import TileExchange
+from p2ptrain.runtime.tiled.tile_layout import ModeTiles, StageTiles, tiles_of
+from p2ptrain.runtime.tiled.tiled_stage import TiledStage
+
+EARLY_PIECES = 4
+"""Pieces of the next round that may arrive while this one ends."""
+
+
+class StageLines:
+    """The lines of stage `index` on this device."""
+
+    def __init__(
+        self, assignment: Assignment, index: int, description: ModelDescription, shell: Shell
+    ) -> None:
+        self._assignment = assignment
+        self._index = index
+        self._place = assignment.stages[index]
+        self._description = description
+        self._shell = shell
+        self._divisions = divisions(assignment)
+        self._tiles = tiles_of(description, self._place)
+        self._tiles_before = tiles_of(description, assignment.stages[index - 1]) if index else None
+        self._is_last = index == len(assignment.stages) - 1
+
+    def task(self) -> StageTask:
+        """What the stage is."""
+        first, end = self._place.first, self._place.end
+        return StageTask(
+            index=self._index,
+            last=self._is_last,
+            warmup=self._place.warmup,
+            held=self._place.held,
+            seed=self._assignment.seed,
+            uses_targets=any(self._description.target_uses(first, end, m.value) for m in Mode),
+            division=self._divisions[self._index],
+            device=self._shell.mesh.self_id,
+            keeps=self._keeps,
+            goes_ahead=self._goes_ahead,
+            trails=self._turn is not None,
+        )
+
+    @property
+    def _turn(self) -> int | None:
+        """Of its sums; None where an update waits for all of them.
+
+        It does where gradients are summed over stages too.
+        """
+        return self._place.turn if self._goes_ahead and not self._is_tied else None
+
+    @property
+    def _goes_ahead(self) -> bool:
+        """Not where torch's fast loops may write to sums of gradients that still travel on.
+
+        `foreach` with Nesterov's momentum does. At the word that an update counts all have them.
+        """
+        sums = self._is_tied or len(self._place.devices) > 1
+        writes = any(self._assignment.optimizer.get(loop) for loop in ("foreach", "fused"))
+        return self._place.goes_ahead and not (sums and writes)
+
+    @property
+    def _is_tied(self) -> bool:
+        """Whether gradients are summed over stages."""
+        tied = shared_tensors(self._assignment, self._description).values()
+        return any(self._index in stages for stages in tied)
+
+    @property
+    def _keeps(self) -> bool:
+        """A checkpoint takes one copy of each stage; to go back to a version, all must have it."""
+        assignment = self._assignment
+        reads = self._place.keeper(assignment.holder) == self._shell.mesh.self_id
+        return reads or assignment.protects
+
+    def connect(self, stage: Stage, links: EpochLinks) -> Lines:
+        """Make inlets and outlets, and let the neighbours' frames in."""
+        deepest = max(place.warmup for place in self._assignment.stages)
+        return replace(
+            self._incoming(2 * deepest + EARLY_PIECES),
+            forward=None if self._is_last else self._forward(self._leaving(), links),
+            backward=self._backward(self._entering(), links) if self._index else None,
+            reduction=self._reduction(stage),
+        )
+
+    def connect_alone(self, rounds: int) -> Lines:
+        """Make inlets for the pieces of so many rounds; what comes out goes nowhere."""
+        return replace(
+            self._incoming(rounds * self._assignment.micro_batches),
+            forward=None if self._is_last else Nowhere(),
+            backward=Nowhere() if self._index else None,
+        )
+
+    def _incoming(self, capacity: int) -> Lines:
+        holder = Division.of_holder(self._assignment)
+        before = self._divisions[self._index - 1] if self._index else holder
+        return Lines(
+            activations=self._inlet(ACTIVATIONS, self._entering(), before, capacity),
+            targets=self._inlet(TARGETS, self._targets(), holder, capacity),
+            gradients=None
+            if self._is_last
+            else self._inlet(
+                GRADIENTS, self._leaving(), self._divisions[self._index + 1], capacity
+            ),
+            forward=None,
+            backward=None,
+            reduction=None,
+        )
+
+    def _entering(self) -> Contents:
+        name = f"activations of stage {self._index}"
+        if self._tiles is not None:
+            return self._tiles_contents(name, self._tiles, ModeTiles.entering_expected)
+        contents = contents_at(self._description, self._place.first, name)
+        if self._tiles_before is not None:
+            contents = replace(contents, tiles=self._tiles_before)
+        # the holder's inputs stay exact
+        wire = self._assignment.wire if self._index else WireFormat.EXACT
+        return replace(contents, wire=wire)
+
+    def _leaving(self) -> Contents:
+        name = f"gradients of stage {self._index}"
+        if self._tiles is not None:
+            contents = self._tiles_contents(name, self._tiles, ModeTiles.leaving_expected)
+        else:
+            contents = contents_at(self._description, self._place.end, name)
+        return replace(contents, optional=True, wire=self._assignment.wire)
+
+    def _tiles_contents(
+        self,
+        name: str,
+        tiles: StageTiles,
+        of: Callable[[ModeTiles, Sequence[int], int], list[Expected]],
+    ) -> Contents:
+        """What goes to the tiles of this device, or comes back to them."""
+        own = tiles.tiles(self._shell.mesh.self_id)
+
+        def expected(mode: Mode, size: int) -> list[Expected]:
+            return of(tiles.of(mode), own, size)
+
+        return Contents(name, expected, lambda mode: [0] * len(expected(mode, 1)))
+
+    def _inlet(self, flow: str, contents: Contents, senders: Division, capacity: int) -> Inlet:
+        own, me = self._divisions[self._index], self._shell.mesh.self_id
+
+        def sources(micro_batch: int, size: int) -> Sequence[Slice]:
+            part = own.part(me, micro_batch, size)
+            return senders.overlaps(micro_batch, size, part) if part is not None else ()
+
+        capacity += FED_AHEAD * len(senders.devices)
+        largest = self._assignment.largest
+        inlet = Inlet(contents, sources, capacity=capacity, largest=largest)
+        line = Line(self._assignment.key, self._index, flow)
+        self._shell.switchboard.connect_inlet(line, inlet, senders.devices)
+        return inlet
+
+    def _targets(self) -> Contents:
+        values = self._description.targets
+        return Contents(
+            f"targets of stage {self._index}",
+            lambda _mode, size: [_expected(value, size) for value in values],
+            lambda _mode: [sample_dimension(value) for value in values],
+        )
+
+    def _forward(self, contents: Contents, links: EpochLinks) -> Outlets:
+        return Outlets(
+            self._divisions[self._index + 1],
+            contents.dimensions,
+            links.send_forward,
+            capacity=self._place.warmup,
+        )
+
+    def _backward(self, contents: Contents, links: EpochLinks) -> Outlets:
+        return Outlets(
+            self._divisions[self._index - 1],
+            contents.dimensions,
+            links.send_backward,
+            capacity=self._place.warmup,
+            summed=True,
+            part_of=None if self._tiles_before is None else self._tiles_before.leaving_parts,
+        )
+
+    def exchange(self, stage: TiledStage) -> TileExchange:
+        """Between the tiles of this stage."""
+        deepest = max(place.warmup for place in self._assignment.stages)
+        return TileExchange(
+            stage,
+            Line(self._assignment.key, self._index, TILES),
+            self._shell.mesh.self_id,
+            self._shell.switchboard,
+            ahead=2 * deepest + EARLY_PIECES + 2 * FED_AHEAD,
+            largest=self._assignment.largest,
+        )
+
+    def _reduction(self, stage: Stage) -> Reduction | None:
+        if not self._place.shared or self._assignment.asynchrony is not None:
+            return None
+        line = Line(self._assignment.key, self._index, FLOW)
+        me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
+        return GroupReduction(self.summed(stage), line, self._place.devices, me, switchboard)
+
+    def summed(self, stage: Stage) -> Summed:
+        """What its devices sum, in buckets that all of them cut alike."""
+        sizes, wire = BucketSizes(self._place.bucket_bytes), self._assignment.wire
+        return Summed(stage, sizes.next_bytes, wire, self._turn, sizes.turned_bytes)
