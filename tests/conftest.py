@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.thorough import examples_of
+from tests.support.thorough import examples_of
 
 gc.disable()  # what is loaded and collected stays: half of that time is looking through it in vain
 

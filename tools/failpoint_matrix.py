@@ -8,7 +8,7 @@
 For each: the final weights and buffers have the bits of the undisturbed run (with groups: float64
 losses within 1e-8), so have losses and evaluations; steps are told once, in order; the samples of
 every plan go on where an update that counts ended; `failure` is said once; epochs rise; survivors
-keep no stage, no task, no error that nobody took. See `tests/fault_checks.py`.
+keep no stage, no task, no error that nobody took. See `tests/support/fault_checks.py`.
 
 Prints a table: failpoint, and by the device that died (a: has the data, and is started again; b, c,
 d: the stages; e: without work at first) in how many ways it was tried, or what went wrong. Exit
@@ -29,9 +29,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.fault_checks import problems
-from tests.fault_list import every_fault, random_fault
-from tests.faults import Fault, Outcome, outcome_of, undisturbed
+from tests.support.fault_checks import problems
+from tests.support.fault_list import every_fault, random_fault
+from tests.support.faults import Fault, Outcome, outcome_of, undisturbed
 
 VICTIMS = "abcde"
 

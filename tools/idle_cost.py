@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from p2ptrain.aio import event_loop
-from tests.unit.mesh.household import Device, household
+from tests.support.mesh_household import Device, household
 
 
 def messages(devices: list[Device]) -> int:

@@ -4,7 +4,7 @@
     python -m tools.plan_quality --against before.json
 
     small    40 questions of 4 to 12 units on 2 to 5 devices, free or fixed micro-batches, a third
-             private: own times, little memory, slow links (`tests/unit/plan/gap.py`)
+             private: own times, little memory, slow links (`tests/support/planning_gap.py`)
     large    12 questions of 12 to 64 units on 6 to 16 unlike devices
     equal    8 questions of 12 units, parameters at the end as in VGG-16, on 7 to 16 equal devices,
              synchronous and asynchronous
@@ -27,9 +27,9 @@ from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import Mode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tests.unit.plan.equal_devices import equal, vgg_like
-from tests.unit.plan.examples import household
-from tests.unit.plan.gap import problem
+from tests.support.equal_devices import equal, vgg_like
+from tests.support.planning_examples import household
+from tests.support.planning_gap import problem
 
 
 def questions() -> Iterator[tuple[str, Profile, Cluster, PlanRequest]]:

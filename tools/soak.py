@@ -98,8 +98,8 @@ async def connects() -> AsyncIterator[None]:
     from p2ptrain.net.link.link import Link
     from p2ptrain.net.transport.dial import dial
     from p2ptrain.net.transport.tls import Credentials, client_context
-    from tests.unit.mesh.household import household
-    from tests.unit.net.helpers import Inbox
+    from tests.support.links import Inbox
+    from tests.support.mesh_household import household
 
     with tempfile.TemporaryDirectory() as place:
         async with household(Path(place)) as home:

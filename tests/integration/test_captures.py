@@ -17,8 +17,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.capture.rehearsal import Effort
-from tests import captures, zoo
-from tests.reference import stack
+from tests.support import captures, zoo
+from tests.support.reference import stack
 
 Change = Callable[[zoo.Made], object]
 

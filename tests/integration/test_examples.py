@@ -15,9 +15,9 @@ from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.profiling.profile_cache import ProfileCache
-from tests.curves import by_plain_torch
 from tests.integration.training.delayed import by_formula, cut_of
 from tests.integration.training.household import devices
+from tests.support.curves import by_plain_torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = (("width", "64"), ("lr", "2e-3"))

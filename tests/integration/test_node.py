@@ -26,7 +26,7 @@ from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE
 from p2ptrain.mesh.interface import Member, MemberState
 from p2ptrain.mesh.network_mesh import NetworkMesh
 from p2ptrain.mesh.trust.pairing_window import Window
-from tests.unit.mesh.household import CODE, FakeDiscovery, FakeNetwork
+from tests.support.mesh_household import CODE, FakeDiscovery, FakeNetwork
 
 
 class Start(Protocol):

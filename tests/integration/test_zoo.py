@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import reference, zoo
+from tests.support import reference, zoo
 
 torch.set_num_threads(1)
 

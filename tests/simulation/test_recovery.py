@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.recovery.mutants import MUTANTS
 from tests.simulation.recovery.run import run_seed
 from tests.simulation.recovery.truth import InvariantViolated
-from tests.thorough import examples_of
+from tests.support.thorough import examples_of
 
 
 @pytest.mark.parametrize("first", range(0, examples_of(40), 10))

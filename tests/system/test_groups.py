@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import reference
+from tests.support import reference
 from tests.system.household import Device, Household
 from tests.system.jobs import groups
 

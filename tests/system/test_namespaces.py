@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.thorough import examples_of
 from tests.system.household import Household
 from tests.system.split_network import split
-from tests.thorough import examples_of
 from tools.testbed.network import Network
 from tools.testbed.splits import SHAPES
 

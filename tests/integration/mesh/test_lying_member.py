@@ -34,7 +34,7 @@ from p2ptrain.net.message import Fields, Message
 from p2ptrain.runtime.io.tensor_router import Receiver, Switchboard
 from tests.integration.mesh.test_network_mesh import home as home
 from tests.integration.mesh.test_network_mesh import together
-from tests.unit.mesh.household import Device, Household
+from tests.support.mesh_household import Device, Household
 
 
 class Nothing(Receiver):

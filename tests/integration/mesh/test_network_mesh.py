@@ -42,8 +42,8 @@ from p2ptrain.net.transport.dial import dial, dial_unpaired
 from p2ptrain.net.transport.listener import Door, Listener
 from p2ptrain.net.transport.pairing_channel import PairingChannel
 from p2ptrain.net.transport.tls import Credentials, client_context, server_context
-from tests.unit.mesh.household import CODE, Device, Household, household
-from tests.unit.net.helpers import Inbox
+from tests.support.links import Inbox
+from tests.support.mesh_household import CODE, Device, Household, household
 
 
 @pytest.fixture

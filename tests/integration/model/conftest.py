@@ -1,5 +1,5 @@
-"""The captured models of the unit tests' room."""
+"""Fixtures that tests of the room `model` ask for."""
 
-from tests.unit.model.conftest import prepared
+from tests.support.prepared_models import prepared
 
 __all__ = ["prepared"]

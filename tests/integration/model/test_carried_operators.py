@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.effects import draws_random_numbers
 from p2ptrain.model.stage.stage import Stage
-from tests.unit.model.odd_models import AfterLinear
+from tests.support.odd_models import AfterLinear
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tests import zoo
-from tests.unit.model import pipeline
-from tests.unit.model.pipeline import assert_same
+from tests.support import stage_pipeline, zoo
+from tests.support.stage_pipeline import assert_same
 
 _TOKENS = 12
 
@@ -76,9 +75,11 @@ def test_it_trains_to_plain_torchs_bits(
         rows = [(torch.randint(40, (_TOKENS,)), torch.arange(_TOKENS) % 6) for _ in range(8)]
     data = [((words, numbers), words.roll(-1)) for words, numbers in rows]
     made = zoo.Made("numbered", model, data, _next_token)
-    captured = pipeline.captured(made)
+    captured = stage_pipeline.captured(made)
     units = range(len(captured.description.units) + 1)
-    assert_same(pipeline.plain_step(made), pipeline.pipeline_step(made, captured, units))
+    assert_same(
+        stage_pipeline.plain_step(made), stage_pipeline.pipeline_step(made, captured, units)
+    )
 
 
 def _next_token(logits: Tensor, words: Tensor) -> Tensor:

@@ -13,11 +13,9 @@ from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.effects import draws_random_numbers
 from p2ptrain.profiling.measure_units import measure_units
-from tests import zoo
-from tests.integration.model import idioms
-from tests.reference import call, stack
-from tests.unit.model import pipeline
-from tests.unit.model.pipeline import assert_same
+from tests.support import model_idioms, stage_pipeline, zoo
+from tests.support.reference import call, stack
+from tests.support.stage_pipeline import assert_same
 
 torch.set_num_threads(1)
 
@@ -36,24 +34,24 @@ class _Received:
 
 
 @cache
-def _received(name: str, samples: int = pipeline.BATCH) -> _Received:
-    made = idioms.make(name, samples)
+def _received(name: str, samples: int = stage_pipeline.BATCH) -> _Received:
+    made = model_idioms.make(name, samples)
     held = {n: t.clone() for n, t in vars(made.model).items() if isinstance(t, torch.Tensor)}
-    model = pipeline.captured(made)
+    model = stage_pipeline.captured(made)
     model.description = ModelDescription.from_bytes(model.description.to_bytes())
     return _Received(made, model, held)
 
 
-@pytest.mark.parametrize("name", idioms.NAMES)
+@pytest.mark.parametrize("name", model_idioms.NAMES)
 def test_it_trains_through_stages_and_is_measured(name: str) -> None:
     made, model = _received(name).made, _received(name).model
-    plain = pipeline.plain_step(made)
+    plain = stage_pipeline.plain_step(made)
     units = len(model.description.units)
-    whole = pipeline.pipeline_step(made, model, (0, units))
+    whole = stage_pipeline.pipeline_step(made, model, (0, units))
     if any(map(draws_random_numbers, model.description.train.nodes)):
         plain = whole  # masks are seeded by device-independent rules
     assert_same(plain, whole)
-    assert_same(plain, pipeline.pipeline_step(made, model, range(units + 1), split=True))
+    assert_same(plain, stage_pipeline.pipeline_step(made, model, range(units + 1), split=True))
     measured = measure_units(model.description, batch_sizes=[2], budget_seconds=0.0)
     assert len(measured.units) == units
 
@@ -67,7 +65,7 @@ def test_it_evaluates_and_is_left_as_it_was(name: str) -> None:
     with torch.no_grad():
         expected = call(copy.deepcopy(made.model).eval(), x)
     units = range(len(model.description.units) + 1)
-    loss, output = pipeline.evaluate(model, units, x, y)
+    loss, output = stage_pipeline.evaluate(model, units, x, y)
     assert torch.equal(output, expected)
     assert torch.equal(loss, made.loss(expected, y))
 
@@ -76,5 +74,5 @@ def test_distances_are_computed_as_torch_does_for_large_batches_too() -> None:
     """Beyond 25 vectors it multiplies matrices instead."""
     made, model = _received("codebook", 30).made, _received("codebook", 30).model
     x, y = stack(made.data)
-    (loss,) = pipeline.evaluate(model, (0, len(model.description.units)), x, y)[:1]
+    (loss,) = stage_pipeline.evaluate(model, (0, len(model.description.units)), x, y)[:1]
     assert torch.equal(loss, made.loss(made.model.eval()(x), y).detach())

@@ -24,7 +24,7 @@ from p2ptrain.model.stage.optimizer import StageOptimizer
 from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
-from tests import reference, zoo
+from tests.support import reference, zoo
 
 torch.set_num_threads(1)
 

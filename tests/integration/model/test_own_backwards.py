@@ -19,10 +19,10 @@ from p2ptrain.model.graph.decoding import LIMIT_BYTES
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.sample_independence.division_probe import SAMPLES, first_mixing_unit
 from p2ptrain.net import cbor
-from tests.reference import stack
-from tests.unit.model import pipeline
-from tests.unit.model.test_stage import assert_same
-from tests.zoo import Made
+from tests.support import stage_pipeline
+from tests.support.reference import stack
+from tests.support.zoo import Made
+from tests.unit.model.stage.test_stage import assert_same
 
 WIDE = 8
 
@@ -326,7 +326,7 @@ def _made(f: Callable[[Model, Tensor], Any], loss: Any = mse_loss) -> Made:
 
 def _received(made: Made) -> Captured:
     """Captured, with the description as a device reads it."""
-    model = pipeline.captured(made)
+    model = stage_pipeline.captured(made)
     sent = model.description
     model.description = ModelDescription.from_bytes(sent.to_bytes())
     assert model.description == sent
@@ -336,21 +336,21 @@ def _received(made: Made) -> Captured:
 @pytest.mark.parametrize("name", IN_MODELS)
 def test_every_unit_a_stage_and_one_stage_give_plain_torch_bits(name: str) -> None:
     made = _made(IN_MODELS[name])
-    plain = pipeline.plain_step(made)
+    plain = stage_pipeline.plain_step(made)
     model = _received(made)
     units = len(model.description.units)
-    assert_same(plain, pipeline.pipeline_step(made, model, (0, units)))
+    assert_same(plain, stage_pipeline.pipeline_step(made, model, (0, units)))
     for more in ({"split": True}, {"ahead": True}):
-        assert_same(plain, pipeline.pipeline_step(made, model, range(units + 1), **more))
+        assert_same(plain, stage_pipeline.pipeline_step(made, model, range(units + 1), **more))
 
 
 def test_a_loss_may_have_its_own() -> None:
     made = _made(IN_MODELS["swish"], Squares.apply)
     model = _received(made)
     units = range(len(model.description.units) + 1)
-    assert_same(pipeline.plain_step(made), pipeline.pipeline_step(made, model, units))
+    assert_same(stage_pipeline.plain_step(made), stage_pipeline.pipeline_step(made, model, units))
     x, y = stack(made.data[:5])
-    loss, output = pipeline.evaluate(model, units, x, y)
+    loss, output = stage_pipeline.evaluate(model, units, x, y)
     assert torch.equal(loss, mse_loss(output, y))
 
 
@@ -372,16 +372,16 @@ def test_nothing_is_asked_of_a_backward_in_evaluation_mode() -> None:
     made = _made(lambda model, x: Trained.apply(x, model.training))
     model = _received(made)
     units = range(len(model.description.units) + 1)
-    assert_same(pipeline.plain_step(made), pipeline.pipeline_step(made, model, units))
+    assert_same(stage_pipeline.plain_step(made), stage_pipeline.pipeline_step(made, model, units))
     assert all(node.operator != OWN_BACKWARD for node in model.description.evaluate.nodes)
     x, y = stack(made.data[:5])
-    _, output = pipeline.evaluate(model, units, x, y)
+    _, output = stage_pipeline.evaluate(model, units, x, y)
     assert torch.equal(output, made.model.eval()(x))
 
 
 def test_the_users_functions_are_their_own_again() -> None:
     """Other threads, and plain torch afterwards, call what the user wrote."""
-    pipeline.captured(_made(IN_MODELS["reversed"]))
+    stage_pipeline.captured(_made(IN_MODELS["reversed"]))
     x = torch.ones(3, requires_grad=True)
     Reversed.apply(x, 2.0).sum().backward()
     assert torch.equal(x.grad, torch.full((3,), -2.0))  # type: ignore[arg-type]
@@ -509,9 +509,9 @@ def test_a_backward_has_a_buffer_as_it_was_before_it_was_replaced(
     made = _averaging(f)
     model = _received(made)
     units = range(len(model.description.units) + 1)
-    plain = pipeline.plain_step(made)
-    assert_same(plain, pipeline.pipeline_step(made, model, (0, units[-1])))
-    assert_same(plain, pipeline.pipeline_step(made, model, units, ahead=True))
+    plain = stage_pipeline.plain_step(made)
+    assert_same(plain, stage_pipeline.pipeline_step(made, model, (0, units[-1])))
+    assert_same(plain, stage_pipeline.pipeline_step(made, model, units, ahead=True))
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_a_backward_has_a_buffer_as_it_was_before_it_was_replaced(
 )
 def test_what_cannot_travel_is_explained(f: Callable[[Model, Tensor], Any], says: str) -> None:
     with pytest.raises(CaptureError, match=says):
-        pipeline.captured(_made(f))
+        stage_pipeline.captured(_made(f))
 
 
 # -- samples that are divided --------------------------------------------------------------------
@@ -583,7 +583,7 @@ def test_a_backward_that_looks_across_samples_is_found(
     f: Callable[[Model, Tensor], Any], loss: Any, mixes: bool
 ) -> None:
     made = _made(f, loss)
-    model = pipeline.captured(made)
+    model = stage_pipeline.captured(made)
     x, y = stack(made.data[:SAMPLES])
     found = first_mixing_unit(
         model.description, model.state(), model.flatten_input(x), model.flatten_target(y)
@@ -596,7 +596,7 @@ def test_a_backward_that_looks_across_samples_is_found(
 
 @cache
 def _sent() -> bytes:
-    return pipeline.captured(_made(IN_MODELS["swish"])).description.to_bytes()
+    return stage_pipeline.captured(_made(IN_MODELS["swish"])).description.to_bytes()
 
 
 def _with_backward(change: Callable[[list[Any]], None]) -> bytes:

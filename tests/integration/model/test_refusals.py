@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.capture import capture
-from tests.unit.model.odd_models import AfterLinear
+from tests.support.odd_models import AfterLinear
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
 

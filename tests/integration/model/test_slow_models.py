@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.model.test_stage import SLOW, assert_evaluates
-from tests.unit.model import pipeline
-from tests.unit.model.conftest import Get
-from tests.unit.model.pipeline import assert_same
+from tests.integration.model.stage.test_stage import SLOW, assert_evaluates
+from tests.support import stage_pipeline
+from tests.support.prepared_models import Get
+from tests.support.stage_pipeline import assert_same
 
 CLOSE = {"rtol": 1.3e-6, "atol": 1e-5}
 """Torch's own encoder takes another path without gradients: there only the digits agree."""
@@ -20,7 +20,7 @@ def test_every_unit_a_stage_and_one_stage_give_plain_torch_bits(
 ) -> None:
     case = prepared(name)
     for boundaries in (range(case.units + 1), (0, case.units)):
-        ours = pipeline.pipeline_step(case.made, case.model, boundaries, split=split)
+        ours = stage_pipeline.pipeline_step(case.made, case.model, boundaries, split=split)
         assert_same(case.plain, ours)
 
 

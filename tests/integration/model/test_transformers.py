@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests import reference, zoo
-from tests.unit.model import pipeline
-from tests.unit.model.conftest import Get
-from tests.unit.model.pipeline import assert_same
-from tests.zoo_transformers import TRANSFORMERS
+from tests.support import reference, stage_pipeline, zoo
+from tests.support.prepared_models import Get
+from tests.support.stage_pipeline import assert_same
+from tests.support.zoo_transformers import TRANSFORMERS
 
 _IN_FLOAT64 = [name for name in TRANSFORMERS if name != "mixtral"]
 """torch's grouped products know no float64."""
@@ -28,7 +27,7 @@ def test_every_model_trains_in_float64(name: str) -> None:
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_every_unit_a_stage_gives_plain_torch_bits(prepared: Get, name: str) -> None:
     case = prepared(name)
-    ours = pipeline.pipeline_step(case.made, case.model, range(case.units + 1))
+    ours = stage_pipeline.pipeline_step(case.made, case.model, range(case.units + 1))
     assert_same(case.plain, ours)
 
 
@@ -36,4 +35,6 @@ def test_every_unit_a_stage_gives_plain_torch_bits(prepared: Get, name: str) -> 
 def test_split_backwards_give_plain_torch_bits(prepared: Get, name: str) -> None:
     case = prepared(name)
     boundaries = (0, case.units // 3, case.units)
-    assert_same(case.plain, pipeline.pipeline_step(case.made, case.model, boundaries, split=True))
+    assert_same(
+        case.plain, stage_pipeline.pipeline_step(case.made, case.model, boundaries, split=True)
+    )

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import alpha_dropout, mse_loss
 
-from tests import zoo
-from tests.unit.model import pipeline
-from tests.unit.model.pipeline import assert_same
+from tests.support import stage_pipeline, zoo
+from tests.support.stage_pipeline import assert_same
 
 WIDE = 6
 ITSELF: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -101,14 +100,14 @@ def test_gradients_flow_where_they_do_in_torch(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         kind, f = MODELS[name]
-        samples = [(torch.randn(WIDE), torch.randn(WIDE)) for _ in range(pipeline.BATCH)]
+        samples = [(torch.randn(WIDE), torch.randn(WIDE)) for _ in range(stage_pipeline.BATCH)]
         made = zoo.Made(name, kind(f), samples, mse_loss)
-    plain, model = pipeline.plain_step(made), pipeline.captured(made)
+    plain, model = stage_pipeline.plain_step(made), stage_pipeline.captured(made)
     units = len(model.description.units)
     for count in range(units):
         for cuts in combinations(range(1, units), count):
             for split in (False, True):
-                found = pipeline.pipeline_step(made, model, (0, *cuts, units), split=split)
+                found = stage_pipeline.pipeline_step(made, model, (0, *cuts, units), split=split)
                 assert_same(plain, found)
 
 
@@ -125,12 +124,12 @@ def test_zeros_that_flow_back_through_what_is_drawn_are_gradients() -> None:
     """Decay changes a weight that has them; one without a gradient is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        samples = [(torch.rand(WIDE), torch.randn(WIDE)) for _ in range(pipeline.BATCH)]
+        samples = [(torch.rand(WIDE), torch.randn(WIDE)) for _ in range(stage_pipeline.BATCH)]
         made = zoo.Made("choosing", _Choosing(torch.relu), samples, mse_loss)
-    model = pipeline.captured(made)
+    model = stage_pipeline.captured(made)
     units = len(model.description.units)
-    found = pipeline.pipeline_step(made, model, range(units + 1))
+    found = stage_pipeline.pipeline_step(made, model, range(units + 1))
     gradient = found.gradients["first.weight"]
     assert gradient is not None
     assert not gradient.any()
-    assert_same(pipeline.pipeline_step(made, model, (0, units)), found)
+    assert_same(stage_pipeline.pipeline_step(made, model, (0, units)), found)

@@ -20,10 +20,10 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import Mode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tests.thorough import examples_of
-from tests.unit.plan import examples
-from tests.unit.plan.asking import tried
-from tests.unit.plan.equal_devices import equal, vgg_like
+from tests.support import planning_examples
+from tests.support.equal_devices import equal, vgg_like
+from tests.support.planning_questions import tried
+from tests.support.thorough import examples_of
 
 
 def assert_sound(plan: Plan, profile: Profile, cluster: Cluster, request: PlanRequest) -> None:
@@ -43,8 +43,8 @@ def assert_sound(plan: Plan, profile: Profile, cluster: Cluster, request: PlanRe
 
 @settings(max_examples=examples_of(5), deadline=None, derandomize=True)
 @given(
-    examples.profiles(),
-    examples.clusters(most_devices=4),
+    planning_examples.profiles(),
+    planning_examples.clusters(most_devices=4),
     st.sampled_from([1, 5, 16]),
     st.sampled_from([None, 1, 4]),
     st.data(),
@@ -78,8 +78,8 @@ def test_constraints_are_obeyed(
 
 @settings(max_examples=examples_of(5), deadline=None, derandomize=True)
 @given(
-    examples.profiles(),
-    examples.clusters(),
+    planning_examples.profiles(),
+    planning_examples.clusters(),
     st.sampled_from([1, 5, 16]),
     st.sampled_from([None, 1, 4]),
     st.booleans(),
@@ -98,7 +98,7 @@ def test_no_named_planner_is_faster(
 
 @pytest.mark.parametrize("micro_batch", [None, 4])
 def test_the_order_of_the_list_does_not_matter(micro_batch: int | None) -> None:
-    profile, cluster = examples.household(3, units=6, devices=4)
+    profile, cluster = planning_examples.household(3, units=6, devices=4)
     shuffled = list(cluster.devices)
     Random(1).shuffle(shuffled)
     request = PlanRequest(32, micro_batch)
@@ -109,13 +109,13 @@ def test_the_order_of_the_list_does_not_matter(micro_batch: int | None) -> None:
 
 def test_equal_devices_on_fast_links_divide_the_batch() -> None:
     """Data parallelism is the best that four equal devices on free links can do."""
-    profile = examples.profile([(1.0, 1.0)] * 4, parameter_bytes=1)
-    plan = make_plan(profile, examples.cluster("a", "b", "c", "d"), PlanRequest(64, 4))
+    profile = planning_examples.profile([(1.0, 1.0)] * 4, parameter_bytes=1)
+    plan = make_plan(profile, planning_examples.cluster("a", "b", "c", "d"), PlanRequest(64, 4))
     assert plan.predicted.round_seconds == pytest.approx(64 * 8 / 4)
 
 
 def test_a_required_device_takes_part_however_slow() -> None:
-    profile = examples.profile([(1.0, 1.0)] * 4)
+    profile = planning_examples.profile([(1.0, 1.0)] * 4)
     members = (Device("laptop", 10**9, holder=True), Device("watch", 10**9, slowdown=50.0))
     cluster = Cluster(members, Link(1e9, 0.0))
     plan = make_plan(profile, cluster, PlanRequest(32, 4))
@@ -126,7 +126,7 @@ def test_a_required_device_takes_part_however_slow() -> None:
 
 
 def test_a_cap_moves_work_to_the_others() -> None:
-    profile = examples.profile([(1.0, 1.0)] * 10)
+    profile = planning_examples.profile([(1.0, 1.0)] * 10)
     members = (Device("fast", 10**9, 0.2, holder=True), Device("slow", 10**9, 1.0))
     cluster = Cluster(members, Link(1e9, 0.0))
     plan = make_plan(profile, cluster, PlanRequest(40, 4, caps={"fast": 0.5}))
@@ -135,8 +135,10 @@ def test_a_cap_moves_work_to_the_others() -> None:
 
 def test_a_device_of_a_group_is_left_out_for_its_gradients() -> None:
     """Summing the parameters over a slow link costs more than the device would save."""
-    profile = examples.profile([(1.0, 1.0)], parameter_bytes=10**9, input_bytes=1)
-    plan = make_plan(profile, examples.cluster("a", "b", link=Link(1e6, 0.0)), PlanRequest(8, 2))
+    profile = planning_examples.profile([(1.0, 1.0)], parameter_bytes=10**9, input_bytes=1)
+    plan = make_plan(
+        profile, planning_examples.cluster("a", "b", link=Link(1e6, 0.0)), PlanRequest(8, 2)
+    )
     (out,) = plan.left_out
     assert " instead of 16.00 s, because " in out.reason
     assert out.reason.endswith(

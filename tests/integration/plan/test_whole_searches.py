@@ -13,9 +13,9 @@ from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.request import Mode, PlanRequest
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tests.unit.plan import examples
-from tests.unit.plan.asking import tried
-from tests.unit.plan.gap import gap, problem
+from tests.support import planning_examples
+from tests.support.planning_gap import gap, problem
+from tests.support.planning_questions import tried
 from tools.pipedream_compare import compare, equal_devices
 
 WORSE = 1.01
@@ -43,7 +43,7 @@ def test_auto_stays_close_to_exhaustive_search(private: bool) -> None:
 
 
 def test_sixty_four_units_on_eight_devices_stay_within_the_budget() -> None:
-    profile, cluster = examples.household(3, units=64, devices=8)
+    profile, cluster = planning_examples.household(3, units=64, devices=8)
     plan = make_plan(profile, cluster, PlanRequest(512))
     single = make_plan(profile, cluster, PlanRequest(512, planner="single"))
     assert plan.predicted.round_seconds < 0.5 * single.predicted.round_seconds
@@ -96,7 +96,7 @@ def test_the_last_stage_of_a_private_plan_is_as_deep_as_helps(seed: int) -> None
 def test_by_annealing_plans_become_faster_and_none_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     gained = []
     for seed in range(3):
-        profile, cluster = examples.household(seed, 12, 6)
+        profile, cluster = planning_examples.household(seed, 12, 6)
         request = PlanRequest(64, micro_batch=8, effort=0.3)
         with monkeypatch.context() as without:
             without.setattr(auto, "annealing_tasks", lambda question: 0)

@@ -6,7 +6,7 @@ import pytest
 
 from p2ptrain.plan import planner_registry as planners
 from p2ptrain.recovery import choose_version as choose
-from tests.unit.training.conftest import equal_models_are_captured_once
+from tests.support.shared_captures import equal_models_are_captured_once
 
 __all__ = ["all_go_back", "equal_models_are_captured_once"]
 

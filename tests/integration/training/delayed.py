@@ -15,12 +15,12 @@ from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.reconfigure import ChangeAnswer
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.weight_versions import Weights
-from tests import delayed_reference, zoo
-from tests.delayed_reference import Names, Recipe
 from tests.integration.training.household import Devices
 from tests.integration.training.jobs import assert_same_weights, make_job
-from tests.reference import Outcome
-from tests.unit.training.asynchronous.pipelines import LAGS
+from tests.support import delayed_reference, zoo
+from tests.support.delayed_pipelines import LAGS
+from tests.support.delayed_reference import Names, Recipe
+from tests.support.reference import Outcome
 
 OPTIMIZER = SGD(lr=0.02, momentum=0.9, weight_decay=1e-4)
 BATCH = 8

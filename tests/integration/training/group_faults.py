@@ -45,13 +45,13 @@ from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.process import child_process as apart
 from p2ptrain.recovery import replan_trigger as elastic
-from tests import zoo
-from tests.curves import by_plain_torch, difference
 from tests.integration.training.group_plans import Stage, dealt, divided, plan
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_elastic import leave
-from tests.reference import Outcome
+from tests.support import zoo
+from tests.support.curves import by_plain_torch, difference
 from tests.support.memory_household import memory_id
+from tests.support.reference import Outcome
 
 RUN_SECONDS = 150.0
 TOLERANCE = 1e-8

@@ -11,10 +11,10 @@ from p2ptrain.events import Event, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, Adam
-from tests import zoo
-from tests.curves import by_plain_torch
 from tests.integration.training.household import Devices
-from tests.reference import Outcome
+from tests.support import zoo
+from tests.support.curves import by_plain_torch
+from tests.support.reference import Outcome
 
 STEPS = 12
 """Four epochs of 3 updates: `momentum_job` and `one_stage_each` as they are called mostly."""

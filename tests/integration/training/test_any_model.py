@@ -21,9 +21,9 @@ from p2ptrain.events import Eval
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
-from tests import reference
-from tests.integration.model.idioms import Codebook, Complex, Ensemble, Packed, Penalised
 from tests.integration.training.household import devices
+from tests.support import reference
+from tests.support.model_idioms import Codebook, Complex, Ensemble, Packed, Penalised
 
 SGD_ARGUMENTS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 

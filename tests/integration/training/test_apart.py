@@ -18,7 +18,7 @@ from p2ptrain.process import child_process as apart
 from p2ptrain.process.child_process import Haste
 from p2ptrain.process.child_process_main import LENGTH, NICENESS, RESTS
 from tests.integration.training.apart_work import computed, only_in, opened
-from tests.unit.training.test_apart import run
+from tests.unit.process.test_child_process import run
 
 BESIDE = [Haste.PROMPT, Haste.IDLE]
 

@@ -3,8 +3,8 @@
 A seed says how many devices there are, which weights mini-batches see, how often versions are kept,
 who dies when (one after the other, or two at once where copies allow it), and whether somebody
 leaves. Every step must be told once and in order, and losses and weights must be, to the bit, those
-of plain torch with the same delays and cuts (`tests/delayed_reference.py`). A job may also end
-because what only dead devices had is lost; it must say so.
+of plain torch with the same delays and cuts (`tests/support/delayed_reference.py`). A job may also
+end because what only dead devices had is lost; it must say so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from p2ptrain.plan.types.weight_versions import Weights
 from tests.integration.training.delayed import Epochs, delayed_job, options
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_elastic import leave
-from tests.thorough import examples_of
+from tests.support.thorough import examples_of
 
 RUN_SECONDS = 60.0
 FTPIPEHD_SHARE = 0.3

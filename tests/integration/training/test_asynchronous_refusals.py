@@ -13,10 +13,10 @@ from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.model.graph.description import ModelDescription
-from tests import captures, zoo
 from tests.integration.training.jobs import make_job
-from tests.reference import stack
-from tests.unit.training.asynchronous.test_planning import (
+from tests.support import captures, zoo
+from tests.support.reference import stack
+from tests.unit.job.test_planning import (
     DEALT,
     DOUBLE,
     STASHED,

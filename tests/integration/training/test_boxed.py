@@ -15,10 +15,10 @@ from p2ptrain.process.box import Box, Question, Zygote
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling import boxed_measure as boxed
 from p2ptrain.profiling.profile_cache import ProfileCache, measure, measure_boxed
-from tests import zoo
 from tests.integration.training import crashing
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
+from tests.support import zoo
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="one process forks all boxes")
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW
 from p2ptrain.runtime import stage_sender as epoch_links
-from tests import zoo
-from tests.curves import Case, difference, household_run, plain_torch, with_p2ptrain
+from tests.support import zoo
+from tests.support.curves import Case, difference, household_run, plain_torch, with_p2ptrain
 
 SMALL = [
     "mlp",

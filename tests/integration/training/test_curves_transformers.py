@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.model.stage.optimizer_spec import AdamW
-from tests.curves import Case, difference, plain_torch, with_p2ptrain
+from tests.support.curves import Case, difference, plain_torch, with_p2ptrain
 
 
 @pytest.mark.timeout(300)

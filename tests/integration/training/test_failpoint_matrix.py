@@ -7,9 +7,9 @@ from functools import cache
 
 import pytest
 
-from tests.fault_checks import problems
-from tests.fault_list import every_fault, random_fault
-from tests.faults import GROUP, PIPELINE, Fault, Outcome, outcome_of, undisturbed
+from tests.support.fault_checks import problems
+from tests.support.fault_list import every_fault, random_fault
+from tests.support.faults import GROUP, PIPELINE, Fault, Outcome, outcome_of, undisturbed
 
 SAMPLE = 6
 RANDOM_KILLS = 2

@@ -17,8 +17,8 @@ from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
-from tests import reference
 from tests.integration.training.household import devices
+from tests.support import reference
 
 BATCH = 12
 

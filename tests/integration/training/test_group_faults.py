@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.integration.training.group_faults import Course, run
-from tests.thorough import examples_of
+from tests.support.thorough import examples_of
 
 SEEDS = (7, 8, 18)
 """Whole micro-batches, running statistics and Adam; a device that dies, one that others take for

@@ -18,13 +18,13 @@ from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
 from p2ptrain.worker.hosted_stages import Engagement
-from tests import reference, zoo
-from tests.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.replicas import check_replicas, engaged
-from tests.reference import Outcome
+from tests.support import reference, zoo
+from tests.support.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.support.memory_household import memory_id
+from tests.support.reference import Outcome
 
 TOLERANCE = 1e-8
 PLANS: Sequence[Sequence[Stage]] = [

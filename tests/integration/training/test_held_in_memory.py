@@ -11,10 +11,10 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage import stage as model_stage
 from p2ptrain.runtime import sync_executor as stage_runner
 from p2ptrain.runtime.live_stage import LiveStage
-from tests import zoo
-from tests.curves import Case, job_of
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import devices
+from tests.support import zoo
+from tests.support.curves import Case, job_of
 
 
 class Counting:

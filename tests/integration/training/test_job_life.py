@@ -35,7 +35,6 @@ from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.message import Message
 from p2ptrain.state import checkpoint_files as checkpoint
 from p2ptrain.state.transfer_server import StateServer
-from tests import zoo
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (
     assert_same_weights,
@@ -45,6 +44,7 @@ from tests.integration.training.jobs import (
     steps_of,
     undisturbed,
 )
+from tests.support import zoo
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

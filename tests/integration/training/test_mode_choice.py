@@ -18,12 +18,12 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import Mode
 from p2ptrain.plan.types.weight_versions import Weights
-from tests.curves import by_plain_torch
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import assert_same_weights, assert_undisturbed
 from tests.integration.training.test_asynchronous_life import course
 from tests.integration.training.test_recovery_holder import Process
+from tests.support.curves import by_plain_torch
 
 STASHED = Asynchrony()
 STEPS = 20

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy, max_pool2d
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
-from tests import reference
 from tests.integration.model.test_own_backwards import Reversed, Swish
 from tests.integration.training.household import devices
+from tests.support import reference
 
 SGD_ARGUMENTS: dict[str, Any] = {"lr": 0.05, "momentum": 0.9}
 

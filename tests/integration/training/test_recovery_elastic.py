@@ -37,7 +37,7 @@ from tests.integration.training.jobs import (
     undisturbed,
 )
 from tests.integration.training.made_up import UNIT_SECONDS, make_up_profiles
-from tests.reference import Outcome
+from tests.support.reference import Outcome
 
 LONG = 40
 MICRO_BATCHES = 4

@@ -12,11 +12,11 @@ import torch
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage import stage as model_stage
 from p2ptrain.model.stage.optimizer_spec import AdamW
-from tests import zoo
-from tests.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import devices
-from tests.reference import Outcome
+from tests.support import zoo
+from tests.support.curves import Case, difference, job_of, outcome_of, plain_torch
+from tests.support.reference import Outcome
 
 Parts: TypeAlias = dict[model_stage.Stage, list[int]]
 

@@ -28,10 +28,10 @@ from p2ptrain.plan.types.request import Mode, PlanRequest
 from p2ptrain.plan.types.schedule import usual_warmup
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tests import reference
-from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import Devices, devices
-from tests.reference import Outcome
+from tests.support import reference
+from tests.support.curves import by_plain_torch, difference
+from tests.support.reference import Outcome
 
 TOLERANCE = 1e-8
 

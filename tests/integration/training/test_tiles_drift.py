@@ -20,12 +20,12 @@ from p2ptrain.process.cpu_share import Span
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import Expected
 from p2ptrain.runtime.stage_sender import EpochLinks
-from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.made_up import make_up_profiles
 from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
-from tests.reference import Outcome
+from tests.support.curves import by_plain_torch, difference
 from tests.support.memory_household import memory_id
+from tests.support.reference import Outcome
 
 STEPS, SLOWS_DOWN = 32, 15
 

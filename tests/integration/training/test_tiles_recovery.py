@@ -14,12 +14,12 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.tensors import Piece
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
 from p2ptrain.tiling.kernels.tile_messages import GradientSums, HaloGradient, Message, Moments
-from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_holder import Process
 from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
 from tests.integration.training.test_tiles_shared_rest import long_rest
-from tests.reference import Outcome
+from tests.support.curves import by_plain_torch, difference
+from tests.support.reference import Outcome
 
 STEPS = 14
 

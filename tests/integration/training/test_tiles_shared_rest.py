@@ -18,9 +18,9 @@ from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tests.curves import by_plain_torch, difference
 from tests.integration.training.household import devices
 from tests.integration.training.test_tiles import TOLERANCE, Net, job, trained
+from tests.support.curves import by_plain_torch, difference
 
 
 def long_rest(monkeypatch: pytest.MonkeyPatch) -> None:

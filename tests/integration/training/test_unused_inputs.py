@@ -17,8 +17,8 @@ from p2ptrain.events import Eval
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
-from tests import reference
 from tests.integration.training.household import devices
+from tests.support import reference
 
 
 class Words(nn.Module):

@@ -13,9 +13,9 @@ from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
-from tests import captures, zoo
-from tests.reference import stack
-from tests.unit.model.pipeline import evaluate, micro_batches, pipeline_step, plain_step
+from tests.support import captures, zoo
+from tests.support.reference import stack
+from tests.support.stage_pipeline import evaluate, micro_batches, pipeline_step, plain_step
 
 
 def prepared(made: zoo.Made, planner: str = "auto", *, local: bool = False) -> Prepared:

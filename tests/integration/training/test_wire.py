@@ -19,12 +19,12 @@ from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.allreduce_buckets import BucketSum, Ring
 from p2ptrain.worker.hosted_stages import Engagement
-from tests import zoo
-from tests.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.replicas import check_replicas, engaged
-from tests.reference import Outcome
+from tests.support import zoo
+from tests.support.curves import Case, difference, job_of, outcome_of, plain_torch
+from tests.support.reference import Outcome
 
 BF16, INT8 = WireFormat.BF16, WireFormat.INT8
 ROUNDED = pytest.mark.parametrize("wire", [BF16, INT8])

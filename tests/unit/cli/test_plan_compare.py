@@ -14,10 +14,12 @@ from p2ptrain.cli.plan_compare import compare
 from p2ptrain.cli.planner_arguments import PLANNERS
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.types.cluster import Cluster, Device, Link
-from tests.unit.plan import examples
-from tests.unit.plan.examples import quick_request
+from tests.support import planning_examples
+from tests.support.planning_examples import quick_request
 
-MODEL = examples.profile([(0.1, 0.2)] * 4, parameter_bytes=1000, input_bytes=10, target_bytes=1)
+MODEL = planning_examples.profile(
+    [(0.1, 0.2)] * 4, parameter_bytes=1000, input_bytes=10, target_bytes=1
+)
 HOUSE = Cluster(
     (Device("laptop", 10**6, 1.0, holder=True), Device("pi", 10**6, 2.0)), Link(1e6, 0.0)
 )
@@ -81,7 +83,7 @@ def test_people_read_a_table(run: Compare) -> None:
 
 
 def test_units_that_take_no_time_are_compared_too() -> None:
-    nothing = compare(examples.profile([(0.0, 0.0)] * 2), HOUSE, quick_request(8))
+    nothing = compare(planning_examples.profile([(0.0, 0.0)] * 2), HOUSE, quick_request(8))
     assert {nothing.of_auto(plan) for plan in nothing.plans} == {1.0}
 
 

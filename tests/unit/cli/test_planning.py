@@ -20,10 +20,10 @@ from p2ptrain.plan.types.cluster import Cluster, Device, Link
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import Mode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import NAMES
-from tests.unit.plan import examples
-from tests.unit.plan.tiling import test_tiled_plan as tiles
+from tests.support import planning_examples
+from tests.unit.tiling.planning import test_tiled_plan as tiles
 
-MODEL = examples.profile(
+MODEL = planning_examples.profile(
     [(0.1, 0.2)] * 4, parameter_bytes=1000, activation_bytes=100, input_bytes=10, target_bytes=1
 )
 HOUSE = Cluster(

@@ -16,7 +16,7 @@ from p2ptrain.net.transport.dial import dial
 from p2ptrain.net.transport.listener import Door, Listener
 from p2ptrain.net.transport.tls import client_context, server_context
 from tests.support import memory_links
-from tests.unit.net.helpers import Device, Inbox, make_device
+from tests.support.links import Device, Inbox, make_device
 
 
 @dataclass

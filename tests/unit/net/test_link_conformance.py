@@ -12,8 +12,8 @@ from p2ptrain.errors import LinkClosed, ProtocolError
 from p2ptrain.net.frame import Header
 from p2ptrain.net.link.link_settings import LinkSettings
 from p2ptrain.net.message import Message, PartKind, Priority
+from tests.support.links import Device, Inbox
 from tests.unit.net.conftest import Connect
-from tests.unit.net.helpers import Device, Inbox
 
 CONTROL, TENSOR, BULK = Priority.CONTROL, Priority.TENSOR, Priority.BULK
 CONTENT = random.Random(0).randbytes(700_000)

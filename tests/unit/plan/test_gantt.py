@@ -14,8 +14,8 @@ from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, Link
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
-from tests.thorough import examples_of
-from tests.unit.plan import examples
+from tests.support import planning_examples
+from tests.support.thorough import examples_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -43,10 +43,10 @@ def bars(chart: ElementTree.Element) -> list[tuple[str, str, float, float]]:
 def straight(*names: str, micro_batches: int = 4) -> Simulation:
     """One unit of a second forward, two backward, on each device."""
     split = BatchSplit(micro_batches, 1)
-    cluster = examples.cluster(*names, link=Link(10.0, 0.0))
-    profile = examples.profile([(1.0, 2.0)] * len(names), input_bytes=1, target_bytes=1)
+    cluster = planning_examples.cluster(*names, link=Link(10.0, 0.0))
+    profile = planning_examples.profile([(1.0, 2.0)] * len(names), input_bytes=1, target_bytes=1)
     stages = ((name, (i, i + 1), len(names) - i) for i, name in enumerate(names))
-    return simulate(examples.straight_plan(split, *stages), profile, cluster)
+    return simulate(planning_examples.straight_plan(split, *stages), profile, cluster)
 
 
 def grouped() -> Simulation:
@@ -57,8 +57,8 @@ def grouped() -> Simulation:
         ),
     )
     plan = Plan("hand", BatchSplit(10, 4), stages, Predicted(0.0, 0.0, {}))
-    profile = examples.profile([(1.0, 2.0)] * 2, parameter_bytes=2000)
-    return simulate(plan, profile, examples.cluster(*"abcd", link=Link(100.0, 0.0)))
+    profile = planning_examples.profile([(1.0, 2.0)] * 2, parameter_bytes=2000)
+    return simulate(plan, profile, planning_examples.cluster(*"abcd", link=Link(100.0, 0.0)))
 
 
 def test_a_round_has_its_title_devices_and_tasks() -> None:
@@ -94,11 +94,11 @@ def test_transfers_stand_in_both_ends_rows() -> None:
 
 
 def test_a_holder_without_a_stage_feeds() -> None:
-    alone = examples.straight_plan(BatchSplit(2, 1), ("b", (0, 1), 1))
+    alone = planning_examples.straight_plan(BatchSplit(2, 1), ("b", (0, 1), 1))
     simulation = simulate(
         replace(alone, left_out=(LeftOut("a", "it only feeds"),)),
-        examples.profile([(1.0, 1.0)], input_bytes=10),
-        examples.cluster("a", "b", link=Link(10.0, 0.0)),
+        planning_examples.profile([(1.0, 1.0)], input_bytes=10),
+        planning_examples.cluster("a", "b", link=Link(10.0, 0.0)),
     )
     assert "feeds only" in words(drawn(simulation))
 
@@ -118,15 +118,18 @@ def test_names_are_escaped_and_shortened() -> None:
 
 
 def test_a_round_without_time_is_drawn_too() -> None:
-    profile = examples.profile([(0.0, 0.0)])
-    plan = examples.straight_plan(BatchSplit(2, 1), ("a", (0, 1), 1))
-    drawn(simulate(plan, profile, examples.cluster("a")))
+    profile = planning_examples.profile([(0.0, 0.0)])
+    plan = planning_examples.straight_plan(BatchSplit(2, 1), ("a", (0, 1), 1))
+    drawn(simulate(plan, profile, planning_examples.cluster("a")))
 
 
 @settings(derandomize=True, deadline=None, max_examples=examples_of(5))
-@given(examples.profiles(most_units=3), examples.clusters(most_devices=1, tight=False))
+@given(
+    planning_examples.profiles(most_units=3),
+    planning_examples.clusters(most_devices=1, tight=False),
+)
 def test_any_chart_is_xml(profile: Profile, cluster: Cluster) -> None:
-    plan = examples.straight_plan(
+    plan = planning_examples.straight_plan(
         BatchSplit(5, 2), (cluster.holder.name, (0, len(profile.units)), 1)
     )
     drawn(simulate(plan, profile, cluster))

@@ -21,8 +21,8 @@ from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.request import Mode
 from p2ptrain.plan.types.weight_versions import Weights
-from tests.delayed_reference import Recipe
-from tests.unit.training.asynchronous.pipelines import LAGS
+from tests.support.delayed_pipelines import LAGS
+from tests.support.delayed_reference import Recipe
 
 STASHED = Weights.STASHED
 SECONDS = st.floats(1e-3, 1e3)

@@ -19,15 +19,16 @@ from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import Mode, Schedule
 from p2ptrain.plan.types.unit_times import TimeTable
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tests.unit.plan import examples
-from tests.unit.plan.examples import quick_request
+from tests.support import planning_examples
+from tests.support.planning_examples import quick_request
 from tests.unit.plan.simulation.test_zero_bubble import weighed
 
 TWELVE = weighed(
-    examples.profile([(0.01, 0.02)] * 12, output_bytes=1000, activation_bytes=1000), [8] * 12
+    planning_examples.profile([(0.01, 0.02)] * 12, output_bytes=1000, activation_bytes=1000),
+    [8] * 12,
 )
 """Half of every backward is gradients of weights."""
-THREE = examples.cluster("a", "b", "c", link=Link(12.5e6, 0.001))
+THREE = planning_examples.cluster("a", "b", "c", link=Link(12.5e6, 0.001))
 REQUEST = quick_request(64, micro_batch=8, groups=False, overlap=True)
 """With twelve equal units a third of the search finds what all of it does."""
 
@@ -90,7 +91,7 @@ def test_a_device_alone_has_nothing_to_split() -> None:
 
 @pytest.mark.parametrize("memory_bytes", [33_000, 40_000, 70_000, 100_000, 10**9])
 def test_a_stage_holds_no_more_than_memory_allows(memory_bytes: int) -> None:
-    cluster = examples.cluster("a", "b", "c", memory_bytes=memory_bytes)
+    cluster = planning_examples.cluster("a", "b", "c", memory_bytes=memory_bytes)
     cost, split = CostModel(TWELVE, cluster), BatchSplit(64, 8)
     draft = draft_groups(cost, split, (0, 4, 8, 12), [alone(split, d) for d in range(3)])
     assert draft is not None

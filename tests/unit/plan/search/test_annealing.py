@@ -18,13 +18,13 @@ from p2ptrain.plan.simulation.simulate import simulate_draft
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
-from tests.unit.plan import examples
+from tests.support import planning_examples
 
 SPLIT = BatchSplit(64, 8)
 
 
 def question(seed: int, units: int = 8, devices: int = 4, **changes: object) -> Question:
-    profile, cluster = examples.household(seed, units, devices)
+    profile, cluster = planning_examples.household(seed, units, devices)
     first, *others = cluster.devices
     small = (replace(device, memory_bytes=1_500_000) for device in others)
     cluster = Cluster((first, *small), cluster.default_link, cluster.links)

@@ -15,8 +15,8 @@ from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, Device, Link
 from p2ptrain.plan.types.request import Mode
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tests.unit.plan.equal_devices import equal, vgg_like
-from tests.unit.plan.examples import quick_request
+from tests.support.equal_devices import equal, vgg_like
+from tests.support.planning_examples import quick_request
 
 
 def question(count: int, mode: Mode) -> tuple[Question, BatchSplit]:

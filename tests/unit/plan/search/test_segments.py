@@ -21,7 +21,7 @@ from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, Device, Link
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import Mode
-from tests.unit.plan.examples import PLENTY, cluster, household, profile
+from tests.support.planning_examples import PLENTY, cluster, household, profile
 
 FAST, SLOW = Link(1e9, 0.0), Link(1e3, 0.0)
 

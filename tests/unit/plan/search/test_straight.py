@@ -10,7 +10,7 @@ from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.question import Rules
 from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.types.batch_split import BatchSplit
-from tests.unit.plan import examples
+from tests.support import planning_examples
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -19,9 +19,9 @@ def test_no_more_devices_are_tried_than_there_are_units(
     units: int, devices: int, private: bool
 ) -> None:
     """Orders of twenty devices are more than can ever be listed."""
-    profile = examples.profile([(1.0, 1.0)] * units)
+    profile = planning_examples.profile([(1.0, 1.0)] * units)
     names = [f"device{number}" for number in range(devices)]
-    cost = CostModel(profile, examples.cluster(*names))
+    cost = CostModel(profile, planning_examples.cluster(*names))
     rules = Rules(cost.holder, Work(profile), private=private)
     judge = Judge(cost, 1000)
     search = StraightSearch(judge, tuple(range(devices)), (BatchSplit(4, 1),), rules)

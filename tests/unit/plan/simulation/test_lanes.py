@@ -7,15 +7,17 @@ from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.cluster import Link
-from tests.unit.plan import examples
+from tests.support import planning_examples
 
-TWO_UNITS = examples.profile([(1.0, 2.0)] * 2, output_bytes=10, input_bytes=3, target_bytes=2)
+TWO_UNITS = planning_examples.profile(
+    [(1.0, 2.0)] * 2, output_bytes=10, input_bytes=3, target_bytes=2
+)
 TURNS = Allocation.MICRO_BATCHES
 
 
 def lanes(split: BatchSplit, *groups: Group, warmup: tuple[int, ...] = (2, 1)) -> list[Lane]:
     """Stages of a unit each; device 0 is the holder, links carry a byte a second."""
-    cost = CostModel(TWO_UNITS, examples.cluster("a", "b", "c", "d", link=Link(1.0, 0.5)))
+    cost = CostModel(TWO_UNITS, planning_examples.cluster("a", "b", "c", "d", link=Link(1.0, 0.5)))
     draft = Draft(split, tuple(range(len(groups) + 1)), groups, warmup[: len(groups)])
     return list(build_engine(cost, draft).lanes)
 

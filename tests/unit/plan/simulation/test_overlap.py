@@ -20,9 +20,9 @@ from p2ptrain.plan.types.overheads import REFERENCE, Overheads
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tests.thorough import examples_of
-from tests.unit.plan import examples
-from tests.unit.plan.examples import quick_request
+from tests.support import planning_examples
+from tests.support.planning_examples import quick_request
+from tests.support.thorough import examples_of
 from tests.unit.plan.simulation.test_simulate import rounds
 
 NOTHING = Overheads(0.0, 0.0, 0.0)
@@ -78,14 +78,14 @@ def test_no_round_is_faster_than_its_bound(
 def test_where_sums_turn_the_bound_counts_the_messages_that_are_sent() -> None:
     """A backward makes 1, 1, 2 and 4 MiB; where it turns behind the first, 4 and 3 are sent."""
     mib = 2**20
-    profile = examples.profile([(0.01, 0.01)] * 4)
+    profile = planning_examples.profile([(0.01, 0.01)] * 4)
     sizes = (4 * mib, 2 * mib, mib, mib)
     units = tuple(
         replace(unit, parameter_bytes=size) for unit, size in zip(profile.units, sizes, strict=True)
     )
     profile = replace(profile, units=units)
     cluster = with_overheads(
-        examples.cluster("a", "b", link=Link(1e7, 0.0)), Overheads(0.1, 0.0, 0.0)
+        planning_examples.cluster("a", "b", link=Link(1e7, 0.0)), Overheads(0.1, 0.0, 0.0)
     )
     cost, plan = CostModel(profile, cluster, overlap=True), shared_plan("a", "b", units=4)
     draft = draft_of(plan, cost)
@@ -103,7 +103,7 @@ def test_without_overheads_and_links_it_is_the_plain_model(
     drawn: tuple[Plan, Profile, Cluster],
 ) -> None:
     plan, profile, cluster = drawn
-    cluster = replace(cluster, links={}, default_link=examples.FREE)
+    cluster = replace(cluster, links={}, default_link=planning_examples.FREE)
     cluster = with_overheads(cluster, NOTHING)
     plain, overlapped = (
         simulate(plan, profile, cluster, overlap=overlap) for overlap in (False, True)
@@ -113,9 +113,9 @@ def test_without_overheads_and_links_it_is_the_plain_model(
 
 
 def test_messages_and_bytes_cost_both_ends() -> None:
-    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
-    plan = examples.straight_plan(BatchSplit(2, 2), ("a", (0, 1), 1), ("b", (1, 2), 1))
-    cluster = with_overheads(examples.cluster("a", "b"), Overheads(0.25, 0.01, 0.0))
+    profile = planning_examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
+    plan = planning_examples.straight_plan(BatchSplit(2, 2), ("a", (0, 1), 1), ("b", (1, 2), 1))
+    cluster = with_overheads(planning_examples.cluster("a", "b"), Overheads(0.25, 0.01, 0.0))
     simulation = simulate(plan, profile, cluster, overlap=True)
     message, target = 0.25 + 20 * 0.01, FEED_MESSAGES * 0.25
     loading, round_s = LOAD_MESSAGES * 0.25, ROUND_MESSAGES * 0.25
@@ -153,17 +153,21 @@ def test_the_holder_loads_and_feeds_all_pieces(plan: Plan, fed: float) -> None:
 
     What b receives, and its part of the sums, costs a as much; a loads four pieces and feeds c.
     """
-    profile = examples.profile([(1.0, 1.0)] * len(plan.stages), input_bytes=3, target_bytes=1)
+    profile = planning_examples.profile(
+        [(1.0, 1.0)] * len(plan.stages), input_bytes=3, target_bytes=1
+    )
     names = sorted(name for stage in plan.stages for name in (d.name for d in stage.devices))
-    cluster = with_overheads(examples.cluster(*names), Overheads(1.0, 0.01, 0.0))
+    cluster = with_overheads(planning_examples.cluster(*names), Overheads(1.0, 0.01, 0.0))
     busy = simulate(plan, profile, cluster, overlap=True).busy_seconds
     assert busy["a"] - busy["b"] == pytest.approx(4 * LOAD_MESSAGES + fed)
 
 
 def test_an_update_takes_time_by_its_parameters_and_their_state() -> None:
-    profile = examples.profile([(1.0, 1.0)], parameter_bytes=100)  # state as large as parameters
-    plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1))
-    cluster = with_overheads(examples.cluster("a"), Overheads(0.0, 0.0, 0.01))
+    profile = planning_examples.profile(
+        [(1.0, 1.0)], parameter_bytes=100
+    )  # state as large as parameters
+    plan = planning_examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1))
+    cluster = with_overheads(planning_examples.cluster("a"), Overheads(0.0, 0.0, 0.01))
     simulation = simulate(plan, profile, cluster, overlap=True)
     assert ends(simulation, "update") == [(2.0, 4.0)]
     assert simulation.round_seconds == 4.0
@@ -171,10 +175,10 @@ def test_an_update_takes_time_by_its_parameters_and_their_state() -> None:
 
 def _with_parameters_behind(latency_s: float, *, updates_ahead: bool) -> Simulation:
     """Two stages; the second one's update takes 2 s, and its first forward begins at 1 s."""
-    profile = examples.profile([(1.0, 3.0), (1.0, 1.0)])
+    profile = planning_examples.profile([(1.0, 3.0), (1.0, 1.0)])
     units = profile.units[0], replace(profile.units[1], parameter_bytes=100)
-    plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
-    cluster = examples.cluster("a", "b", link=Link(1e300, latency_s))
+    plan = planning_examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
+    cluster = planning_examples.cluster("a", "b", link=Link(1e300, latency_s))
     cluster = with_overheads(cluster, Overheads(0.0, 0.0, 0.01))
     profile = replace(profile, units=units)
     return simulate(plan, profile, cluster, overlap=True, updates_ahead=updates_ahead)
@@ -227,10 +231,10 @@ def test_updates_that_cost_nothing_lose_nothing_by_going_ahead(
 
 
 def test_the_first_two_pieces_are_there_when_a_round_begins() -> None:
-    profile = examples.profile([(1.0, 1.0)], input_bytes=1)
-    plan = examples.straight_plan(BatchSplit(2, 1), ("b", (0, 1), 1))
-    plan = replace(plan, left_out=(examples.LeftOut("a", "only holds the data"),))
-    cluster = with_overheads(examples.cluster("a", "b", link=Link(1.0, 0.5)), NOTHING)
+    profile = planning_examples.profile([(1.0, 1.0)], input_bytes=1)
+    plan = planning_examples.straight_plan(BatchSplit(2, 1), ("b", (0, 1), 1))
+    plan = replace(plan, left_out=(planning_examples.LeftOut("a", "only holds the data"),))
+    cluster = with_overheads(planning_examples.cluster("a", "b", link=Link(1.0, 0.5)), NOTHING)
     assert simulate(plan, profile, cluster).round_seconds == 1.5 + 4.0
     the_word = 2 * 0.5  # to the holder and back
     waiting = simulate(plan, profile, cluster, overlap=True, updates_ahead=False)
@@ -239,10 +243,10 @@ def test_the_first_two_pieces_are_there_when_a_round_begins() -> None:
 
 
 def test_feeding_all_the_time_limits_a_round() -> None:
-    profile = examples.profile([(1.0, 1.0)], input_bytes=5)
-    plan = examples.straight_plan(BatchSplit(2, 1), ("b", (0, 1), 1))
-    plan = replace(plan, left_out=(examples.LeftOut("a", "only holds the data"),))
-    cluster = with_overheads(examples.cluster("a", "b", link=Link(1.0, 0.5)), NOTHING)
+    profile = planning_examples.profile([(1.0, 1.0)], input_bytes=5)
+    plan = planning_examples.straight_plan(BatchSplit(2, 1), ("b", (0, 1), 1))
+    plan = replace(plan, left_out=(planning_examples.LeftOut("a", "only holds the data"),))
+    cluster = with_overheads(planning_examples.cluster("a", "b", link=Link(1.0, 0.5)), NOTHING)
     assert simulate(plan, profile, cluster, overlap=True).round_seconds == 10.0
 
 
@@ -250,12 +254,14 @@ def _reducing(
     bytes_per_s: float, where: int, byte_seconds: float = 0.0, updates_ahead: bool = True
 ) -> Simulation:
     """Two devices; unit `where` of two has a bucket of parameters; backwards of 10 s each."""
-    profile = examples.profile([(1.0, 10.0), (1.0, 10.0)])
+    profile = planning_examples.profile([(1.0, 10.0), (1.0, 10.0)])
     units = list(profile.units)
     units[where] = replace(units[where], parameter_bytes=LEAST_BYTES)
     profile = replace(profile, units=tuple(units))
     overheads = replace(NOTHING, byte_seconds=byte_seconds)
-    cluster = with_overheads(examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)), overheads)
+    cluster = with_overheads(
+        planning_examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)), overheads
+    )
     plan = shared_plan("a", "b", units=2)
     return simulate(plan, profile, cluster, overlap=True, updates_ahead=updates_ahead)
 
@@ -285,11 +291,11 @@ def test_what_the_wire_has_not_begun_when_the_backward_is_over_goes_first_units_
     compute   ... B2 B1 B0 | F0 waits  | F1 waits  | F2
     wire             [  2  ][    0    ][    1    ]
     """
-    profile = examples.profile([(15.0, 10.0)] * 3)
+    profile = planning_examples.profile([(15.0, 10.0)] * 3)
     units = tuple(replace(unit, parameter_bytes=LEAST_BYTES) for unit in profile.units)
     profile = replace(profile, units=units)
     link = Link(LEAST_BYTES / 20, 0.0)  # a bucket takes 20 s
-    cluster = with_overheads(examples.cluster("a", "b", link=link), NOTHING)
+    cluster = with_overheads(planning_examples.cluster("a", "b", link=link), NOTHING)
     plan = shared_plan("a", "b", units=3)
     turned = simulate(plan, profile, cluster, overlap=True)
     # Unit 2's sum is there at 55 + 20, unit 0's at 95, unit 1's at 115, when F0 has taken 15.
@@ -300,11 +306,11 @@ def test_what_the_wire_has_not_begun_when_the_backward_is_over_goes_first_units_
 
 
 def test_what_an_uplink_carries_in_a_round_bounds_it_sums_among_it() -> None:
-    profile = examples.profile([(1.0, 1.0)], input_bytes=8)
+    profile = planning_examples.profile([(1.0, 1.0)], input_bytes=8)
     units = (replace(profile.units[0], parameter_bytes=LEAST_BYTES),)
     profile = replace(profile, units=units)
     rate = LEAST_BYTES / 20
-    cluster = with_overheads(examples.cluster("a", "b", link=Link(rate, 0.0)), NOTHING)
+    cluster = with_overheads(planning_examples.cluster("a", "b", link=Link(rate, 0.0)), NOTHING)
     plan = shared_plan("a", "b", units=1)
     bare = simulate(plan, profile, cluster, overlap=True).round_seconds
     fed = replace(profile, input_bytes=LEAST_BYTES)
@@ -333,11 +339,11 @@ def test_messages_of_an_all_reduce_take_their_part_of_the_core_while_links_carry
 
 
 def test_while_links_carry_large_sums_only_the_last_bucket_s_messages_are_waited_for() -> None:
-    profile = examples.profile([(1.0, 10.0), (1.0, 10.0)])
+    profile = planning_examples.profile([(1.0, 10.0), (1.0, 10.0)])
     units = tuple(replace(unit, parameter_bytes=LEAST_BYTES) for unit in profile.units)
     overheads = replace(NOTHING, byte_seconds=2.0 / LEAST_BYTES)
     slow = Link(LEAST_BYTES / 30.0, 0.0)
-    cluster = with_overheads(examples.cluster("a", "b", link=slow), overheads)
+    cluster = with_overheads(planning_examples.cluster("a", "b", link=slow), overheads)
     plan = shared_plan("a", "b", units=2)
     taken = simulate(plan, replace(profile, units=units), cluster, overlap=True)
     assert taken.round_seconds == pytest.approx(12.0 + 2 * 30.0 + 4.0)
@@ -346,11 +352,13 @@ def test_while_links_carry_large_sums_only_the_last_bucket_s_messages_are_waited
 
 def test_an_all_reduce_waits_for_links_that_gradients_occupy() -> None:
     # Stage 1 is b and c; its gradients to a take b's uplink until 4 + 8, then its sums go to c.
-    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=8)
+    profile = planning_examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=8)
     units = profile.units[0], replace(profile.units[1], parameter_bytes=LEAST_BYTES)
     profile = replace(profile, units=units)
     links = {(s, "a"): Link(1.0, 0.0) for s in "bc"} | {("a", s): Link(1e300, 0.0) for s in "bc"}
-    cluster = replace(examples.cluster("a", "b", "c"), links=links, default_link=Link(1e300, 0.0))
+    cluster = replace(
+        planning_examples.cluster("a", "b", "c"), links=links, default_link=Link(1e300, 0.0)
+    )
     stages = (
         PlannedStage((0, 1), (DeviceShare("a", 2),), 1),
         PlannedStage((1, 2), (DeviceShare("b", 1), DeviceShare("c", 1)), 1),
@@ -367,13 +375,13 @@ def test_a_message_is_sent_and_read_while_the_link_carries_it(
     bytes_per_s: float, carried: float
 ) -> None:
     """Its two ends take 1 s and 2 s of 10 bytes; what is left of the link's time is in between."""
-    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
-    cluster = examples.cluster("a", "b", link=Link(bytes_per_s, 0.5))
+    profile = planning_examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
+    cluster = planning_examples.cluster("a", "b", link=Link(bytes_per_s, 0.5))
     devices = [
         replace(device, overheads=replace(NOTHING, byte_seconds=byte_seconds))
         for device, byte_seconds in zip(cluster.devices, (0.1, 0.2), strict=True)
     ]
-    plan = examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
+    plan = planning_examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
     simulation = simulate(plan, profile, replace(cluster, devices=tuple(devices)), overlap=True)
     ((start, arrival),) = ends(simulation, "send output")
     assert start == pytest.approx(1.0 + 1.0)
@@ -381,7 +389,7 @@ def test_a_message_is_sent_and_read_while_the_link_carries_it(
 
 
 def test_unmeasured_overheads_grow_with_the_slowdown() -> None:
-    profile, cluster = examples.household(1, units=4, devices=2)
+    profile, cluster = planning_examples.household(1, units=4, devices=2)
     twice = Device("twice", 1, times=profile.times.times_slowdown(2.0))
     cost = CostModel(profile, replace(cluster, devices=(*cluster.devices, twice)), overlap=True)
     assert cost.overlap is not None
@@ -392,7 +400,7 @@ def test_unmeasured_overheads_grow_with_the_slowdown() -> None:
 
 @pytest.mark.parametrize("planner", ["auto", "pp", "single"])
 def test_planners_judge_by_it(planner: str) -> None:
-    profile, cluster = examples.household(3, units=6, devices=3)
+    profile, cluster = planning_examples.household(3, units=6, devices=3)
     request = quick_request(64, planner=planner, overlap=True)
     plan = make_plan(profile, cluster, request)
     simulation = simulate(plan, profile, cluster, overlap=True)
@@ -400,20 +408,20 @@ def test_planners_judge_by_it(planner: str) -> None:
 
 
 def test_auto_avoids_small_messages_where_they_are_dear() -> None:
-    profile, cluster = examples.household(3, units=6, devices=3)
+    profile, cluster = planning_examples.household(3, units=6, devices=3)
     dear = with_overheads(cluster, replace(REFERENCE, message_seconds=1.0))
     plan = make_plan(profile, dear, quick_request(64, overlap=True))
     assert len(plan.stages) == 1
 
 
 def test_overheads_go_through_json() -> None:
-    _, cluster = examples.household(1, units=2, devices=2)
+    _, cluster = planning_examples.household(1, units=2, devices=2)
     cluster = with_overheads(cluster, REFERENCE)
     assert Cluster.from_json(cluster.to_json()) == cluster
 
 
 def test_what_older_files_say_of_compression_is_read_and_not_used() -> None:
-    profile, cluster = examples.household(1, units=2, devices=2)
+    profile, cluster = planning_examples.household(1, units=2, devices=2)
     cluster = with_overheads(cluster, REFERENCE)
     plan = make_plan(profile, cluster, quick_request(2, micro_batch=1, planner="pp"))
     units, devices = profile.to_json(), cluster.to_json()
@@ -435,7 +443,7 @@ def test_what_older_files_say_of_compression_is_read_and_not_used() -> None:
     ],
 )
 def test_wrong_overheads_are_named(change: dict[str, float], message: str) -> None:
-    _, cluster = examples.household(1, units=2, devices=1)
+    _, cluster = planning_examples.household(1, units=2, devices=1)
     content = cluster.to_json()
     content["devices"][0]["overheads"] = REFERENCE.to_json() | change
     with pytest.raises(OptionError, match=message):

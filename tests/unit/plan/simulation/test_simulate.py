@@ -16,11 +16,11 @@ from p2ptrain.plan.types.cluster import Cluster, Link
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.schedule import usual_warmup
-from tests.thorough import examples_of
-from tests.unit.plan import examples
-from tests.unit.plan.naive import naive_peak_bytes, naive_round_seconds
+from tests.support import planning_examples
+from tests.support.thorough import examples_of
+from tests.unit.plan.simulation.naive import naive_peak_bytes, naive_round_seconds
 
-A_B = examples.straight_plan(BatchSplit(4, 1), ("a", (0, 1), 3), ("b", (1, 2), 1))
+A_B = planning_examples.straight_plan(BatchSplit(4, 1), ("a", (0, 1), 3), ("b", (1, 2), 1))
 
 
 def spans(simulation: Simulation, kind: str, stage: int) -> list[tuple[float, float]]:
@@ -32,17 +32,19 @@ def spans(simulation: Simulation, kind: str, stage: int) -> list[tuple[float, fl
 
 
 def test_one_holder_computes_without_pause() -> None:
-    profile = examples.profile([(1.0, 2.0), (0.5, 0.5)], input_bytes=100)
-    plan = examples.straight_plan(BatchSplit(6, 2), ("a", (0, 2), 1))
-    simulation = simulate(plan, profile, examples.cluster("a", link=Link(1.0, 1.0)))
+    profile = planning_examples.profile([(1.0, 2.0), (0.5, 0.5)], input_bytes=100)
+    plan = planning_examples.straight_plan(BatchSplit(6, 2), ("a", (0, 2), 1))
+    simulation = simulate(plan, profile, planning_examples.cluster("a", link=Link(1.0, 1.0)))
     assert simulation.round_seconds == 6 * 4.0
     assert simulation.samples_per_s == 0.25
     assert simulation.busy_seconds == {"a": 24.0}
 
 
 def test_a_ragged_last_micro_batch_costs_less() -> None:
-    plan = examples.straight_plan(BatchSplit(5, 2), ("a", (0, 1), 1))
-    simulation = simulate(plan, examples.profile([(1.0, 2.0)]), examples.cluster("a"))
+    plan = planning_examples.straight_plan(BatchSplit(5, 2), ("a", (0, 1), 1))
+    simulation = simulate(
+        plan, planning_examples.profile([(1.0, 2.0)]), planning_examples.cluster("a")
+    )
     assert simulation.round_seconds == 15.0
     assert plan.micro_batches == 3
     assert spans(simulation, "forward", 0)[-1] == (12.0, 13.0)
@@ -50,15 +52,15 @@ def test_a_ragged_last_micro_batch_costs_less() -> None:
 
 def test_the_holder_feeds_two_pieces_ahead() -> None:
     # b alone, fed with 2 + 1 bytes a sample at 1 byte/s: 3 s each, one transfer for both.
-    profile = examples.profile([(1.0, 1.0)], input_bytes=2, target_bytes=1)
+    profile = planning_examples.profile([(1.0, 1.0)], input_bytes=2, target_bytes=1)
     plan = Plan(
         planner="test",
         split=BatchSplit(4, 1),
         stages=(PlannedStage((0, 1), (DeviceShare("b", 1),), 1),),
         predicted=Predicted(0.0, 0.0, {}),
-        left_out=(examples.LeftOut("a", "only holds the data"),),
+        left_out=(planning_examples.LeftOut("a", "only holds the data"),),
     )
-    simulation = simulate(plan, profile, examples.cluster("a", "b", link=Link(1.0, 0.5)))
+    simulation = simulate(plan, profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.5)))
     # Piece 0: 0..3, there at 3.5; piece 1: 3..6, there at 6.5; piece 2 queued at 3.5, starts at 6.
     assert spans(simulation, "send input", 0) == [(0.0, 3.5), (3.0, 6.5), (6.0, 9.5), (9.0, 12.5)]
     assert spans(simulation, "forward", 0) == [(3.5, 4.5), (6.5, 7.5), (9.5, 10.5), (12.5, 13.5)]
@@ -66,8 +68,10 @@ def test_the_holder_feeds_two_pieces_ahead() -> None:
 
 
 def test_targets_go_to_the_last_stage_only() -> None:
-    profile = examples.profile([(1.0, 1.0)] * 2, input_bytes=50, target_bytes=3, output_bytes=0)
-    simulation = simulate(A_B, profile, examples.cluster("a", "b", link=Link(1.0, 0.0)))
+    profile = planning_examples.profile(
+        [(1.0, 1.0)] * 2, input_bytes=50, target_bytes=3, output_bytes=0
+    )
+    simulation = simulate(A_B, profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.0)))
     # The first output (0 bytes, at 1) waits for the two targets queued at time 0 on a's uplink.
     assert spans(simulation, "send input", 1) == [(0.0, 3.0), (3.0, 6.0), (6.0, 9.0), (9.0, 12.0)]
     assert spans(simulation, "send output", 1)[0] == (6.0, 6.0)
@@ -76,11 +80,11 @@ def test_targets_go_to_the_last_stage_only() -> None:
 
 def test_outputs_and_gradients_take_turns_where_they_share_an_interface() -> None:
     # The middle device sends its outputs and its gradients through one uplink.
-    plan = examples.straight_plan(
+    plan = planning_examples.straight_plan(
         BatchSplit(2, 1), ("a", (0, 1), 2), ("b", (1, 2), 2), ("c", (2, 3), 1)
     )
-    profile = examples.profile([(1.0, 1.0)] * 3, output_bytes=4)
-    cluster = examples.cluster("a", "b", "c", link=Link(1.0, 0.0))
+    profile = planning_examples.profile([(1.0, 1.0)] * 3, output_bytes=4)
+    cluster = planning_examples.cluster("a", "b", "c", link=Link(1.0, 0.0))
     simulation = simulate(plan, profile, cluster)
     uplink = sorted(spans(simulation, "send output", 2) + spans(simulation, "send gradient", 0))
     assert all(end <= start for (_, end), (start, _) in pairwise(uplink))
@@ -92,26 +96,26 @@ def test_outputs_and_gradients_take_turns_where_they_share_an_interface() -> Non
 
 def test_of_waiting_transfers_the_oldest_with_free_ends_starts() -> None:
     # Both targets are fed at time 0, before the first output is ready.
-    plan = examples.straight_plan(BatchSplit(2, 1), ("a", (0, 1), 2), ("b", (1, 2), 1))
-    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=2, target_bytes=1)
-    simulation = simulate(plan, profile, examples.cluster("a", "b", link=Link(1.0, 0.0)))
+    plan = planning_examples.straight_plan(BatchSplit(2, 1), ("a", (0, 1), 2), ("b", (1, 2), 1))
+    profile = planning_examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=2, target_bytes=1)
+    simulation = simulate(plan, profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.0)))
     order = [(e.kind, e.micro_batch) for e in simulation.timeline if e.receiver == "b"]
     assert order == [("send input", 0), ("send input", 1), ("send output", 0), ("send output", 1)]
 
 
 def test_latency_delays_but_does_not_occupy() -> None:
-    profile = examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=1)
-    simulation = simulate(A_B, profile, examples.cluster("a", "b", link=Link(1.0, 10.0)))
+    profile = planning_examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=1)
+    simulation = simulate(A_B, profile, planning_examples.cluster("a", "b", link=Link(1.0, 10.0)))
     assert spans(simulation, "send output", 1)[:3] == [(1.0, 12.0), (2.0, 13.0), (3.0, 14.0)]
 
 
 def test_a_private_holder_prefers_backwards_then_the_later_stage() -> None:
-    plan = examples.straight_plan(
+    plan = planning_examples.straight_plan(
         BatchSplit(4, 1), ("a", (0, 1), 4), ("b", (1, 2), 3), ("a", (2, 3), 1)
     )
     times = [(1.0, 1.0), (0.25, 0.25), (1.0, 1.0)]
-    profile = examples.profile(times, input_bytes=9, target_bytes=9)
-    simulation = simulate(plan, profile, examples.cluster("a", "b", link=Link(4.0, 0.0)))
+    profile = planning_examples.profile(times, input_bytes=9, target_bytes=9)
+    simulation = simulate(plan, profile, planning_examples.cluster("a", "b", link=Link(4.0, 0.0)))
     on_a = [
         f"{entry.kind[0]}{entry.stage}.{entry.micro_batch}"
         for entry in simulation.timeline
@@ -125,11 +129,11 @@ def test_a_private_holder_prefers_backwards_then_the_later_stage() -> None:
 
 
 def test_memory_is_weights_and_what_is_in_flight() -> None:
-    profile = examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10, activation_bytes=7)
-    simulation = simulate(A_B, profile, examples.cluster("a", "b"))
+    profile = planning_examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10, activation_bytes=7)
+    simulation = simulate(A_B, profile, planning_examples.cluster("a", "b"))
     assert simulation.peak_bytes == {"a": 10 * 3 + 3 * 7, "b": 10 * 3 + 7}
-    private = examples.straight_plan(BatchSplit(3, 2), ("a", (0, 1), 2), ("a", (1, 2), 1))
-    both = simulate(private, profile, examples.cluster("a"))
+    private = planning_examples.straight_plan(BatchSplit(3, 2), ("a", (0, 1), 2), ("a", (1, 2), 1))
+    both = simulate(private, profile, planning_examples.cluster("a"))
     assert both.peak_bytes == {"a": 2 * 30 + 3 * 7 + 2 * 7}
 
 
@@ -155,9 +159,11 @@ def group_stage(
 def rounds(draw: st.DrawFn) -> tuple[Plan, Profile, Cluster]:
     """A plan of up to three stages, the holder anywhere, alone in both ends, or in no stage."""
     large = draw(st.booleans())
-    profile = draw(examples.profiles(least_bytes=1, least_units=3 if large else 1))
+    profile = draw(planning_examples.profiles(least_bytes=1, least_units=3 if large else 1))
     least_devices, most_devices = (4, 6) if large else (1, 4)
-    cluster = draw(examples.clusters(most_devices, tight=False, least_devices=least_devices))
+    cluster = draw(
+        planning_examples.clusters(most_devices, tight=False, least_devices=least_devices)
+    )
     holder = cluster.holder.name
     units = len(profile.units)
     names = draw(st.permutations(sorted(device.name for device in cluster.devices)))
@@ -190,7 +196,9 @@ def rounds(draw: st.DrawFn) -> tuple[Plan, Profile, Cluster]:
             for p, (devices, allocation) in enumerate(groups)
         ),
         predicted=Predicted(0.0, 0.0, {}),
-        left_out=tuple(examples.LeftOut(n, "not chosen") for n in sorted(set(names) - used)),
+        left_out=tuple(
+            planning_examples.LeftOut(n, "not chosen") for n in sorted(set(names) - used)
+        ),
     )
     return plan, profile, cluster
 
@@ -216,13 +224,13 @@ def test_tasks_that_take_no_time_end_before_a_transfer_begins(seed: int) -> None
     random = Random(seed)
     names = ("a", "b", "c", "d")[: random.randint(2, 4)]
     times = [(random.choice((0.0, 1.0)), random.choice((0.0, 1.0))) for _ in names]
-    profile = examples.profile(times, output_bytes=random.choice((1, 2)), input_bytes=1)
-    cluster = examples.cluster(*names, link=Link(random.choice((1.0, 2.0)), 0.0))
+    profile = planning_examples.profile(times, output_bytes=random.choice((1, 2)), input_bytes=1)
+    cluster = planning_examples.cluster(*names, link=Link(random.choice((1.0, 2.0)), 0.0))
     split = BatchSplit(6, 1)
     order = random.sample(names, len(names))
     depths = usual_warmup(len(names), split.micro_batches)
     stages = [(name, (p, p + 1), depths[p]) for p, name in enumerate(order)]
-    plan = examples.straight_plan(split, *stages)
+    plan = planning_examples.straight_plan(split, *stages)
     assert simulate(plan, profile, cluster).round_seconds == pytest.approx(
         naive_round_seconds(plan, profile, cluster), rel=1e-12
     )

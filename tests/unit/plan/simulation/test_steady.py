@@ -23,10 +23,10 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import Mode
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tests.thorough import examples_of
-from tests.unit.plan import examples
-from tests.unit.plan.examples import quick_request
-from tests.unit.plan.naive import naive_steady_seconds
+from tests.support import planning_examples
+from tests.support.planning_examples import quick_request
+from tests.support.thorough import examples_of
+from tests.unit.plan.simulation.naive import naive_steady_seconds
 
 PICTURE = """
     stage 0   F0 F1 F2 .  .  B0 F3 B1 F4 B2 F5 B3 F6
@@ -48,9 +48,11 @@ def pipeline(cost: CostModel, *devices: int, split: BatchSplit = ONE_EACH) -> Dr
     return draft
 
 
-def three_stages(link: Link = examples.FREE, output_bytes: int = 1) -> tuple[CostModel, Draft]:
-    profile = examples.profile([(1.0, 1.0)] * 3, output_bytes=output_bytes)
-    cost = asynchronous(profile, examples.cluster("a", "b", "c", link=link))
+def three_stages(
+    link: Link = planning_examples.FREE, output_bytes: int = 1
+) -> tuple[CostModel, Draft]:
+    profile = planning_examples.profile([(1.0, 1.0)] * 3, output_bytes=output_bytes)
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", "c", link=link))
     return cost, pipeline(cost, 0, 1, 2)
 
 
@@ -82,8 +84,8 @@ def test_deeper_than_noam_is_never_drafted() -> None:
 
 
 def test_replicas_that_take_turns_count_in_the_depth_and_dividing_ones_do_not() -> None:
-    profile = examples.profile([(1.0, 1.0)] * 2)
-    cost = asynchronous(profile, examples.cluster("a", "b", "c", "d"))
+    profile = planning_examples.profile([(1.0, 1.0)] * 2)
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", "c", "d"))
     split = BatchSplit(16, 2)
     turns, dividing = Group((0, 1), (5, 3), TURNS), Group((2, 3), (1, 1))
     drafts = [
@@ -109,29 +111,29 @@ def test_a_balanced_pipeline_is_always_busy() -> None:
 
 
 def test_with_free_links_the_slowest_stage_sets_the_pace() -> None:
-    profile = examples.profile([(1.0, 2.0), (2.0, 5.0), (1.0, 1.0)])
-    cost = asynchronous(profile, examples.cluster("a", "b", "c"))
+    profile = planning_examples.profile([(1.0, 2.0), (2.0, 5.0), (1.0, 1.0)])
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", "c"))
     assert steady_seconds(cost, pipeline(cost, 0, 1, 2)) == pytest.approx(7.0)
 
 
 def test_a_slow_link_sets_the_pace() -> None:
     # Outputs of 5 bytes at 1 byte/s, and behind it as many gradients on the other direction.
-    profile = examples.profile([(1.0, 1.0)] * 2, output_bytes=5)
-    cost = asynchronous(profile, examples.cluster("a", "b", link=Link(1.0, 0.0)))
+    profile = planning_examples.profile([(1.0, 1.0)] * 2, output_bytes=5)
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.0)))
     deep = replace(pipeline(cost, 0, 1), warmup=(8, 1))
     assert steady_seconds(cost, deep) == pytest.approx(5.0)
 
 
 def test_a_shallow_pipeline_waits_for_the_way_back() -> None:
     # Two mini-batches are under way, each for 2 s at both ends and 5 s on the way there and back.
-    profile = examples.profile([(1.0, 1.0)] * 2, output_bytes=5)
-    cost = asynchronous(profile, examples.cluster("a", "b", link=Link(1.0, 0.0)))
+    profile = planning_examples.profile([(1.0, 1.0)] * 2, output_bytes=5)
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.0)))
     assert steady_seconds(cost, pipeline(cost, 0, 1)) == pytest.approx(14 / 2)
 
 
 def test_three_replicas_in_turn_are_three_times_as_fast() -> None:
-    profile = examples.profile([(1.0, 2.0), (0.5, 0.5)])
-    cost = asynchronous(profile, examples.cluster("a", "b", "c", "d"))
+    profile = planning_examples.profile([(1.0, 2.0), (0.5, 0.5)])
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", "c", "d"))
     groups = (Group((0, 1, 2), (3, 3, 3), TURNS), alone(BatchSplit(9, 1), 3))
     draft = draft_groups(cost, BatchSplit(9, 1), (0, 1, 2), groups)
     assert draft is not None
@@ -152,19 +154,19 @@ def test_a_window_of_turns_repeats_itself() -> None:
     ],
 )
 def test_exchanges_are_hidden_up_to_their_own_time(group: Group, seconds: float) -> None:
-    profile = examples.profile([(0.5, 0.5)], parameter_bytes=60)
-    cost = asynchronous(profile, examples.cluster("a", "b", link=Link(1.0, 0.0)))
+    profile = planning_examples.profile([(0.5, 0.5)], parameter_bytes=60)
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.0)))
     split = BatchSplit(16, 2)
     draft = draft_groups(cost, split, (0, 1), (group,))
     assert draft is not None
     assert steady_seconds(cost, draft) == pytest.approx(seconds)
-    fast = asynchronous(profile, examples.cluster("a", "b"))
+    fast = asynchronous(profile, planning_examples.cluster("a", "b"))
     assert steady_seconds(fast, draft) == pytest.approx(1.0)
 
 
 def test_the_timeline_shows_exchanges_and_updates_of_the_stretch() -> None:
-    profile = examples.profile([(1.0, 1.0)] * 2, parameter_bytes=2)
-    cost = asynchronous(profile, examples.cluster("a", "b", "c", link=Link(2.0, 0.0)))
+    profile = planning_examples.profile([(1.0, 1.0)] * 2, parameter_bytes=2)
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", "c", link=Link(2.0, 0.0)))
     groups = (Group((0, 1), (2, 2), TURNS), alone(BatchSplit(4, 1), 2))
     draft = draft_groups(cost, BatchSplit(4, 1), (0, 1, 2), groups)
     assert draft is not None
@@ -189,16 +191,16 @@ def same(one: object, other: object) -> bool:
 
 
 def test_memory_counts_a_version_for_each_mini_batch_in_flight() -> None:
-    profile = examples.profile([(1.0, 1.0)] * 3, parameter_bytes=10, activation_bytes=7)
-    cost = asynchronous(profile, examples.cluster("a", "b", "c"))
+    profile = planning_examples.profile([(1.0, 1.0)] * 3, parameter_bytes=10, activation_bytes=7)
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", "c"))
     peaks = peak_bytes(cost, pipeline(cost, 0, 1, 2, split=BatchSplit(16, 2)))
     assert peaks == {0: 30 + 20 + 42, 1: 30 + 10 + 28, 2: 30 + 14}
 
 
 def test_replicas_keep_the_versions_of_their_own_mini_batches() -> None:
     # 4:1 of five, a a b a a: of any three in a row, over the window's border too, a has three.
-    profile = examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10, activation_bytes=1)
-    cost = asynchronous(profile, examples.cluster("a", "b", "c"))
+    profile = planning_examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10, activation_bytes=1)
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", "c"))
     groups = (Group((0, 1), (4, 1), TURNS), alone(BatchSplit(5, 1), 2))
     draft = draft_groups(cost, BatchSplit(5, 1), (0, 1, 2), groups)
     assert draft is not None
@@ -207,11 +209,11 @@ def test_replicas_keep_the_versions_of_their_own_mini_batches() -> None:
 
 
 def test_depth_is_lowered_until_the_versions_fit() -> None:
-    profile = examples.profile([(1.0, 1.0)] * 3, parameter_bytes=10)
-    cluster = examples.cluster("a", "b", "c", memory_bytes=40)
+    profile = planning_examples.profile([(1.0, 1.0)] * 3, parameter_bytes=10)
+    cluster = planning_examples.cluster("a", "b", "c", memory_bytes=40)
     draft = pipeline(asynchronous(profile, cluster), 0, 1, 2)
     assert draft.warmup == (2, 2, 1)
-    too_small = asynchronous(profile, examples.cluster("a", "b", "c", memory_bytes=29))
+    too_small = asynchronous(profile, planning_examples.cluster("a", "b", "c", memory_bytes=29))
     assert draft_pipeline(too_small, ONE_EACH, (0, 1, 2, 3), (0, 1, 2)) is None
 
 
@@ -222,7 +224,7 @@ def test_what_a_simulation_costs_is_known_before() -> None:
 
 
 def test_a_plan_of_mode_async_is_written_read_and_simulated() -> None:
-    profile, cluster = examples.household(1, 8, 3)
+    profile, cluster = planning_examples.household(1, 8, 3)
     plan = make_plan(profile, cluster, quick_request(16, 4, mode=Mode.ASYNC))
     assert plan.mode is Mode.ASYNC
     assert plan.micro_batch == 16
@@ -238,7 +240,7 @@ def test_a_plan_of_mode_async_is_written_read_and_simulated() -> None:
 
 
 def test_auto_is_at_least_as_fast_as_the_named_planners() -> None:
-    profile, cluster = examples.household(2, 8, 3)
+    profile, cluster = planning_examples.household(2, 8, 3)
     request = quick_request(16, mode=Mode.ASYNC)
     seconds = {
         name: make_plan(profile, cluster, replace(request, planner=name)).predicted.round_seconds
@@ -249,7 +251,7 @@ def test_auto_is_at_least_as_fast_as_the_named_planners() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_auto_is_as_good_as_every_straight_pipeline(seed: int) -> None:
-    profile, cluster = examples.household(seed, 5, 3)
+    profile, cluster = planning_examples.household(seed, 5, 3)
     cost = asynchronous(profile, cluster)
     split = BatchSplit(32 * 16, 16)
     drafts = [
@@ -264,7 +266,7 @@ def test_auto_is_as_good_as_every_straight_pipeline(seed: int) -> None:
 
 
 @settings(max_examples=examples_of(10), deadline=None, derandomize=True)
-@given(examples.profiles(), examples.clusters(), st.integers(1, 4), st.booleans())
+@given(planning_examples.profiles(), planning_examples.clusters(), st.integers(1, 4), st.booleans())
 def test_plans_fit_and_are_predicted_as_they_are_simulated(
     profile: Profile, cluster: Cluster, batch_size: int, private: bool
 ) -> None:
@@ -282,14 +284,14 @@ def test_plans_fit_and_are_predicted_as_they_are_simulated(
 
 
 def test_overlap_is_of_synchronous_rounds() -> None:
-    profile, cluster = examples.household(2, 4, 2)
+    profile, cluster = planning_examples.household(2, 4, 2)
     with pytest.raises(OptionError, match="overlap"):
         make_plan(profile, cluster, quick_request(16, mode=Mode.ASYNC, overlap=True))
 
 
 def test_nothing_fits_is_said_with_versions_counted() -> None:
-    profile = examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10)
-    cluster = examples.cluster("a", "b", memory_bytes=29)
+    profile = planning_examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10)
+    cluster = planning_examples.cluster("a", "b", memory_bytes=29)
     with pytest.raises(PlanError, match="30"):
         make_plan(profile, cluster, quick_request(1, mode=Mode.ASYNC))
 
@@ -308,8 +310,8 @@ def finished(engine: Engine, mini_batch: int) -> float:
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[Profile, Cluster, tuple[int, ...], tuple[int, ...]]:
     """(profile, cluster, borders, devices) of a straight pipeline."""
-    profile = draw(examples.profiles(least_bytes=1))
-    cluster = draw(examples.clusters(3, tight=False))
+    profile = draw(planning_examples.profiles(least_bytes=1))
+    cluster = draw(planning_examples.clusters(3, tight=False))
     count = min(len(cluster.devices), len(profile.units))
     devices = draw(st.permutations(range(len(cluster.devices))))[:count]
     lengths = [1] * count
@@ -329,7 +331,9 @@ def test_the_naive_simulator_agrees(
     first, last = 9, 21
     run = endless(draft, last + draft.warmup[0] + 1)
     names = [cost.name(device) for device in devices]
-    plan = examples.straight_plan(run.split, *zip(names, run.units, run.warmup, strict=True))
+    plan = planning_examples.straight_plan(
+        run.split, *zip(names, run.units, run.warmup, strict=True)
+    )
     expected = naive_steady_seconds(plan, profile, cluster, first, last)
     engine = build_engine(cost, run)
     engine.run()
@@ -342,7 +346,7 @@ def test_the_naive_simulator_agrees(
 @st.composite
 def drafts(draw: st.DrawFn) -> tuple[CostModel, Draft]:
     """Groups of both allocations, on links that sometimes matter."""
-    profile, cluster = examples.household(draw(st.integers(0, 99)), 5, 5)
+    profile, cluster = planning_examples.household(draw(st.integers(0, 99)), 5, 5)
     cost = asynchronous(profile, cluster)
     window = draw(st.sampled_from([5, 8]))
     split = BatchSplit(window * 4, 4)

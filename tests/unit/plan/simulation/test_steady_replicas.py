@@ -10,18 +10,18 @@ from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, Device, Link
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.request import Mode
-from tests.unit.plan import examples
+from tests.support import planning_examples
 
 
 def test_equal_turns_go_at_the_slowest_replicas_pace() -> None:
     devices = (
-        Device("fast", examples.PLENTY, 1.0, holder=True),
-        Device("slow", examples.PLENTY, 30.0),
+        Device("fast", planning_examples.PLENTY, 1.0, holder=True),
+        Device("slow", planning_examples.PLENTY, 30.0),
     )
     turns = tuple(DeviceShare(device.name, 2) for device in devices)
     stage = PlannedStage((0, 1), turns, 2, Allocation.MICRO_BATCHES)
     nothing = Predicted(0.0, 0.0, {})
     plan = Plan("hand", BatchSplit(4, 1), (stage,), nothing, mode=Mode.ASYNC)
     cluster = Cluster(devices, Link(1e9, 0.0))
-    steady = simulate(plan, examples.profile([(1.0, 2.0)]), cluster)
+    steady = simulate(plan, planning_examples.profile([(1.0, 2.0)]), cluster)
     assert steady.round_seconds == pytest.approx(30 * 3 / 2, rel=0.05)

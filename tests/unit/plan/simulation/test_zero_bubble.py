@@ -21,9 +21,9 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.schedule import Action, ZeroBubble, one_f_one_b
 from p2ptrain.plan.types.unit_times import TimeTable
-from tests.thorough import examples_of
-from tests.unit.plan import examples
-from tests.unit.plan.naive import naive_peak_bytes, naive_round_seconds
+from tests.support import planning_examples
+from tests.support.thorough import examples_of
+from tests.unit.plan.simulation.naive import naive_peak_bytes, naive_round_seconds
 from tests.unit.plan.simulation.test_overlap import NOTHING, shared_plan, with_overheads
 from tests.unit.plan.simulation.test_simulate import rounds
 
@@ -128,9 +128,9 @@ def test_a_stage_obeys_the_rule_that_the_runtime_follows(
 
 
 def test_without_weight_times_a_split_backward_changes_nothing() -> None:
-    plan = examples.straight_plan(BatchSplit(6, 1), ("a", (0, 1), 3), ("b", (1, 2), 1))
-    profile = examples.profile([(1.0, 2.0), (1.0, 2.0)])
-    cluster = examples.cluster("a", "b")
+    plan = planning_examples.straight_plan(BatchSplit(6, 1), ("a", (0, 1), 3), ("b", (1, 2), 1))
+    profile = planning_examples.profile([(1.0, 2.0), (1.0, 2.0)])
+    cluster = planning_examples.cluster("a", "b")
     split = simulate(held_plan(plan, [None, 3]), profile, cluster)
     assert split.round_seconds == simulate(plan, profile, cluster).round_seconds
 
@@ -139,13 +139,13 @@ def test_splitting_takes_the_way_back_out_of_the_bubble() -> None:
     """Section 2.3: (P-1)(F+B+W) are waited for in 1F1B; with as much memory as its stage 0 needs,
     P-1 forwards at the start are what remains."""
     count, names = 12, "abcd"
-    profile = weighed(examples.profile([(1.0, 2.0)] * 4), [8] * 4)
+    profile = weighed(planning_examples.profile([(1.0, 2.0)] * 4), [8] * 4)
 
     def bubble(held: Sequence[int | None]) -> float:
         depths = (7, 5, 3, 1)
         places = [(name, (p, p + 1), depths[p]) for p, name in enumerate(names)]
-        plan = held_plan(examples.straight_plan(BatchSplit(count, 1), *places), held)
-        simulation = simulate(plan, profile, examples.cluster(*names))
+        plan = held_plan(planning_examples.straight_plan(BatchSplit(count, 1), *places), held)
+        simulation = simulate(plan, profile, planning_examples.cluster(*names))
         return simulation.round_seconds - 3.0 * count
 
     assert bubble((None,) * 4) == 3 * 3
@@ -153,16 +153,16 @@ def test_splitting_takes_the_way_back_out_of_the_bubble() -> None:
 
 
 def test_memory_counts_what_a_stage_may_hold() -> None:
-    profile = examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10, activation_bytes=7)
-    plan = examples.straight_plan(BatchSplit(4, 1), ("a", (0, 1), 3), ("b", (1, 2), 1))
-    simulation = simulate(held_plan(plan, [None, 2]), profile, examples.cluster("a", "b"))
+    profile = planning_examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10, activation_bytes=7)
+    plan = planning_examples.straight_plan(BatchSplit(4, 1), ("a", (0, 1), 3), ("b", (1, 2), 1))
+    simulation = simulate(held_plan(plan, [None, 2]), profile, planning_examples.cluster("a", "b"))
     assert simulation.peak_bytes == {"a": 10 * 3 + 3 * 7, "b": 10 * 3 + 2 * 7}
 
 
 def test_splitting_costs_a_little_of_every_backward() -> None:
-    profile = weighed(examples.profile([(1.0, 2.0)]), [4])
-    plan = examples.straight_plan(BatchSplit(2, 1), ("a", (0, 1), 1))
-    cluster = with_overheads(examples.cluster("a"), NOTHING)
+    profile = weighed(planning_examples.profile([(1.0, 2.0)]), [4])
+    plan = planning_examples.straight_plan(BatchSplit(2, 1), ("a", (0, 1), 1))
+    cluster = with_overheads(planning_examples.cluster("a"), NOTHING)
     split = simulate(held_plan(plan, [2]), profile, cluster, overlap=True)
     assert split.round_seconds == pytest.approx(2 * (1.0 + SPLIT_FACTOR * 2.0))
     assert simulate(plan, profile, cluster, overlap=True).round_seconds == 6.0
@@ -170,11 +170,11 @@ def test_splitting_costs_a_little_of_every_backward() -> None:
 
 def test_deferred_weight_gradients_hide_an_all_reduce() -> None:
     """Last units first: unit 1's sums travel while unit 0's weight gradients are made."""
-    profile = weighed(examples.profile([(1.0, 10.0), (1.0, 10.0)]), [8, 8])
+    profile = weighed(planning_examples.profile([(1.0, 10.0), (1.0, 10.0)]), [8, 8])
     units = profile.units[0], replace(profile.units[1], parameter_bytes=LEAST_BYTES)
     profile = replace(profile, units=units)
-    link = replace(examples.FREE, bytes_per_s=LEAST_BYTES / 5)
-    cluster = with_overheads(examples.cluster("a", "b", link=link), NOTHING)
+    link = replace(planning_examples.FREE, bytes_per_s=LEAST_BYTES / 5)
+    cluster = with_overheads(planning_examples.cluster("a", "b", link=link), NOTHING)
     simulation = simulate(
         held_plan(shared_plan("a", "b", units=2), [1]), profile, cluster, overlap=True
     )

@@ -1,0 +1,5 @@
+"""Fixtures that tests of the room `profiling` ask for."""
+
+from tests.support.prepared_models import prepared
+
+__all__ = ["prepared"]

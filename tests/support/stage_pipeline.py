@@ -1,0 +1,162 @@
+"""Stages chained in one process, and plain torch beside them, for comparing bits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.cross_stage_gradients import merge
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.model.wire.tensor_codec import Unpacking, pack
+from tests.support import zoo
+from tests.support.reference import call, stack
+
+BATCH = 8
+MICRO_BATCH = 3  # the last micro-batch is smaller
+
+
+@dataclass
+class Result:
+    """Of one training step: losses by micro-batch, gradients and state afterwards by name."""
+
+    losses: list[Tensor]
+    gradients: dict[str, Tensor | None]
+    state: dict[str, Tensor]
+
+
+def assert_same(plain: Result, ours: Result) -> None:
+    """Losses, gradients and state, bit for bit."""
+    assert [float(a) for a in ours.losses] == [float(b) for b in plain.losses]
+    for name, gradient in plain.gradients.items():
+        mine = ours.gradients.get(name)
+        assert (mine is None) == (gradient is None), name
+        assert gradient is None or torch.equal(mine, gradient), name
+    for name in ours.state.keys() & plain.state.keys():
+        assert torch.equal(ours.state[name], plain.state[name]), name
+
+
+def captured(made: zoo.Made) -> Captured:
+    """The zoo's model, captured with its first three samples."""
+    return capture(made.model, made.loss, stack(made.data[:3]))
+
+
+def plain_step(made: zoo.Made) -> Result:
+    """One step of the contract's loop, on a copy of the model."""
+    model = copy.deepcopy(made.model).train()
+    losses = []
+    for x, y, weight in micro_batches(made):
+        loss = made.loss(call(model, x), y)
+        (loss * weight).backward()
+        losses.append(loss.detach())
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return Result(losses, gradients, state)
+
+
+def pipeline_step(
+    made: zoo.Made,
+    model: Captured,
+    boundaries: Sequence[int],
+    *,
+    split: bool = False,
+    ahead: bool = False,
+) -> Result:
+    """The same step through stages with the given boundaries.
+
+    With `split` the inputs' gradients of all micro-batches come first, then those of the weights;
+    with `ahead` all forwards come before all backwards.
+    """
+    shared = model.description.shared_between(boundaries)
+    stages = [
+        Stage(model.description, first, end, model.state(), separate=_names(shared, number))
+        for number, (first, end) in enumerate(pairwise(boundaries))
+    ]
+    losses: list[Tensor] = []
+
+    def backwards(key: int) -> None:
+        gradients: Sequence[Tensor | None] = ()
+        for stage in reversed(stages):
+            backward = stage.backward_inputs if split else stage.backward
+            gradients = transport(backward(key, gradients))
+
+    for key, (x, y, weight) in enumerate(micro_batches(made)):
+        values: list[Tensor] = model.entering(x, "train")
+        targets = model.flatten_target(y)
+        for stage in stages:
+            last = stage is stages[-1]
+            values = stage.forward(
+                key,
+                transport(values),
+                targets,
+                weight=weight if last else None,
+                seed=(0, 0, key),
+                split=split,
+            )
+        losses.append(values[0])
+        if not ahead:
+            backwards(key)
+    for key in range(len(losses)) if ahead else ():
+        backwards(key)
+    for stage in stages if split else ():
+        stage.backward_weights(0)
+        stage.backward_weights(*range(1, len(losses)))
+    assert not any(stage.held() for stage in stages)
+    return Result(losses, _gradients(stages, shared), joined_state(stages))
+
+
+def evaluate(model: Captured, boundaries: Sequence[int], x: object, y: object) -> list[Tensor]:
+    """Loss and output leaves of the evaluation graph through stages."""
+    values = model.entering(x, "eval")
+    for first, end in pairwise(boundaries):
+        stage = Stage(model.description, first, end, model.state())
+        values = stage.evaluate(transport(values), model.flatten_target(y))
+    return values
+
+
+def micro_batches(made: zoo.Made) -> list[tuple[object, object, float]]:
+    """(input, target, weight) of each."""
+    samples = made.data[:BATCH]
+    return [
+        (*stack(samples[k : k + MICRO_BATCH]), len(samples[k : k + MICRO_BATCH]) / BATCH)
+        for k in range(0, BATCH, MICRO_BATCH)
+    ]
+
+
+def transport(values: Sequence[Any]) -> list[Any]:
+    """As over the wire: new memory, the same layout."""
+    return [None if value is None else _moved(value) for value in values]
+
+
+def _moved(value: Tensor) -> Tensor:
+    packed = pack(value)
+    unpacking = Unpacking(packed.meta, (value.dtype, tuple(value.shape)))
+    unpacking.buffer[:] = packed.part
+    return unpacking.tensor().detach()
+
+
+def _names(shared: Mapping[str, Sequence[int]], stage: int) -> list[str]:
+    return [name for name, stages in shared.items() if stage in stages]
+
+
+def _gradients(
+    stages: Sequence[Stage], shared: Mapping[str, Sequence[int]]
+) -> dict[str, Tensor | None]:
+    """By name; of a tensor in several stages the sum in plain torch's order."""
+    found = {name: p.grad for stage in stages for name, p in stage.parameters().items()}
+    apart = [stage.take_separate() for stage in stages]
+    for name, users in shared.items():
+        found[name] = merge([apart[user][name] for user in users])
+    return found
+
+
+def joined_state(stages: Sequence[Stage]) -> dict[str, Tensor]:
+    """Parameters, buffers and constants of all stages."""
+    return {name: tensor for stage in stages for name, tensor in stage.state().items()}

@@ -1,0 +1,69 @@
+"""Questions about tiling for the tests of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, Window
+from p2ptrain.plan.types.overheads import Overheads
+from p2ptrain.tiling.maps.grid import TileGrid
+from p2ptrain.tiling.planning.tiling_cost import Costs
+from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
+from tests.support.feature_maps import chain
+from tools.paper_tiles import by_flops
+
+CONVOLUTION = Window(3, 1, 1, 1, 1)
+LINK = Link(1e6, 1e-3)
+NOTHING = Overheads(0.0, 0.0, 0.0)
+GIGAFLOP = 1e9
+
+
+def problem(
+    units: int,
+    *,
+    statistics: Sequence[int] = (),
+    link: Link = LINK,
+    overheads: Overheads = NOTHING,
+    sums: Overheads = NOTHING,
+    size: int = 48,
+    flops_per_s: float = GIGAFLOP,
+) -> TilingProblem:
+    """Convolutions of 1,000 operations a position; those in `statistics` normalise instead."""
+    windows = [ELEMENTWISE if k in statistics else CONVOLUTION for k in range(units)]
+    network = chain(windows, size, statistics=statistics, flops=1000.0)
+    return by_flops(network, 1, link, flops_per_s=flops_per_s, overheads=overheads, sums=sums)
+
+
+def costs(
+    question: TilingProblem,
+    shape: tuple[int, int] = (1, 2),
+    *,
+    slowdowns: Sequence[float] = (),
+    memory_bytes: float = float("inf"),
+) -> Costs:
+    """A device a tile, equal tiles."""
+    count = shape[0] * shape[1]
+    slowness = [*slowdowns] or [1.0] * count
+    devices = [TileDevice(f"d{k}", s, memory_bytes) for k, s in enumerate(slowness)]
+    grid = TileGrid(question.network, ((1.0,) * shape[0], (1.0,) * shape[1]))
+    return Costs(question, devices, grid, range(count))
+
+
+@st.composite
+def drawn_costs(draw: st.DrawFn) -> Costs:
+    units = draw(st.integers(1, 7))
+    question = problem(
+        units,
+        statistics=sorted(draw(st.sets(st.integers(1, units), max_size=2)) - {units}),
+        link=Link(draw(st.sampled_from((1e5, 1e7))), draw(st.sampled_from((0.0, 1e-3, 0.1)))),
+        overheads=Overheads(draw(st.sampled_from((0.0, 1e-4))), 1e-9, 0.0),
+        size=draw(st.sampled_from((24, 49))),
+        flops_per_s=draw(st.sampled_from((1e6, 1e9, 1e12))),
+    )
+    shape = draw(st.sampled_from(((1, 2), (2, 2), (1, 3))))
+    count = shape[0] * shape[1]
+    slowdowns = draw(st.lists(st.floats(0.5, 3.0), min_size=count, max_size=count))
+    return costs(question, shape, slowdowns=slowdowns)

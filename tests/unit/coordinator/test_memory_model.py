@@ -1,0 +1,247 @@
+"""What a job takes beside its units, by numbers worked out by hand, and plans that leave room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold, question, to_profile
+from p2ptrain.coordinator.memory_model import taken_beside_bytes, with_all_memory
+from p2ptrain.coordinator.plan_cluster import plan_household
+from p2ptrain.errors import PlanError
+from p2ptrain.messages.plan_request import PlanningRequest, Sharing
+from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.process.memory_budget import PROCESS_BYTES
+from p2ptrain.recovery.rebuild_plan import limit_bytes
+from p2ptrain.recovery.snapshot_schedule import FIRST_ROUNDS
+from p2ptrain.tiling.planning.profile_maps import copied_bytes
+from tests.support.feature_maps import chain
+from tests.support.tiling_examples import CONVOLUTION
+
+MIB = 1 << 20
+
+
+def request(batch_size: int = 16, micro_batch: int = 4, planner: str = "pp") -> PlanningRequest:
+    return PlanningRequest(
+        job="j",
+        digest="d",
+        model="m",
+        input_bytes=7,
+        target_bytes=1,
+        optimizer_state_ratio=1.0,
+        batch_size=batch_size,
+        micro_batch=micro_batch,
+        least_piece=1,
+        planner=planner,
+        private_first=0,
+        private_last=0,
+        optimizer={},
+        seed=0,
+        clip=False,
+        first_step=0,
+        alone=False,
+        sharing=Sharing(),
+    )
+
+
+def measured(*units: tuple[int, int, int]) -> dict[str, Any]:
+    """A profile of units with (parameter, output, activation) bytes."""
+    names = ("parameter_bytes", "output_bytes", "activation_bytes")
+    seconds = {"forward": [0.01] * len(units), "backward": [0.02] * len(units)}
+    return {
+        "units": [
+            {"name": f"u{i}", "flops": 1, **dict(zip(names, unit, strict=True))}
+            for i, unit in enumerate(units)
+        ],
+        "times": {"1": seconds},
+    }
+
+
+def planned(
+    *stages: dict[str, Any],
+    asked: PlanningRequest | None = None,
+    memory_bytes: Mapping[str, int] | None = None,
+) -> Plan:
+    """What the prediction adds to the planners' bytes for 4 micro-batches of 4 on devices x, y, z.
+
+    Units have 1200, 600 and 24 bytes of parameters, hand on 50 and 30 bytes a sample and keep 100,
+    60 and 20. x is the holder. Without `memory_bytes` nothing is made ahead.
+    """
+    names = [device["name"] for stage in stages for device in stage["devices"]]
+    plan = _plan(stages, names)
+    profile = to_profile(measured((1200, 50, 100), (600, 30, 60), (24, 0, 20)), request())
+    memory = dict.fromkeys(names, 0) if memory_bytes is None else memory_bytes
+    return with_all_memory(plan, profile, asked or request(), "x", memory)
+
+
+def _plan(stages: Sequence[dict[str, Any]], names: Sequence[str]) -> Plan:
+    return Plan.from_json(
+        {
+            "format": "p2ptrain.plan/1",
+            "planner": "pp",
+            "micro_batch": 4,
+            "micro_batches": 4,
+            "stages": list(stages),
+            "predicted": {
+                "round_seconds": 1.0,
+                "samples_per_s": 16.0,
+                "peak_bytes": dict.fromkeys(names, 5000),
+            },
+            "left_out": [],
+        }
+    )
+
+
+def extras(*stages: dict[str, Any]) -> dict[str, int]:
+    """By device what `planned` adds to the planners' 5000 bytes and those of a process."""
+    peaks = planned(*stages).predicted.peak_bytes
+    return {name: peak - 5000 - PROCESS_BYTES for name, peak in peaks.items()}
+
+
+def test_a_pipeline_counts_what_waits_at_its_cut() -> None:
+    first = {"units": [0, 2], "devices": [{"name": "x", "share": 4}], "warmup": 3}
+    last = {"units": [2, 3], "devices": [{"name": "y", "share": 4}], "warmup": 1}
+    wire = 3 * 4 * 30
+    fed = 32 * (7 + 1)
+    log = FIRST_ROUNDS * 16 * 30
+    assert extras(first, last) == {
+        "x": wire + 1200 + (4 * 160 + 1800) // 3 + (12 - 4) * 160 // 12 + fed + log,
+        "y": 4 * 30 + wire + 24 + 4 * 20 + (4 * 20 + 24) // 3 + log,
+    }
+
+
+def test_stages_go_ahead_where_there_is_room_for_what_was_before() -> None:
+    """Parameters and a state as large; for a stage on all of its devices, or on none."""
+    first = {"units": [0, 1], "devices": [{"name": "x", "share": 4}], "warmup": 3}
+    devices = [{"name": "y", "share": 3}, {"name": "z", "share": 1}]
+    last = {"units": [1, 3], "devices": devices, "warmup": 1}
+    needed = planned(first, last).predicted.peak_bytes
+
+    def ahead(room: Mapping[str, int], asked: PlanningRequest | None = None) -> dict[str, int]:
+        memory = {name: peak + room[name] for name, peak in needed.items()}
+        found = planned(first, last, asked=asked, memory_bytes=memory)
+        more = {name: peak - needed[name] for name, peak in found.predicted.peak_bytes.items()}
+        told = {d.name for stage in found.stages if stage.goes_ahead for d in stage.devices}
+        assert {name for name, peak in more.items() if peak} == told
+        return more
+
+    before = {"x": 2 * 1200, "y": 2 * 624, "z": 2 * 624}
+    assert ahead(before) == before
+    assert ahead({**before, "y": before["y"] - 1}) == {"x": before["x"], "y": 0, "z": 0}
+    assert ahead({**before, "x": 0}) == {**before, "x": 0}
+    assert ahead(before, replace(request(), clip=True)) == dict.fromkeys("xyz", 0)
+
+
+def test_a_device_of_a_group_counts_its_own_pieces() -> None:
+    first = {"units": [0, 2], "devices": [{"name": "x", "share": 4}], "warmup": 3}
+    dealt = {
+        "units": [2, 3],
+        "devices": [{"name": "y", "share": 3}, {"name": "z", "share": 1}],
+        "warmup": 2,
+        "allocation": "micro_batches",
+    }
+    found = extras(first, dealt)
+    log = FIRST_ROUNDS * 4 * 30  # of one micro-batch
+    held = (8 - 4) * 20 // 12
+    more = 24 + 4 * 20
+    assert found["y"] == 8 * 30 + 3 * 4 * 30 + more + (4 * 20 + 24) // 3 + held + 3 * log
+    alone = "one gradient: nothing to add to"
+    assert found["z"] == 4 * 30 + 3 * 4 * 30 + 4 * 20 + (4 * 20 + 24) // 3 + log, alone
+
+    divided = {**dealt, "devices": [{"name": "y", "share": 3}, {"name": "z", "share": 1}]}
+    del divided["allocation"]
+    found = extras(first, divided)
+    assert found["z"] == 2 * 30 + 3 * 30 + 24 + 20 + (20 + 24) // 3 + 20 // 12 + log
+
+
+def test_a_backward_takes_gradients_as_large_as_what_a_unit_keeps() -> None:
+    """Those behind it have let go of what they kept by then: they count where they kept less."""
+    needed = {kept: _needed(kept) for kept in ((100, 100, 800), (800, 100, 100), (0, 500, 500))}
+    passing = {kept: bytes_ - min(needed.values()) for kept, bytes_ in needed.items()}
+    assert passing == {
+        (100, 100, 800): 4 * (800 - 500),
+        (800, 100, 100): 4 * (600 - 500),
+        (0, 500, 500): 0,
+    }
+
+
+def _needed(kept: Sequence[int]) -> int:
+    """By a device alone with units that keep so much."""
+    stage = {"units": [0, len(kept)], "devices": [{"name": "x", "share": 4}], "warmup": 1}
+    plan = _plan([stage], ["x"])
+    units = measured(*[(0, 0, size) for size in kept])
+    profile = to_profile(units, request())
+    return with_all_memory(plan, profile, request(), "x", {"x": 0}).predicted.peak_bytes["x"]
+
+
+def test_what_measuring_has_taken_already_is_not_taken_again() -> None:
+    assert taken_beside_bytes(PROCESS_BYTES // 2) == 0
+    assert taken_beside_bytes(PROCESS_BYTES + 7) == 7
+
+
+def household(memory_bytes: int) -> MeasuredHousehold:
+    units = measured(*[(MIB, MIB // 4, MIB)] * 7, (MIB, 0, MIB))
+    return MeasuredHousehold([Candidate("1", "x", units, memory_bytes)], {}, "x")
+
+
+def test_plans_leave_room_for_all_that_they_take() -> None:
+    roomy = plan_household(request(64, 0, "single"), household(4 << 30))
+    needed = roomy.predicted.peak_bytes["x"]
+    tight = plan_household(request(64, 0, "single"), household(needed - MIB))
+    assert tight.micro_batch < roomy.micro_batch
+    assert tight.predicted.peak_bytes["x"] <= needed - MIB
+
+
+def test_no_plan_is_made_where_only_the_units_would_fit() -> None:
+    units_bytes = 8 * 3 * MIB + 4 * 8 * MIB
+    with pytest.raises(PlanError, match="missing"):
+        plan_household(request(64, 4, "single"), household(PROCESS_BYTES + units_bytes + 2 * MIB))
+
+
+def test_tiles_of_one_large_image_fit_where_the_image_does_not() -> None:
+    """3 GiB of maps, of which six devices of 1 GiB have half a GiB each."""
+    units = measured(*[(1024, 8 * MIB, 768 * MIB)] * 4, (1024, 0, 1024))
+    names = [f"d{k}" for k in range(6)]
+    links = {(a, b): Link(1e8, 1e-4) for a in names for b in names if a != b}
+    household = MeasuredHousehold(
+        [Candidate(name, name, units, 1024 * MIB) for name in names], links, "d0"
+    )
+    maps = chain([CONVOLUTION] * 4, 96)
+    plan = plan_household(replace(request(1, 1, "tiles"), maps=maps), household)
+    first = plan.stages[0]
+    assert first.tiling is not None
+    assert len(first.devices) == 6
+    sixth = 3072 * MIB / 6
+    for device in first.devices:
+        needed = plan.predicted.peak_bytes[device.name] - PROCESS_BYTES
+        log = limit_bytes(1024 * MIB)
+        most = 1.2 * 4 / 3 * sixth + log
+        assert 4 / 3 * sixth <= needed <= most, "maps, halos, a third of holes, what was sent"
+
+
+def test_tiles_count_what_they_put_together_with_halos() -> None:
+    units = measured(*[(1024, MIB, 8 * MIB)] * 4, (1024, 0, 1024))
+    names = ["d0", "d1"]
+    links = {(a, b): Link(1e8, 1e-4) for a in names for b in names if a != b}
+    household = MeasuredHousehold([Candidate(n, n, units, 1024 * MIB) for n in names], links, "d0")
+    asked = replace(request(4, 2, "tiles"), maps=chain([CONVOLUTION] * 4, 96))
+    profile, _ = question(asked, household)
+    plan = plan_household(asked, household)
+    first = plan.stages[0]
+    assert first.tiling is not None
+    assert asked.maps is not None
+    copies = copied_bytes(asked.maps, first.tiling, [device.share for device in first.devices])
+    bare = replace(plan, predicted=replace(plan.predicted, peak_bytes=dict.fromkeys(names, 0)))
+    memory = dict.fromkeys(names, 1024 * MIB)
+    peaks = [
+        with_all_memory(bare, replace(profile, maps=maps), asked, "d0", memory).predicted.peak_bytes
+        for maps in (None, asked.maps)
+    ]
+    assert min(copies) > 0
+    for device, copied in zip(first.devices, copies, strict=True):
+        more = peaks[1][device.name] - peaks[0][device.name]
+        assert more >= first.warmup * plan.micro_batch * copied

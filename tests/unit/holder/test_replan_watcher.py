@@ -1,0 +1,140 @@
+"""What rounds take, as a holder holds it against the plan in force."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.events import Event
+from p2ptrain.holder import replan_watcher as elastic
+from p2ptrain.holder.driver import JobEpochs
+from p2ptrain.holder.generation_runner import Work
+from p2ptrain.holder.job_record import JobMemory
+from p2ptrain.holder.start.journal import Journal
+from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.process.cpu_share import Span
+from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.recovery.drift_watch import CONFIRMED
+from p2ptrain.recovery.profile_corrections import Expected
+from p2ptrain.recovery.version import Version
+from tests.support.memory_household import MemoryHousehold
+from tests.support.memory_mesh import MemoryMesh
+from tests.unit.coordinator.test_memory_model import request
+from tests.unit.holder.start.test_journal import PLAN
+from tests.unit.holder.test_job_record import ENTRY
+from tests.unit.messages.test_assignment import assignment, shared
+
+ROUND_SECONDS = 1.0
+DUE = Expected(0.5, 0.5)
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(elastic, "monotonic", lambda: self.now)
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+async def _nothing(*_: object) -> bool:
+    return True
+
+
+@asynccontextmanager
+async def _epochs() -> AsyncIterator[tuple[JobEpochs, MemoryMesh]]:
+    """A job on a, the holder, and b."""
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        events: list[Event] = []
+        memory = JobMemory(
+            ENTRY, Journal(None, ENTRY, pytest.fail), has_first_weights=True, since=0.0
+        )
+        work = Work(pytest.fail, _nothing, pytest.fail, pytest.fail)
+        asked = request(8), ["u0", "u1", "u2"], work, memory, events.append
+        epochs = JobEpochs(mesh["a"], *asked, 1000, surveyor=Surveyor(mesh["a"]))
+        yield epochs, mesh["b"]
+        await epochs.elastic.close()
+        await epochs.copies.close()
+
+
+def _answer(epochs: JobEpochs, b: str, *, new: bool, expects: bool = True) -> ChangeAnswer:
+    """Of one stage on both."""
+    here = epochs._mesh.self_id
+    place = replace(shared(3, 1), devices=(here, b))
+    return ChangeAnswer(
+        *(assignment(place), PLAN, Choice(Version(0, 0), ((b,),) * 3, 0, ""), (), {}, 0.0),
+        expected={(0, here): DUE, (0, b): DUE} if expects else {},
+        considered=frozenset({here, b}) if new else frozenset(),
+    )
+
+
+def _round(epochs: JobEpochs, clock: Clock, b: str, slower: float) -> None:
+    """In which b takes so many times as long as it should."""
+    clock.passes(ROUND_SECONDS)
+    taken = {(0, epochs._mesh.self_id): 1.0, (0, b): slower}
+    spans = {seat: Span(DUE.wall * times, DUE.cpu) for seat, times in taken.items()}
+    epochs.elastic.busy(spans, copying=False)
+
+
+async def test_what_an_evaluation_takes_is_no_part_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else whoever computes seems to wait for others most of the time, and is never too slow."""
+    clock = Clock(monkeypatch)
+    async with _epochs() as (epochs, mesh_b):
+        b = mesh_b.self_id
+        epochs.elastic.began(_answer(epochs, b, new=True))
+        for _ in range(1 + CONFIRMED):
+            clock.passes(10.0)
+            epochs.elastic.pause_over()
+            _round(epochs, clock, b, 1.8)
+        assert epochs.elastic.corrections.devices == {epochs._mesh.self_id: 1.0, b: 1.8}
+
+
+@pytest.mark.parametrize("new", [True, False])
+async def test_rounds_are_held_against_what_is_expected_of_the_plan_in_force(
+    monkeypatch: pytest.MonkeyPatch, *, new: bool
+) -> None:
+    """Of a plan that stays as before; nothing where a new one on the same devices says nothing."""
+    clock = Clock(monkeypatch)
+    async with _epochs() as (epochs, mesh_b):
+        b, rounds = mesh_b.self_id, epochs.elastic
+        rounds.began(_answer(epochs, b, new=True))
+        rounds.began(_answer(epochs, b, new=new, expects=False))
+        for _ in range(1 + CONFIRMED):
+            _round(epochs, clock, b, 1.8)
+        assert (rounds.corrections.of_device(b) > 1.0) is not new
+
+
+async def test_a_holder_that_was_started_again_expects_what_it_hears_of_the_plan_that_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    async with _epochs() as (epochs, mesh_b):
+        b, rounds = mesh_b.self_id, epochs.elastic
+        assert not rounds.knows_plan
+        rounds.began(_answer(epochs, b, new=False))
+        assert rounds.knows_plan
+        for _ in range(1 + CONFIRMED):
+            _round(epochs, clock, b, 1.8)
+        assert rounds.corrections.of_device(b) == 1.8
+
+
+async def test_rounds_of_a_plan_that_says_nothing_are_held_against_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of some tiles: not against what was expected of others before it."""
+    clock = Clock(monkeypatch)
+    async with _epochs() as (epochs, mesh_b):
+        here, b, rounds = epochs._mesh.self_id, mesh_b.self_id, epochs.elastic
+        rounds.began(_answer(epochs, b, new=True))
+        alone = assignment(replace(shared(3, 1), devices=(here,)))
+        rounds.began(replace(_answer(epochs, b, new=True, expects=False), assignment=alone))
+        for _ in range(1 + CONFIRMED):
+            clock.passes(ROUND_SECONDS)
+            epochs.elastic.busy({(0, here): Span(DUE.wall * 1.8, DUE.cpu)}, copying=False)
+        assert not rounds.corrections.devices

@@ -1,1 +1,0 @@
-"""The rules of recovery, without torch and without a network."""

@@ -1,0 +1,97 @@
+"""Stages of one device, made of what one stage had there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.device import Shell
+from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.state.snapshot_store import of_units
+from p2ptrain.worker.hosted_stages import Engagement, OwnMemory
+from tests.support.memory_household import MemoryHousehold
+from tests.unit.runtime.test_live_stage import MICRO_BATCH, compute_round, make_live, make_order
+
+VERSION = Version(1, 1)
+
+
+@pytest.fixture
+def captured() -> Captured:
+    """The last unit has the first one's parameters, and there is one between them."""
+    tied = nn.Linear(6, 6)
+    model = nn.Sequential(tied, nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), tied)
+    batch = torch.randn(MICRO_BATCH, 6), torch.zeros(MICRO_BATCH, dtype=torch.long)
+    return capture(model, cross_entropy, batch)
+
+
+def trained(captured: Captured) -> Mapping[str, Tensor]:
+    """What one stage of all units is after an update: momentum is there."""
+    live = make_live(captured)
+    compute_round(live)
+    live.get_ready(make_order())
+    live.apply(None)
+    return live.named()
+
+
+class Here:
+    """Does at once what a compute thread does."""
+
+    async def run(self, _: tuple[int, ...], work: Callable[[], Any]) -> Any:
+        """As `ComputeThread.run`."""
+        return work()
+
+
+def around(captured: Captured, holder: str) -> Assignment:
+    """The first and the last unit at the holder, as in a private job."""
+    last = len(captured.description.units) - 1
+    ends = [(0, 1, holder), (1, last, "other"), (last, last + 1, holder)]
+    places = tuple(
+        StagePlace(first, end, warmup=1, devices=(device,), shares=(4,))
+        for first, end, device in ends
+    )
+    key = EpochKey("job", 2)
+    return Assignment(key, holder, "digest", places, 4, 4, {}, 0, False, VERSION)
+
+
+async def test_tied_stages_made_of_one_are_each_their_own_memory(captured: Captured) -> None:
+    """Else the update of a tied weight, and of its momentum, would be made twice."""
+    state = trained(captured)
+
+    async def parts(place: StagePlace) -> Mapping[str, Tensor]:
+        return of_units(captured.description, state, place.first, place.end)
+
+    async with MemoryHousehold(["a"]) as household:
+        mesh = household["a"]
+        shell = Shell(mesh, Switchboard(mesh), cast(Any, Here()))
+        engagement = Engagement(around(captured, mesh.self_id), captured.description, shell)
+        await engagement.prepare(parts, SGD(lr=0.1, momentum=0.9))
+    first, last = (runner.live.named() for runner in engagement.runners.values())
+    tied = first.keys() & last.keys()
+    assert {name.partition(":")[0] for name in tied} == {"model", "optimizer"}
+    for name in tied:
+        assert first[name].data_ptr() != last[name].data_ptr()
+        assert torch.equal(first[name], last[name])
+
+
+def test_what_only_one_stage_has_is_taken_over_as_it_is() -> None:
+    memory = OwnMemory()
+    shared, one, other = (torch.ones(3) for _ in range(3))
+    first = memory.of({"shared": shared, "one": one})
+    second = memory.of({"shared": shared, "other": other})
+    third = memory.of({"shared": second["shared"]})
+    assert first["shared"] is shared
+    assert first["one"] is one
+    assert second["other"] is other
+    places = {state["shared"].data_ptr() for state in (first, second, third)}
+    assert len(places) == 3, "a copy is not given twice either"

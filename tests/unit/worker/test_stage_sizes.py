@@ -1,0 +1,87 @@
+"""What a stage takes is known before it is fetched, and refused where there is no room for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.recovery.version import Version
+from p2ptrain.worker.stage_sizes import StageTooLarge, refuse_large_stages, stage_bytes
+from tests.support import zoo
+from tests.support.reference import stack
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def model() -> ModelDescription:
+    made = zoo.make("cnn")
+    return capture(made.model, made.loss, stack(made.data[:3])).description
+
+
+def _assignment(model: ModelDescription, place: StagePlace, **changes: int) -> Assignment:
+    fields = {"batch_size": 4096, "micro_batch": 1024} | changes
+    rest = StagePlace(place.end, len(model.units), 1, ("z",), (1,))
+    return Assignment(
+        EpochKey("job", 1),
+        "h",
+        model.digest,
+        (place, rest),
+        optimizer={},
+        seed=0,
+        clip=False,
+        version=Version(0, 0),
+        **fields,
+    )
+
+
+def _bytes(model: ModelDescription, place: StagePlace, ratio: float = 0.0, **changes: int) -> int:
+    return stage_bytes(_assignment(model, place, **changes), model, place, "a", ratio)
+
+
+def test_more_samples_depth_or_state_take_more(model: ModelDescription) -> None:
+    alone = StagePlace(0, 2, 1, ("a",), (1,))
+    one = _bytes(model, alone)
+    assert _bytes(model, alone, micro_batch=2048) > 1.9 * one
+    assert one < _bytes(model, replace(alone, warmup=2)) < 2 * one + MIB
+    assert _bytes(model, replace(alone, warmup=9)) == _bytes(model, replace(alone, warmup=4))
+    assert _bytes(model, alone, ratio=2.0) > one
+    assert _bytes(model, alone, evaluated=1 << 16) > 10 * one
+    samples = replace(alone, devices=("a", "b"), shares=(256, 768))
+    assert _bytes(model, samples) < 0.3 * one
+    dealt = replace(samples, shares=(1, 3), allocation=Allocation.MICRO_BATCHES, warmup=3)
+    assert _bytes(model, dealt) == one
+
+
+def test_tiles_take_their_part_of_the_maps(model: ModelDescription) -> None:
+    alone = StagePlace(0, 2, 1, ("a",), (1,))
+    shape = TileShape((1, 1), (2,), (0, 2))
+    both = replace(alone, devices=("a", "b"), shares=(1, 1))
+    tiled = replace(both, allocation=Allocation.TILES, tiling=shape)
+    assert 0.4 < _bytes(model, tiled) / _bytes(model, alone) < 0.6
+
+
+def test_more_than_there_is_is_refused_whatever_the_plan_says(model: ModelDescription) -> None:
+    place = StagePlace(0, 2, 1, ("a",), (1,))
+    assignment, asked = _assignment(model, place), list[int]()
+
+    def short_of(needed_bytes: int) -> int | None:
+        asked.append(needed_bytes)
+        return MIB if needed_bytes > MIB else None
+
+    with pytest.raises(StageTooLarge, match=r"layers 0 to 1 need .* of memory \(.* in the plan\)"):
+        refuse_large_stages(assignment, model, "a", 0.0, 1000, short_of)
+    with pytest.raises(StageTooLarge) as caught:
+        refuse_large_stages(assignment, model, "a", 0.0, asked[0] // 2, short_of)
+    assert 0 < caught.value.memory_bytes < asked[0] // 2, "a plan must be smaller to be made again"
+    refuse_large_stages(assignment, model, "a", 0.0, 0, lambda needed_bytes: None)
+    refuse_large_stages(assignment, model, "a", 0.0, asked[0], short_of)
+    assert len(asked) == 2, "what was planned has room"
+    refuse_large_stages(assignment, model, "b", 0.0, 0, short_of)
