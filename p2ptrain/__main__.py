@@ -17,9 +17,9 @@ from p2ptrain.cli import startup as standard_streams
 def main() -> int:
     """Run the command line; returns the exit code."""
     codes.take_out_of_sight(sys.argv[1:])
-    merging_heap.ensure(sys.argv[1:])
-    early.keep()
-    standard_streams.complete()
+    merging_heap.ensure_merging_heap(sys.argv[1:])
+    early.keep_signals()
+    standard_streams.complete_standard_streams()
     if "P2PTRAIN_FAILPOINT" in os.environ and not _arm_failpoints():
         return 2
     from p2ptrain.cli.main import main as run  # after `keep`: it loads for a second

@@ -112,7 +112,7 @@ class Waiting(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedDevice:
+class PlanEventDevice:
     """A device's part of a stage."""
 
     name: str
@@ -120,7 +120,7 @@ class PlannedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedStage:
+class PlanEventStage:
     """A stage: units [first, end) and the state_dict names that live there.
 
     `allocation` says what the shares count: samples of each micro-batch, or whole micro_batches.
@@ -128,14 +128,14 @@ class PlannedStage:
     """
 
     units: tuple[int, int]
-    devices: tuple[PlannedDevice, ...]
+    devices: tuple[PlanEventDevice, ...]
     parameters: tuple[str, ...]
     allocation: str = "samples"
     warmup: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class PlanEventLeftOut:
     """A device that does not take part, and why."""
 
     name: str
@@ -156,11 +156,11 @@ class PlanEvent(Event):
     event = "plan"
     epoch: int
     reason: str
-    stages: tuple[PlannedStage, ...]
+    stages: tuple[PlanEventStage, ...]
     micro_batch: int
     micro_batches: int
     predicted_samples_per_s: float
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[PlanEventLeftOut, ...]
     changes_results: tuple[str, ...] = ()
     wire: str = "exact"
     predicted_peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)

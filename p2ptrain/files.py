@@ -33,7 +33,7 @@ import xxhash
 _DIGITS = 16
 
 
-class Damaged(ValueError):
+class SealBroken(ValueError):
     """The content is not what was sealed, or cannot be read at all."""
 
 
@@ -55,7 +55,7 @@ class _Seal:
         if not content.startswith(self.begin) and not end.startswith(self.before):
             return False
         if end != self.end(body):
-            raise Damaged("its content does not fit its checksum")
+            raise SealBroken("its content does not fit its checksum")
         return True
 
 
@@ -81,7 +81,7 @@ def open_json(content: bytes) -> Any:
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise Damaged("it is not JSON") from error
+        raise SealBroken("it is not JSON") from error
     if sealed:
         del value["sealed"], value["xxh3"]
     return value

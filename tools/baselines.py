@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, draft_groups, draft_pipeline, peak_bytes
+from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, draft_pipeline, peak_bytes
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
@@ -58,20 +58,20 @@ def outcome(cost: CostModel, draft: Draft | None) -> Outcome:
     return Outcome(simulate_draft(cost, draft).samples_per_s, draft)
 
 
-def dealing_groups(split: BatchSplit, replicas: Sequence[int]) -> list[Group]:
+def dealing_groups(split: BatchSplit, replicas: Sequence[int]) -> list[StageGroup]:
     """Groups of devices 0, 1, ... that deal whole micro-batches as evenly as they come."""
     groups, first = [], 0
     for count in replicas:
         devices = tuple(range(first, first + count))
         first += count
         if count == 1:
-            groups.append(Group(devices, (split.micro_batch,)))
+            groups.append(StageGroup(devices, (split.micro_batch,)))
             continue
         share, more = divmod(split.micro_batches, count)
         shares = tuple(share + (place < more) for place in range(count))
         used = [place for place in range(count) if shares[place]]
         groups.append(
-            Group(
+            StageGroup(
                 tuple(devices[place] for place in used),
                 tuple(shares[place] for place in used),
                 Allocation.MICRO_BATCHES,

@@ -33,11 +33,11 @@ sys.path.insert(0, str(ROOT))
 
 from p2ptrain.plan.replan.baselines import respipe  # noqa: E402
 from p2ptrain.plan.simulation.simulate import simulate  # noqa: E402
-from p2ptrain.plan.types.cluster import Cluster, Link  # noqa: E402
-from p2ptrain.plan.types.cluster import Device as Planned  # noqa: E402
+from p2ptrain.plan.types.cluster import Cluster, ClusterLink  # noqa: E402
+from p2ptrain.plan.types.cluster import ClusterDevice as Planned  # noqa: E402
 from p2ptrain.plan.types.plan import Plan  # noqa: E402
 from p2ptrain.plan.types.profile import Profile  # noqa: E402
-from p2ptrain.plan.types.request import Mode, PlanRequest  # noqa: E402
+from p2ptrain.plan.types.request import PlanMode, PlanRequest  # noqa: E402
 from p2ptrain.tiling.planning.make_plan import make_plan  # noqa: E402
 from tests.system.household import Device, Household  # noqa: E402
 from tools.testbed import Household as EmulatedHousehold  # noqa: E402
@@ -102,7 +102,7 @@ _PLANNERS = ("pipedream", "ftpipehd")
 
 
 def _request(batch_size: int, planner: str) -> PlanRequest:
-    return PlanRequest(batch_size, planner=planner, mode=Mode.ASYNC, groups=False)
+    return PlanRequest(batch_size, planner=planner, mode=PlanMode.ASYNC, groups=False)
 
 
 def _planned(profile: Profile, cluster: Cluster, planner: str, batch_size: int) -> Plan:
@@ -132,7 +132,7 @@ def _cluster(household: EmulatedHousehold, names: Sequence[str]) -> Cluster:
     ]
     devices[0] = replace(devices[0], holder=True)
     rate = min(device.rate_mbit or 1000.0 for device in household.devices)
-    return Cluster(tuple(devices), Link(WIRE_PART * rate * 1e6 / 8, 0.0005))
+    return Cluster(tuple(devices), ClusterLink(WIRE_PART * rate * 1e6 / 8, 0.0005))
 
 
 # -- measured ------------------------------------------------------------------------------------

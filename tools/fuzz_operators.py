@@ -36,7 +36,7 @@ from torch import Tensor
 from p2ptrain.errors import ProtocolError, TooLarge
 from p2ptrain.model.graph import operators
 from p2ptrain.model.graph.decoding import check_arguments
-from p2ptrain.model.graph.nodes import InputRef, Node
+from p2ptrain.model.graph.nodes import GraphNode, InputRef
 from p2ptrain.model.graph.result_sizes import node_needs
 from p2ptrain.model.stage.instructions import call_of
 
@@ -190,7 +190,7 @@ class Maker:
         self._dim, self._type = 2, torch.float32
         self._specs: list[Spec] = []
         self.tensors: list[Tensor] = []
-        self._known: dict[str, list[tuple[Node, list[Spec]]]] = {}
+        self._known: dict[str, list[tuple[GraphNode, list[Spec]]]] = {}
 
     def choice(self, of: Sequence[Any]) -> Any:
         """One of them."""
@@ -200,7 +200,7 @@ class Maker:
         """True in that part of the cases."""
         return self._random.random() < part
 
-    def call(self, operator: operators.Operator) -> Node:
+    def call(self, operator: operators.Operator) -> GraphNode:
         """A node that applies it; `tensors` are its inputs."""
         self._specs = []
         known = self._known.setdefault(operator.name, self._fitting(operator))
@@ -219,13 +219,13 @@ class Maker:
         """Make the tensors new, in the same places, with other values."""
         self.tensors = list(map(self._tensor, self._specs, self._places))
 
-    def accepted(self, node: Node) -> None:
+    def accepted(self, node: GraphNode) -> None:
         """It was computed: others are made of it."""
         known = self._known[node.operator]
         if len(known) < 40 and self.chance(0.3):
             known.append((node, list(self._specs)))
 
-    def _fitting(self, operator: operators.Operator) -> list[tuple[Node, list[Spec]]]:
+    def _fitting(self, operator: operators.Operator) -> list[tuple[GraphNode, list[Spec]]]:
         given = _FITTING.get(operator.name.removeprefix("aten."))
         if given is None:
             return []
@@ -239,9 +239,11 @@ class Maker:
                 return InputRef(len(specs) - 1)
             return value
 
-        return [(Node("n", operator.name, placed(given), (), True), specs)]
+        return [(GraphNode("n", operator.name, placed(given), (), True), specs)]
 
-    def _changed(self, operator: operators.Operator, node: Node, specs: list[Spec]) -> Node:
+    def _changed(
+        self, operator: operators.Operator, node: GraphNode, specs: list[Spec]
+    ) -> GraphNode:
         """One thing of it, or two: a size, a type, an argument; or only the values."""
         self._specs = list(specs)
         args = list(node.args)
@@ -255,7 +257,7 @@ class Maker:
             elif self._specs:
                 place = self._random.randrange(len(self._specs))
                 self._specs[place] = self._other(self._specs[place])
-        return Node("n", node.operator, tuple(args), node.kwargs, True)
+        return GraphNode("n", node.operator, tuple(args), node.kwargs, True)
 
     def _other(self, spec: Spec) -> Spec:
         if self.chance(0.25):
@@ -268,7 +270,7 @@ class Maker:
         size = self.choice([0, 1, spec.shape[place] + 1, max(spec.shape[place] - 1, 0), 7])
         return replace(spec, shape=(*spec.shape[:place], size, *spec.shape[place + 1 :]))
 
-    def _invented(self, operator: operators.Operator) -> Node:
+    def _invented(self, operator: operators.Operator) -> GraphNode:
         self._dim = self.choice([1, 2, 2, 3, 3, 4, 4, 5])
         self._type = self.choice([torch.float32] * 4 + [torch.float64, torch.int64])
         args: list[Any] = []
@@ -286,7 +288,7 @@ class Maker:
                 kwargs.append((argument.name, value))
             else:
                 args.append(value)
-        return Node("n", operator.name, tuple(args), tuple(kwargs), True)
+        return GraphNode("n", operator.name, tuple(args), tuple(kwargs), True)
 
     def _value(self, kind: str, name: str) -> Any:
         if kind.startswith("Optional["):
@@ -435,7 +437,7 @@ def attempts(maker: Maker, name: str, say: Callable[[str], None]) -> Iterator[st
         yield _outcome(node, maker)
 
 
-def _outcome(node: Node, maker: Maker) -> str:
+def _outcome(node: GraphNode, maker: Maker) -> str:
     try:
         _run(node, maker)
     except (RuntimeError, IndexError, ValueError, TypeError, MemoryError, ArithmeticError):
@@ -443,7 +445,7 @@ def _outcome(node: Node, maker: Maker) -> str:
     return "computed"
 
 
-def _run(node: Node, maker: Maker) -> None:
+def _run(node: GraphNode, maker: Maker) -> None:
     args = [_bound(argument, maker.tensors) for argument in node.args]
     kwargs = {key: _bound(argument, maker.tensors) for key, argument in node.kwargs}
     result = call_of(node)(*args, **kwargs)

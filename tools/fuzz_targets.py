@@ -21,36 +21,47 @@ import torch
 from zeroconf import DNSIncoming
 
 from p2ptrain.api.progress import JobLine
-from p2ptrain.control.lease import Place, place_fields, read_place
-from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold
+from p2ptrain.control.lease import LeasedIdentity, place_fields, read_place
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
 from p2ptrain.coordinator.plan_question import Near, PlanQuestion
-from p2ptrain.coordinator.replan_request import Considered, ConsiderRequest
+from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
 from p2ptrain.errors import Error, ProtocolError
-from p2ptrain.files import Damaged, open_json, seal_json
+from p2ptrain.files import SealBroken, open_json, seal_json
 from p2ptrain.holder.start import journal
-from p2ptrain.job.rounds import Mode, Round
-from p2ptrain.job.train_options import Recovery
+from p2ptrain.job.rounds import Round, RoundMode
+from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.mesh.discovery.candidates import parse, service_name
 from p2ptrain.mesh.election import election_wire
 from p2ptrain.mesh.identity import identity
-from p2ptrain.mesh.identity.device_record import DeviceFile
+from p2ptrain.mesh.identity.device_record import DeviceRecord
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.links import hello
 from p2ptrain.mesh.links import router as remote_errors
 from p2ptrain.mesh.membership import membership_wire
 from p2ptrain.mesh.trust import pairing, trust
 from p2ptrain.mesh.trust.known_codes import KnownCodes
-from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.messages.assign import Fetches
-from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
 from p2ptrain.messages.passed_over import PassedOver
-from p2ptrain.messages.plan_request import PlanningRequest, Sharing
-from p2ptrain.messages.reconfigure import InForce
-from p2ptrain.messages.round_orders import Commit, EpochKey, NoMoreRounds, RoundOrder
-from p2ptrain.messages.snapshots import ReplicaKeeper, ReplicaKept, ReplicaOffer, VersionsKeep
-from p2ptrain.messages.tensors import FeedSend, Line, LogSend, Piece, PieceKey
+from p2ptrain.messages.plan_request import JobPlanRequest, SharingLimits
+from p2ptrain.messages.reconfigure import PlanInForce
+from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder
+from p2ptrain.messages.snapshots import (
+    BackupAssignment,
+    RetainSnapshots,
+    SnapshotKept,
+    SnapshotOffer,
+)
+from p2ptrain.messages.tensors import (
+    MicroBatchKey,
+    MicroBatchSlice,
+    ResendLogged,
+    ResendSamples,
+    StreamId,
+)
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net import cbor
@@ -69,23 +80,23 @@ from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.replan.replica_holders import Replicas
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.profiling.boxed_measure import Found, FoundTimes
+from p2ptrain.profiling.boxed_measure import FoundTimes, ProfileResult
 from p2ptrain.profiling.measure_units import MeasuredUnit
 from p2ptrain.recovery.fetch_plan import Fetch
-from p2ptrain.recovery.generation_request import Reason
-from p2ptrain.recovery.profile_corrections import Corrections
+from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.profile_corrections import ProfileCorrections
 from p2ptrain.recovery.rebuild_plan import Rebuild, read_rebuild
-from p2ptrain.recovery.stall_detector import Counters
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind, Logged
+from p2ptrain.recovery.stall_detector import ProgressCounters
+from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Era, Lineage, Version
 from p2ptrain.state import checkpoint_files as checkpoint
 from p2ptrain.state.checksums import read_digest
 
 LIMIT_BYTES = 1 << 20
-OWN_ERRORS = (Error, Damaged)
-"""`Damaged` is what readers of files make one of ours of."""
+OWN_ERRORS = (Error, SealBroken)
+"""`SealBroken` is what readers of files make one of ours of."""
 AT = Version(7, 2)
 ME = "a" * 64
 
@@ -286,7 +297,7 @@ def _mesh() -> list[Target]:
     ]
     said = hello.Hello("pi", "0" * 16, 3.0, 4000, addresses=("192.168.1.2",), info={"threads": 4})
     error = remote_errors.to_fields(ProtocolError("no"))
-    client = pairing.Client(me, "pi", "12345678", me.certificate_der)
+    client = pairing.PairingClient(me, "pi", "12345678", me.certificate_der)
     service = b"\x00\x00\x84\x00\x00\x00\x00\x01\x00\x00\x00\x00\x09_p2ptrain\x04_tcp\x05local\x00"
     return [
         Target("membership", of_value(membership_wire.decode), list(map(cbor.dumps, membership))),
@@ -299,7 +310,7 @@ def _mesh() -> list[Target]:
         Target(
             "refusal",
             of_fields(lambda fields: hello.refusal_of(Message("mesh.refused", fields))),
-            [cbor.dumps(hello.refused(reason).fields) for reason in hello.Refusal],
+            [cbor.dumps(hello.refused(reason).fields) for reason in hello.LinkRefusal],
         ),
         Target("trust_record", trust.decode_record, [trust.encode_record(record)]),
         Target("remote_error", of_fields(remote_errors.from_fields), [cbor.dumps(error)]),
@@ -318,20 +329,20 @@ def _mesh() -> list[Target]:
 
 
 def _pairing_server(data: bytes) -> object:
-    return pairing.Server(_own_identity(), "pi").hello(data, "12345678")
+    return pairing.PairingServer(_own_identity(), "pi").hello(data, "12345678")
 
 
 def _pairing_client(data: bytes) -> object:
     me = _own_identity()
-    client = pairing.Client(me, "pi", "12345678", me.certificate_der)
+    client = pairing.PairingClient(me, "pi", "12345678", me.certificate_der)
     client.hello()
     return client.confirm(data)
 
 
 def _pairing_answer() -> bytes:
     me = _own_identity()
-    return pairing.Server(me, "pi").hello(
-        pairing.Client(me, "pi", "12345678", me.certificate_der).hello(), "12345678"
+    return pairing.PairingServer(me, "pi").hello(
+        pairing.PairingClient(me, "pi", "12345678", me.certificate_der).hello(), "12345678"
     )
 
 
@@ -348,17 +359,25 @@ def _mdns_record(value: Any) -> object:
 
 
 def _training() -> list[Target]:
-    key, line = EpochKey("j", 3), Line(EpochKey("j", 3), 1, "activations")
-    shape = Round(4, Mode.TRAIN, 4, 32, 8)
+    key, line = GenerationKey("j", 3), StreamId(GenerationKey("j", 3), 1, "activations")
+    shape = Round(4, RoundMode.TRAIN, 4, 32, 8)
     orders: list[FrameFields] = [
-        *(key, PieceKey(3, 1), Commit(3, 2, (0.5, "float32")), NoMoreRounds(5)),
-        *(RoundOrder(shape, keep=True, stay=(AT,)), VersionsKeep("j", (AT,))),
-        *(ReplicaOffer(AT, 0, 4, 100), ReplicaKept(AT, 0, 4, "no"), ReplicaKeeper(AT, 0, 4, ME)),
-        *(line, Piece(PieceKey(3, 1), Mode.TRAIN, 8, 0, 4), LogSend(line, 2, 7)),
+        *(key, MicroBatchKey(3, 1), Commit(3, 2, (0.5, "float32")), EndOfRounds(5)),
+        *(RoundOrder(shape, keep=True, stay=(AT,)), RetainSnapshots("j", (AT,))),
         *(
-            FeedSend(line, shape),
+            SnapshotOffer(AT, 0, 4, 100),
+            SnapshotKept(AT, 0, 4, "no"),
+            BackupAssignment(AT, 0, 4, ME),
+        ),
+        *(
+            line,
+            MicroBatchSlice(MicroBatchKey(3, 1), RoundMode.TRAIN, 8, 0, 4),
+            ResendLogged(line, 2, 7),
+        ),
+        *(
+            ResendSamples(line, shape),
             JobLine("m", 3, 4, 0.5, 9.0, ("pi",)),
-            Counters(3, 1 << 40, 2.5),
+            ProgressCounters(3, 1 << 40, 2.5),
             LinksAsked((ME,), again=True),
         ),
         *(LinksAnswer(((ME, 1e7, 0.001),)), ProfileAsked("j", "m", ME, (1, 4), company=True)),
@@ -366,13 +385,13 @@ def _training() -> list[Target]:
     return [
         *(_of_frame(order) for order in orders),
         Target("assignment", Assignment.from_bytes, [assignment().to_bytes()]),
-        Target("inventory", Inventory.from_bytes, [inventory().to_bytes()]),
+        Target("inventory", StateReport.from_bytes, [inventory().to_bytes()]),
         Target(
             "fetches",
             Fetches.from_bytes,
             [Fetches((Fetch(0, 4, ME), Fetch(4, 5, ME, True))).to_bytes()],
         ),
-        Target("planning_request", PlanningRequest.from_bytes, [planning_request().to_bytes()]),
+        Target("planning_request", JobPlanRequest.from_bytes, [planning_request().to_bytes()]),
         Target(
             "profile_answer",
             ProfileAnswer.from_bytes,
@@ -386,7 +405,7 @@ def _training() -> list[Target]:
         Target("digest", of_value(lambda value: read_digest(value, 100)), [cbor.dumps([5])]),
         Target("tensor_meta", of_value(_tensor_meta), [cbor.dumps(pack(torch.zeros(3, 4)).meta)]),
         Target("model", ModelDescription.from_bytes, [_model()]),
-        Target("box_answer", Found.from_bytes, [cbor.dumps(write_form(_found()))]),
+        Target("box_answer", ProfileResult.from_bytes, [cbor.dumps(write_form(_found()))]),
         Target(
             "passed_over",
             of_fields(lambda fields: read_form(PassedOver, fields, "passed over")),
@@ -396,44 +415,46 @@ def _training() -> list[Target]:
     ]
 
 
-def _found() -> Found:
+def _found() -> ProfileResult:
     unit, times = MeasuredUnit("u", 4, 4, 4, 1), FoundTimes(4, (0.01,), (0.02,), (0.0,))
-    return Found(input_bytes=7, target_bytes=1, units=(unit,), times=(times,))
+    return ProfileResult(input_bytes=7, target_bytes=1, units=(unit,), times=(times,))
 
 
 def _about_plans() -> list[Target]:
     """What a holder asks of a plan, and what it is answered."""
     measured: list[Any] = [
-        Candidate(name * 64, name, {**_MEASURED, "units": _MEASURED["units"] * 5}, 1 << 30, 1 << 20)
+        MeasuredDevice(
+            name * 64, name, {**_MEASURED, "units": _MEASURED["units"] * 5}, 1 << 30, 1 << 20
+        )
         for name in ("a", "b")
     ]
-    links = {("a", "b"): Link(1e7, 0.1), ("b", "a"): Link(1e7, 0.1)}
-    household = MeasuredHousehold(measured, links, "a", frozenset({"b"}))
+    links = {("a", "b"): ClusterLink(1e7, 0.1), ("b", "a"): ClusterLink(1e7, 0.1)}
+    household = MeasuredCluster(measured, links, "a", frozenset({"b"}))
     near = Near(
-        Plan.from_json(_PLAN, "the plan"), Replicas((("a",),) * 2 + (("b",),)), Recovery.LIGHT
+        Plan.from_json(_PLAN, "the plan"), Replicas((("a",),) * 2 + (("b",),)), ReplanMethod.LIGHT
     )
     questions = [
         PlanQuestion(replace(planning_request(), batch_size=8), household, near),
         PlanQuestion(planning_request(), household),
     ]
-    request = ConsiderRequest(
+    request = ReplanRequest(
         planning=planning_request(),
-        in_force=InForce(assignment(), _PLAN),
-        reason=Reason.DRIFT,
+        in_force=PlanInForce(assignment(), _PLAN),
+        reason=ReconfigureReason.DRIFT,
         holder=ME,
         alive=frozenset({ME, "b"}),
         without=frozenset({"b"}),
-        corrections=Corrections(),
+        corrections=ProfileCorrections(),
         work=1.5,
         lowered={"b": 1 << 20},
         remaining_rounds=9,
         moved_seconds_ago=(5.0,),
     )
-    found = Considered(_PLAN, 0.1, "it is faster", frozenset({ME}))
+    found = ReplanReply(_PLAN, 0.1, "it is faster", frozenset({ME}))
     return [
         Target("plan_question", PlanQuestion.from_bytes, [q.to_bytes() for q in questions]),
-        Target("consider_request", ConsiderRequest.from_bytes, [request.to_bytes()]),
-        Target("considered", Considered.from_bytes, [found.to_bytes()]),
+        Target("consider_request", ReplanRequest.from_bytes, [request.to_bytes()]),
+        Target("considered", ReplanReply.from_bytes, [found.to_bytes()]),
     ]
 
 
@@ -456,10 +477,10 @@ def _model() -> bytes:
 
 def assignment() -> Assignment:
     """Of two stages."""
-    first = StagePlace(0, 3, 2, (ME, "b"), (3, 1), copies_to="c")
-    last = StagePlace(3, 5, 1, ("c",), (1,))
+    first = StageAssignment(0, 3, 2, (ME, "b"), (3, 1), copies_to="c")
+    last = StageAssignment(3, 5, 1, ("c",), (1,))
     fields: dict[str, Any] = {
-        **{"key": EpochKey("j", 3), "holder": ME, "digest": "d", "stages": (first, last)},
+        **{"key": GenerationKey("j", 3), "holder": ME, "digest": "d", "stages": (first, last)},
         **{"batch_size": 8, "micro_batch": 4, "optimizer": {"name": "sgd", "lr": 0.1}, "seed": 1},
         **{"clip": False, "version": AT, "lineage": Lineage((Era(1, 0, 0), Era(2, 7, 1)))},
     }
@@ -468,25 +489,25 @@ def assignment() -> Assignment:
     return Assignment(**fields)
 
 
-def inventory() -> Inventory:
+def inventory() -> StateReport:
     """Of everything."""
-    holding = Holding(0, 4, AT, Kind.LIVE, Version(8, 2), (0.5, "float32"))
-    return Inventory(
+    holding = StateEntry(0, 4, AT, StateKind.LIVE, Version(8, 2), (0.5, "float32"))
+    return StateReport(
         ME,
         3,
-        holdings=(holding, Holding(4, 5, AT, Kind.REPLICA)),
+        holdings=(holding, StateEntry(4, 5, AT, StateKind.REPLICA)),
         linked=frozenset({"b"}),
         budget_bytes=1 << 30,
         speeds=(("b", 1e7, 0.001),),
         measured=_MEASURED,
-        logged=Logged(3, 5),
+        logged=ReplayWindow(3, 5),
     )
 
 
-def planning_request() -> PlanningRequest:
+def planning_request() -> JobPlanRequest:
     """Of a small job."""
     numbers = {"input_bytes": 7, "target_bytes": 1, "batch_size": 16, "micro_batch": 4}
-    return PlanningRequest(
+    return JobPlanRequest(
         **{"job": "j", "digest": "d", "model": "m", "planner": "auto", **numbers},  # type: ignore[arg-type]
         optimizer_state_ratio=1.0,
         least_piece=1,
@@ -497,7 +518,7 @@ def planning_request() -> PlanningRequest:
         clip=False,
         first_step=0,
         alone=False,
-        sharing=Sharing(),
+        sharing=SharingLimits(),
     )
 
 
@@ -526,9 +547,9 @@ _PLAN: dict[str, Any] = {
 
 def _plans() -> list[Target]:
     cluster = Cluster(
-        (Device("a", 1 << 30, holder=True), Device("b", 1 << 30)),
-        links={("a", "b"): Link(1e7, 0.1)},
-        default_link=Link(1e7, 0.1),
+        (ClusterDevice("a", 1 << 30, holder=True), ClusterDevice("b", 1 << 30)),
+        links={("a", "b"): ClusterLink(1e7, 0.1)},
+        default_link=ClusterLink(1e7, 0.1),
     )
     return [
         Target("plan", of_json(Plan.from_json), [_json(_PLAN)]),
@@ -537,7 +558,7 @@ def _plans() -> list[Target]:
 
 
 def _files() -> list[Target]:
-    place = Place("pi", 4000, Window("12345678", 60.0))
+    place = LeasedIdentity("pi", 4000, PairingWindow("12345678", 60.0))
     return [
         Target("sealed_file", open_json, [seal_json({"format": "x", "steps": [1, 2.5, None]})]),
         Target(
@@ -556,7 +577,7 @@ def _files() -> list[Target]:
         ),
         Target(
             "journal",
-            _in_folder("job.json", lambda folder: journal.find(folder, lambda _: None)),
+            _in_folder("job.json", lambda folder: journal.find_journal(folder, lambda _: None)),
             [_journal()],
         ),
         Target("checkpoint_index", _in_checkpoint, [_checkpoint_index()]),
@@ -579,7 +600,7 @@ def _in_folder(name: str, read: Callable[[StateFolder], object]) -> Callable[[by
 def _checkpoint() -> tempfile.TemporaryDirectory[str]:
     """A folder with a whole one, for as long as the process runs."""
     place = tempfile.TemporaryDirectory()
-    progress = checkpoint.Progress(3, "d", 16, 8, 0, "sgd")
+    progress = checkpoint.CheckpointProgress(3, "d", 16, 8, 0, "sgd")
     checkpoint.save(Path(place.name), checkpoint.Checkpoint(progress, {"w": torch.zeros(2)}, {}))
     return place
 
@@ -605,8 +626,8 @@ def _read_file(write: Callable[[StateFolder], object], name: str) -> bytes:
         return (folder.path / name).read_bytes()
 
 
-def _device_file(folder: StateFolder) -> DeviceFile:
-    return DeviceFile(folder, None, "pi")
+def _device_file(folder: StateFolder) -> DeviceRecord:
+    return DeviceRecord(folder, None, "pi")
 
 
 def _device() -> bytes:

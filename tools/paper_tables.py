@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tools.baselines import dapple_like, equal_stages, hetpipe_like
 from tools.paper_testbeds import ENVIRONMENTS, Model, all_models, cluster, fed_locally
@@ -201,16 +201,16 @@ def ftpipehd(models: Mapping[str, Model]) -> Iterator[str]:
 
 def _ftpipehd_row(model: Model, slow: int, mbit: int) -> str:
     devices = tuple(
-        Device(f"d{i}", FTPIPEHD_MEMORY_BYTES, 10.0 if i == slow else 1.0, holder=i == 0)
+        ClusterDevice(f"d{i}", FTPIPEHD_MEMORY_BYTES, 10.0 if i == slow else 1.0, holder=i == 0)
         for i in range(3)
     )
     three = Cluster(devices, cluster(model, ["tx2"], mbit).default_link)
     profile = fed_locally(model.profile)
     split = BatchSplit(FTPIPEHD_BATCH * 3, FTPIPEHD_BATCH)
-    cost = CostModel(profile, three, mode=Mode.ASYNC)
+    cost = CostModel(profile, three, mode=PlanMode.ASYNC)
     speeds = [equal_stages(cost, split, (0, 1, 2), reference=(slow + 1) % 3).samples_per_s]
     for planner in ("ftpipehd", "auto"):
-        request = PlanRequest(FTPIPEHD_BATCH, planner=planner, mode=Mode.ASYNC)
+        request = PlanRequest(FTPIPEHD_BATCH, planner=planner, mode=PlanMode.ASYNC)
         speeds.append(make_plan(profile, three, request).predicted.samples_per_s)
     shown = " | ".join(f"{speed:.1f}" if speed else "does not fit" for speed in speeds)
     ratios = [_ratio(speed, speeds[0]) for speed in speeds[1:]]

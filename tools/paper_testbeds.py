@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tools.paper_models import MODELS, job
@@ -94,10 +94,10 @@ def fed_locally(profile: Profile) -> Profile:
 def cluster(model: Model, kinds: Sequence[str], mbit_per_s: float) -> Cluster:
     """Devices of these kinds in one network; the holder is the first, a fastest one."""
     devices = tuple(
-        Device(f"{kind}{i:02}", MEMORY_BYTES[kind], model.slowdown[kind], holder=i == 0)
+        ClusterDevice(f"{kind}{i:02}", MEMORY_BYTES[kind], model.slowdown[kind], holder=i == 0)
         for i, kind in enumerate(kinds)
     )
-    return Cluster(devices, Link(mbit_per_s * MBIT, LATENCY_S))
+    return Cluster(devices, ClusterLink(mbit_per_s * MBIT, LATENCY_S))
 
 
 def measured(name: str, folder: Path) -> Profile:

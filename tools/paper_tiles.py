@@ -15,21 +15,21 @@ from __future__ import annotations
 import argparse
 import sys
 
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.feature_maps import (
     ELEMENTWISE,
+    AxisWindow,
     FeatureMap,
     MapNetwork,
     MapUnit,
     Operation,
-    Window,
 )
 from p2ptrain.plan.types.overheads import REFERENCE, Overheads
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.grouping import best_grouping
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import OF_TILES, TileDevice, TilingProblem
-from p2ptrain.tiling.planning.tiling_simulation import simulate
+from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
 
 SIDE, CHANNELS = 416, 3
 YOLOV2 = (
@@ -46,10 +46,10 @@ SPEEDS = {
 }
 """Operations a second of a whole network; the Pi's from the paper's 7 minutes a sample."""
 LINKS = {
-    "10 Gbit/s": Link(1.25e9, 1e-4),
-    "1 Gbit/s": Link(1.25e8, 3e-4),
-    "100 Mbit/s": Link(1.25e7, 5e-4),
-    "Wi-Fi 20 Mbit/s": Link(2.5e6, 5e-3),
+    "10 Gbit/s": ClusterLink(1.25e9, 1e-4),
+    "1 Gbit/s": ClusterLink(1.25e8, 3e-4),
+    "100 Mbit/s": ClusterLink(1.25e7, 5e-4),
+    "Wi-Fi 20 Mbit/s": ClusterLink(2.5e6, 5e-3),
 }
 GRIDS = ((1, 2), (2, 3))
 MESSAGE_SECONDS, BYTE_SECONDS = 5e-5, 1e-9
@@ -78,11 +78,11 @@ def _add_layer(
     """Add a layer's maps and operations; returns the bytes of its filters."""
     before = maps[-1].channels
     if layer is None:
-        _add(maps, operations, "pool", Window(2, 2), before, 4.0 * before)
+        _add(maps, operations, "pool", AxisWindow(2, 2), before, 4.0 * before)
         return 0
     filters, size = layer
     weights = filters * before * size * size
-    window = Window(size, 1, 1, size // 2, size // 2)
+    window = AxisWindow(size, 1, 1, size // 2, size // 2)
     _add(maps, operations, "convolution", window, filters, 2.0 * weights)
     if statistics:
         _add(maps, operations, "normalisation", ELEMENTWISE, filters, 4.0 * filters, statistics)
@@ -93,7 +93,7 @@ def _add(
     maps: list[FeatureMap],
     operations: list[Operation],
     name: str,
-    window: Window,
+    window: AxisWindow,
     channels: int,
     flops: float,
     statistics: bool = False,
@@ -109,7 +109,7 @@ def _add(
 def by_flops(
     network: MapNetwork,
     samples: int,
-    link: Link,
+    link: ClusterLink,
     *,
     flops_per_s: float,
     backward_ratio: float = 2.0,
@@ -147,7 +147,7 @@ def by_flops(
 
 
 def question(
-    network: MapNetwork, samples: int, link: Link, flops_per_s: float, shape: tuple[int, int]
+    network: MapNetwork, samples: int, link: ClusterLink, flops_per_s: float, shape: tuple[int, int]
 ) -> Costs:
     """Equal devices, a tile each, equal tiles."""
     overheads = Overheads(MESSAGE_SECONDS, BYTE_SECONDS, 0.0)
@@ -168,7 +168,7 @@ def gain(costs: Costs) -> tuple[float, int]:
     units = len(costs.problem.network.units)
     borders = best_grouping(costs)
     each, best = (
-        simulate(costs, b).seconds - costs.fixed_seconds for b in (range(units + 1), borders)
+        simulate_tiles(costs, b).seconds - costs.fixed_seconds for b in (range(units + 1), borders)
     )
     return each / best, len(borders) - 1
 

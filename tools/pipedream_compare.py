@@ -34,16 +34,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tools.baselines import replicated_pipeline
 
 DEVICES = 16
 GBIT = 1e9 / 8
-PCIE = Link(bytes_per_s=12e9, latency_s=10e-6)
+PCIE = ClusterLink(bytes_per_s=12e9, latency_s=10e-6)
 LATENCY_S = 50e-6
 MEMORY_BYTES = 16 * 10**9
 
@@ -101,8 +101,10 @@ def equal_devices(bytes_per_s: float, memory_bytes: int, a_server: int = 1) -> C
         for j, b in enumerate(names)
         if i != j and i // a_server == j // a_server
     }
-    devices = tuple(Device(name, memory_bytes, holder=i == 0) for i, name in enumerate(names))
-    return Cluster(devices, Link(bytes_per_s, LATENCY_S), inside)
+    devices = tuple(
+        ClusterDevice(name, memory_bytes, holder=i == 0) for i, name in enumerate(names)
+    )
+    return Cluster(devices, ClusterLink(bytes_per_s, LATENCY_S), inside)
 
 
 def networks(memory_bytes: int) -> dict[str, Cluster]:
@@ -119,7 +121,7 @@ def compare(
 ) -> Row:
     """Rounds of `rounds` mini-batches, each whole on one replica, or steady running."""
     published = PUBLISHED[profile.model]
-    size, steady = published.mini_batch, request.mode is Mode.ASYNC
+    size, steady = published.mini_batch, request.mode is PlanMode.ASYNC
     cost = CostModel(profile, cluster, mode=request.mode)
     speeds: dict[str, float | None] = {}
     for replicas in published.replicas:
@@ -222,7 +224,10 @@ def main() -> int:
         compare(profile, network, cluster, PlanRequest(1, mode=mode), rounds)
         for profile in args.profile
         for network, cluster in networks(args.memory).items()
-        for mode, rounds in [*((Mode.SYNC, count) for count in args.rounds), (Mode.ASYNC, 0)]
+        for mode, rounds in [
+            *((PlanMode.SYNC, count) for count in args.rounds),
+            (PlanMode.ASYNC, 0),
+        ]
     ]
     print("\n".join(table(rows)))
     behind = [row for row in rows if (row.auto or 0.0) < row.best_published * (1 - 1e-9)]

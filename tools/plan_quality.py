@@ -25,7 +25,7 @@ from pathlib import Path
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support.equal_devices import equal, vgg_like
 from tests.support.planning_examples import household
@@ -42,9 +42,9 @@ def questions() -> Iterator[tuple[str, Profile, Cluster, PlanRequest]]:
     for seed in range(12):
         profile, cluster = household(100 + seed, units=12 + 5 * seed, devices=6 + seed)
         yield f"large-{seed}", profile, cluster, PlanRequest(64, None if seed % 2 else 8)
-    for mode in (Mode.SYNC, Mode.ASYNC):
+    for mode in (PlanMode.SYNC, PlanMode.ASYNC):
         for devices in (7, 8, 12, 16):
-            batch_size = 1 if mode is Mode.ASYNC else devices
+            batch_size = 1 if mode is PlanMode.ASYNC else devices
             yield (
                 f"equal-{mode.value}-{devices}",
                 vgg_like(),

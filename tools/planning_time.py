@@ -27,7 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 
@@ -160,10 +160,12 @@ def environment_c() -> Cluster:
     speeds = {"nx": 0.60, "tx2-1": 0.295, "tx2-2": 0.295}
     speeds |= {f"nano-{i}": 0.18 for i in (1, 2, 3)}
     devices = tuple(
-        Device(name, 4 * 10**9 if "nano" in name else 8 * 10**9, 1 / speed, holder=name == "nx")
+        ClusterDevice(
+            name, 4 * 10**9 if "nano" in name else 8 * 10**9, 1 / speed, holder=name == "nx"
+        )
         for name, speed in speeds.items()
     )
-    return Cluster(devices, Link(12.5e6, 0.001))
+    return Cluster(devices, ClusterLink(12.5e6, 0.001))
 
 
 def unlike_devices(count: int, seed: int) -> Cluster:
@@ -171,7 +173,7 @@ def unlike_devices(count: int, seed: int) -> Cluster:
     random = Random(seed)
     names = [f"device-{i:03}" for i in range(count)]
     devices = tuple(
-        Device(
+        ClusterDevice(
             name,
             random.choice((1, 2, 4, 8)) * 10**9,
             round(2 ** random.uniform(0, 3), 3),
@@ -180,8 +182,10 @@ def unlike_devices(count: int, seed: int) -> Cluster:
         for name in names
     )
     fast = random.sample(names, max(2, count // 10))
-    links = {(one, other): Link(125e6, 0.0005) for one in fast for other in fast if one != other}
-    return Cluster(devices, Link(12.5e6, 0.002), links)
+    links = {
+        (one, other): ClusterLink(125e6, 0.0005) for one in fast for other in fast if one != other
+    }
+    return Cluster(devices, ClusterLink(12.5e6, 0.002), links)
 
 
 QUESTIONS: Mapping[str, Callable[[], Question]] = {

@@ -33,14 +33,14 @@ from pathlib import Path
 import psutil
 
 from p2ptrain.events import Event, Recovered, Step
-from p2ptrain.mesh.links.handler_queues import Lanes
+from p2ptrain.mesh.links.handler_queues import HandlerQueues
 from p2ptrain.recovery.cores.retry_policy import EARLY_STEPS
 
 LARGEST_GROWTH = 0.05
 TIMES = {"connects": 10_000, "elections": 1_000, "recoveries": 500, "jobs": 200}
 """By part."""
 SETTLING_SECONDS = 5.0
-_LANE = Lanes._run.__qualname__
+_LANE = HandlerQueues._run.__qualname__
 """One for each kind of message of each device, from the first on: no more than there are kinds."""
 _ENDING = ("e", "d", "c")
 """Of a job of five devices, in that order."""

@@ -36,7 +36,7 @@ from p2ptrain.net.link.link import Link  # noqa: E402
 from p2ptrain.net.link.link_settings import LinkSettings  # noqa: E402
 from p2ptrain.net.message import Message, PartKind, Priority  # noqa: E402
 from p2ptrain.net.transport.dial import dial  # noqa: E402
-from p2ptrain.net.transport.listener import Door, Listener  # noqa: E402
+from p2ptrain.net.transport.listener import Listener, ListenerHooks  # noqa: E402
 from p2ptrain.net.transport.tls import Credentials, certificate_id, client_context, server_context  # noqa: E402
 
 READ_LIMIT_BYTES = 4 * 2**20
@@ -258,7 +258,7 @@ async def run_link(duty: Duty) -> dict[str, Any]:
         address = (duty.host, duty.port)
         link = await dial([address], context, certificate_id(peer), make_link)
     else:
-        listener = Listener(Door(lambda: server_context(own, [peer]), make_link))
+        listener = Listener(ListenerHooks(lambda: server_context(own, [peer]), make_link))
         await listener.start([duty.host])
         print(listener.port, flush=True)
         link = await up

@@ -51,10 +51,10 @@ def run_in_own_thread(main: Coroutine[Any, Any, T]) -> T:
     An interrupt of the caller cancels `main` and is raised again once `main` has ended. A second
     one is raised at once, and `main` leaves without the time for what it still wanted to do.
     """
-    return _OwnThread(main).result()
+    return _LoopThread(main).result()
 
 
-class _OwnThread(Generic[T]):
+class _LoopThread(Generic[T]):
     def __init__(self, main: Coroutine[Any, Any, T]) -> None:
         self._main = main
         self._outcome: concurrent.futures.Future[T] = concurrent.futures.Future()

@@ -100,7 +100,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-class OwnedTasks:
+class TaskOwner:
     """See the module. No failure goes unheard, and none ends the others.
 
     Args:

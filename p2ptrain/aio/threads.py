@@ -14,7 +14,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_background(function: Callable[[], T]) -> T:
+async def run_in_background(function: Callable[[], T]) -> T:
     """Run `function` in a daemon thread of its own; raises whatever it raises (`for_futures`).
 
     A cancelled caller leaves at once; the function runs on and its result is dropped.
@@ -47,6 +47,6 @@ def for_futures(error: BaseException) -> BaseException:
     """What a future takes: not StopIteration, with which whoever awaits it would wait for ever."""
     if not isinstance(error, StopIteration):
         return error
-    told = RuntimeError("StopIteration was raised")
-    told.__cause__ = error
-    return told
+    wrapped = RuntimeError("StopIteration was raised")
+    wrapped.__cause__ = error
+    return wrapped

@@ -10,16 +10,16 @@ from p2ptrain.coordinator.service import CoordinatorService
 from p2ptrain.events import Event, Warned
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.messages.calls import Route
-from p2ptrain.process.allocator import Ceiling
+from p2ptrain.messages.calls import MessageRoute
+from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.profile_cache import ProfileCache
-from p2ptrain.worker.leave import ParkedJobs, hand_over
-from p2ptrain.worker.service import TrainingService
+from p2ptrain.worker.leave import OrphanedJobs, hand_over
+from p2ptrain.worker.service import WorkerService
 
 
-class TrainingMember:
+class DeviceServices:
     """The compute thread and the services of one device.
 
     Args:
@@ -48,17 +48,17 @@ class TrainingMember:
             torch.set_num_threads(threads)
         self._mesh = mesh
         self._emit = emit
-        ceiling = Ceiling()
+        ceiling = MemoryCeiling()
         self.compute = ComputeThread(after=ceiling.look)
         cache = profiles or ProfileCache(None)
-        self.service = TrainingService(
+        self.service = WorkerService(
             mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box
         )
         self._coordinator = CoordinatorService(mesh, self.service.due)
-        self._parked = ParkedJobs(mesh, self.service, jobs)
+        self._parked = OrphanedJobs(mesh, self.service, jobs)
 
     @property
-    def routes(self) -> Mapping[str, Route]:
+    def routes(self) -> Mapping[str, MessageRoute]:
         """What this device answers, by kind."""
         return {**self.service.routes, **self._coordinator.routes, **self._parked.routes}
 

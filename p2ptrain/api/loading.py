@@ -21,14 +21,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.logs import get_logger
 from p2ptrain.process.allocator import keep_freed_memory
 from p2ptrain.process.box import Box, Starter, Zygote
 
 
 @contextmanager
-def loading() -> Iterator[None]:
+def collector_at_rest() -> Iterator[None]:
     """Everything that lives at the end is taken for what stays."""
     gc.disable()
     try:
@@ -44,11 +44,11 @@ async def load_training(*, exporting: bool = False) -> None:
     Before it joins: see `Node.__aenter__`.
     """
     keep_freed_memory()
-    await in_background(_load_exporting if exporting else _load)
+    await run_in_background(_load_exporting if exporting else _load)
 
 
 def _load() -> None:
-    with loading():
+    with collector_at_rest():
         pass
 
         import_training()
@@ -57,7 +57,7 @@ def _load() -> None:
 
 def _load_exporting() -> None:
     _load()
-    with loading():
+    with collector_at_rest():
         import torch.export._trace  # noqa: F401  # the first export would load it
 
 

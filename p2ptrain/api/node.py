@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain import torch_version
 from p2ptrain._version import __version__
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.api.event_stream import EventStream, call_watch, check_on_event
 from p2ptrain.api.loading import forked_box, import_training, started_box
 from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import Run, check_asked, start_run
-from p2ptrain.control.borrow import own_place
-from p2ptrain.control.lease import Place
+from p2ptrain.control.borrow import own_lease
+from p2ptrain.control.lease import LeasedIdentity
 from p2ptrain.errors import Error, OptionError
 from p2ptrain.events import Event
-from p2ptrain.job.train_options import MOST_THREADS, whole
+from p2ptrain.job.train_options import MAX_THREADS, whole
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.identity.state_folder import StateFolder, default_state_dir
 from p2ptrain.mesh.interface import MemberState
@@ -42,11 +42,11 @@ from p2ptrain.process.box import Box
 from p2ptrain.process.memory_budget import usable_memory_bytes
 
 if TYPE_CHECKING:
-    from p2ptrain.api.device_services import TrainingMember
+    from p2ptrain.api.device_services import DeviceServices
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
     from p2ptrain.mesh.interface import Member
-    from p2ptrain.mesh.trust.pairing_window import Window
+    from p2ptrain.mesh.trust.pairing_window import PairingWindow
 
 LEAVE_SECONDS = 30.0
 """Longest wait until the others have taken over what this device did for them."""
@@ -84,7 +84,7 @@ class Node:
         *,
         name: str | None = None,
         code: str | None = None,
-        window: Window | None = None,
+        window: PairingWindow | None = None,
         peers: Sequence[str] = (),
         interfaces: Sequence[str] = (),
         port: int | None = None,
@@ -96,7 +96,7 @@ class Node:
         on_event: Callable[[Event], None] | None = None,
         has_place: bool = False,
     ) -> None:
-        _check_limits(threads, memory_bytes)
+        check_limits(threads, memory_bytes)
         if not isinstance(name, str | None):
             raise OptionError(f"name must be a text, not {name!r}")
         port = whole("port", port)
@@ -123,12 +123,12 @@ class Node:
                 "memory_bytes": memory_bytes or usable_memory_bytes(),
             },
         )
-        self._mesh = NetworkMesh(self._config, self._tell)
+        self._mesh = NetworkMesh(self._config, self._notify)
         self._has_place = has_place
         self._place = contextlib.AsyncExitStack()
-        self._own: Place | None = None
+        self._own: LeasedIdentity | None = None
         self._has_begun = False
-        self._member: TrainingMember | None = None
+        self._member: DeviceServices | None = None
         self._board: ProgressBoard | None = None
         self._run: Run | None = None
         self._own_box: Box | None = None
@@ -148,7 +148,7 @@ class Node:
         self._has_begun = True
         torch_version.check()
         keep_freed_memory()
-        await in_background(import_training)
+        await run_in_background(import_training)
         try:
             await self._take_place()
             await self._mesh.__aenter__()
@@ -180,14 +180,14 @@ class Node:
                     self._own.window = self.window
                 await self._place.aclose()
                 if self._own_box is not None:  # last: nobody asks any more
-                    await in_background(self._own_box.close)
+                    await run_in_background(self._own_box.close)
 
     async def _take_place(self) -> None:
         """Have the state folder for this node alone; what is in it may be newer than we know."""
         if self._has_place:
             return
         command = "train" if self._config.info["role"] == "holder" else "app"
-        own = await self._place.enter_async_context(own_place(self._config.state_dir, command))
+        own = await self._place.enter_async_context(own_lease(self._config.state_dir, command))
         if own.name is not None:
             self._config = dataclasses.replace(
                 self._config,
@@ -195,7 +195,7 @@ class Node:
                 port=own.port if self._config.port is None else self._config.port,
                 window=own.window,
             )
-        self._mesh = NetworkMesh(self._config, self._tell)
+        self._mesh = NetworkMesh(self._config, self._notify)
         self._own = own
 
     async def leave(self) -> None:
@@ -306,7 +306,7 @@ class Node:
         return self._mesh
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> PairingWindow | None:
         """The pairing window, while it is open; also what was left of it when this node left."""
         return self._joined.belonging.window
 
@@ -327,7 +327,7 @@ class Node:
         if self._on_event is not None:
             call_watch.call(self._on_event, event)
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         """As `_emit`, of what does not happen in a run, where nobody waits for a result.
 
         What the app's own function raises is for the loop's exception handler, as of any callback:
@@ -343,22 +343,22 @@ class Node:
     def _jobs_folder(self) -> StateFolder:
         return StateFolder(self._config.state_dir / "job")
 
-    def _make_member(self) -> TrainingMember:
-        from p2ptrain.api.device_services import TrainingMember
+    def _make_member(self) -> DeviceServices:
+        from p2ptrain.api.device_services import DeviceServices
         from p2ptrain.profiling import boxed_measure as boxed
         from p2ptrain.profiling.profile_cache import ProfileCache
 
         box = forked_box()
         if box is None:
             box = self._own_box = started_box([boxed.__name__])
-        member = TrainingMember(
+        member = DeviceServices(
             self._mesh,
             profiles=ProfileCache(self._config.state_dir / "profiles"),
             jobs=self._jobs_folder(),
             memory_bytes=self._memory_bytes,
             threads=self._threads,
             only_for=self._only_for,
-            emit=self._tell,
+            emit=self._notify,
             box=box,
         )
         for kind, route in member.routes.items():
@@ -372,10 +372,10 @@ def _member_line(member: Member) -> dict[str, Any]:
     return {**known, **member.info, **known}
 
 
-def _check_limits(threads: int | None, memory_bytes: int | None) -> None:
+def check_limits(threads: int | None, memory_bytes: int | None) -> None:
     threads, memory_bytes = whole("threads", threads), whole("memory_bytes", memory_bytes)
-    if threads is not None and not 1 <= threads <= MOST_THREADS:
-        raise OptionError(f"threads must be from 1 to {MOST_THREADS}, not {threads}")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise OptionError(f"threads must be from 1 to {MAX_THREADS}, not {threads}")
     if memory_bytes is not None and memory_bytes < 1:
         raise OptionError("memory_bytes must be 1 or more")
 

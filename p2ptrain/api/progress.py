@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from p2ptrain.errors import PeerError
 from p2ptrain.events import Event, PlanEvent, Step
-from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent, called
+from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent, display_name
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Count, Length, Text
 from p2ptrain.net.message import Message
@@ -60,7 +60,7 @@ class ProgressBoard:
         said = JobLine.read(message.fields)
         self._lines.pop(peer, None)
         if not said.over:
-            line = {"holder": called(self._mesh, peer), **replace(said, over=None).fields()}
+            line = {"holder": display_name(self._mesh, peer), **replace(said, over=None).fields()}
             self._lines[peer] = line
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
@@ -74,7 +74,7 @@ class ProgressReporter:
     def __init__(self, mesh: Mesh, model: str) -> None:
         self._mesh = mesh
         self._line = JobLine(model)
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     def note(self, event: Event) -> None:
         """Remember what an event says."""
@@ -91,9 +91,9 @@ class ProgressReporter:
 
     async def tell(self, now: float) -> None:
         """Send the newest line to every member that is alive, if the last one is old enough."""
-        if now - self._told_at < INTERVAL_SECONDS and not self._line.over:
+        if now - self._reported_at < INTERVAL_SECONDS and not self._line.over:
             return
-        self._told_at = now
+        self._reported_at = now
         alive = [m.id for m in self._mesh.members.values() if m.state is MemberState.ALIVE]
         await asyncio.gather(*map(self._send, alive))
 

@@ -18,7 +18,7 @@ from p2ptrain.mesh.interface import Mesh
 if TYPE_CHECKING:
     import torch
 
-    from p2ptrain.api.device_services import TrainingMember
+    from p2ptrain.api.device_services import DeviceServices
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
 
@@ -81,7 +81,7 @@ def check_asked(job: object, options: object) -> None:
 
 def start_run(
     mesh: Mesh,
-    member: TrainingMember,
+    member: DeviceServices,
     job: Job,
     options: TrainOptions,
     emit: Callable[[Event], None],
@@ -93,15 +93,15 @@ def start_run(
         emit: takes every event, beside the run itself.
         folder: where the job's journal stands; None = nowhere.
     """
-    from p2ptrain.holder.trainer import HolderRun
+    from p2ptrain.holder.trainer import JobTrainer
 
     events = EventStream()
     reporter = ProgressReporter(mesh, type(job.model).__name__)
-    told = asyncio.Event()
+    notified = asyncio.Event()
 
     def announce(event: Event) -> None:
         reporter.note(event)
-        told.set()
+        notified.set()
         events.publish(event)
         emit(event)
 
@@ -109,14 +109,14 @@ def start_run(
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(INTERVAL_SECONDS):
-                    await told.wait()
-            told.clear()
+                    await notified.wait()
+            notified.clear()
             await reporter.tell(monotonic())  # also where nothing new is to be told
 
     async def run() -> None:
         reporting = asyncio.create_task(report(), name="report progress")
         try:
-            await HolderRun(mesh, member.service, job, options, announce, folder).run()
+            await JobTrainer(mesh, member.service, job, options, announce, folder).run()
         except Exception as error:
             announce(Failed(str(error) or type(error).__name__))
             raise

@@ -11,7 +11,7 @@ from p2ptrain import torch_version
 from p2ptrain.aio import event_loop
 from p2ptrain.aio import event_loop as own_thread
 from p2ptrain.api.event_stream import call_watch, check_on_event
-from p2ptrain.api.node import Node, _check_limits
+from p2ptrain.api.node import Node, check_limits
 from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import check_asked, start_run
 from p2ptrain.events import Event
@@ -77,13 +77,13 @@ async def _train_alone(
     """The same code without a network: a household of one."""
     torch_version.check()
     keep_freed_memory()
-    from p2ptrain.api.device_services import TrainingMember
+    from p2ptrain.api.device_services import DeviceServices
 
     assert options is not None
-    _check_limits(node_options.get("threads"), node_options.get("memory_bytes"))
+    check_limits(node_options.get("threads"), node_options.get("memory_bytes"))
     mesh = LoneMesh(node_options.get("name") or "here")
     ProgressBoard(mesh)
-    member = TrainingMember(
+    member = DeviceServices(
         mesh,
         memory_bytes=node_options.get("memory_bytes"),
         threads=node_options.get("threads"),

@@ -15,7 +15,7 @@ from p2ptrain.cli import pairing_code as codes
 from p2ptrain.cli.pairing_code import PROMPT
 from p2ptrain.control.lease import NodeOptions
 from p2ptrain.errors import OptionError
-from p2ptrain.job.train_options import MOST_THREADS
+from p2ptrain.job.train_options import MAX_THREADS
 from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE, default_state_dir
 from p2ptrain.mesh.trust.pairing_window import normalised_code
 from p2ptrain.net.fields import checked_name
@@ -35,7 +35,7 @@ _UNITS_BYTES = {
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", re.ASCII)
 
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 
 _WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -46,7 +46,7 @@ def size_bytes(text: str) -> int:
     if match is None or match[2].upper() not in _UNITS_BYTES:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size: write it like 2GiB or 500MB")
     number, unit = match[1], _UNITS_BYTES[match[2].upper()]
-    if len(number) > _MOST_DIGITS:
+    if len(number) > _MAX_DIGITS:
         raise argparse.ArgumentTypeError(f"{text!r} is more than any device has")
     size = int(number) * unit if number.isdigit() else round(float(number) * unit)
     if size < 1:
@@ -68,8 +68,8 @@ def positive_or_auto(text: str) -> int | str:
 
 def threads(text: str) -> int:
     """A number of threads to compute with."""
-    if _WHOLE.fullmatch(text) is None or not 1 <= int(text) <= MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MOST_THREADS}")
+    if _WHOLE.fullmatch(text) is None or not 1 <= int(text) <= MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_THREADS}")
     return int(text)
 
 

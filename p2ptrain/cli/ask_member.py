@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def ask(folder: Path, question: Callable[[ControlClient], Awaitable[T]]) -> T:
+def ask_member(folder: Path, question: Callable[[ControlClient], Awaitable[T]]) -> T:
     """The answer of the member that runs with the state folder `folder`.
 
     Raises:

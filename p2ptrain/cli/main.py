@@ -29,7 +29,7 @@ from p2ptrain.cli.commands import (
     train,
 )
 from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
-from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, Misused, Parser, UsageError
+from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, Parser, UsageError, UsageExit
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.events import Failed
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None, *, for_good: bool = False) -> int:
         for_good: the process ends with it: with `--json` nothing else comes to stdout any more.
 
     Raises:
-        SystemExit: argparse's: `Misused` with code 2, and 0 after `--help`.
+        SystemExit: argparse's: `UsageExit` with code 2, and 0 after `--help`.
     """
     args = _parsed(argv, for_good=for_good)
     if getattr(args, "logs", True):  # planning logs nothing, and a log's start takes a while
@@ -65,7 +65,7 @@ def _parsed(argv: Sequence[str] | None, *, for_good: bool) -> argparse.Namespace
     """The command line; where it makes no sense, programs that asked for JSON get an event too."""
     try:
         return build_parser().parse_args(argv)
-    except Misused as end:
+    except UsageExit as end:
         if "--json" in (sys.argv[1:] if argv is None else argv):
             with open_output(json=True, for_good=for_good) as output:
                 output.show(Failed(message=end.message))
@@ -89,7 +89,7 @@ def build_parser() -> Parser:
 
 def _run(args: argparse.Namespace, output: Output) -> int:
     try:
-        if args.run is not join.run and early.release():
+        if args.run is not join.run and early.release_signals():
             raise KeyboardInterrupt
         exit_code: int = args.run(args, output)
     except KeyboardInterrupt as interrupt:
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace, output: Output) -> int:
     except BaseException as error:  # a panic of a library in Rust is no Exception
         if args.debug:
             traceback.print_exc()
-        _say(_text(_cause(error), debug=args.debug), output)
+        _show_failure(_text(_cause(error), debug=args.debug), output)
         return WRONG_USAGE if isinstance(error, UsageError) else FAILED
     return exit_code
 
@@ -132,7 +132,7 @@ def _place(error: BaseException) -> str:
     return f" in {Path(own[-1].filename).relative_to(_OWN).as_posix()}, line {own[-1].lineno}"
 
 
-def _say(message: str, output: Output) -> None:
+def _show_failure(message: str, output: Output) -> None:
     line = " ".join(message.split())
     output.close()
     if output.json:

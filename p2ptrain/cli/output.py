@@ -57,9 +57,9 @@ class Output:
             return
         from rich.console import Console  # here: most commands need no progress bar
 
-        from p2ptrain.console.rich_renderer import ConsoleRenderer
+        from p2ptrain.console.rich_renderer import RichRenderer
 
-        self.use(ConsoleRenderer(Console(file=self._stream, highlight=False), total_steps))
+        self.use(RichRenderer(Console(file=self._stream, highlight=False), total_steps))
 
     def show(self, event: Event) -> None:
         """Show an event; one that cannot be shown is passed over."""

@@ -115,7 +115,7 @@ def _read(file: Path) -> str:
 
 def _asked() -> str:
     """A line of standard input."""
-    if early.release():
+    if early.release_signals():
         raise KeyboardInterrupt
     if sys.stdin.isatty():
         sys.stderr.write("pairing code (the other device shows it): ")

@@ -12,7 +12,7 @@ from p2ptrain.errors import PlanError, size_text
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 
 _TITLES = (
@@ -22,7 +22,7 @@ _TITLES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PlannerComparison:
     """What every planner made of one question.
 
     Attributes:
@@ -39,7 +39,7 @@ class Comparison:
         return plan.predicted.samples_per_s / best if best else 1.0
 
 
-def compare(profile: Profile, cluster: Cluster, request: PlanRequest) -> Comparison:
+def compare(profile: Profile, cluster: Cluster, request: PlanRequest) -> PlannerComparison:
     """Ask every planner what `request` asks of one.
 
     Raises:
@@ -56,10 +56,10 @@ def compare(profile: Profile, cluster: Cluster, request: PlanRequest) -> Compari
         except PlanError as error:
             refused[name] = str(error)
     plans.sort(key=lambda plan: -plan.predicted.samples_per_s)
-    return Comparison((best, *plans), refused)
+    return PlannerComparison((best, *plans), refused)
 
 
-def comparison_json(comparison: Comparison) -> Iterator[Mapping[str, Any]]:
+def comparison_json(comparison: PlannerComparison) -> Iterator[Mapping[str, Any]]:
     """One object a planner: its plan and figures, or why it has none."""
     for plan in comparison.plans:
         yield {
@@ -75,7 +75,7 @@ def comparison_json(comparison: Comparison) -> Iterator[Mapping[str, Any]]:
         yield {"planner": name, "error": reason}
 
 
-def comparison_text(comparison: Comparison) -> str:
+def comparison_text(comparison: PlannerComparison) -> str:
     """A table of the plans, and why the other planners have none."""
     lines = aligned([_TITLES, *(_row(comparison, plan) for plan in comparison.plans)])
     if comparison.refused:
@@ -84,7 +84,7 @@ def comparison_text(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _row(comparison: Comparison, plan: Plan) -> Sequence[str]:
+def _row(comparison: PlannerComparison, plan: Plan) -> Sequence[str]:
     predicted, count = plan.predicted, plan.split.micro_batches
     return (
         plan.planner,
@@ -93,6 +93,6 @@ def _row(comparison: Comparison, plan: Plan) -> Sequence[str]:
         f"{comparison.of_auto(plan):.3f}",
         str(len(plan.stages)),
         str(len(predicted.peak_bytes)),
-        "none" if plan.mode is Mode.ASYNC else f"{count} x {plan.micro_batch}",
+        "none" if plan.mode is PlanMode.ASYNC else f"{count} x {plan.micro_batch}",
         size_text(max(predicted.peak_bytes.values())),
     )

@@ -11,7 +11,7 @@ from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 
 _STAGES = ("part", "layers", "device", "share", "warm-up")
 
@@ -46,7 +46,7 @@ def _schedule(plan: Plan) -> str:
 
 def _pieces(plan: Plan) -> str:
     split = plan.split
-    if plan.mode is Mode.ASYNC:
+    if plan.mode is PlanMode.ASYNC:
         return f"mini-batches of {split.micro_batch}, {plan.stages[0].warmup} in flight"
     if split.micro_batches == 1:
         return f"{split.batch_size} samples in one micro-batch"
@@ -56,9 +56,9 @@ def _pieces(plan: Plan) -> str:
     return f"{of_all} of {split.first_samples}{ragged}"
 
 
-def period(mode: Mode) -> str:
+def period(mode: PlanMode) -> str:
     """What `round_seconds` are the seconds of."""
-    return "mini-batch" if mode is Mode.ASYNC else "step"
+    return "mini-batch" if mode is PlanMode.ASYNC else "step"
 
 
 def _stage_rows(plan: Plan, profile: Profile) -> Iterator[Sequence[str]]:
@@ -91,7 +91,7 @@ def _share_text(plan: Plan, stage: PlannedStage, device: DeviceShare) -> str:
         rows, columns = stage.tiling.grid
         return f"{device.share} of {rows}x{columns} tiles"
     if stage.allocation is Allocation.MICRO_BATCHES:
-        pieces = "mini-batches" if plan.mode is Mode.ASYNC else "micro-batches"
+        pieces = "mini-batches" if plan.mode is PlanMode.ASYNC else "micro-batches"
         return f"{device.share} of {plan.micro_batches} {pieces}"
     return f"{device.share} of {plan.micro_batch} samples"
 

@@ -39,7 +39,7 @@ _before: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | Non
 _kept: list[int] = []
 
 
-def keep() -> None:
+def keep_signals() -> None:
     """From now on only note the signals, those that are not ignored anyway."""
     for number in _SIGNALS:
         handler = signal.getsignal(number)
@@ -48,8 +48,9 @@ def keep() -> None:
             signal.signal(number, lambda received, _frame: _kept.append(received))
 
 
-def release() -> bool:
-    """Handle signals as before `keep`; whether one came meanwhile. Harmless when repeated."""
+def release_signals() -> bool:
+    """Handle signals as before `keep_signals`; whether one came meanwhile. Harmless when
+    repeated."""
     for number, handler in _before.items():
         signal.signal(number, handler)
     came = bool(_kept)
@@ -58,7 +59,7 @@ def release() -> bool:
     return came
 
 
-def complete() -> None:
+def complete_standard_streams() -> None:
     """Let the closed ones lead nowhere."""
     for number in (0, 1, 2):  # a new descriptor is the lowest that is free
         try:
@@ -83,7 +84,7 @@ SETTING = f"{CACHE}=0"
 Execute = Callable[[str, list[str], Mapping[str, str]], object]
 
 
-def ensure(
+def ensure_merging_heap(
     command: Sequence[str],
     environment: Mapping[str, str] = os.environ,
     execute: Execute = os.execve,

@@ -27,7 +27,7 @@ class UsageError(OptionError):
     """Wrong usage that only shows after argparse is through: exit code 2."""
 
 
-class Misused(SystemExit):
+class UsageExit(SystemExit):
     """The command line makes no sense, which stderr says already.
 
     Attributes:
@@ -40,7 +40,7 @@ class Misused(SystemExit):
 
 
 class Parser(argparse.ArgumentParser):
-    """Ends with `Misused`; so do the parsers of its commands."""
+    """Ends with `UsageExit`; so do the parsers of its commands."""
 
     def error(self, message: str) -> NoReturn:
         """Say on stderr what is wrong.
@@ -51,4 +51,4 @@ class Parser(argparse.ArgumentParser):
         try:
             super().error(message)
         except SystemExit:
-            raise Misused(" ".join(message.split())) from None
+            raise UsageExit(" ".join(message.split())) from None

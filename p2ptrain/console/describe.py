@@ -144,7 +144,7 @@ def _pieces(event: ev.PlanEvent) -> str:
     return f"batches in {event.micro_batches} pieces of {event.micro_batch}"
 
 
-def layers_text(stage: ev.PlannedStage) -> str:
+def layers_text(stage: ev.PlanEventStage) -> str:
     """A stage's first and last layer that has weights, such as `layers conv1 to layer3.0`."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in stage.parameters))
     if not layers:
@@ -152,7 +152,7 @@ def layers_text(stage: ev.PlannedStage) -> str:
     return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
 
 
-def devices_text(stage: ev.PlannedStage) -> str:
+def devices_text(stage: ev.PlanEventStage) -> str:
     """The devices of a stage, such as `laptop` or `laptop + pi (sharing whole pieces 5:3)`."""
     names = " + ".join(device.name for device in stage.devices)
     if len(stage.devices) == 1:

@@ -15,7 +15,7 @@ from p2ptrain.console.describe import describe, devices_text, layers_text, metri
 from p2ptrain.net.read_form import one_line
 
 
-class ConsoleRenderer:
+class RichRenderer:
     """A progress bar over all steps; plans as tables, everything else as lines above the bar."""
 
     def __init__(self, console: Console, total_steps: int | None = None) -> None:

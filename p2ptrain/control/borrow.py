@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2ptrain.control.lease import RETRY_SECONDS, Place
+from p2ptrain.control.lease import RETRY_SECONDS, LeasedIdentity
 from p2ptrain.control.member_lock import FolderBusy, FolderLock, NotRunning
 from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
@@ -27,7 +27,7 @@ _log = get_logger(__name__)
 
 
 @contextlib.asynccontextmanager
-async def own_place(folder: Path, command: str) -> AsyncIterator[Place]:
+async def own_lease(folder: Path, command: str) -> AsyncIterator[LeasedIdentity]:
     """This device's place, which is ours alone inside the context.
 
     Args:
@@ -39,7 +39,7 @@ async def own_place(folder: Path, command: str) -> AsyncIterator[Place]:
         UserError: the member there does not step aside.
     """
     async with contextlib.AsyncExitStack() as stack:
-        lock, place = FolderLock(folder, command), Place()
+        lock, place = FolderLock(folder, command), LeasedIdentity()
         try:
             stack.enter_context(lock)
         except FolderBusy as busy:
@@ -52,7 +52,7 @@ async def own_place(folder: Path, command: str) -> AsyncIterator[Place]:
 
 async def _borrow(
     folder: Path, stack: contextlib.AsyncExitStack, busy: FolderBusy
-) -> tuple[ControlClient, Place]:
+) -> tuple[ControlClient, LeasedIdentity]:
     """Ask the member with `folder` to step aside; while it is still starting, ask again."""
     from p2ptrain.control.client import ControlClient
 
@@ -80,7 +80,7 @@ async def _take_soon(lock: FolderLock) -> None:
         await asyncio.sleep(RETRY_SECONDS)  # another process's lock: nothing to wait on
 
 
-async def _give_back(client: ControlClient, place: Place) -> None:
+async def _give_back(client: ControlClient, place: LeasedIdentity) -> None:
     """Say what is left of the pairing window, before the lock is free."""
     try:
         await client.give_back(place.window)

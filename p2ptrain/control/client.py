@@ -11,11 +11,11 @@ from typing import Any, Self
 
 import aiohttp
 
-from p2ptrain.control.lease import OTHER_VERSION, Place, read_place, window_fields
+from p2ptrain.control.lease import OTHER_VERSION, LeasedIdentity, read_place, window_fields
 from p2ptrain.control.member_lock import ControlRecord, not_running, read_record
 from p2ptrain.control.server import SOCKET_HOST
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.pairing_window import PairingWindow
 
 _NO_ANSWER = (ValueError, RecursionError)
 """What reading a body raises that is not JSON, or too deep."""
@@ -81,7 +81,7 @@ class ControlClient:
         """Revoke the trust in device `name`."""
         await self._ask("POST", "/remove", {"name": name})
 
-    async def step_aside(self) -> Place:
+    async def step_aside(self) -> LeasedIdentity:
         """Have the member leave its place and let go of the folder's lock.
 
         It comes back once that has been taken and is free again.
@@ -89,7 +89,7 @@ class ControlClient:
         body = await self._ask("POST", "/step-aside", seconds=STEP_ASIDE_TIMEOUT_SECONDS)
         return read_place(body, asyncio.get_running_loop().time())
 
-    async def give_back(self, window: Window | None) -> None:
+    async def give_back(self, window: PairingWindow | None) -> None:
         """Say to the member that stepped aside what is left of the pairing window."""
         fields = window_fields(window, asyncio.get_running_loop().time())
         await self._ask("POST", "/give-back", fields, GIVE_BACK_TIMEOUT_SECONDS)

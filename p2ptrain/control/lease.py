@@ -30,7 +30,7 @@ from typing import Annotated, Any, NotRequired, Protocol, TypedDict
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.trust.pairing_window import CODE_DIGITS, WINDOW_SECONDS, Window
+from p2ptrain.mesh.trust.pairing_window import CODE_DIGITS, WINDOW_SECONDS, PairingWindow
 from p2ptrain.net.forms import Count, Range, Text
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
@@ -41,7 +41,7 @@ TAKE_SECONDS = 5.0
 RETRY_SECONDS = 0.1
 
 
-class Member(Protocol):
+class ControlledMember(Protocol):
     """What commands ask of a running member; `p2ptrain.Node` is one."""
 
     def status(self) -> Mapping[str, Any]:
@@ -64,7 +64,7 @@ class Member(Protocol):
 
 
 @dataclass(slots=True)
-class Place:
+class LeasedIdentity:
     """What a borrower takes over besides the state folder.
 
     Attributes:
@@ -76,7 +76,7 @@ class Place:
 
     name: str | None = None
     port: int | None = None
-    window: Window | None = None
+    window: PairingWindow | None = None
 
 
 class Lender:
@@ -90,7 +90,7 @@ class Lender:
 
     def __init__(
         self,
-        member: Member | None = None,
+        member: ControlledMember | None = None,
         *,
         keeps: bool = False,
         take_seconds: float = TAKE_SECONDS,
@@ -103,13 +103,13 @@ class Lender:
         """
         self.member = member
         self.wanted = asyncio.Event()
-        self.window: Window | None = None
+        self.window: PairingWindow | None = None
         self._keeps = keeps
         self._take_seconds = take_seconds
-        self._left: asyncio.Future[Place] | None = None
+        self._left: asyncio.Future[LeasedIdentity] | None = None
         self._was_taken = False  # by the borrower
 
-    async def step_aside(self) -> Place:
+    async def step_aside(self) -> LeasedIdentity:
         """The place, once the member has left it and the lock of its folder is free.
 
         Raises:
@@ -139,11 +139,11 @@ class Lender:
         if self._left is not None:
             self._left.cancel()
 
-    def give_back(self, window: Window | None) -> None:
+    def give_back(self, window: PairingWindow | None) -> None:
         """The borrower ends, and leaves that of the pairing window."""
         self.window, self._was_taken = window, True
 
-    async def lend(self, place: Place, lock: FolderLock, stop: asyncio.Event) -> None:
+    async def lend(self, place: LeasedIdentity, lock: FolderLock, stop: asyncio.Event) -> None:
         """The member has left `place`: wait until the borrower has let go of `lock`, or `stop`.
 
         However the borrower ends, the system gives its lock back; one that never takes it has
@@ -178,7 +178,7 @@ _log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _LeaseGranted:
     name: str
     port: Annotated[int, Range(0, 65535)]
     window: Any = None
@@ -194,25 +194,25 @@ class _Left:
     invited: bool
 
 
-def place_fields(place: Place, now: float) -> dict[str, Any]:
+def place_fields(place: LeasedIdentity, now: float) -> dict[str, Any]:
     """What the lender sends; `now` is on the clock of the place's window."""
     return {"name": place.name, "port": place.port, **window_fields(place.window, now)}
 
 
-def read_place(fields: object, now: float) -> Place:
+def read_place(fields: object, now: float) -> LeasedIdentity:
     """The other side of `place_fields`.
 
     Raises:
         UserError: it is something else.
     """
     try:
-        said = read_form(_Said, fields, "a place", extra=True)
+        said = read_form(_LeaseGranted, fields, "a place", extra=True)
     except ProtocolError as error:
         raise UserError(OTHER_VERSION) from error
-    return Place(said.name, said.port, _window(said.window, now))
+    return LeasedIdentity(said.name, said.port, _window(said.window, now))
 
 
-def window_fields(window: Window | None, now: float) -> dict[str, Any]:
+def window_fields(window: PairingWindow | None, now: float) -> dict[str, Any]:
     """What the borrower says last."""
     if window is None:
         return {"window": None}
@@ -220,7 +220,7 @@ def window_fields(window: Window | None, now: float) -> dict[str, Any]:
     return {"window": write_form(left)}
 
 
-def read_window(text: str, now: float) -> Window | None:
+def read_window(text: str, now: float) -> PairingWindow | None:
     """The window in the borrower's last word."""
     try:
         fields: Any = json.loads(text)
@@ -230,7 +230,7 @@ def read_window(text: str, now: float) -> Window | None:
     return _window(fields.get("window") if isinstance(fields, dict) else fields, now)
 
 
-def _window(fields: Any, now: float) -> Window | None:
+def _window(fields: Any, now: float) -> PairingWindow | None:
     if fields is None:
         return None
     try:
@@ -239,7 +239,7 @@ def _window(fields: Any, now: float) -> Window | None:
         _log.warning("a pairing window is closed because it cannot be read", why=str(error))
         return None
     closes_at = now + min(left.seconds_left, WINDOW_SECONDS)
-    return Window(left.code, closes_at, left.wrong_tries, left.invited)
+    return PairingWindow(left.code, closes_at, left.wrong_tries, left.invited)
 
 
 class NodeOptions(TypedDict):

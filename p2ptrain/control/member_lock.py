@@ -85,7 +85,7 @@ class FolderLock:
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
         descriptor = os.open(self._folder / LOCK_NAME, flags, 0o600)
         try:
-            self._lock_or_tell(descriptor)
+            self._lock_or_explain(descriptor)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"p2ptrain {self._command} (process {os.getpid()})".encode())
         except BaseException:
@@ -93,7 +93,7 @@ class FolderLock:
             raise
         return descriptor
 
-    def _lock_or_tell(self, descriptor: int) -> None:
+    def _lock_or_explain(self, descriptor: int) -> None:
         try:
             _lock(descriptor)
         except OSError as error:

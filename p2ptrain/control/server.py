@@ -23,7 +23,7 @@ from typing import Any, Self
 import psutil
 from aiohttp import web
 
-from p2ptrain.control.lease import Lender, Member, place_fields, read_window
+from p2ptrain.control.lease import ControlledMember, Lender, place_fields, read_window
 from p2ptrain.control.member_lock import ControlRecord, read_record, remove_record, write_record
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
@@ -133,7 +133,7 @@ class ControlServer:
             and "Origin" not in request.headers
         )
 
-    def _member(self) -> Member:
+    def _member(self) -> ControlledMember:
         if self._lender.member is None:
             raise UserError(
                 "p2ptrain on this device is starting or stopping: try again in a moment"

@@ -6,22 +6,22 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from p2ptrain.coordinator.measured_cluster import Candidate, overheads_of, to_profile
-from p2ptrain.messages.plan_request import PlanningRequest
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.coordinator.measured_cluster import MeasuredDevice, overheads_of, to_profile
+from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.overheads import REFERENCE, Overheads
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.backup_placement import (
     SLOTS,
     SLOTS_WITH_CHECKPOINTS,
-    Unprotected,
+    UnbackedStage,
+    assign_backup_peers,
     copies_bytes,
-    protect,
 )
 from p2ptrain.recovery.placement import PlacedStage
-from p2ptrain.recovery.snapshot_schedule import CopyCost, Transfer, read_bytes
+from p2ptrain.recovery.snapshot_schedule import SnapshotCost, SnapshotTransfer, read_bytes
 
 COPIES_AN_UPDATE_BYTE = 1.0
 """A byte copied into memory that is there costs as much as one of an update."""
@@ -41,7 +41,7 @@ MESSAGES_A_READ = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Protected:
+class PlanBackups:
     """A plan's stages with their keepers.
 
     Attributes:
@@ -51,19 +51,19 @@ class Protected:
     """
 
     stages: tuple[PlacedStage, ...]
-    cost: CopyCost | None
+    cost: SnapshotCost | None
     warnings: tuple[str, ...] = ()
     taken_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
-def protected(
-    request: PlanningRequest,
+def plan_backups(
+    request: JobPlanRequest,
     plan: Plan,
     stages: Sequence[PlacedStage],
-    candidates: Mapping[str, Candidate],
-    links: Mapping[tuple[str, str], Link],
+    candidates: Mapping[str, MeasuredDevice],
+    links: Mapping[tuple[str, str], ClusterLink],
     holder: str,
-) -> Protected:
+) -> PlanBackups:
     """Give the stages of a new plan their keepers.
 
     Args:
@@ -76,21 +76,21 @@ def protected(
     sizes = [state_bytes(profile, stage) for stage in stages]
     read = _read_bytes(stages, sizes, holder) if request.checkpoints else {}
     if not request.replicas:
-        return Protected(tuple(stages), None, taken_bytes=read)
+        return PlanBackups(tuple(stages), None, taken_bytes=read)
     peaks = plan.predicted.peak_bytes
     spare = {
         device: candidate.memory_bytes - peaks.get(candidate.name, 0)
         for device, candidate in candidates.items()
     }
     own_slots = SLOTS_WITH_CHECKPOINTS if request.checkpoints else SLOTS
-    found = protect(stages, sizes, spare, own_slots)
+    found = assign_backup_peers(stages, sizes, spare, own_slots)
     names = {device: candidate.name for device, candidate in candidates.items()}
     warnings = tuple(_warning(one, names) for one in found.unprotected)
     cost = _cost(profile, sizes, plan, found.stages, candidates, links)
     if cost is None:
-        return Protected(found.stages, None, warnings, read)
+        return PlanBackups(found.stages, None, warnings, read)
     taken = copies_bytes(found.stages, sizes, own_slots)
-    return Protected(found.stages, cost, warnings, taken)
+    return PlanBackups(found.stages, cost, warnings, taken)
 
 
 def _read_bytes(stages: Sequence[PlacedStage], sizes: Sequence[int], holder: str) -> dict[str, int]:
@@ -101,13 +101,13 @@ def _read_bytes(stages: Sequence[PlacedStage], sizes: Sequence[int], holder: str
     return dict(read)
 
 
-def copies_cost(
-    request: PlanningRequest,
+def snapshot_cost(
+    request: JobPlanRequest,
     plan: Plan,
     stages: Sequence[PlacedStage],
-    candidates: Mapping[str, Candidate],
-    links: Mapping[tuple[str, str], Link],
-) -> CopyCost | None:
+    candidates: Mapping[str, MeasuredDevice],
+    links: Mapping[tuple[str, str], ClusterLink],
+) -> SnapshotCost | None:
     """Of one version of stages that have their keepers; None where nothing is kept."""
     profile = to_profile(candidates[_any_of(candidates, stages)].measured, request)
     sizes = [state_bytes(profile, stage) for stage in stages]
@@ -119,15 +119,15 @@ def _cost(
     sizes: Sequence[int],
     plan: Plan,
     stages: Sequence[PlacedStage],
-    candidates: Mapping[str, Candidate],
-    links: Mapping[tuple[str, str], Link],
-) -> CopyCost | None:
+    candidates: Mapping[str, MeasuredDevice],
+    links: Mapping[tuple[str, str], ClusterLink],
+) -> SnapshotCost | None:
     if all(stage.copies_to is None for stage in stages):
         return None
     names = {device: candidate.name for device, candidate in candidates.items()}
     overheads = {device: overheads_of(one) or REFERENCE for device, one in candidates.items()}
     ways = [_way(stage, names, links) for stage in stages]
-    return CopyCost(
+    return SnapshotCost(
         cpu_seconds=_cpu_seconds(stages, sizes, overheads, ways),
         transfers=tuple(_transfers(stages, sizes, profile, plan, ways)),
         round_seconds=plan.predicted.round_seconds,
@@ -140,12 +140,12 @@ def state_bytes(profile: Profile, stage: PlacedStage) -> int:
     return int(parameters * (1.0 + profile.optimizer_state_ratio))
 
 
-def _any_of(candidates: Mapping[str, Candidate], stages: Sequence[PlacedStage]) -> str:
+def _any_of(candidates: Mapping[str, MeasuredDevice], stages: Sequence[PlacedStage]) -> str:
     """Whose profile says how large units are: all say the same."""
     return next(device for stage in stages for device in stage.devices if device in candidates)
 
 
-def _warning(missing: Unprotected, names: Mapping[str, str]) -> str:
+def _warning(missing: UnbackedStage, names: Mapping[str, str]) -> str:
     short = missing.short
     where = "" if short in (None, missing.device) else f" on {names[short or '']}"
     return (
@@ -155,8 +155,8 @@ def _warning(missing: Unprotected, names: Mapping[str, str]) -> str:
 
 
 def _way(
-    stage: PlacedStage, names: Mapping[str, str], links: Mapping[tuple[str, str], Link]
-) -> Link | None:
+    stage: PlacedStage, names: Mapping[str, str], links: Mapping[tuple[str, str], ClusterLink]
+) -> ClusterLink | None:
     """From who has the stage to who keeps its copy."""
     keeper = stage.copies_to
     return None if keeper is None else links.get((names[stage.devices[0]], names[keeper]))
@@ -166,7 +166,7 @@ def _cpu_seconds(
     stages: Sequence[PlacedStage],
     sizes: Sequence[int],
     overheads: Mapping[str, Overheads],
-    ways: Sequence[Link | None],
+    ways: Sequence[ClusterLink | None],
 ) -> float:
     """Of the device that one version costs most."""
     spent: dict[str, float] = defaultdict(float)
@@ -182,7 +182,7 @@ def _cpu_seconds(
     return max(spent.values(), default=0.0)
 
 
-def _messages(size_bytes: int, way: Link | None) -> int:
+def _messages(size_bytes: int, way: ClusterLink | None) -> int:
     """That one copy takes, at either end."""
     reads = -(-size_bytes // read_bytes(way.bytes_per_s if way is not None else 0.0))
     return MESSAGES_A_COPY + MESSAGES_A_READ * max(reads, 1)
@@ -193,16 +193,16 @@ def _transfers(
     sizes: Sequence[int],
     profile: Profile,
     plan: Plan,
-    ways: Sequence[Link | None],
-) -> list[Transfer]:
-    batch = plan.split.batch_size if plan.mode is Mode.SYNC else plan.micro_batch
+    ways: Sequence[ClusterLink | None],
+) -> list[SnapshotTransfer]:
+    batch = plan.split.batch_size if plan.mode is PlanMode.SYNC else plan.micro_batch
     carried = interface_bytes(stages, profile, batch)
     transfers = []
     for stage, size, way in zip(stages, sizes, ways, strict=True):
         if way is None or stage.copies_to is None:
             continue
         busiest = max(carried[stage.devices[0]], carried[stage.copies_to])
-        transfers.append(Transfer(size / way.bytes_per_s, busiest / way.bytes_per_s))
+        transfers.append(SnapshotTransfer(size / way.bytes_per_s, busiest / way.bytes_per_s))
     return transfers
 
 

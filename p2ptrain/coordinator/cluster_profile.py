@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 
 from p2ptrain.aio.tasks import task_scope
-from p2ptrain.coordinator.link_survey import LinkTable, Pair
-from p2ptrain.coordinator.measured_cluster import Candidate
+from p2ptrain.coordinator.link_survey import MeasuredLinks, Pair
+from p2ptrain.coordinator.measured_cluster import MeasuredDevice
 from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import LinkSpeed, Mesh
 from p2ptrain.messages.calls import Hangs, call_while_it_works
 from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
 from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.message import Message, PartsAllocator
 from p2ptrain.net.parts import LARGE, limited
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import LeftOut
 from p2ptrain.profiling.profile_cache import batch_sizes_to_measure
 
@@ -32,7 +32,7 @@ HANGS_SECONDS = 60.0
 """So long a device that hung is not asked again."""
 
 
-class Surveyor:
+class ClusterProfiler:
     """Asks the devices, and remembers the links.
 
     Attributes:
@@ -43,13 +43,13 @@ class Surveyor:
         self.hangs: Callable[[Hangs], None] = lambda _error: None
         self._mesh = mesh
         self._hung: dict[str, tuple[Hangs, float]] = {}  # by device: until when
-        self._links = LinkTable()
+        self._links = MeasuredLinks()
         self._surveying = asyncio.Lock()
 
-    def links(self, names: Mapping[str, str]) -> dict[tuple[str, str], Link]:
+    def links(self, names: Mapping[str, str]) -> dict[tuple[str, str], ClusterLink]:
         """By names, of the devices in `names` (id -> name); estimated where not measured."""
         return {
-            (names[one], names[other]): Link(speed.bytes_per_s, speed.latency_s)
+            (names[one], names[other]): ClusterLink(speed.bytes_per_s, speed.latency_s)
             for (one, other), speed in self._links.speeds(list(names)).items()
         }
 
@@ -60,7 +60,7 @@ class Surveyor:
             speeds: (receiver, bytes/s, seconds).
         """
         for receiver, bytes_per_s, latency_s in speeds:
-            self._links.told(sender, receiver, LinkSpeed(bytes_per_s, latency_s), monotonic())
+            self._links.note(sender, receiver, LinkSpeed(bytes_per_s, latency_s), monotonic())
 
     async def measure_links(self, devices: Sequence[str]) -> None:
         """Between these devices, as far as they were not measured lately."""
@@ -130,8 +130,8 @@ class Surveyor:
             log.info("link_not_measured", sender=sender[:12], why=str(error))
 
     async def profile(
-        self, request: PlanningRequest, holder: str, names: Mapping[str, str], count: int
-    ) -> dict[str, Candidate | LeftOut]:
+        self, request: JobPlanRequest, holder: str, names: Mapping[str, str], count: int
+    ) -> dict[str, MeasuredDevice | LeftOut]:
         """Unit times of the devices in `names` (id -> name), measured side by side.
 
         Every other one goes on from the smallest batch to the largest: slow ones come no further,
@@ -165,23 +165,27 @@ class Surveyor:
         }
         answers = await asyncio.gather(*(self._profile(d, names[d], asked[d]) for d in names))
         if keeps_company:
-            await self._tell_measured(names)
+            await self._report_measured(names)
         return dict(zip(names, answers, strict=True))
 
-    async def _tell_measured(self, names: Mapping[str, str]) -> None:
+    async def _report_measured(self, names: Mapping[str, str]) -> None:
         for device, name in names.items():
             try:
                 await self._mesh.send(device, Message(MEASURED))
             except PeerError as error:
                 log.info("not_told", device=name, why=str(error))
 
-    async def _profile(self, device: str, name: str, asked: ProfileAsked) -> Candidate | LeftOut:
+    async def _profile(
+        self, device: str, name: str, asked: ProfileAsked
+    ) -> MeasuredDevice | LeftOut:
         try:
             measure = Message(MEASURE_PROFILE, asked.fields())
             parts = limited(LARGE.most_bytes)
             reply = await self._asked(device, measure, PROFILE_TIMEOUT_SECONDS, parts)
             answer = await ProfileAnswer.from_part(reply)
-            return Candidate(device, name, answer.measured, answer.memory_bytes, answer.taken_bytes)
+            return MeasuredDevice(
+                device, name, answer.measured, answer.memory_bytes, answer.taken_bytes
+            )
         except TimeoutError:
             return LeftOut(name, f"did not answer within {PROFILE_TIMEOUT_SECONDS:.0f} s")
         except Error as error:

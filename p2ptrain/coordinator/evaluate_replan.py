@@ -15,54 +15,54 @@ from functools import partial
 from typing import TypeAlias
 
 from p2ptrain import failpoints
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator import replan_decision as consideration
-from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.measured_cluster import (
-    Candidate,
-    MeasuredHousehold,
-    is_known,
-    with_times_of,
+    MeasuredCluster,
+    MeasuredDevice,
+    is_profiled,
+    with_times_of_holder,
 )
-from p2ptrain.coordinator.plan_cluster import plan_change
+from p2ptrain.coordinator.plan_cluster import replan_cluster
 from p2ptrain.coordinator.plan_expectations import as_of_now
 from p2ptrain.coordinator.plan_question import PlanQuestion
-from p2ptrain.coordinator.replan_request import Considered, ConsiderRequest
+from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
 from p2ptrain.errors import Error, PeerError, PlanError
-from p2ptrain.job.train_options import Recovery
+from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
-from p2ptrain.mesh.interface import MemberState, Mesh, called
+from p2ptrain.mesh.interface import MemberState, Mesh, display_name
 from p2ptrain.messages.assign import plan_in_force
 from p2ptrain.messages.kinds import FACTS
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited
-from p2ptrain.plan.replan.hysteresis import REPAY_SECONDS, Action, Decision
+from p2ptrain.plan.replan.hysteresis import REPAY_SECONDS, ReplanAction, ReplanDecision
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.types.plan import LeftOut, Plan
-from p2ptrain.process.child_process import Apart, Haste, apart
-from p2ptrain.recovery.state_report import Inventory
+from p2ptrain.process.child_process import ChildProcess, SearchPriority, run_in_child
+from p2ptrain.recovery.state_report import StateReport
 
 log = get_logger(__name__)
 
-Search: TypeAlias = Callable[[PlanQuestion, Haste], Awaitable[Plan]]
+Search: TypeAlias = Callable[[PlanQuestion, SearchPriority], Awaitable[Plan]]
 """Finds a plan, here or elsewhere."""
 
 FACTS_TIMEOUT_SECONDS = 10.0
 
 
-class Consideration:
+class ReplanEvaluation:
     """Answers one request; `search` finds a plan from zero."""
 
     def __init__(
-        self, mesh: Mesh, request: ConsiderRequest, surveyor: Surveyor, search: Search
+        self, mesh: Mesh, request: ReplanRequest, surveyor: ClusterProfiler, search: Search
     ) -> None:
         self._mesh = mesh
         self._request = request
         self._surveyor = surveyor
         self._search = search
 
-    async def answer(self) -> Considered:
+    async def answer(self) -> ReplanReply:
         """Look.
 
         Raises:
@@ -73,8 +73,8 @@ class Consideration:
         household = await self._household()
         plan = self._plan_in_force()
         fixed = consideration.fixed_request(request.planning, request.in_force.plan)
-        present = await in_background(
-            partial(consideration.as_of_now, fixed, household, plan, request.work)
+        present = await run_in_background(
+            partial(consideration.present_plan, fixed, household, plan, request.work)
         )
         decision = await self._with_newcomers(fixed, household, present)
         if decision is None:
@@ -88,21 +88,21 @@ class Consideration:
         )
         if failpoints.armed:
             await failpoints.reach("look.decided.before", device=self._mesh.self_id)
-        better = decision.plan.to_json() if decision.action is Action.MOVE else None
+        better = decision.plan.to_json() if decision.action is ReplanAction.MOVE else None
         in_sight = frozenset(candidate.id for candidate in household.candidates)
-        return Considered(better, decision.gain, decision.reason, in_sight)
+        return ReplanReply(better, decision.gain, decision.reason, in_sight)
 
     async def _decided(
         self,
-        fixed: PlanningRequest,
-        household: MeasuredHousehold,
-        present: consideration.Present,
+        fixed: JobPlanRequest,
+        household: MeasuredCluster,
+        present: consideration.PresentPlan,
         found: list[Plan],
-    ) -> Decision:
+    ) -> ReplanDecision:
         ages = () if fixed.ftpipehd is not None else self._request.moved_seconds_ago
-        return await in_background(
+        return await run_in_background(
             partial(
-                consideration.decide,
+                consideration.decide_replan,
                 fixed,
                 household,
                 present,
@@ -113,8 +113,8 @@ class Consideration:
         )
 
     async def _with_newcomers(
-        self, fixed: PlanningRequest, household: MeasuredHousehold, present: consideration.Present
-    ) -> Decision | None:
+        self, fixed: JobPlanRequest, household: MeasuredCluster, present: consideration.PresentPlan
+    ) -> ReplanDecision | None:
         """Planner pp is for all devices: those who came have a part, if that pays at all.
 
         What moves a border between the others may be faster still: they were told to leave nobody
@@ -126,11 +126,11 @@ class Consideration:
         with suppress(PlanError):  # one of them has too little memory
             plan = await self._light(fixed, household, present, on_all=True)
             decision = await self._decided(fixed, household, present, [plan])
-            if decision.action is Action.MOVE and newcomers <= plan.device_names:
+            if decision.action is ReplanAction.MOVE and newcomers <= plan.device_names:
                 return decision
         return None
 
-    def _newcomers(self, household: MeasuredHousehold) -> frozenset[str]:
+    def _newcomers(self, household: MeasuredCluster) -> frozenset[str]:
         """Names of those who have no part in the plan in force."""
         busy = self._request.in_force.assignment.devices
         return frozenset(c.name for c in household.candidates if c.id not in busy)
@@ -139,8 +139,8 @@ class Consideration:
         return plan_in_force(self._request.in_force, self._request.planning, self._mesh)
 
     async def _best(
-        self, fixed: PlanningRequest, household: MeasuredHousehold, present: consideration.Present
-    ) -> Decision:
+        self, fixed: JobPlanRequest, household: MeasuredCluster, present: consideration.PresentPlan
+    ) -> ReplanDecision:
         """From a plan close to the one in force, and the best of all kinds if that may be another.
 
         Where nobody waits that one takes minutes: what is close and pays is not kept back for it.
@@ -148,17 +148,21 @@ class Consideration:
         Raises PlanError: there is neither.
         """
         if fixed.ftpipehd is not None:
-            found = [await self._search(PlanQuestion(fixed, household), Haste.ALONE)]
+            found = [await self._search(PlanQuestion(fixed, household), SearchPriority.ALONE)]
             return await self._decided(fixed, household, present, found)
         haste = self._haste(household, present)
-        decision: Decision | None = None
+        decision: ReplanDecision | None = None
         found, trouble = [], PlanError("no plan was searched for")
         try:
             found.append(await self._light(fixed, household, present))
             decision = await self._decided(fixed, household, present, found)
         except PlanError as error:
             trouble = error
-        paid = decision is not None and decision.action is Action.MOVE and haste is Haste.IDLE
+        paid = (
+            decision is not None
+            and decision.action is ReplanAction.MOVE
+            and haste is SearchPriority.IDLE
+        )
         has_new = bool(self._newcomers(household))
         wanted = consideration.wants_search(fixed, present, has_new=has_new)
         if wanted and not household.leaving and not paid:
@@ -171,41 +175,49 @@ class Consideration:
             raise trouble
         return decision
 
-    def _haste(self, household: MeasuredHousehold, present: consideration.Present) -> Haste:
+    def _haste(
+        self, household: MeasuredCluster, present: consideration.PresentPlan
+    ) -> SearchPriority:
         """Of what is searched while training goes on."""
         waited_for = household.leaving or self._newcomers(household)
-        return Haste.PROMPT if waited_for or present.slower > consideration.URGENT else Haste.IDLE
+        return (
+            SearchPriority.PROMPT
+            if waited_for or present.slower > consideration.URGENT
+            else SearchPriority.IDLE
+        )
 
     async def _light(
         self,
-        fixed: PlanningRequest,
-        household: MeasuredHousehold,
-        present: consideration.Present,
+        fixed: JobPlanRequest,
+        household: MeasuredCluster,
+        present: consideration.PresentPlan,
         *,
         on_all: bool = False,
     ) -> Plan:
         """Close to the plan in force. Raises PlanError: nothing fits."""
         replicas = place_replicas(present.plan, chain=False)
         forced = REPAY_SECONDS if household.leaving else None
-        is_wanted = self._haste(household, present) is Haste.PROMPT or present.is_off
+        is_wanted = self._haste(household, present) is SearchPriority.PROMPT or present.is_off
 
-        def light(run: Apart) -> Plan:
+        def light(run: ChildProcess) -> Plan:
             asked = fixed, household, present.plan, replicas
-            return plan_change(*asked, Recovery.LIGHT, forced, on_all=on_all, run=run)
+            return replan_cluster(*asked, ReplanMethod.LIGHT, forced, on_all=on_all, run=run)
 
         # Where it is wanted it is soon over, a start is not.
         with timed(log, "replanned"):
-            return await apart(light, Haste.ALONE if is_wanted else Haste.IDLE)
+            return await run_in_child(
+                light, SearchPriority.ALONE if is_wanted else SearchPriority.IDLE
+            )
 
     # -- the household ---------------------------------------------------------------------------
 
-    async def _household(self) -> MeasuredHousehold:
+    async def _household(self) -> MeasuredCluster:
         """Everybody's profile, memory and links; only newcomers are measured."""
         facts = await self._facts()
         planning, holder = self._request.planning, self._request.holder
-        known = {d: stock for d, stock in facts.items() if is_known(stock, planning, holder)}
+        known = {d: stock for d, stock in facts.items() if is_profiled(stock, planning, holder)}
         new = {d: self._name(d) for d in facts if d not in known}
-        candidates = [Candidate.of(d, self._name(d), stock) for d, stock in known.items()]
+        candidates = [MeasuredDevice.of(d, self._name(d), stock) for d, stock in known.items()]
         strangers = sorted(facts.keys() - self._request.in_force.assignment.devices)
         if strangers or new:
             with timed(log, "newcomers_measured"):
@@ -215,16 +227,16 @@ class Consideration:
             if failpoints.armed:
                 await failpoints.reach("look.measured.after", device=self._mesh.self_id)
         if planning.ftpipehd is not None:
-            candidates = list(with_times_of(holder, {c.id: c for c in candidates}).values())
+            candidates = list(with_times_of_holder(holder, {c.id: c for c in candidates}).values())
         corrections, lowered = self._request.corrections, self._request.lowered
-        return MeasuredHousehold.of(
+        return MeasuredCluster.of(
             [as_of_now(candidate, corrections, lowered) for candidate in candidates],
             self._surveyor.links,
             self._name(holder),
             self._request.without,
         )
 
-    async def _facts(self) -> dict[str, Inventory]:
+    async def _facts(self) -> dict[str, StateReport]:
         members = self._mesh.members.values()
         here = {m.id for m in members if m.state is MemberState.ALIVE}
         wanted = sorted(here & self._request.alive)
@@ -236,7 +248,7 @@ class Consideration:
             self._surveyor.learn(device, stock.speeds)
         return facts
 
-    async def _facts_of(self, device: str) -> Inventory | None:
+    async def _facts_of(self, device: str) -> StateReport | None:
         planning = self._request.planning
         fields = {"job": planning.job, "digest": planning.digest}
         try:
@@ -246,12 +258,12 @@ class Consideration:
                 timeout_seconds=FACTS_TIMEOUT_SECONDS,
                 reply_parts=limited(LARGE.most_bytes),
             )
-            return await Inventory.from_part(reply)
+            return await StateReport.from_part(reply)
         except (Error, TimeoutError) as error:
             log.info("no_facts", device=self._name(device), why=str(error) or "it took too long")
             return None
 
-    async def _measured(self, new: Mapping[str, str], count: int) -> list[Candidate]:
+    async def _measured(self, new: Mapping[str, str], count: int) -> list[MeasuredDevice]:
         """Those newcomers that can be measured."""
         planning = consideration.fixed_request(self._request.planning, self._request.in_force.plan)
         holder = self._request.holder
@@ -259,7 +271,7 @@ class Consideration:
         for out in found.values():
             if isinstance(out, LeftOut):
                 log.info("newcomer_left_out", device=out.name, why=out.reason)
-        return [answer for answer in found.values() if isinstance(answer, Candidate)]
+        return [answer for answer in found.values() if isinstance(answer, MeasuredDevice)]
 
     def _name(self, device: str) -> str:
-        return called(self._mesh, device)
+        return display_name(self._mesh, device)

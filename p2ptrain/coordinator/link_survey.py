@@ -17,7 +17,7 @@ from p2ptrain.mesh.interface import LinkSpeed
 
 Pair: TypeAlias = tuple[str, str]
 
-MOST_ROUNDS = 9
+MAX_ROUNDS = 9
 
 FRESH_SECONDS = 600.0
 
@@ -29,7 +29,7 @@ ASSUMED = LinkSpeed(bytes_per_s=5e6, latency_s=0.005)
 """Where neither end was ever measured: a slow Wi-Fi."""
 
 
-def tournament(devices: Sequence[str]) -> list[list[Pair]]:
+def round_robin(devices: Sequence[str]) -> list[list[Pair]]:
     """Rounds of disjoint pairs in which everyone meets everyone once.
 
     Circle method: one seat is fixed, the others move one place a round.
@@ -47,24 +47,24 @@ def tournament(devices: Sequence[str]) -> list[list[Pair]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class LinkMeasurement:
     """One direction, and when (monotonic seconds) it was measured."""
 
     speed: LinkSpeed
     at: float
 
 
-class LinkTable:
+class MeasuredLinks:
     """Speeds by (sender, receiver), with their age."""
 
     def __init__(self) -> None:
-        self._measured: dict[Pair, Measurement] = {}
+        self._measured: dict[Pair, LinkMeasurement] = {}
 
     def record(self, sender: str, receiver: str, speed: LinkSpeed, now: float) -> None:
         """A new measurement replaces the old one."""
-        self._measured[sender, receiver] = Measurement(speed, now)
+        self._measured[sender, receiver] = LinkMeasurement(speed, now)
 
-    def told(self, sender: str, receiver: str, speed: LinkSpeed, now: float) -> None:
+    def note(self, sender: str, receiver: str, speed: LinkSpeed, now: float) -> None:
         """What a device measured some time ago: news only where it is not what is known already."""
         known = self._measured.get((sender, receiver))
         if known is None or known.speed != speed:
@@ -77,7 +77,7 @@ class LinkTable:
     def missing(self, devices: Sequence[str], now: float) -> list[list[Pair]]:
         """Rounds of the pairs that lack a fresh measurement in either direction."""
         rounds = []
-        for pairs in tournament(devices)[:MOST_ROUNDS]:
+        for pairs in round_robin(devices)[:MAX_ROUNDS]:
             stale = [p for p in pairs if not (self._fresh(p, now) and self._fresh(p[::-1], now))]
             if stale:
                 rounds.append(stale)
@@ -87,7 +87,7 @@ class LinkTable:
         """Rounds of the pairs that seem slower one way than both ends are otherwise."""
         rounds = [
             [pair for pair in pairs if self._is_doubtful(*pair) or self._is_doubtful(*pair[::-1])]
-            for pairs in tournament(devices)[:MOST_ROUNDS]
+            for pairs in round_robin(devices)[:MAX_ROUNDS]
         ]
         return [pairs for pairs in rounds if pairs]
 

@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
 from p2ptrain.coordinator.memory_model import reserved_bytes
-from p2ptrain.coordinator.profile_pooling import Measured, shared
+from p2ptrain.coordinator.profile_pooling import DeviceProfile, pool_profiles
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.forms import Range, Text
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types import json_fields as fields
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.overheads import Overheads
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.unit_times import TimeTable, bytes_by_flop
-from p2ptrain.process.memory_budget import less_memory
-from p2ptrain.recovery.state_report import Inventory
+from p2ptrain.process.memory_budget import smaller_budget
+from p2ptrain.recovery.state_report import StateReport
 
-LinksOf: TypeAlias = Callable[[Mapping[str, str]], Mapping[tuple[str, str], Link]]
+LinksOf: TypeAlias = Callable[[Mapping[str, str]], Mapping[tuple[str, str], ClusterLink]]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class MeasuredDevice:
     """A device that may take part: measured, with the memory it offers.
 
     Attributes:
@@ -39,20 +39,20 @@ class Candidate:
     taken_bytes: Annotated[int, Range(0, 2**63)] = 0
 
     @classmethod
-    def of(cls, device: str, name: str, stock: Inventory) -> Candidate:
+    def of(cls, device: str, name: str, stock: StateReport) -> MeasuredDevice:
         """As the device describes itself."""
         measured = stock.measured or {}
         return cls(device, name, measured, stock.budget_bytes, stock.taken_bytes)
 
-    def with_less_memory(self, found_bytes: int | None) -> Candidate:
+    def with_less_memory(self, found_bytes: int | None) -> MeasuredDevice:
         """After it ran out of memory, with what it has now, if it knows; always less."""
-        most = less_memory(self.memory_bytes)
+        most = smaller_budget(self.memory_bytes)
         found = most if found_bytes is None else min(most, found_bytes)
         return replace(self, memory_bytes=max(found, 0))
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredHousehold:
+class MeasuredCluster:
     """The devices that may take part and their links.
 
     Attributes:
@@ -61,19 +61,19 @@ class MeasuredHousehold:
         leaving: names of candidates that get no work any more; others may fetch from them.
     """
 
-    candidates: Sequence[Candidate]
-    links: Mapping[tuple[str, str], Link]
+    candidates: Sequence[MeasuredDevice]
+    links: Mapping[tuple[str, str], ClusterLink]
     holder: str
     leaving: frozenset[str] = frozenset()
 
     @classmethod
     def of(
         cls,
-        candidates: Iterable[Candidate],
+        candidates: Iterable[MeasuredDevice],
         links: LinksOf,
         holder: str,
         without: frozenset[str],
-    ) -> MeasuredHousehold:
+    ) -> MeasuredCluster:
         """Of these devices.
 
         Args:
@@ -85,7 +85,7 @@ class MeasuredHousehold:
         leaving = frozenset(c.name for c in listed if c.id in without)
         return cls(listed, links({c.id: c.name for c in listed}), holder, leaving)
 
-    def cluster(self, found: Mapping[str, Measured], reserved: Mapping[str, int]) -> Cluster:
+    def cluster(self, found: Mapping[str, DeviceProfile], reserved: Mapping[str, int]) -> Cluster:
         """As the planners read it: with the memory that units may take.
 
         Args:
@@ -93,7 +93,7 @@ class MeasuredHousehold:
             reserved: name -> bytes of a device that are not for units.
         """
         devices = tuple(
-            Device(
+            ClusterDevice(
                 name=c.name,
                 memory_bytes=max(c.memory_bytes - reserved[c.name], 0),
                 holder=c.name == self.holder,
@@ -105,14 +105,16 @@ class MeasuredHousehold:
         return Cluster(devices=devices, links=dict(self.links))
 
 
-def is_known(inventory: Inventory, request: PlanningRequest, holder: str) -> bool:
+def is_profiled(inventory: StateReport, request: JobPlanRequest, holder: str) -> bool:
     """Whether a device has said all of itself that plans need."""
     if request.ftpipehd is not None and inventory.device != holder:
         return inventory.budget_bytes > 0
     return inventory.measured is not None
 
 
-def with_times_of(holder: str, candidates: Mapping[str, Candidate]) -> dict[str, Candidate]:
+def with_times_of_holder(
+    holder: str, candidates: Mapping[str, MeasuredDevice]
+) -> dict[str, MeasuredDevice]:
     """As FTPipeHD begins: every device takes as long as the one with the data.
 
     Args:
@@ -122,7 +124,9 @@ def with_times_of(holder: str, candidates: Mapping[str, Candidate]) -> dict[str,
     return {device: replace(one, measured=measured) for device, one in candidates.items()}
 
 
-def question(request: PlanningRequest, household: MeasuredHousehold) -> tuple[Profile, Cluster]:
+def planner_question(
+    request: JobPlanRequest, household: MeasuredCluster
+) -> tuple[Profile, Cluster]:
     """What planners are asked about: the model as the holder knows it, and the devices.
 
     Raises:
@@ -132,13 +136,13 @@ def question(request: PlanningRequest, household: MeasuredHousehold) -> tuple[Pr
     if holder is None:
         raise PlanError(f"{household.holder}, which has the data, has not measured the model")
     profile = to_profile(holder.measured, request)
-    found = _found(household.candidates, profile, request.batch_size)
+    found = pooled_measurements(household.candidates, profile, request.batch_size)
     profile = replace(profile, times=found[holder.name].times, maps=request.maps)
-    return profile, household.cluster(found, _reserved(profile, request, household))
+    return profile, household.cluster(found, reserved_by_name(profile, request, household))
 
 
-def _reserved(
-    profile: Profile, request: PlanningRequest, household: MeasuredHousehold
+def reserved_by_name(
+    profile: Profile, request: JobPlanRequest, household: MeasuredCluster
 ) -> dict[str, int]:
     return {
         c.name: reserved_bytes(profile, request, holder=c.name == household.holder)
@@ -147,7 +151,7 @@ def _reserved(
 
 
 def unusable(
-    request: PlanningRequest, candidates: Mapping[str, Candidate], holder: str
+    request: JobPlanRequest, candidates: Mapping[str, MeasuredDevice], holder: str
 ) -> dict[str, str]:
     """Devices whose profile is none of this model, by id, and why; what they say ends no job.
 
@@ -161,14 +165,16 @@ def unusable(
         if one.name != holder and own:
             try:
                 names = ((holder, one.name), (one.name, holder))
-                two = MeasuredHousehold([*own, one], dict.fromkeys(names, Link(1e6, 1e-3)), holder)
-                CostModel(*question(request, two))
+                two = MeasuredCluster(
+                    [*own, one], dict.fromkeys(names, ClusterLink(1e6, 1e-3)), holder
+                )
+                CostModel(*planner_question(request, two))
             except OptionError as error:
                 found[device] = f"its measurements cannot be used: {error}"
     return found
 
 
-def overheads_of(candidate: Candidate) -> Overheads | None:
+def overheads_of(candidate: MeasuredDevice) -> Overheads | None:
     """As the device measured them; None where it runs a version that did not."""
     measured = candidate.measured.get("overheads")
     if measured is None:
@@ -176,15 +182,15 @@ def overheads_of(candidate: Candidate) -> Overheads | None:
     return Overheads.from_json(measured, f"overheads of {candidate.name}")
 
 
-def _found(
-    candidates: Sequence[Candidate], profile: Profile, batch_size: int
-) -> dict[str, Measured]:
+def pooled_measurements(
+    candidates: Sequence[MeasuredDevice], profile: Profile, batch_size: int
+) -> dict[str, DeviceProfile]:
     """What every device has found, by name, with times from one sample to the whole batch.
 
     Devices of one kind share it; as far as any device has measured, times of the others grow as
     that one's.
     """
-    found = shared({c.name: _measured(c) for c in candidates})
+    found = pool_profiles({c.name: _measured(c) for c in candidates})
     reference = max((one.times for one in found.values()), key=lambda times: times.sizes[-1])
     weights = bytes_by_flop((unit.parameter_bytes, unit.flops) for unit in profile.units)
     return {
@@ -193,13 +199,13 @@ def _found(
     }
 
 
-def _measured(candidate: Candidate) -> Measured:
+def _measured(candidate: MeasuredDevice) -> DeviceProfile:
     """Raises OptionError: something in it is none."""
     measured, where = candidate.measured, f"profile of {candidate.name}"
     kind, cold = measured.get("processor", ""), measured.get("cold")
     times = TimeTable.from_json(measured.get("times"), where)
     gain = _gain(measured.get("faster"))
-    return Measured(
+    return DeviceProfile(
         kind=kind if isinstance(kind, str) else "",
         wall_by_cpu=fields.number(
             measured.get("wall_by_cpu", 1.0), f"{where}: wall_by_cpu", above_zero=True
@@ -221,7 +227,7 @@ def _gain(value: object) -> tuple[int, frozenset[int]] | None:
     return None
 
 
-def to_profile(measured: Mapping[str, Any], request: PlanningRequest) -> Profile:
+def to_profile(measured: Mapping[str, Any], request: JobPlanRequest) -> Profile:
     """The holder's measurements as the planners read them. Raises OptionError."""
     return Profile.from_json(
         {

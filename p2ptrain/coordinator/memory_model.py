@@ -28,16 +28,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import FED_AHEAD, LOADED_AHEAD
-from p2ptrain.plan.cost.draft import Group
+from p2ptrain.plan.cost.draft import StageGroup
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile, Unit
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.process.allocator import APART_BYTES, MMAP_THRESHOLD_BYTES
 from p2ptrain.process.memory_budget import PROCESS_BYTES
-from p2ptrain.recovery.rebuild_plan import limit_bytes
+from p2ptrain.recovery.rebuild_plan import replay_log_bytes
 from p2ptrain.recovery.snapshot_schedule import FIRST_ROUNDS
 from p2ptrain.tiling.planning.profile_maps import copied_bytes, tiled_network
 
@@ -59,7 +59,7 @@ USUAL_DEPTH = 4
 """Of a first stage, as long as it is not known."""
 
 
-def reserved_bytes(profile: Profile, request: PlanningRequest, *, holder: bool) -> int:
+def reserved_bytes(profile: Profile, request: JobPlanRequest, *, holder: bool) -> int:
     """What a device must keep free of units, before anybody knows which ones it gets."""
     largest = max(unit.parameter_bytes for unit in profile.units)
     piece = request.micro_batch or request.batch_size
@@ -69,10 +69,10 @@ def reserved_bytes(profile: Profile, request: PlanningRequest, *, holder: bool) 
     return PROCESS_BYTES + largest + (fed if holder else 0)
 
 
-def with_all_memory(
+def with_full_memory(
     plan: Plan,
     profile: Profile,
-    request: PlanningRequest,
+    request: JobPlanRequest,
     holder: str,
     memory_bytes: Mapping[str, int],
 ) -> Plan:
@@ -98,14 +98,14 @@ def with_all_memory(
     return replace(plan, stages=tuple(stages), predicted=predicted)
 
 
-def _may_go_ahead(plan: Plan, request: PlanningRequest, holder: str) -> bool:
+def _may_go_ahead(plan: Plan, request: JobPlanRequest, holder: str) -> bool:
     """Whether an update waits for nothing but the word that it counts, and somebody else gives it.
 
     Tiles wait for one another all the time.
     """
     alone = plan.device_names == {holder}
     tiled = plan.stages[0].tiling is not None
-    return not (alone or tiled or request.clip or plan.mode is Mode.ASYNC)
+    return not (alone or tiled or request.clip or plan.mode is PlanMode.ASYNC)
 
 
 def _before_bytes(stage: PlannedStage, profile: Profile) -> int:
@@ -120,19 +120,19 @@ def taken_beside_bytes(taken_bytes: int) -> int:
 
 
 def _extra_bytes(
-    plan: Plan, profile: Profile, request: PlanningRequest, name: str, holder: str
+    plan: Plan, profile: Profile, request: JobPlanRequest, name: str, holder: str
 ) -> int:
     parts = [*_parts(plan, profile, name)]
     extra = PROCESS_BYTES + sum(part.extra_bytes for part in parts)
     if name == holder:
         extra += _fed_bytes(profile, plan.micro_batch, plan.stages[0].warmup, request)
-    if plan.mode is Mode.SYNC:
+    if plan.mode is PlanMode.SYNC:
         sent = math.ceil(FIRST_ROUNDS * sum(part.sent_bytes for part in parts))
-        extra += min(sent, limit_bytes(plan.predicted.peak_bytes[name] + extra))
+        extra += min(sent, replay_log_bytes(plan.predicted.peak_bytes[name] + extra))
     return extra
 
 
-def _fed_bytes(profile: Profile, micro_batch: int, depth: int, request: PlanningRequest) -> int:
+def _fed_bytes(profile: Profile, micro_batch: int, depth: int, request: JobPlanRequest) -> int:
     """Pieces in the loader and in the feeder's queues; of rounds never more than two."""
     samples = (LOADED_AHEAD + 2 * FED_AHEAD + depth) * micro_batch
     if request.asynchrony is None:
@@ -141,7 +141,7 @@ def _fed_bytes(profile: Profile, micro_batch: int, depth: int, request: Planning
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _StageMemory:
     """A stage on one device.
 
     Attributes:
@@ -181,7 +181,7 @@ class _Part:
         gradient = max(parameters) if self.accumulates else 0
         in_heap = sum(count for count in parameters if count < MMAP_THRESHOLD_BYTES)
         is_last = not self.leaving_bytes  # else they arrive, and count as what is on the wire
-        passing = math.ceil(self.piece * _most_passing(self.units)) if is_last else 0
+        passing = math.ceil(self.piece * _max_passing_bytes(self.units)) if is_last else 0
         holes = int(HOLE_SHARE * (self.piece * kept + in_heap))
         holes += int(HELD_HOLE_SHARE * (self.in_flight - self.piece) * kept)
         update = 0
@@ -192,7 +192,7 @@ class _Part:
         return math.ceil(received + wire) + own + self.copies_bytes
 
 
-def _most_passing(units: Iterable[Unit]) -> int:
+def _max_passing_bytes(units: Iterable[Unit]) -> int:
     """Of one sample: a backward takes as much for a unit's gradients as the unit keeps, and has
     freed what those behind it kept."""
     most = free = 0
@@ -202,22 +202,22 @@ def _most_passing(units: Iterable[Unit]) -> int:
     return most
 
 
-def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_Part]:
+def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_StageMemory]:
     for stage in plan.stages:
         for place, device in enumerate(stage.devices):
             if device.name == name:
                 yield _part(plan, profile, stage, place)
 
 
-def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Part:
+def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _StageMemory:
     shares = tuple(device.share for device in stage.devices)
     if stage.tiling is not None:
         return _tiled_part(plan, profile, stage, stage.tiling, place)
-    group = Group(tuple(range(len(shares))), shares, stage.allocation)
+    group = StageGroup(tuple(range(len(shares))), shares, stage.allocation)
     pieces = [samples for samples in group.pieces(plan.split, place) if samples]
     depth = stage.warmup if stage.held is None else stage.held
     first, end = stage.units
-    return _Part(
+    return _StageMemory(
         units=profile.units[first:end],
         optimizer_state_ratio=profile.optimizer_state_ratio,
         entering_bytes=profile.units[first - 1].output_bytes if first else 0,
@@ -226,13 +226,13 @@ def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Par
         in_flight=group.in_flight_samples(plan.split, place, depth),
         samples=sum(pieces),
         accumulates=len(pieces) > 1,
-        waiting=len(shares) if len(shares) > 1 and plan.mode is Mode.ASYNC else 0,
+        waiting=len(shares) if len(shares) > 1 and plan.mode is PlanMode.ASYNC else 0,
     )
 
 
 def _tiled_part(
     plan: Plan, profile: Profile, stage: PlannedStage, tiling: TileShape, place: int
-) -> _Part:
+) -> _StageMemory:
     """Tiles of one device: as if their part of every map were that part of the samples."""
     shares = [device.share for device in stage.devices]
     first, end = stage.units
@@ -240,7 +240,7 @@ def _tiled_part(
     network = tiled_network(profile)
     known = network is not None and end <= len(network.units)  # else the stage says what is wrong
     copied = copied_bytes(network, tiling, shares)[place] if network and known else 0
-    return _Part(
+    return _StageMemory(
         units=profile.units[first:end],
         optimizer_state_ratio=profile.optimizer_state_ratio,
         entering_bytes=profile.input_bytes,

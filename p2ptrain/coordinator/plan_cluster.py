@@ -11,24 +11,29 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
-from p2ptrain.coordinator.measured_cluster import MeasuredHousehold, _found, _reserved, question
-from p2ptrain.coordinator.memory_model import with_all_memory
+from p2ptrain.coordinator.measured_cluster import (
+    MeasuredCluster,
+    planner_question,
+    pooled_measurements,
+    reserved_by_name,
+)
+from p2ptrain.coordinator.memory_model import with_full_memory
 from p2ptrain.errors import PlanError, size_text
-from p2ptrain.job.train_options import Recovery
-from p2ptrain.messages.plan_request import PlanningRequest
-from p2ptrain.plan.mode_choice import chosen
-from p2ptrain.plan.pinned_units import Fold
-from p2ptrain.plan.prediction_bias import trusted_change, trusted_plan
+from p2ptrain.job.train_options import ReplanMethod
+from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.plan.mode_choice import choose_mode
+from p2ptrain.plan.pinned_units import PinnedUnits
+from p2ptrain.plan.prediction_bias import bias_checked_change, bias_checked_plan
 from p2ptrain.plan.replan.baselines import respipe
 from p2ptrain.plan.replan.light_search import THOROUGH
-from p2ptrain.plan.replan.replan import fixed, replan
+from p2ptrain.plan.replan.replan import replan, request_for_same_plan
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
@@ -36,7 +41,7 @@ from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
 PLANNING_EFFORT = 0.3
 """Everyone waits for the plan, and who makes it may be the slowest device."""
 
-MOST_PLANS = 6
+MAX_PLANS = 6
 """For budgets that a plan's buffers exceed; each leaves more room for them."""
 
 STRAIGHT = ("pp", "ftpipehd")
@@ -48,7 +53,7 @@ UNDIVIDED = ("dp", "single")
 T = TypeVar("T")
 
 
-class Run(Protocol):
+class RunPlanner(Protocol):
     """Calls a planner: here, or elsewhere."""
 
     def __call__(self, planner: Callable[[], T], /) -> T: ...
@@ -59,8 +64,8 @@ def run_here(planner: Callable[[], T], /) -> T:
     return planner()
 
 
-def plan_household(
-    request: PlanningRequest, household: MeasuredHousehold, run: Run = run_here
+def plan_cluster(
+    request: JobPlanRequest, household: MeasuredCluster, run: RunPlanner = run_here
 ) -> Plan:
     """The plan for `request`, by what the runtime really does.
 
@@ -75,17 +80,17 @@ def plan_household(
         if len(household.candidates) > 1:
             request.sharing.check(request.planner, asynchronous=request.asynchrony is not None)
         return _within_memory(
-            request, household, lambda *asked: run(partial(trusted_plan, make_plan, *asked))
+            request, household, lambda *asked: run(partial(bias_checked_plan, make_plan, *asked))
         )
     rounds_request = request.settled(asynchronous=False)
-    rounds = plan_household(rounds_request, household, run)
+    rounds = plan_cluster(rounds_request, household, run)
     assert request.asynchrony is not None
     try:
-        free = plan_household(request.settled(asynchronous=True), household, run)
+        free = plan_cluster(request.settled(asynchronous=True), household, run)
     except PlanError as error:
         return replace(rounds, mode_reason=f"with --mode async there is no plan: {error}")
-    seconds = _plain_seconds(rounds, *question(rounds_request, household))
-    return chosen(rounds, seconds, free, request.asynchrony.weights)
+    seconds = _plain_seconds(rounds, *planner_question(rounds_request, household))
+    return choose_mode(rounds, seconds, free, request.asynchrony.weights)
 
 
 def _plain_seconds(plan: Plan, profile: Profile, cluster: Cluster) -> float:
@@ -95,16 +100,16 @@ def _plain_seconds(plan: Plan, profile: Profile, cluster: Cluster) -> float:
     return simulate(plan, profile, cluster, timeline=False).round_seconds
 
 
-def plan_change(
-    request: PlanningRequest,
-    household: MeasuredHousehold,
+def replan_cluster(
+    request: JobPlanRequest,
+    household: MeasuredCluster,
     present: Plan,
     replicas: Replicas,
-    recovery: Recovery,
+    recovery: ReplanMethod,
     repay_seconds: float | None = None,
     *,
     on_all: bool = False,
-    run: Run = run_here,
+    run: RunPlanner = run_here,
 ) -> Plan:
     """A plan for the devices of `household`, in place of `present`; its micro-batch stays.
 
@@ -124,8 +129,8 @@ def plan_change(
     planner, here = present.planner, frozenset(c.name for c in household.candidates)
     tiled = present.stages[0].tiling is not None  # what is close to it has other tiles
     folds = request.private_first > 0  # a private plan's units are folded
-    from_zero = recovery is Recovery.HEAVY or folds or tiled
-    is_near = not from_zero and (recovery is Recovery.LIGHT or bool(household.leaving))
+    from_zero = recovery is ReplanMethod.HEAVY or folds or tiled
+    is_near = not from_zero and (recovery is ReplanMethod.LIGHT or bool(household.leaving))
 
     def again(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
         if planner in STRAIGHT:
@@ -144,11 +149,19 @@ def plan_change(
         found = run(near).plan
         if repay_seconds is None:
             return found  # it is weighed
-        asked = profile, cluster, fixed(present, wanted)
-        return trusted_change(make_plan, *asked, present, found)
+        asked = profile, cluster, request_for_same_plan(present, wanted)
+        return bias_checked_change(make_plan, *asked, present, found)
 
     def own(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
-        return run(partial(trusted_plan, make_plan, profile, cluster, fixed(present, wanted)))
+        return run(
+            partial(
+                bias_checked_plan,
+                make_plan,
+                profile,
+                cluster,
+                request_for_same_plan(present, wanted),
+            )
+        )
 
     def on_as_many(profile: Profile, cluster: Cluster, wanted: PlanRequest) -> Plan:
         used = here if on_all else here & present.device_names
@@ -168,20 +181,18 @@ def plan_change(
 Planning: TypeAlias = Callable[[Profile, Cluster, PlanRequest], Plan]
 
 
-def _within_memory(
-    request: PlanningRequest, household: MeasuredHousehold, planning: Planning
-) -> Plan:
-    profile, cluster = question(request, household)
-    found = _found(household.candidates, profile, request.batch_size)
-    reserved = _reserved(profile, request, household)
-    for _ in range(MOST_PLANS):
+def _within_memory(request: JobPlanRequest, household: MeasuredCluster, planning: Planning) -> Plan:
+    profile, cluster = planner_question(request, household)
+    found = pooled_measurements(household.candidates, profile, request.batch_size)
+    reserved = reserved_by_name(profile, request, household)
+    for _ in range(MAX_PLANS):
         plain = _plan_within(cluster, profile, request, planning, household.leaving)
         memory = {c.name: c.memory_bytes for c in household.candidates}
-        plan = with_all_memory(plain, profile, request, household.holder, memory)
+        plan = with_full_memory(plain, profile, request, household.holder, memory)
         needed, counted = plan.predicted.peak_bytes, plain.predicted.peak_bytes
         short = [c for c in household.candidates if needed.get(c.name, 0) > c.memory_bytes]
         if not short:
-            return _said_leaving(plan, household)
+            return _with_leaving_named(plan, household)
         reserved |= {c.name: needed[c.name] - counted[c.name] for c in short}
         cluster = household.cluster(found, reserved)
     name, missing = short[0].name, needed[short[0].name] - short[0].memory_bytes
@@ -191,7 +202,7 @@ def _within_memory(
     )
 
 
-def _said_leaving(plan: Plan, household: MeasuredHousehold) -> Plan:
+def _with_leaving_named(plan: Plan, household: MeasuredCluster) -> Plan:
     """With the true reason why the leaving have no part."""
     left_out = tuple(
         replace(out, reason="it is leaving") if out.name in household.leaving else out
@@ -201,7 +212,7 @@ def _said_leaving(plan: Plan, household: MeasuredHousehold) -> Plan:
 
 
 def _request(
-    request: PlanningRequest, only: frozenset[str] | None, allocations: frozenset[Allocation]
+    request: JobPlanRequest, only: frozenset[str] | None, allocations: frozenset[Allocation]
 ) -> PlanRequest:
     """What planners are asked; `only`: names of the devices that may get work, None = all."""
     how, piece = request.asynchrony, request.batch_size
@@ -216,7 +227,7 @@ def _request(
         only=only,
         groups=not request.sharing.unshared and (how is None or how.may_share),
         allocations=allocations if how is None else frozenset({Allocation.MICRO_BATCHES}),
-        mode=Mode.SYNC if how is None else Mode.ASYNC,
+        mode=PlanMode.SYNC if how is None else PlanMode.ASYNC,
         weights=Weights.STASHED if how is None else how.weights,
         full_depths=how is not None,
         overlap=how is None,
@@ -230,7 +241,7 @@ def _request(
 def _plan_within(
     cluster: Cluster,
     profile: Profile,
-    request: PlanningRequest,
+    request: JobPlanRequest,
     planning: Planning,
     leaving: frozenset[str],
 ) -> Plan:
@@ -248,7 +259,7 @@ def _plan_within(
     raise PlanError("there is no plan for this model")
 
 
-def _check_delays(plan: Plan, request: PlanningRequest) -> None:
+def _check_delays(plan: Plan, request: JobPlanRequest) -> None:
     """PlanError where a plan's stages cannot keep to the delays that the job asks for."""
     if request.asynchrony is None:
         return
@@ -266,10 +277,10 @@ def _planned(
     profile: Profile,
     cluster: Cluster,
     wanted: PlanRequest,
-    request: PlanningRequest,
+    request: JobPlanRequest,
     planning: Planning,
 ) -> Plan:
     if not wanted.private:
         return planning(profile, cluster, wanted)
-    fold = Fold(len(profile.units), request.private_first, request.private_last)
+    fold = PinnedUnits(len(profile.units), request.private_first, request.private_last)
     return fold.unfold(planning(fold.profile(profile), fold.cluster(cluster), wanted))

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold, question
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, planner_question
 from p2ptrain.errors import PlanError
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.cost.overlap import ROUND_MESSAGES, SPLIT_FACTOR
@@ -20,15 +20,15 @@ from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.profile_corrections import Corrections, Expected
-from p2ptrain.tiling.planning.round_work import Work, round_work
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds, ProfileCorrections
+from p2ptrain.tiling.planning.round_work import StageWork, round_work
 
 
 def as_of_now(
-    candidate: Candidate, corrections: Corrections, lowered: Mapping[str, int]
-) -> Candidate:
+    candidate: MeasuredDevice, corrections: ProfileCorrections, lowered: Mapping[str, int]
+) -> MeasuredDevice:
     """With times as training has corrected them, and the memory that it proved to have.
 
     Args:
@@ -36,12 +36,14 @@ def as_of_now(
     """
     return replace(
         candidate,
-        measured=corrected(candidate.measured, corrections, candidate.id),
+        measured=correct_profiles(candidate.measured, corrections, candidate.id),
         memory_bytes=min(candidate.memory_bytes, lowered.get(candidate.id, candidate.memory_bytes)),
     )
 
 
-def corrected(measured: Mapping[str, Any], corrections: Corrections, device: str) -> dict[str, Any]:
+def correct_profiles(
+    measured: Mapping[str, Any], corrections: ProfileCorrections, device: str
+) -> dict[str, Any]:
     """A device's profile as it would be measured now; its file stays as it is.
 
     Args:
@@ -68,23 +70,23 @@ def corrected(measured: Mapping[str, Any], corrections: Corrections, device: str
     return content
 
 
-def expected_of(
-    request: PlanningRequest, household: MeasuredHousehold, plan: Plan
-) -> dict[Seat, Expected]:
+def expected_seconds(
+    request: JobPlanRequest, household: MeasuredCluster, plan: Plan
+) -> dict[Seat, ExpectedSeconds]:
     """What a round of `plan` should take each stage on each device, by its id.
 
     Nothing where there are no rounds: stages that run by themselves are not held against a plan,
     unless it is FTPipeHD's; nor of tiles that the cost model cannot follow. What tiles wait for
     each other, in the middle of their work, is no part of their tasks.
     """
-    profile, cluster = question(request, household)
-    if plan.mode is Mode.ASYNC:
+    profile, cluster = planner_question(request, household)
+    if plan.mode is PlanMode.ASYNC:
         return {} if request.ftpipehd is None else _by_capacity(profile, cluster, household, plan)
     ahead = any(stage.goes_ahead for stage in plan.stages)
     cost = CostModel(profile, cluster, overlap=True, updates_ahead=ahead)
     ids = {candidate.name: candidate.id for candidate in household.candidates}
     share = {c.name: max(c.measured.get("wall_by_cpu", 1.0), 1e-9) for c in household.candidates}
-    expected: dict[Seat, Expected] = {}
+    expected: dict[Seat, ExpectedSeconds] = {}
     try:
         works = _work(cost, plan)
     except PlanError:  # whoever is to compute them says what is wrong, if anything is
@@ -92,33 +94,33 @@ def expected_of(
     for (p, device), work in works.items():
         name, wall = cost.name(device), work.computing - _round_messages(cost, device)
         beside = work.messages + _round_messages(cost, device)
-        expected[p, ids[name]] = Expected(wall, wall / share[name], beside)
+        expected[p, ids[name]] = ExpectedSeconds(wall, wall / share[name], beside)
     return expected
 
 
-def _work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], Work]:
+def _work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], StageWork]:
     """Of a round, by stage and device."""
     if plan.stages[0].tiling is not None:
         return round_work(cost, plan)
     draft = draft_of(plan, cost)
     return {
-        (p, device): Work(_computing(cost, draft, p, place), _messages(cost, draft, p, place))
+        (p, device): StageWork(_computing(cost, draft, p, place), _messages(cost, draft, p, place))
         for p, group in enumerate(draft.groups)
         for place, device in enumerate(group.devices)
     }
 
 
 def _by_capacity(
-    profile: Profile, cluster: Cluster, household: MeasuredHousehold, plan: Plan
-) -> dict[Seat, Expected]:
+    profile: Profile, cluster: Cluster, household: MeasuredCluster, plan: Plan
+) -> dict[Seat, ExpectedSeconds]:
     """Forwards and backwards of a mini-batch, as FTPipeHD counts: C_i times the sum of T0_l."""
-    cost = CostModel(profile, cluster, mode=Mode.ASYNC)
+    cost = CostModel(profile, cluster, mode=PlanMode.ASYNC)
     ids = {candidate.name: candidate.id for candidate in household.candidates}
-    expected: dict[Seat, Expected] = {}
+    expected: dict[Seat, ExpectedSeconds] = {}
     for p, stage in enumerate(plan.stages):
         (device,) = stage.devices
         seconds = sum(cost.stage_seconds(cost.index(device.name), *stage.units, plan.micro_batch))
-        expected[p, ids[device.name]] = Expected(seconds, seconds)
+        expected[p, ids[device.name]] = ExpectedSeconds(seconds, seconds)
     return expected
 
 

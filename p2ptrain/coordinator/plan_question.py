@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
 
-from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
 from p2ptrain.errors import OptionError, ProtocolError
-from p2ptrain.job.train_options import Recovery
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.job.train_options import ReplanMethod
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.snapshots import REASON_LIMIT
 from p2ptrain.net import cbor
 from p2ptrain.net.fields import DEVICES_LIMIT, shown
@@ -24,22 +24,22 @@ from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan import planner_registry as planners
 from p2ptrain.plan.replan.replica_holders import Replicas
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import LeftOut, Plan
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.tiling.planning.make_plan import TILES
 
 LINKS_LIMIT = 1 << 17
 """Both directions of every pair in a household of 256 devices, twice over."""
 
 
-def _read_request(value: object) -> PlanningRequest:
+def _read_request(value: object) -> JobPlanRequest:
     if not isinstance(value, bytes):
         raise ValueError("a request is bytes")
-    return PlanningRequest.from_bytes(value)
+    return JobPlanRequest.from_bytes(value)
 
 
-RequestBytes: TypeAlias = Annotated[PlanningRequest, By(_read_request, PlanningRequest.to_bytes)]
+RequestBytes: TypeAlias = Annotated[JobPlanRequest, By(_read_request, JobPlanRequest.to_bytes)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +54,41 @@ class Near:
 
     plan: Plan
     replicas: Replicas
-    recovery: Recovery
+    recovery: ReplanMethod
 
 
 @dataclass(frozen=True, slots=True)
 class PlanQuestion:
     """What is to be planned; `near` None = from zero."""
 
-    request: PlanningRequest
-    household: MeasuredHousehold
+    request: JobPlanRequest
+    household: MeasuredCluster
     near: Near | None = None
 
     def to_bytes(self) -> bytes:
         """Strict CBOR."""
         household, near = self.household, self.near
         links = household.links.items()
-        form = _Question(
+        form = _QuestionFields(
             self.request,
             household.holder,
             frozenset(household.leaving),
-            tuple(_Link(*ends, float(x.bytes_per_s), float(x.latency_s)) for ends, x in links),
+            tuple(_LinkRow(*ends, float(x.bytes_per_s), float(x.latency_s)) for ends, x in links),
             tuple(household.candidates),
             None
             if near is None
-            else _Near(near.plan.to_json(), near.replicas.holders, near.recovery),
+            else _NearFields(near.plan.to_json(), near.replicas.holders, near.recovery),
         )
         return cbor.dumps(write_form(form))
 
     @staticmethod
     def from_bytes(data: bytes | memoryview) -> PlanQuestion:
         """Check and read; profiles are, where they are planned with. Raises ProtocolError."""
-        form = read_form(_Question, decoded(data, HOUSEHOLD), "a question for a plan")
-        links = {(x.sender, x.receiver): Link(x.bytes_per_s, x.latency_s) for x in form.links}
-        household = MeasuredHousehold(form.candidates, links, form.holder, form.leaving)
+        form = read_form(_QuestionFields, decoded(data, HOUSEHOLD), "a question for a plan")
+        links = {
+            (x.sender, x.receiver): ClusterLink(x.bytes_per_s, x.latency_s) for x in form.links
+        }
+        household = MeasuredCluster(form.candidates, links, form.holder, form.leaving)
         return PlanQuestion(form.request, household, _near(form))
 
     def checked(self, value: object) -> Plan:
@@ -131,7 +133,7 @@ class PlanQuestion:
         size = request.micro_batch if near is None else near.plan.micro_batch
         if request.asynchrony is None and size and plan.micro_batch != size:
             raise ProtocolError("a plan with another micro-batch than that of the job")
-        mode = Mode.SYNC if request.asynchrony is None else Mode.ASYNC
+        mode = PlanMode.SYNC if request.asynchrony is None else PlanMode.ASYNC
         if request.rounds is None and plan.mode is not mode:
             raise ProtocolError("a plan of another mode than that of the job")
         ends = {device.name for p in (0, -1) for device in plan.stages[p].devices}
@@ -143,13 +145,13 @@ class PlanQuestion:
             raise ProtocolError("a plan that lets private data leave the device with the data")
 
 
-def _units(household: MeasuredHousehold) -> int:
+def _units(household: MeasuredCluster) -> int:
     """Of the model, by the holder's own profile."""
     (own,) = [one for one in household.candidates if one.name == household.holder]
     return len(own.measured["units"])
 
 
-def _near(form: _Question) -> Near | None:
+def _near(form: _QuestionFields) -> Near | None:
     near = form.near
     if near is None:
         return None
@@ -162,7 +164,7 @@ def _near(form: _Question) -> Near | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
+class _LinkRow:
     sender: str
     receiver: str
     bytes_per_s: Annotated[float, Range(0.0, above=True)]
@@ -170,20 +172,20 @@ class _Link:
 
 
 @dataclass(frozen=True, slots=True)
-class _Near:
+class _NearFields:
     plan: Mapping[str, Any]
     held: tuple[Annotated[tuple[str, ...], Length(DEVICES_LIMIT)], ...]
-    recovery: Recovery
+    recovery: ReplanMethod
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _QuestionFields:
     request: RequestBytes
     holder: str
     leaving: frozenset[str]
-    links: Annotated[tuple[Annotated[_Link, Row()], ...], Length(LINKS_LIMIT)]
-    candidates: tuple[Candidate, ...]
-    near: _Near | None = None
+    links: Annotated[tuple[Annotated[_LinkRow, Row()], ...], Length(LINKS_LIMIT)]
+    candidates: tuple[MeasuredDevice, ...]
+    near: _NearFields | None = None
 
     def __post_init__(self) -> None:
         if self.holder not in {candidate.name for candidate in self.candidates}:

@@ -15,14 +15,14 @@ from itertools import count
 from math import inf
 from typing import TypeVar
 
-from p2ptrain.aio.threads import in_background
-from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold, overheads_of
-from p2ptrain.coordinator.plan_cluster import plan_change, plan_household
+from p2ptrain.aio.threads import run_in_background
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, overheads_of
+from p2ptrain.coordinator.plan_cluster import plan_cluster, replan_cluster
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.messages.calls import Route, WantedWork, say_unwanted
+from p2ptrain.messages.calls import CancellableWork, MessageRoute, cancel_remote_work
 from p2ptrain.messages.kinds import SEARCH_END, SEARCH_PLAN
 from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
@@ -31,7 +31,7 @@ from p2ptrain.net.message import Fields, Message
 from p2ptrain.net.parts import HOUSEHOLD, LARGE, limited, part_of, read_beside
 from p2ptrain.plan.replan.hysteresis import REPAY_SECONDS
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.process.child_process import Haste, apart
+from p2ptrain.process.child_process import SearchPriority, run_in_child
 
 log = get_logger(__name__)
 
@@ -48,14 +48,14 @@ WORTH_ASKING = 1.25
 """How many times as fast another device must be."""
 
 
-async def search(question: PlanQuestion, haste: Haste) -> Plan:
+async def search(question: PlanQuestion, haste: SearchPriority) -> Plan:
     """The plan for a question, found here. Raises PlanError, OptionError."""
     request, household, near = question.request, question.household, question.near
     if near is not None:
         wanted = (request, household, near.plan, near.replicas, near.recovery, REPAY_SECONDS)
-        return await in_background(partial(plan_change, *wanted))
+        return await run_in_background(partial(replan_cluster, *wanted))
     with timed(log, "plan_searched"):
-        return await apart(lambda run: plan_household(request, household, run), haste)
+        return await run_in_child(lambda run: plan_cluster(request, household, run), haste)
 
 
 class PlanSearch:
@@ -68,16 +68,18 @@ class PlanSearch:
         self._due = due
         self._head_start_seconds = head_start_seconds
         self._numbers = count(1)
-        self._searches = WantedWork(mesh, "search")  # by asker and its number
+        self._searches = CancellableWork(mesh, "search")  # by asker and its number
         mesh.route_now(SEARCH_END, self._end)
 
     @property
-    def routes(self) -> Mapping[str, Route]:
+    def routes(self) -> Mapping[str, MessageRoute]:
         """What this device answers, by kind."""
         parts = limited(HOUSEHOLD.most_bytes, due=self._in_charge)
-        return {SEARCH_PLAN: Route(self._answer, parts)}
+        return {SEARCH_PLAN: MessageRoute(self._answer, parts)}
 
-    async def plan(self, question: PlanQuestion, haste: Haste = Haste.ALONE) -> Plan:
+    async def plan(
+        self, question: PlanQuestion, haste: SearchPriority = SearchPriority.ALONE
+    ) -> Plan:
         """As `search`, which says what it raises."""
         searcher = fastest(question.household, self._mesh.self_id)
         if (
@@ -87,16 +89,20 @@ class PlanSearch:
         return await first_of(
             lambda: self._ask(searcher, question, haste),
             lambda: search(question, haste),
-            inf if haste is Haste.IDLE else self._head_start_seconds,
+            inf if haste is SearchPriority.IDLE else self._head_start_seconds,
         )
 
-    async def _ask(self, searcher: str, question: PlanQuestion, haste: Haste) -> Plan | None:
+    async def _ask(
+        self, searcher: str, question: PlanQuestion, haste: SearchPriority
+    ) -> Plan | None:
         fields = {"haste": haste.value, "search": next(self._numbers)}
         try:
             reply = await self._mesh.call(
                 searcher,
                 Message(SEARCH_PLAN, fields, (memoryview(question.to_bytes()),)),
-                timeout_seconds=IDLE_TIMEOUT_SECONDS if haste is Haste.IDLE else TIMEOUT_SECONDS,
+                timeout_seconds=IDLE_TIMEOUT_SECONDS
+                if haste is SearchPriority.IDLE
+                else TIMEOUT_SECONDS,
                 reply_parts=limited(LARGE.most_bytes),
             )
             return await read_beside(question.answered, part_of(reply))
@@ -111,12 +117,14 @@ class PlanSearch:
 
     async def _unwanted(self, searcher: str, fields: Mapping[str, int]) -> None:
         message = Message(SEARCH_END, {"search": fields["search"]})
-        await say_unwanted(self._mesh, searcher, message)
+        await cancel_remote_work(self._mesh, searcher, message)
 
     async def _answer(self, peer: str, message: Message) -> Message:
         self._due.check_in_charge(peer)
         question = await read_beside(PlanQuestion.from_bytes, part_of(message))
-        haste = Haste(integer(message.fields, "haste", min(Haste), max(Haste)))
+        haste = SearchPriority(
+            integer(message.fields, "haste", min(SearchPriority), max(SearchPriority))
+        )
         key = peer, integer(message.fields, "search")
         plan = await self._searches.do(key, peer, partial(search, question, haste))
         return Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
@@ -155,7 +163,7 @@ async def first_of(
         await asyncio.gather(*([other] if own is None else [other, own]), return_exceptions=True)
 
 
-def fastest(household: MeasuredHousehold, here: str) -> str:
+def fastest(household: MeasuredCluster, here: str) -> str:
     """The id of the device that is best asked: `here` unless another is clearly faster.
 
     By what a message costs there: that is Python's work, as the search is.
@@ -165,6 +173,6 @@ def fastest(household: MeasuredHousehold, here: str) -> str:
     return best if WORTH_ASKING * seconds[best] < seconds.get(here, 0.0) else here
 
 
-def _message_seconds(candidate: Candidate) -> float:
+def _message_seconds(candidate: MeasuredDevice) -> float:
     overheads = overheads_of(candidate)
     return inf if overheads is None else overheads.message_seconds

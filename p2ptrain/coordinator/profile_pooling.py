@@ -42,7 +42,7 @@ FAR_OFF = 1.75
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class DeviceProfile:
     """What a device has found, in wall seconds.
 
     Attributes:
@@ -88,7 +88,7 @@ class Measured:
         """Whether it lies between any that were measured."""
         return self.times.sizes[0] <= size <= self.times.sizes[-1]
 
-    def times_slowdown(self, slowdown: float) -> Measured:
+    def times_slowdown(self, slowdown: float) -> DeviceProfile:
         """All of it on a device that takes `slowdown` times as long."""
         overheads = self.overheads
         return replace(
@@ -99,14 +99,15 @@ class Measured:
         )
 
 
-def shared(found: Mapping[str, Measured]) -> dict[str, Measured]:
+def pool_profiles(found: Mapping[str, DeviceProfile]) -> dict[str, DeviceProfile]:
     """By name, with means in place of what devices of one kind have found."""
     kinds: dict[tuple[str, int], list[str]] = {}
     for name, one in found.items():
         if one.kind:
             kinds.setdefault((one.kind, one.times.unit_count), []).append(name)
     result = {
-        name: replace(one, times=_telling(one.times, one.cold)) for name, one in found.items()
+        name: replace(one, times=_without_cold_passes(one.times, one.cold))
+        for name, one in found.items()
     }
     for names in kinds.values():
         own = {name: found[name].times_slowdown(1 / found[name].wall_by_cpu) for name in names}
@@ -120,7 +121,7 @@ def shared(found: Mapping[str, Measured]) -> dict[str, Measured]:
     return result
 
 
-def _levels(own: Mapping[str, Measured]) -> dict[str, float]:
+def _levels(own: Mapping[str, DeviceProfile]) -> dict[str, float]:
     """Those that are not far off, and how many times as long as their mean each takes.
 
     At the largest size that all have measured warm. None where the middle is between two halves.
@@ -135,7 +136,7 @@ def _levels(own: Mapping[str, Measured]) -> dict[str, float]:
     return {name: took / mean for name, took in near.items()}
 
 
-def _at_level(own: Measured, level: float) -> Measured:
+def _at_level(own: DeviceProfile, level: float) -> DeviceProfile:
     """Its units as a device of level 1 would have found them."""
     return replace(own, times=own.times.times_slowdown(1 / level))
 
@@ -149,7 +150,7 @@ def _whole(times: UnitTimes) -> float:
     return sum(times.forward) + sum(times.backward)
 
 
-def _mean(own: Sequence[Measured]) -> Measured:
+def _mean(own: Sequence[DeviceProfile]) -> DeviceProfile:
     """At every size that one of them has measured, of all who can say something about it.
 
     By warm ones, where anybody has such.
@@ -166,15 +167,15 @@ def _mean(own: Sequence[Measured]) -> Measured:
     )
     known = [one.overheads.to_json() for one in own if one.overheads is not None]
     overheads = {name: fmean(one[name] for one in known) for name in known[0]} if known else None
-    return Measured(
+    return DeviceProfile(
         kind=own[0].kind,
         wall_by_cpu=1.0,
-        times=_telling(TimeTable(sizes, times), beyond),
+        times=_without_cold_passes(TimeTable(sizes, times), beyond),
         overheads=None if overheads is None else Overheads(**overheads),
     )
 
 
-def _telling(times: TimeTable, cold: Collection[int]) -> TimeTable:
+def _without_cold_passes(times: TimeTable, cold: Collection[int]) -> TimeTable:
     """Without first passes beyond warm ones that took longer than follows from those."""
     found = [(s, t) for s, t in zip(times.sizes, times.times, strict=True) if s not in cold]
     if len(found) < 2:

@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from p2ptrain.coordinator.measured_cluster import MeasuredHousehold, question
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.errors import size_text
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.prediction_bias import trusted_seconds
-from p2ptrain.plan.replan.hysteresis import Action, Decision, weigh
+from p2ptrain.plan.prediction_bias import bias_corrected_seconds
+from p2ptrain.plan.replan.hysteresis import ReplanAction, ReplanDecision, weigh_replan
 from p2ptrain.plan.replan.migration import plan_migration
 from p2ptrain.plan.replan.replan import Replanned
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.tiling.planning.tiled_plan import round_seconds
 
-SEARCH_ANEW = 1.1
+SEARCH_AGAIN = 1.1
 """So much slower than promised is a plan whose kind may be wrong."""
 
 WORK_OFF = 1.2
@@ -35,7 +35,7 @@ URGENT = 1.15
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class PresentPlan:
     """The plan in force, as things are now.
 
     Attributes:
@@ -54,24 +54,24 @@ class Present:
     @property
     def is_off(self) -> bool:
         """Whether the plan's kind may be wrong."""
-        return self.slower > SEARCH_ANEW or not 1 / WORK_OFF <= self.work <= WORK_OFF
+        return self.slower > SEARCH_AGAIN or not 1 / WORK_OFF <= self.work <= WORK_OFF
 
 
-def as_of_now(
-    request: PlanningRequest, household: MeasuredHousehold, plan: Plan, work: float = 1.0
-) -> Present:
+def present_plan(
+    request: JobPlanRequest, household: MeasuredCluster, plan: Plan, work: float = 1.0
+) -> PresentPlan:
     """What the plan in force takes with the times, links and devices of now; `work`: of it."""
-    profile, cluster = question(request, household)
+    profile, cluster = planner_question(request, household)
     ahead = any(stage.goes_ahead for stage in plan.stages)
     cost = CostModel(
-        *(profile, cluster), overlap=plan.mode is Mode.SYNC, mode=plan.mode, updates_ahead=ahead
+        *(profile, cluster), overlap=plan.mode is PlanMode.SYNC, mode=plan.mode, updates_ahead=ahead
     )
     seconds = round_seconds(cost, plan)
     promised = work * plan.predicted.round_seconds
-    return Present(plan, seconds, seconds / promised if promised > 0 else 1.0, work)
+    return PresentPlan(plan, seconds, seconds / promised if promised > 0 else 1.0, work)
 
 
-def wants_search(request: PlanningRequest, present: Present, *, has_new: bool) -> bool:
+def wants_search(request: JobPlanRequest, present: PresentPlan, *, has_new: bool) -> bool:
     """Whether to search for plans of every kind.
 
     A straight pipeline was asked for by name: then only ones close to it are looked at. Another
@@ -82,33 +82,33 @@ def wants_search(request: PlanningRequest, present: Present, *, has_new: bool) -
     return request.planner != "auto" or has_new or present.is_off
 
 
-def decide(
-    request: PlanningRequest,
-    household: MeasuredHousehold,
-    present: Present,
+def decide_replan(
+    request: JobPlanRequest,
+    household: MeasuredCluster,
+    present: PresentPlan,
     found: Sequence[Plan],
     *,
     remaining_rounds: int | None,
     moved_seconds_ago: Sequence[float],
-) -> Decision:
+) -> ReplanDecision:
     """Stay with the plan in force, or go to the fastest found; the first of equally fast ones.
 
     Whose device leaves must go, however slow what was found is.
     """
-    profile, cluster = question(request, household)
-    best = min(found, key=trusted_seconds)
+    profile, cluster = planner_question(request, household)
+    best = min(found, key=bias_corrected_seconds)
     # At a round's border every device has what it trains, and copies are older.
     held = place_replicas(present.plan, chain=False)
     migration = plan_migration(profile, cluster, present.plan, held, best)
     moved = f"moving {size_text(migration.size_bytes)} in {migration.seconds:.2g} s"
     replanned = Replanned(best, migration, 0, moved)
     if present.plan.device_names & household.leaving:
-        return Decision(Action.MOVE, best, migration, None, moved)
-    return weigh(
+        return ReplanDecision(ReplanAction.MOVE, best, migration, None, moved)
+    return weigh_replan(
         present.plan, present.round_seconds, replanned, remaining_rounds, moved_seconds_ago
     )
 
 
-def fixed_request(request: PlanningRequest, plan: Mapping[str, Any]) -> PlanningRequest:
+def fixed_request(request: JobPlanRequest, plan: Mapping[str, Any]) -> JobPlanRequest:
     """For a plan from zero: the micro-batch decides results, so it stays as it is in force."""
     return replace(request, micro_batch=plan["micro_batch"])

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from p2ptrain.coordinator.plan_question import RequestBytes
-from p2ptrain.messages.reconfigure import InForce
+from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.messages.snapshots import REASON_LIMIT
 from p2ptrain.net import cbor
 from p2ptrain.net.forms import By, Flat, Length, Range, Text
 from p2ptrain.net.parts import LARGE, decoded
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
-from p2ptrain.recovery.generation_request import Reason
-from p2ptrain.recovery.profile_corrections import LEAST, MOST, Corrections
+from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.profile_corrections import MAX_FACTOR, MIN_FACTOR, ProfileCorrections
 
 
 @dataclass(frozen=True, slots=True)
-class ConsiderRequest:
+class ReplanRequest:
     """A question about the plan in force.
 
     Attributes:
@@ -35,13 +35,15 @@ class ConsiderRequest:
     """
 
     planning: RequestBytes
-    in_force: Annotated[InForce, Flat()]
-    reason: Reason
+    in_force: Annotated[PlanInForce, Flat()]
+    reason: ReconfigureReason
     holder: Annotated[str, Text(64)]
     alive: frozenset[Annotated[str, Text(64)]]
     without: frozenset[Annotated[str, Text(64)]]
-    corrections: Annotated[Corrections, By(Corrections.from_fields, Corrections.to_fields)]
-    work: Annotated[float, Range(LEAST, MOST)]
+    corrections: Annotated[
+        ProfileCorrections, By(ProfileCorrections.from_fields, ProfileCorrections.to_fields)
+    ]
+    work: Annotated[float, Range(MIN_FACTOR, MAX_FACTOR)]
     lowered: Mapping[str, Annotated[int, Range(0, 2**63)]]
     remaining_rounds: Annotated[int, Range(0)]
     moved_seconds_ago: Annotated[tuple[float, ...], Length(4096)]
@@ -51,13 +53,13 @@ class ConsiderRequest:
         return cbor.dumps(write_form(self))
 
     @staticmethod
-    def from_bytes(data: bytes | memoryview) -> ConsiderRequest:
+    def from_bytes(data: bytes | memoryview) -> ReplanRequest:
         """Check and read. Raises ProtocolError."""
-        return read_form(ConsiderRequest, decoded(data, LARGE), "a question about the plan")
+        return read_form(ReplanRequest, decoded(data, LARGE), "a question about the plan")
 
 
 @dataclass(frozen=True, slots=True)
-class Considered:
+class ReplanReply:
     """The answer.
 
     Attributes:
@@ -77,6 +79,6 @@ class Considered:
         return cbor.dumps(write_form(self))
 
     @staticmethod
-    def from_bytes(data: bytes | memoryview) -> Considered:
+    def from_bytes(data: bytes | memoryview) -> ReplanReply:
         """Check and read. Raises ProtocolError."""
-        return read_form(Considered, decoded(data, LARGE), "what was found")
+        return read_form(ReplanReply, decoded(data, LARGE), "what was found")

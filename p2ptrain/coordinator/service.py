@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from p2ptrain.coordinator.cluster_profile import Surveyor
-from p2ptrain.coordinator.evaluate_replan import Consideration
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
+from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.coordinator.plan_search import PlanSearch
-from p2ptrain.coordinator.replan_request import ConsiderRequest
+from p2ptrain.coordinator.replan_request import ReplanRequest
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.messages.calls import Route, WantedWork
+from p2ptrain.messages.calls import CancellableWork, MessageRoute
 from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, PLAN, PLAN_END, WORKS
 from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
@@ -29,21 +29,23 @@ class CoordinatorService:
     def __init__(self, mesh: Mesh, due: Due) -> None:
         self._mesh = mesh
         self._due = due
-        self._surveyor = Surveyor(mesh)
+        self._surveyor = ClusterProfiler(mesh)
         self._search = PlanSearch(mesh, due)
-        self._plans = WantedWork(mesh, "plan")  # by holder
-        self._looks = WantedWork(mesh, "look")  # by holder
+        self._plans = CancellableWork(mesh, "plan")  # by holder
+        self._looks = CancellableWork(mesh, "look")  # by holder
         mesh.route_now(CONSIDER_END, self._end_look)  # before the next look of the same holder
         mesh.route_now(PLAN_END, self._end_plan)
 
     @property
-    def routes(self) -> Mapping[str, Route]:
+    def routes(self) -> Mapping[str, MessageRoute]:
         """What this device answers, by kind."""
         return {
             **self._search.routes,
-            PLAN: Route(self._plan, limited(HOUSEHOLD.most_bytes, due=self._coordinates)),
-            WORKS: Route(self._works),
-            CONSIDER: Route(self._consider, limited(LARGE.most_bytes, due=self._coordinates)),
+            PLAN: MessageRoute(self._plan, limited(HOUSEHOLD.most_bytes, due=self._coordinates)),
+            WORKS: MessageRoute(self._works),
+            CONSIDER: MessageRoute(
+                self._consider, limited(LARGE.most_bytes, due=self._coordinates)
+            ),
         }
 
     async def _plan(self, peer: str, message: Message) -> Message:
@@ -61,8 +63,8 @@ class CoordinatorService:
         is not kept waiting by one that it has given up.
         """
         self._due.check_coordinates()
-        request = await read_beside(ConsiderRequest.from_bytes, part_of(message))
-        look = Consideration(self._mesh, request, self._surveyor, self._search.plan)
+        request = await read_beside(ReplanRequest.from_bytes, part_of(message))
+        look = ReplanEvaluation(self._mesh, request, self._surveyor, self._search.plan)
         considered = await self._looks.do(peer, peer, look.answer)
         return Message(CONSIDER, {}, (memoryview(considered.to_bytes()),))
 

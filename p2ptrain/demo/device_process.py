@@ -142,10 +142,10 @@ def _read(field: dataclasses.Field[Any], value: Any) -> Any:
     return value if read is None else read(value)
 
 
-def _stage(body: Mapping[str, Any]) -> ev.PlannedStage:
+def _stage(body: Mapping[str, Any]) -> ev.PlanEventStage:
     first, end = body["units"]
-    devices = tuple(ev.PlannedDevice(d["name"], d["share"]) for d in body["devices"])
-    return ev.PlannedStage(
+    devices = tuple(ev.PlanEventDevice(d["name"], d["share"]) for d in body["devices"])
+    return ev.PlanEventStage(
         units=(first, end),
         devices=devices,
         parameters=tuple(body["parameters"]),
@@ -154,8 +154,8 @@ def _stage(body: Mapping[str, Any]) -> ev.PlannedStage:
     )
 
 
-def _left_out(body: Mapping[str, Any]) -> ev.LeftOut:
-    return ev.LeftOut(body["name"], body["reason"])
+def _left_out(body: Mapping[str, Any]) -> ev.PlanEventLeftOut:
+    return ev.PlanEventLeftOut(body["name"], body["reason"])
 
 
 _NESTED: dict[str, Callable[[Any], Any]] = {

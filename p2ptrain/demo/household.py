@@ -55,7 +55,7 @@ async def train_together(plan: HouseholdPlan) -> AsyncGenerator[dict[str, Any], 
     Raises:
         UserError: a device failed that was not meant to; the message has its name and its words.
     """
-    async with _Household(plan) as household:
+    async with _DemoHousehold(plan) as household:
         members = [await household.start(name, "join") for name in plan.members]
         holder = await household.start(plan.holder, "train", *plan.train_arguments)
         for member in members:
@@ -68,7 +68,7 @@ async def train_together(plan: HouseholdPlan) -> AsyncGenerator[dict[str, Any], 
         await _expect_success(holder)
 
 
-class _Household:
+class _DemoHousehold:
     """Processes and the tasks that read what they say; leaving the context ends them all."""
 
     def __init__(self, plan: HouseholdPlan) -> None:

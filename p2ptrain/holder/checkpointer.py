@@ -22,19 +22,25 @@ from p2ptrain.errors import OptionError, PeerError, TrainingError
 from p2ptrain.logs import get_logger
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.checkpoint_files import Checkpoint, Progress, Written, save, say_anew
+from p2ptrain.state.checkpoint_files import (
+    Checkpoint,
+    CheckpointProgress,
+    WrittenCheckpoint,
+    rewrite_index,
+    save,
+)
 
 log = get_logger(__name__)
 
 Gather: TypeAlias = Callable[[Version], Awaitable[Mapping[str, Tensor]]]
 """A version -> all of it, by `model:` and `optimizer:` names."""
 
-LEAST_INTERVAL_SECONDS = 30.0
+MIN_INTERVAL_SECONDS = 30.0
 
 COST_SHARE = 0.05
 
 
-class Cadence:
+class CheckpointSchedule:
     """Decides which updates are followed by a checkpoint. Pure: time is an argument.
 
     Args:
@@ -56,7 +62,7 @@ class Cadence:
         """Whether to take one after update `step`."""
         if self._every is not None:
             return ends_epoch or step % self._every == 0
-        interval = max(LEAST_INTERVAL_SECONDS, self._cost_seconds / COST_SHARE)
+        interval = max(MIN_INTERVAL_SECONDS, self._cost_seconds / COST_SHARE)
         return ends_epoch or now - self._last >= interval
 
     def taken(self, seconds: float, now: float) -> None:
@@ -84,9 +90,9 @@ class Checkpointer:
     def __init__(
         self,
         folder: Path,
-        cadence: Cadence,
+        cadence: CheckpointSchedule,
         gather: Gather,
-        progress: Callable[[int], Progress],
+        progress: Callable[[int], CheckpointProgress],
         warn: Callable[[str], None],
     ) -> None:
         self.folder = folder
@@ -98,11 +104,11 @@ class Checkpointer:
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
         self._written = -1  # newest step
-        self._told = -1  # newest step of which people know that it cannot be written
+        self._notified = -1  # newest step of which people know that it cannot be written
         self._why_left_out = "it was never begun"
         self._why_failed: str | None = None  # as people have heard; None: all is well
         self._due: int | None = None  # what was wanted and is not taken yet
-        self.on_written: Callable[[Version, Written], None] = _nobody
+        self.on_written: Callable[[Version, WrittenCheckpoint], None] = _ignore_written
         self.failure: TrainingError | None = None
         self.reading: Version | None = None
 
@@ -143,7 +149,7 @@ class Checkpointer:
         """
         if step == self._written and self._idle.is_set():
             self._idle.clear()
-            self._task = asyncio.create_task(self._say_anew(step), name=f"evaluated {step}")
+            self._task = asyncio.create_task(self._rewrite_index(step), name=f"evaluated {step}")
 
     async def make_sure(self, version: Version, gather: Gather) -> None:
         """Have the last version written: all updates are made, and what stages are stays.
@@ -152,13 +158,13 @@ class Checkpointer:
             gather: reads the stages themselves; nobody may have copies.
         """
         await self.idle()
-        if max(self._written, self._told) < version.step:
+        if max(self._written, self._notified) < version.step:
             self._begin_to_take(version, gather)
             await self.idle()
 
     def conclude(self, step: int) -> None:
         """The job has ended with `step` updates: people hear where no checkpoint has them."""
-        if max(self._written, self._told) < step:
+        if max(self._written, self._notified) < step:
             why = f"no checkpoint of step {step}, the last one: {self._why_left_out}"
             failure = TrainingError(f"{why}. The trained weights are here")
             self._fail(step, failure, str(failure))
@@ -188,9 +194,9 @@ class Checkpointer:
             written = await to_the_end(partial(save, self.folder, checkpoint))
             self._written, self.failure = version.step, None
             self.on_written(version, written)
-            self._say_that_it_works(version.step)
+            self._report_working(version.step)
             if self._progress(version.step) != checkpoint.progress:  # evaluated meanwhile
-                await self._say_anew(version.step)
+                await self._rewrite_index(version.step)
         except (PeerError, TimeoutError) as error:
             self._why_left_out = str(error) or "too slow"
             log.warning("checkpoint_left_out", step=version.step, why=self._why_left_out)
@@ -208,10 +214,10 @@ class Checkpointer:
             self.reading = None
             self._idle.set()
 
-    async def _say_anew(self, step: int) -> None:
+    async def _rewrite_index(self, step: int) -> None:
         try:
             progress = self._progress(step)
-            await to_the_end(partial(say_anew, self.folder, progress))
+            await to_the_end(partial(rewrite_index, self.folder, progress))
         except (OptionError, TrainingError) as error:
             log.warning("evaluation_not_noted", step=step, why=str(error))
         finally:
@@ -219,20 +225,20 @@ class Checkpointer:
 
     def _fail(self, step: int, failure: TrainingError, why: str) -> None:
         """`why` says no step: what people know already is only logged."""
-        self.failure, self._told = failure, step
+        self.failure, self._notified = failure, step
         if why == self._why_failed:
             log.warning("checkpoint_failed_again", step=step, why=why)
             return
         self._why_failed = why
         self._warn(str(failure))
 
-    def _say_that_it_works(self, step: int) -> None:
+    def _report_working(self, step: int) -> None:
         if self._why_failed is not None:
             self._why_failed = None
             self._warn(f"checkpoints can be written again: that of step {step} is in {self.folder}")
 
 
-def _nobody(version: Version, written: Written) -> None:
+def _ignore_written(version: Version, written: WrittenCheckpoint) -> None:
     """Wants to know."""
 
 

@@ -18,31 +18,35 @@ from time import monotonic
 from typing import Any
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import OwnedTasks
-from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.aio.tasks import TaskOwner
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import Error, InternalError, PeerError, PlanError, TrainingError
 from p2ptrain.events import Event
-from p2ptrain.holder.generation_runner import EpochRuns, Work
-from p2ptrain.holder.job_record import JobMemory
+from p2ptrain.holder.generation_runner import GenerationRunner, GenerationWork
+from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.planner_client import Planner
-from p2ptrain.holder.reconfiguration import Change
-from p2ptrain.holder.replan_watcher import Elasticity, Household
+from p2ptrain.holder.reconfiguration import Reconfiguration
+from p2ptrain.holder.replan_watcher import ReplanContext, ReplanWatcher
 from p2ptrain.holder.reports import JobReports
-from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start import job_registry as unfinished
-from p2ptrain.job.train_options import Recovery
+from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, Mesh, MeshEvent
-from p2ptrain.messages.assign import placed_of
+from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.calls import Hangs
-from p2ptrain.messages.passed_over import PassedOver, say_passed_over
-from p2ptrain.messages.plan_request import PlanningRequest
-from p2ptrain.messages.reconfigure import ChangeAnswer, ChangeRequest
-from p2ptrain.recovery.choose_version import GlobalCopy
+from p2ptrain.messages.passed_over import PassedOver, send_passed_over
+from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
+from p2ptrain.recovery.choose_version import FullSnapshot
 from p2ptrain.recovery.cores import holder_events as rules
 from p2ptrain.recovery.cores import holder_instructions as to_do
-from p2ptrain.recovery.cores.holder_core import HolderCore, Phase
-from p2ptrain.recovery.generation_request import ChangeAsk, NoWay, Reason
+from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
+from p2ptrain.recovery.generation_request import (
+    GenerationRequest,
+    ReconfigureFailure,
+    ReconfigureReason,
+)
 from p2ptrain.recovery.version import Version
 
 log = get_logger(__name__)
@@ -51,7 +55,7 @@ PASSED_OVER_SECONDS = 600.0
 """A device that hangs is started again by then; one that lies costs a moment every ten minutes."""
 
 
-class JobEpochs:
+class JobDriver:
     """Runs a job until it is done. Create it, then `run` once.
 
     Attributes:
@@ -74,15 +78,15 @@ class JobEpochs:
     def __init__(
         self,
         mesh: Mesh,
-        planning: PlanningRequest,
+        planning: JobPlanRequest,
         unit_names: Sequence[str],
-        work: Work,
-        memory: JobMemory,
+        work: GenerationWork,
+        memory: JobRecord,
         emit: Callable[[Event], None],
         steps: int,
-        recovery: Recovery = Recovery.LIGHT,
+        recovery: ReplanMethod = ReplanMethod.LIGHT,
         *,
-        surveyor: Surveyor,
+        surveyor: ClusterProfiler,
         replans: bool = True,
         leaves_out: bool = False,
     ) -> None:
@@ -103,14 +107,14 @@ class JobEpochs:
         self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
         published = planning.ftpipehd
         fixed = None if published is None else published.copies
-        self.copies = KeptVersions(mesh, planning.job, self._on_stable, self.reports.warn, fixed)
-        self._signs = HouseholdSigns(mesh, planning.alone, self._on_sign)
+        self.copies = SnapshotManager(mesh, planning.job, self._on_stable, self.reports.warn, fixed)
+        self._signs = MembershipAdapter(mesh, planning.alone, self._on_sign)
         self._planner = Planner(mesh, surveyor, self._pass_over)
-        self.elastic = Elasticity(
+        self.elastic = ReplanWatcher(
             mesh,
             planning,
             self._planner,
-            Household(
+            ReplanContext(
                 alive=lambda: self._core.alive - self._core.faulty,
                 lowered=lambda: self._core.lowered,
                 remaining_rounds=lambda: max(steps - self.reports.reported.step, 0),
@@ -122,14 +126,16 @@ class JobEpochs:
         self._carrying_out = False
         self._changed = asyncio.Event()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks = OwnedTasks(lambda _, error: self._fail(error))
+        self._tasks = TaskOwner(lambda _, error: self._fail(error))
         self._asking: asyncio.Task[None] | None = None
         self._unit_names = unit_names
         # the one in force, or that the rules are about to accept
-        self._answer: ChangeAnswer | None = None
-        self._refusal: NoWay | None = None  # of the newest request, if it had none
-        self._told = ""  # why people were told that nothing begins
-        self._runs = EpochRuns(mesh, work, self.reports, self._tasks, self._post, self._is_hanging)
+        self._answer: ReconfigureReply | None = None
+        self._refusal: ReconfigureFailure | None = None  # of the newest request, if it had none
+        self._notified = ""  # why people were told that nothing begins
+        self._runs = GenerationRunner(
+            mesh, work, self.reports, self._tasks, self._post, self._is_hanging
+        )
         self._surveyor = surveyor
         surveyor.hangs = self._is_hanging
 
@@ -149,7 +155,7 @@ class JobEpochs:
         if self._memory.in_force is not None:
             self.reports.trouble(since)
         try:
-            self._do(self._core.handle(rules.CopiesAre(self._copies()), since))
+            self._do(self._core.handle(rules.FullSnapshotsAre(self._copies()), since))
             for error in self._surveyor.hanging:
                 self._is_hanging(error)
             self._do(self._core.start(since))
@@ -165,28 +171,28 @@ class JobEpochs:
 
     def counts(self, step: int) -> None:
         """`step` updates count."""
-        self._do(self._core.handle(rules.Committed(step), monotonic()))
+        self._do(self._core.handle(rules.StepCommitted(step), monotonic()))
 
     def note_link(self, one: str, other: str, back: bool) -> None:
         """The link between two devices broke, or is back."""
         if back or self._runs.link_ended(one, other):
-            self._on_sign(rules.LinkBack(one, other) if back else rules.LinkTrouble(one, other))
+            self._on_sign(rules.LinkRestored(one, other) if back else rules.LinkBroken(one, other))
 
     def _on_sign(self, sign: rules.HolderEvent) -> None:
         match sign:
-            case rules.Died(device) if self._runs.epoch is not None:
+            case rules.MemberDied(device) if self._runs.epoch is not None:
                 self.reports.hint(device, self._runs.epoch.memory_hint(device))
-            case rules.Appeared(device) if device != self._mesh.self_id:
+            case rules.MemberAppeared(device) if device != self._mesh.self_id:
                 self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
-            case rules.LinkBack(one, device) if one == self._mesh.self_id:
+            case rules.LinkRestored(one, device) if one == self._mesh.self_id:
                 # others may have told that it is alive before it could be told anything
                 self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
         self._post(sign)
         self.elastic.note(sign)
 
     async def _welcome(self, device: str) -> None:
-        await unfinished.end_others(self._mesh, device, self._planning.job)
-        await self._runs.welcome(device, lambda: self._core.phase is Phase.TRAINING)
+        await unfinished.end_other_jobs(self._mesh, device, self._planning.job)
+        await self._runs.welcome(device, lambda: self._core.phase is HolderPhase.TRAINING)
 
     async def _tick(self) -> None:
         while True:
@@ -200,7 +206,7 @@ class JobEpochs:
             except TimeoutError:
                 self._do(self._core.tick(monotonic()))
 
-    def _copies(self) -> tuple[GlobalCopy, ...]:
+    def _copies(self) -> tuple[FullSnapshot, ...]:
         made = self.reports.steps_made
         round_seconds = self.reports.seconds / made if made else None
         return self._memory.copies(self._mesh.self_id, round_seconds)
@@ -209,7 +215,7 @@ class JobEpochs:
 
     def _post(self, event: rules.HolderEvent) -> None:
         now = monotonic()
-        self._do(self._core.handle(rules.CopiesAre(self._copies()), now))
+        self._do(self._core.handle(rules.FullSnapshotsAre(self._copies()), now))
         self._do(self._core.handle(event, now))
 
     def _do(self, instructions: list[to_do.HolderInstruction]) -> None:
@@ -225,7 +231,7 @@ class JobEpochs:
         try:
             while self._todo and writing is None:
                 instruction = self._todo.popleft()
-                if isinstance(instruction, to_do.Journal):
+                if isinstance(instruction, to_do.WriteJournal):
                     writing = self._memory.write_down(instruction, self._answer)
                 else:
                     self._carry_out(instruction)
@@ -243,28 +249,28 @@ class JobEpochs:
 
     def _carry_out(self, instruction: to_do.HolderInstruction) -> None:
         match instruction:
-            case to_do.Freeze():
+            case to_do.StopRounds():
                 self._freeze()
-            case to_do.Drain():
+            case to_do.DrainRounds():
                 self._memory.pause()
                 self._runs.drain()
-            case to_do.Ask(ask):
+            case to_do.AskCoordinator(ask):
                 if self._asking is not None:
                     self._asking.cancel()
                 self._asking = self._tasks.spawn(self._ask(ask), "make an epoch ready")
-            case to_do.Begin(_, _, reason, alive):
+            case to_do.BeginGeneration(_, _, reason, alive):
                 self._begin(reason, alive)
-            case to_do.KeepOnly(versions, alive):
+            case to_do.RetainOnly(versions, alive):
                 self.copies.keep_only(versions, alive)
-            case to_do.BringHome():
+            case to_do.CollectWeights():
                 self._runs.bring_home(self._give_up_first_weights)
-            case to_do.Failure(device):
+            case to_do.ReportFailure(device):
                 self.reports.failure(device, is_short=self._runs.is_short(device))
-            case to_do.WaitFor(devices):
+            case to_do.ReportWaiting(devices):
                 self.reports.waiting(devices)
-            case to_do.LetGo(device):
+            case to_do.GrantLeave(device):
                 self.elastic.let_go(device)
-            case to_do.StayOn(device, reason):
+            case to_do.DenyLeave(device, reason):
                 self.elastic.keep(device, reason)
             case to_do.PartEnds(first, end, devices):
                 self._fail(self._part_ends(first, end, devices))
@@ -281,10 +287,10 @@ class JobEpochs:
         self.copies.end_epoch()
         self._runs.freeze()
 
-    async def _ask(self, ask: ChangeAsk) -> None:
+    async def _ask(self, ask: GenerationRequest) -> None:
         await self._runs.ended()
         proposed = self.elastic.asked(ask)
-        request = ChangeRequest(
+        request = ReconfigureRequest(
             self._settled(),
             ask,
             self._memory.in_force,
@@ -294,9 +300,11 @@ class JobEpochs:
             wants_expected=not self.elastic.knows_plan,
         )
         with timed(log, "epoch_made_ready"):
-            change = Change(self._mesh, request, self._surveyor, self._planner, self._is_hanging)
+            change = Reconfiguration(
+                self._mesh, request, self._surveyor, self._planner, self._is_hanging
+            )
             reply = await change.answer()
-        if isinstance(reply, NoWay):
+        if isinstance(reply, ReconfigureFailure):
             self._tell_refused(reply)
             self._refusal = reply
             self._post(reply)
@@ -305,18 +313,18 @@ class JobEpochs:
             await failpoints.reach("accept.before", device=self._mesh.self_id)
         self._take(reply, ask.number)
 
-    def _tell_refused(self, refusal: NoWay) -> None:
+    def _tell_refused(self, refusal: ReconfigureFailure) -> None:
         """A reason that stays, such as another job, is people's to know: it may stay for hours."""
         last = self._refusal
         stays = refusal.again and last is not None and last.reason == refusal.reason
-        if stays and self._told != refusal.reason:
-            self._told = refusal.reason
+        if stays and self._notified != refusal.reason:
+            self._notified = refusal.reason
             self.reports.warn(f"this job waits, and asks again: {refusal.reason}")
 
-    def _take(self, reply: ChangeAnswer, number: int) -> None:
+    def _take(self, reply: ReconfigureReply, number: int) -> None:
         # The rules may refuse it; then the plan in force stays the old one.
         old, self._answer = self._answer, reply
-        self._post(rules.AnswerIn(number, placed_of(reply.assignment), reply.choice))
+        self._post(rules.GenerationReady(number, placement_of(reply.assignment), reply.choice))
         placed = self._core.history.placed
         if placed is None or placed.epoch != reply.assignment.key.epoch:
             self._answer = old
@@ -332,7 +340,7 @@ class JobEpochs:
         self.reports.warn(f"{error}: this job goes on without {name} until it starts again", name)
         if device == self._planner.coordinator:
             self._distrust(device)
-        self._on_sign(rules.Died(device, certain=False))
+        self._on_sign(rules.MemberDied(device, certain=False))
 
     def _pass_over(self, device: str, why: str) -> None:
         """A coordinator is not asked for a while, and whoever works for this job hears so."""
@@ -348,9 +356,9 @@ class JobEpochs:
         self._mesh.distrust(device, PASSED_OVER_SECONDS)
         said = PassedOver(self._planning.job, device, PASSED_OVER_SECONDS)
         for other in sorted(self._core.alive - {self._mesh.self_id, device}):
-            self._tasks.spawn(say_passed_over(self._mesh, other, said), "say who is passed over")
+            self._tasks.spawn(send_passed_over(self._mesh, other, said), "say who is passed over")
 
-    def _settled(self) -> PlanningRequest:
+    def _settled(self) -> JobPlanRequest:
         """The plan in force has decided on the mode, where that was open."""
         in_force = self._memory.in_force
         if in_force is None:
@@ -360,7 +368,7 @@ class JobEpochs:
 
     # -- an epoch --------------------------------------------------------------------------------
 
-    def _begin(self, reason: Reason, alive: frozenset[str]) -> None:
+    def _begin(self, reason: ReconfigureReason, alive: frozenset[str]) -> None:
         answer = self._answer
         assert answer is not None
         version = answer.choice.version
@@ -370,14 +378,14 @@ class JobEpochs:
         self._memory.begin()
         self._runs.begin(answer, alive)
         self.copies.begin(answer.assignment, answer.copy_cost, self._core.history.stable)
-        self.reports.begin(answer, after_trouble=reason is Reason.FAILURE)
+        self.reports.begin(answer, after_trouble=reason is ReconfigureReason.FAILURE)
         self.elastic.began(answer)
         if not self._core.finishing or version.step < self.reports.reported.step:
             self._runs.train()
 
     def _on_stable(self, version: Version) -> None:
         self._memory.stable(version)
-        self._post(rules.Stable(version, self.copies.read))
+        self._post(rules.SnapshotStable(version, self.copies.read))
 
     def _give_up_first_weights(self) -> None:
         """The trained ones take their place, in the same memory."""
@@ -425,18 +433,20 @@ class JobEpochs:
             self._over.set_exception(error)
 
 
-class HouseholdSigns:
+class MembershipAdapter:
     """See the module. `watch` from the start of a job to its end.
 
     Args:
         alone: the job wants no other device.
-        tell: hears each sign.
+        notify: hears each sign.
     """
 
-    def __init__(self, mesh: Mesh, alone: bool, tell: Callable[[rules.HolderEvent], None]) -> None:
+    def __init__(
+        self, mesh: Mesh, alone: bool, notify: Callable[[rules.HolderEvent], None]
+    ) -> None:
         self._mesh = mesh
         self._alone = alone
-        self._tell = tell
+        self._notify = notify
 
     def watch(self) -> Callable[[], None]:
         """Tell what is so now, and what changes, until the returned function is called."""
@@ -451,17 +461,17 @@ class HouseholdSigns:
             case MemberChanged(member, _, certain):
                 self._on_member(member.id, member.state, certain=certain)
             case LinkLost(peer):
-                self._tell(rules.LinkTrouble(self._mesh.self_id, peer))
+                self._notify(rules.LinkBroken(self._mesh.self_id, peer))
             case LinkUp(peer):
-                self._tell(rules.LinkBack(self._mesh.self_id, peer))
+                self._notify(rules.LinkRestored(self._mesh.self_id, peer))
 
     def _on_member(self, device: str, state: MemberState, *, certain: bool = False) -> None:
         if self._alone and device != self._mesh.self_id:
             return
         match state:
             case MemberState.ALIVE:
-                self._tell(rules.Appeared(device))
+                self._notify(rules.MemberAppeared(device))
             case MemberState.DEAD | MemberState.LEFT:
-                self._tell(rules.Died(device, certain, left=state is MemberState.LEFT))
+                self._notify(rules.MemberDied(device, certain, left=state is MemberState.LEFT))
             case MemberState.SUSPECT:
                 pass  # it may refute

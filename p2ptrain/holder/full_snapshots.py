@@ -19,22 +19,22 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from p2ptrain.aio.tasks import OwnedTasks
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.tasks import TaskOwner
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import OptionError, PeerError
-from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.logs import get_logger
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.checkpoint_files import KEPT, Written, load_written
+from p2ptrain.state.checkpoint_files import KEPT, WrittenCheckpoint, load_written
 from p2ptrain.state.fetch import version_source
-from p2ptrain.state.snapshot_store import Named, laid_out, of_units
-from p2ptrain.state.transfer_server import StateServer, in_memory
+from p2ptrain.state.snapshot_store import Named, as_laid_out, tensors_of_units
+from p2ptrain.state.transfer_server import TransferServer, in_memory
 
 log = get_logger(__name__)
 
-MOST_AT_ONCE = 2
+MAX_AT_ONCE = 2
 """One is held, and a newer one comes."""
 
 MEMORY_SHARE = 0.5
@@ -44,7 +44,7 @@ Gather: TypeAlias = Callable[[Version], Awaitable[Mapping[str, Tensor]]]
 """A version -> all of it, by `model:` and `optimizer:` names."""
 
 
-class WholeCopies:
+class FullSnapshots:
     """See the module. One a job, in its event loop; `close` it.
 
     Args:
@@ -60,7 +60,7 @@ class WholeCopies:
 
     def __init__(
         self,
-        states: StateServer,
+        states: TransferServer,
         job: str,
         description: ModelDescription,
         gather: Gather,
@@ -81,7 +81,7 @@ class WholeCopies:
         self._has_warned = False
         self._held: Version | None = None
         self._is_paused = False
-        self._tasks = OwnedTasks(_on_failed)
+        self._tasks = TaskOwner(_on_failed)
         self._taking: asyncio.Task[None] | None = None
 
     @property
@@ -132,7 +132,7 @@ class WholeCopies:
             return
         finally:
             self.reading = None
-        units = in_memory(partial(of_units, self._description, state))
+        units = in_memory(partial(tensors_of_units, self._description, state))
         self._states.hold(self._job, version_source(version), units)
         old, self._held = self._held, version
         if old is not None:
@@ -152,7 +152,7 @@ def _on_failed(work: str, error: BaseException) -> None:
     log.error("no_whole_copy", work=work, exc_info=error)
 
 
-class CheckpointCopies:
+class CheckpointSnapshots:
     """See the module. Offered by `states` from the first `take` on.
 
     Args:
@@ -165,9 +165,9 @@ class CheckpointCopies:
 
     def __init__(
         self,
-        states: StateServer,
+        states: TransferServer,
         job: str,
-        prepared: Prepared,
+        prepared: PreparedJob,
         warn: Callable[[str], None],
     ) -> None:
         self.versions: list[Version] = []
@@ -177,7 +177,7 @@ class CheckpointCopies:
         self._description = prepared.captured.description
         self._first = prepared.state
 
-    def take(self, version: Version, written: Written) -> None:
+    def take(self, version: Version, written: WrittenCheckpoint) -> None:
         """A newer one is whole."""
         self.versions.append(version)
         read = partial(self._units, version, written)
@@ -190,9 +190,9 @@ class CheckpointCopies:
             self.versions.remove(version)
             self._states.let_go(self._job, version_source(version))
 
-    async def _units(self, version: Version, of: Written, first: int, end: int) -> Named:
+    async def _units(self, version: Version, of: WrittenCheckpoint, first: int, end: int) -> Named:
         try:
-            return await in_background(partial(self._read, of, first, end))
+            return await run_in_background(partial(self._read, of, first, end))
         except OptionError as error:
             log.error("checkpoint_not_read", why=str(error))
             if version in self.versions:
@@ -200,8 +200,8 @@ class CheckpointCopies:
             self._let_go(version)
             raise PeerError(str(error)) from error
 
-    def _read(self, written: Written, first: int, end: int) -> Named:
+    def _read(self, written: WrittenCheckpoint, first: int, end: int) -> Named:
         """For seconds: in a thread, or this device says nothing meanwhile and is taken for dead."""
         names = frozenset(self._description.state_names(first, end))
         found = load_written(written, names.__contains__)
-        return {name: laid_out(self._first, name, tensor) for name, tensor in found.items()}
+        return {name: as_laid_out(self._first, name, tensor) for name, tensor in found.items()}

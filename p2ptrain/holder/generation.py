@@ -20,13 +20,13 @@ from p2ptrain.errors import (
     size_text,
 )
 from p2ptrain.holder.input.feeder import Feeder
-from p2ptrain.holder.round_results import NormGathering, Tracker, diagnose
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.holder.round_results import NormGatherer, RoundTracker, diagnose
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import called
+from p2ptrain.mesh.interface import display_name
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import call_while_it_works, while_it_works
-from p2ptrain.messages.findings import Finding, read_units
+from p2ptrain.messages.findings import NonFiniteFinding, read_units
 from p2ptrain.messages.kinds import (
     ARRIVED,
     BEGIN,
@@ -39,27 +39,33 @@ from p2ptrain.messages.kinds import (
     SETTLED,
     STANDING,
 )
-from p2ptrain.messages.round_orders import Commit, EpochKey, NoMoreRounds, RoundOrder, RoundReport
-from p2ptrain.messages.tensors import Line, PieceKey, Value
+from p2ptrain.messages.round_orders import (
+    Commit,
+    EndOfRounds,
+    GenerationKey,
+    RoundOrder,
+    RoundReport,
+)
+from p2ptrain.messages.tensors import MicroBatchKey, StreamId, Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage import cross_stage_gradients as clip
 from p2ptrain.net.fields import integer, number, optional, text, wording
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
-from p2ptrain.process.cpu_share import Span
+from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Coefficient
-from p2ptrain.recovery.stall_detector import Counters
+from p2ptrain.recovery.stall_detector import ProgressCounters
 from p2ptrain.recovery.unsent import Standing
 from p2ptrain.recovery.version import Version
 from p2ptrain.recovery.work_signs import TALKS
-from p2ptrain.runtime.io.arrivals import Arrival, Arrivals
-from p2ptrain.runtime.io.sample_division import Division
-from p2ptrain.runtime.io.tensor_receiver import Contents, Inlet, contents_at
-from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.io.arrivals import Arrivals, StageArrival
+from p2ptrain.runtime.io.sample_division import SampleDivision
+from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver, contents_at_cut
+from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.runtime.tiled.tile_layout import tiles_of
-from p2ptrain.state.transfer_client import StateRequest, read_state
+from p2ptrain.state.transfer_client import TransferRequest, read_state
 from p2ptrain.state.transfer_server import WEIGHTS, Check
-from p2ptrain.worker.service import TrainingService
+from p2ptrain.worker.service import WorkerService
 
 log = get_logger(__name__)
 
@@ -75,7 +81,7 @@ SHORT_BYTES = 64 << 20
 """A device with less free memory between two rounds, which has gone, may have run out of it."""
 
 
-class HolderEpoch:
+class HolderGeneration:
     """One plan in force, seen from the device that holds the data.
 
     Args:
@@ -90,14 +96,14 @@ class HolderEpoch:
         self,
         assignment: Assignment,
         description: ModelDescription,
-        service: TrainingService,
+        service: WorkerService,
         check: Check,
         on_link: Callable[[str, str, bool], None],
     ) -> None:
         self.assignment = assignment
         self.evaluated_ahead = 2 * len(assignment.stages) + 8
         places = enumerate(assignment.stages)
-        self.tracker = Tracker([(index, d) for index, place in places for d in place.devices])
+        self.tracker = RoundTracker([(index, d) for index, place in places for d in place.devices])
         self._switchboard = switchboard = service.switchboard
         tiles = tiles_of(description, assignment.stages[0])
         targets = _target_stages(assignment, description)
@@ -108,7 +114,7 @@ class HolderEpoch:
         self._budget_bytes = service.measures.whole_budget_bytes
         self._check = check
         self._on_link = on_link
-        self._norms: NormGathering | None = None
+        self._norms: NormGatherer | None = None
         self._coefficients: Mailbox[int, Coefficient] = Mailbox("coefficient of round", 1)
         self._outputs = self._connect_outputs(switchboard)
         self._free_bytes: dict[str, int] = {}
@@ -128,7 +134,7 @@ class HolderEpoch:
             owned.update(here)
         dtypes = {tensor.name: tensor.dtype for tensor in self._description.tensors}
         order = [tensor.name for tensor in self._description.tensors if tensor.trainable]
-        self._norms = NormGathering(order, names, dtypes, max_norm)
+        self._norms = NormGatherer(order, names, dtypes, max_norm)
 
     async def begin(self) -> bool:
         """Tell the devices of this plan that it is in force; returns whether that was news.
@@ -160,7 +166,7 @@ class HolderEpoch:
 
     async def no_more(self, rounds: int) -> None:
         """Tell every device that it has heard all orders of this epoch. Raises LinkClosed."""
-        fields = {**self.assignment.key.fields(), **NoMoreRounds(rounds).fields()}
+        fields = {**self.assignment.key.fields(), **EndOfRounds(rounds).fields()}
         for device in self.assignment.devices:
             await self._mesh.send(device, Message(ROUND, fields))
 
@@ -206,7 +212,7 @@ class HolderEpoch:
                 )
                 group.create_task(asked)
 
-    async def output(self, key: PieceKey) -> list[Value]:
+    async def output(self, key: MicroBatchKey) -> list[Value]:
         """The model's output leaves for an evaluated piece."""
         return (await self._outputs.take(key)).join()
 
@@ -226,7 +232,7 @@ class HolderEpoch:
             if keeper == self._mesh.self_id:
                 parts[index] = await self._states.local(job, source, place.first, place.end)
                 return
-            request = StateRequest(keeper, job, source, place.first, place.end)
+            request = TransferRequest(keeper, job, source, place.first, place.end)
             parts[index] = await self._read(request)
             if failpoints.armed:
                 await self.reach("checkpoint.gather.between")
@@ -247,16 +253,16 @@ class HolderEpoch:
             if keeper == self._mesh.self_id:
                 load(dict(await self._states.here(job, WEIGHTS, *units)))
             else:
-                request = StateRequest(keeper, job, WEIGHTS, *units)
+                request = TransferRequest(keeper, job, WEIGHTS, *units)
                 load(await self._read(request))
             if failpoints.armed:
                 await self.reach("home.between")
 
-    async def _read(self, request: StateRequest) -> dict[str, Tensor]:
+    async def _read(self, request: TransferRequest) -> dict[str, Tensor]:
         reading = read_state(self._mesh, request, self._check)
         return await while_it_works(self._mesh, request.peer, reading, TALKS)
 
-    async def arrived(self, round_index: int) -> list[Arrival]:
+    async def arrived(self, round_index: int) -> list[StageArrival]:
         """What the devices have noted of what came in a round; nothing of those that are silent."""
         async with task_scope() as scope:
             asked = [
@@ -265,7 +271,7 @@ class HolderEpoch:
             ]
         return [arrival for task in asked for arrival in task.result()]
 
-    async def _arrived(self, device: str, round_index: int) -> Sequence[Arrival]:
+    async def _arrived(self, device: str, round_index: int) -> Sequence[StageArrival]:
         fields = {**self.assignment.key.fields(), "round": round_index}
         try:
             reply = await self._mesh.call(
@@ -280,14 +286,14 @@ class HolderEpoch:
             return ()
         return [one for one in noted if one.stage in self.assignment.stages_of(device)]
 
-    async def standings(self) -> dict[str, tuple[Counters, Standing]]:
+    async def standings(self) -> dict[str, tuple[ProgressCounters, Standing]]:
         """What each device does and waits for; without those that do not answer."""
         async with task_scope() as scope:
             asked = {d: scope.create_task(self._standing(d)) for d in self.assignment.devices}
         found = {device: task.result() for device, task in asked.items()}
         return {device: standing for device, standing in found.items() if standing is not None}
 
-    async def _standing(self, device: str) -> tuple[Counters, Standing] | None:
+    async def _standing(self, device: str) -> tuple[ProgressCounters, Standing] | None:
         try:
             reply = await self._mesh.call(
                 device,
@@ -295,24 +301,26 @@ class HolderEpoch:
                 timeout_seconds=STANDING_TIMEOUT_SECONDS,
                 reply_parts=limited(Standing.LIMIT.most_bytes),
             )
-            return Counters.read(reply.fields), await Standing.from_part(reply)
+            return ProgressCounters.read(reply.fields), await Standing.from_part(reply)
         except (Error, TimeoutError) as error:
             log.info("no_standing", device=device[:12], why=str(error))
             return None
 
-    async def diagnose(self, held_as: int) -> Finding | None:
+    async def diagnose(self, micro_batch_number: int) -> NonFiniteFinding | None:
         """The first units whose values for that piece are not finite, if a stage can still tell."""
-        return await diagnose(self.assignment.stages, partial(self._diagnosed, held_as))
+        return await diagnose(self.assignment.stages, partial(self._diagnosed, micro_batch_number))
 
-    async def _diagnosed(self, held_as: int, stage: int, device: str) -> Finding | None:
+    async def _diagnosed(
+        self, micro_batch_number: int, stage: int, device: str
+    ) -> NonFiniteFinding | None:
         place = self.assignment.stages[stage]
-        fields = {**self.assignment.key.fields(), "stage": stage, "held_as": held_as}
+        fields = {**self.assignment.key.fields(), "stage": stage, "held_as": micro_batch_number}
         reply = await self._mesh.call(
             device, Message(DIAGNOSE, fields), timeout_seconds=DIAGNOSE_TIMEOUT_SECONDS
         )
         if not reply.fields.get("found"):
             return None
-        return Finding(
+        return NonFiniteFinding(
             (self.name(device),),
             stage,
             place.first,
@@ -331,10 +339,10 @@ class HolderEpoch:
             self._mesh.unroute(kind)
         self._switchboard.disconnect(self.assignment.key)
 
-    def short_here(self) -> OutOfMemory:
+    def short_here(self) -> StageOutOfMemory:
         """This device has no memory for what it loads, or for what comes back."""
         me = self._mesh.self_id
-        return OutOfMemory(me, self.name(me), self._budget_bytes())
+        return StageOutOfMemory(me, self.name(me), self._budget_bytes())
 
     # -- what comes in ---------------------------------------------------------------------------
 
@@ -344,7 +352,9 @@ class HolderEpoch:
             report = RoundReport(
                 integer(message.fields, "round"),
                 number(message.fields, "loss"),
-                Span(number(message.fields, "busy_seconds"), number(message.fields, "cpu_seconds")),
+                CpuSpan(
+                    number(message.fields, "busy_seconds"), number(message.fields, "cpu_seconds")
+                ),
                 message.fields.get("finite") is True,
             )
             self._free_bytes[peer] = integer(message.fields, "free_bytes")
@@ -368,42 +378,42 @@ class HolderEpoch:
         if stage is None:
             return
         name = self.name(peer)
-        told = wording(message.fields, "message", 2048)
+        reason = wording(message.fields, "message", 2048)
         match message.fields.get("cause"):
             case "not_finite":
                 step = integer(message.fields, "step", 1)
                 piece = optional(message.fields, "micro_batch")
-                held_as = optional(message.fields, "held_as")
+                micro_batch_number = optional(message.fields, "held_as")
                 self.tracker.fail(
                     UpdateNotFinite(
-                        told if piece is not None else f"{name}: {told}",
+                        reason if piece is not None else f"{name}: {reason}",
                         step=step,
                         micro_batch=piece,
-                        held_as=held_as,
+                        micro_batch_number=micro_batch_number,
                         is_update=bool(message.fields.get("is_update")),
                     )
                 )
             case "refused":
-                self.tracker.fail(SentWrong(text(message.fields, "sender", 64), told, peer))
+                self.tracker.fail(SentWrong(text(message.fields, "sender", 64), reason, peer))
             case "memory":
                 has = integer(message.fields, "memory_bytes")
-                self.tracker.fail(OutOfMemory(peer, name, has))
+                self.tracker.fail(StageOutOfMemory(peer, name, has))
             case "user":
-                error = TrainingError(f"{name}: {told}")
+                error = TrainingError(f"{name}: {reason}")
                 self.tracker.fail(PartFailed(peer, name, error))
             case "link":
                 back = bool(message.fields.get("back"))
                 self._on_link(peer, text(message.fields, "peer", 64), back)
             case "peer":
-                broken = PeerError(f"{name}: {told}")
+                broken = PeerError(f"{name}: {reason}")
                 self.tracker.fail(PartFailed(peer, name, broken))
             case _:
-                bug = InternalError(f"{name}, stage {stage} failed: {told}")
+                bug = InternalError(f"{name}, stage {stage} failed: {reason}")
                 self.tracker.fail(PartFailed(peer, name, bug))
 
     def _stage(self, peer: str, message: Message) -> int | None:
         """The stage a message speaks for; None if it is of another epoch."""
-        if EpochKey.read(message.fields) != self.assignment.key:
+        if GenerationKey.read(message.fields) != self.assignment.key:
             return None
         stage = integer(message.fields, "stage", 0, len(self.assignment.stages) - 1)
         if peer not in self.assignment.stages[stage].devices:
@@ -428,30 +438,30 @@ class HolderEpoch:
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _connect_outputs(self, switchboard: Switchboard) -> Inlet:
+    def _connect_outputs(self, switchboard: TensorRouter) -> TensorReceiver:
         stages = self.assignment.stages
-        whole = contents_at(self._description, stages[-1].end, "outputs")
-        contents = Contents(  # the loss, their first, travels in the report
+        whole = contents_at_cut(self._description, stages[-1].end, "outputs")
+        contents = StreamContents(  # the loss, their first, travels in the report
             "outputs",
             lambda mode, size: whole.expected(mode, size)[1:],
             lambda mode: whole.dimensions(mode)[1:],
         )
-        inlet = Inlet(
+        inlet = TensorReceiver(
             contents,
-            Division(stages[-1]).slices,
+            SampleDivision(stages[-1]).slices,
             capacity=self.evaluated_ahead,
             largest=self.assignment.largest,
         )
-        line = Line(self.assignment.key, len(stages), "outputs")
+        line = StreamId(self.assignment.key, len(stages), "outputs")
         switchboard.connect_inlet(line, inlet, stages[-1].devices)
         return inlet
 
     def name(self, device: str) -> str:
         """A device's name."""
-        return called(self._mesh, device)
+        return display_name(self._mesh, device)
 
 
-class OutOfMemory(TrainingError):
+class StageOutOfMemory(TrainingError):
     """A device could not hold its part; `memory_bytes` is what it may use for the job now."""
 
     def __init__(self, device: str, name: str, memory_bytes: int) -> None:
@@ -461,7 +471,8 @@ class OutOfMemory(TrainingError):
 
 
 class UpdateNotFinite(TrainingError):
-    """A stage found that an update is not finite; the attributes are those of `NotFinite`."""
+    """A stage found that an update is not finite; the attributes are those of
+    `MicroBatchNotFinite`."""
 
     def __init__(
         self,
@@ -469,13 +480,13 @@ class UpdateNotFinite(TrainingError):
         *,
         step: int,
         micro_batch: int | None,
-        held_as: int | None,
+        micro_batch_number: int | None,
         is_update: bool,
     ) -> None:
         super().__init__(message)
         self.step = step
         self.micro_batch = micro_batch
-        self.held_as = held_as
+        self.micro_batch_number = micro_batch_number
         self.is_update = is_update
 
 
@@ -520,5 +531,5 @@ def _target_stages(assignment: Assignment, description: ModelDescription) -> lis
     return [
         index
         for index, place in enumerate(assignment.stages)
-        if any(description.target_uses(place.first, place.end, mode.value) for mode in Mode)
+        if any(description.target_uses(place.first, place.end, mode.value) for mode in RoundMode)
     ]

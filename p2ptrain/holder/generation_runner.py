@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.errors import Error, PeerError
-from p2ptrain.holder.generation import HolderEpoch, OutOfMemory, PartFailed, SentWrong
+from p2ptrain.holder.generation import HolderGeneration, PartFailed, SentWrong, StageOutOfMemory
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import Hangs, hanging
 from p2ptrain.messages.kinds import ALIVE
-from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message
-from p2ptrain.process.memory_budget import is_out_of_memory, less_memory
+from p2ptrain.process.memory_budget import is_out_of_memory, smaller_budget
 from p2ptrain.recovery.complaints import Complaints
 from p2ptrain.recovery.cores import holder_events as rules
-from p2ptrain.recovery.generation_request import Reason
-from p2ptrain.recovery.stall_detector import Counters, RoundWatch
+from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.stall_detector import ProgressCounters, StallDetector
 from p2ptrain.recovery.unsent import Standing, Unsent, unsent
 from p2ptrain.recovery.work_signs import TALKS, Signs, WorkSign
 
@@ -35,7 +35,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Work:
+class GenerationWork:
     """What a job does while an epoch runs.
 
     Attributes:
@@ -47,13 +47,13 @@ class Work:
         announce: tells people of a plan.
     """
 
-    make_epoch: Callable[[ChangeAnswer], HolderEpoch]
-    train: Callable[[HolderEpoch, int, int], Coroutine[Any, Any, bool]]
-    bring_home: Callable[[HolderEpoch, Callable[[], None]], Coroutine[Any, Any, None]]
-    announce: Callable[[ChangeAnswer, Reason], None]
+    make_epoch: Callable[[ReconfigureReply], HolderGeneration]
+    train: Callable[[HolderGeneration, int, int], Coroutine[Any, Any, bool]]
+    bring_home: Callable[[HolderGeneration, Callable[[], None]], Coroutine[Any, Any, None]]
+    announce: Callable[[ReconfigureReply, ReconfigureReason], None]
 
 
-class EpochRuns:
+class GenerationRunner:
     """One epoch after the other, each until it is over.
 
     Args:
@@ -68,26 +68,26 @@ class EpochRuns:
     def __init__(
         self,
         mesh: Mesh,
-        work: Work,
+        work: GenerationWork,
         reports: JobReports,
-        tasks: OwnedTasks,
+        tasks: TaskOwner,
         post: Callable[[rules.HolderEvent], None],
         hangs: Callable[[Hangs], None],
     ) -> None:
-        self.epoch: HolderEpoch | None = None
+        self.epoch: HolderGeneration | None = None
         self._mesh = mesh
         self._work = work
         self._reports = reports
         self._tasks = tasks
         self._post = post
         self._hangs = hangs
-        self._answer: ChangeAnswer | None = None
+        self._answer: ReconfigureReply | None = None
         self._alive: frozenset[str] = frozenset()  # when the epoch began
         self._running: asyncio.Task[None] | None = None  # the rounds, or the way home
         self._blamed: dict[str, set[str]] = {}  # by the device that says so
         self._complaints = Complaints(mesh.self_id)
 
-    def begin(self, answer: ChangeAnswer, alive: frozenset[str]) -> None:
+    def begin(self, answer: ReconfigureReply, alive: frozenset[str]) -> None:
         """It is in force; nobody has been told yet.
 
         Args:
@@ -146,55 +146,55 @@ class EpochRuns:
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         self._running = self._tasks.spawn(work, "epoch")
 
-    async def _say_begun(self, epoch: HolderEpoch) -> None:
+    async def _report_begun(self, epoch: HolderGeneration) -> None:
         """To the devices of the plan; then to the others, for none of whom anybody waits."""
         if await epoch.begin():
             for device in sorted(self._alive - set(epoch.assignment.devices)):
                 self._tasks.spawn(epoch.begin_without(device), f"begin without {device[:12]}")
 
-    async def _train(self, epoch: HolderEpoch) -> None:
+    async def _train(self, epoch: HolderGeneration) -> None:
         watching = [
             self._tasks.spawn(self._watch(epoch), "watch the rounds"),
             self._tasks.spawn(self._watch_silence(epoch), "watch for silence"),
         ]
         try:
-            await self._say_begun(epoch)
+            await self._report_begun(epoch)
             start, evaluated = epoch.assignment.version.step, self._reports.reported.evaluated
             is_done = await self._work.train(epoch, start, evaluated)
         except Exception as error:
             self._disturbed(epoch, error)
         else:
-            self._post(rules.CourseDone() if is_done else rules.Drained())
+            self._post(rules.StepsDone() if is_done else rules.RoundsDrained())
         finally:
             for task in watching:
                 task.cancel()
 
-    async def _go_home(self, epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
+    async def _go_home(self, epoch: HolderGeneration, overwriting: Callable[[], None]) -> None:
         try:
-            await self._say_begun(epoch)
+            await self._report_begun(epoch)
             await self._work.bring_home(epoch, overwriting)
         except Exception as error:
             self._disturbed(epoch, error)
         else:
-            self._post(rules.Home())
+            self._post(rules.WeightsHome())
 
     # -- what disturbs it ------------------------------------------------------------------------
 
-    async def _watch(self, epoch: HolderEpoch) -> None:
-        devices = await standstill(self._mesh, epoch)
+    async def _watch(self, epoch: HolderGeneration) -> None:
+        devices = await detect_stall(self._mesh, epoch)
         names = ", ".join(sorted(self._reports.name(device) for device in devices))
         self._reports.warn(f"nothing moves any more, and {names} did not finish: making a new plan")
-        self._post(rules.Stuck(devices))
+        self._post(rules.RoundStalled(devices))
 
-    async def _watch_silence(self, epoch: HolderEpoch) -> None:
+    async def _watch_silence(self, epoch: HolderGeneration) -> None:
         found = await silence(self._mesh, epoch, self._reports.warn)
         epoch.tracker.fail(found)
 
-    def _disturbed(self, epoch: HolderEpoch, error: Exception) -> None:
+    def _disturbed(self, epoch: HolderGeneration, error: Exception) -> None:
         """Raises `error` where it ends the job."""
         if is_out_of_memory(error):  # here: the loader, or what came back
             error = epoch.short_here()
-        if isinstance(error, OutOfMemory):
+        if isinstance(error, StageOutOfMemory):
             self._note_short(epoch, error)
         elif isinstance(error, SentWrong):
             self._go_on_without(epoch, error)
@@ -207,7 +207,7 @@ class EpochRuns:
         else:
             raise error
 
-    def _go_on_without(self, epoch: HolderEpoch, error: SentWrong) -> None:
+    def _go_on_without(self, epoch: HolderGeneration, error: SentWrong) -> None:
         """Without the device that sends what it should not: as if it had died, but it is named.
 
         Of two that differ the witness is believed, unless it has blamed another one before.
@@ -235,7 +235,7 @@ class EpochRuns:
         self._reports.faulty[name] = why
         self._reports.warn(f"{why}: {name} is not used any more in this training", name)
 
-    def _one_failed(self, epoch: HolderEpoch, failed: PartFailed) -> None:
+    def _one_failed(self, epoch: HolderGeneration, failed: PartFailed) -> None:
         """Raises what it says, where others have had it too."""
         step = self._reports.reported.step
         if isinstance(failed.error, PeerError):
@@ -258,7 +258,7 @@ class EpochRuns:
         self._post(rules.Faulty(one))
         return False
 
-    def _note_short(self, epoch: HolderEpoch, error: OutOfMemory) -> None:
+    def _note_short(self, epoch: HolderGeneration, error: StageOutOfMemory) -> None:
         """It gets less than the plan asked of it, whatever it believes to have."""
         assert self._answer is not None
         if not epoch.assignment.stages_of(error.device):  # the holder: no plan asks less of it
@@ -268,31 +268,31 @@ class EpochRuns:
         step, has_begun = self._reports.reported.step, self._reports.steps_made
         when = f"after step {step}" if has_begun else "in the first round"
         self._reports.warn(f"{error} {when}: planning with what it has")
-        most = min(error.memory_bytes, less_memory(asked))
-        self._post(rules.MemoryShort(error.device, most))
+        most = min(error.memory_bytes, smaller_budget(asked))
+        self._post(rules.DeviceOutOfMemory(error.device, most))
 
-    def _lose_touch(self, epoch: HolderEpoch, error: Exception) -> None:
+    def _lose_touch(self, epoch: HolderGeneration, error: Exception) -> None:
         """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""
         why = str(error) or "a device took too long"
         log.info("epoch_disturbed", why=why)
         if self.epoch is epoch:
-            self._post(rules.BrokeOff(why))
+            self._post(rules.RoundInterrupted(why))
 
 
 ASK_TIMEOUT_SECONDS = 5.0
 
 SILENCE_LOOK_SECONDS = 1.5
 
-SAY_SECONDS = 7.0
+REPORT_SECONDS = 7.0
 """That nothing moves is said after so long, and each time after three times as long as before."""
 
 SILENCE_SECONDS = 4.0
 """A stage has waited so long where nothing moves, though what it waits for was due."""
 
 
-async def standstill(mesh: Mesh, epoch: HolderEpoch) -> frozenset[str]:
+async def detect_stall(mesh: Mesh, epoch: HolderGeneration) -> frozenset[str]:
     """Wait until nothing moves any more. Returns who has not finished what was ordered."""
-    watch = RoundWatch(monotonic())
+    watch = StallDetector(monotonic())
     tracker = epoch.tracker
     heard = tracker.heard
     while True:
@@ -307,7 +307,9 @@ async def standstill(mesh: Mesh, epoch: HolderEpoch) -> frozenset[str]:
             return tracker.waits_for
 
 
-async def silence(mesh: Mesh, epoch: HolderEpoch, say: Callable[[str], None]) -> SentWrong | Hangs:
+async def silence(
+    mesh: Mesh, epoch: HolderGeneration, say: Callable[[str], None]
+) -> SentWrong | Hangs:
     """Wait until a device has kept back what others wait for, while nothing moves at all.
 
     Or until one answers nothing, while no stage reports anything.
@@ -316,14 +318,14 @@ async def silence(mesh: Mesh, epoch: HolderEpoch, say: Callable[[str], None]) ->
         say: hears where nothing moves and nobody can be blamed.
     """
     tracker, warmups = epoch.tracker, [place.warmup for place in epoch.assignment.stages]
-    before: Mapping[str, Counters] = {}
+    before: Mapping[str, ProgressCounters] = {}
     heard, asked_at = tracker.heard, monotonic()
     signs: dict[str, Signs] = {}  # of all but this device, since a stage has reported
-    still_since, due = asked_at, SAY_SECONDS
+    still_since, due = asked_at, REPORT_SECONDS
     while True:
         await asyncio.sleep(SILENCE_LOOK_SECONDS)
         if tracker.heard != heard or not tracker.waits_for or epoch.feeder.waits_for_data:
-            heard, before, still_since, due = tracker.heard, {}, monotonic(), SAY_SECONDS
+            heard, before, still_since, due = tracker.heard, {}, monotonic(), REPORT_SECONDS
             signs = {}
             continue
         standings = await epoch.standings()
@@ -335,21 +337,21 @@ async def silence(mesh: Mesh, epoch: HolderEpoch, say: Callable[[str], None]) ->
             before = {}
             continue
         counters = {device: counter for device, (counter, _) in standings.items()}
-        if before and not RoundWatch.has_moved(before, counters, now - asked_at):
+        if before and not StallDetector.has_moved(before, counters, now - asked_at):
             every = {device: standing for device, (_, standing) in standings.items()}
             found = unsent(every, warmups, SILENCE_SECONDS)
             if found is not None and tracker.heard == heard:
-                return _told(epoch, found)
+                return _describe_stall(epoch, found)
             if now - still_since >= due:
                 names = ", ".join(sorted(epoch.name(device) for device in tracker.waits_for))
                 say(f"nothing has moved for {now - still_since:.0f} s: {names} did not finish")
                 due = 3 * (now - still_since)
         else:
-            still_since, due = now, SAY_SECONDS
+            still_since, due = now, REPORT_SECONDS
         before, asked_at = counters, now
 
 
-def _told(epoch: HolderEpoch, found: Unsent) -> SentWrong:
+def _describe_stall(epoch: HolderGeneration, found: Unsent) -> SentWrong:
     wait = found.wait
     what = "gradients" if wait.backward else "activations"
     sender, receiver = epoch.name(found.sender), epoch.name(found.receiver)
@@ -363,9 +365,9 @@ def _told(epoch: HolderEpoch, found: Unsent) -> SentWrong:
 
 def _silent(
     mesh: Mesh,
-    epoch: HolderEpoch,
+    epoch: HolderGeneration,
     signs: dict[str, Signs],
-    standings: Mapping[str, tuple[Counters, Standing]],
+    standings: Mapping[str, tuple[ProgressCounters, Standing]],
     now: float,
 ) -> Hangs | None:
     for device in epoch.assignment.devices:
@@ -380,16 +382,16 @@ def _silent(
     return None
 
 
-async def _ask_all(mesh: Mesh, epoch: HolderEpoch) -> Mapping[str, Counters | None]:
+async def _ask_all(mesh: Mesh, epoch: HolderGeneration) -> Mapping[str, ProgressCounters | None]:
     devices = epoch.assignment.devices
     answers = await asyncio.gather(*(_ask(mesh, device) for device in devices))
     return dict(zip(devices, answers, strict=True))
 
 
-async def _ask(mesh: Mesh, device: str) -> Counters | None:
+async def _ask(mesh: Mesh, device: str) -> ProgressCounters | None:
     try:
         reply = await mesh.call(device, Message(ALIVE), timeout_seconds=ASK_TIMEOUT_SECONDS)
-        return Counters.read(reply.fields)
+        return ProgressCounters.read(reply.fields)
     except (Error, TimeoutError) as error:
         log.info("no_counters", device=device[:12], why=str(error))
         return None

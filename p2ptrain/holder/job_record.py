@@ -6,13 +6,13 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from p2ptrain.holder.full_snapshots import CheckpointCopies, WholeCopies
+from p2ptrain.holder.full_snapshots import CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.start.journal import FIRST_EPOCH, Journal, JournalEntry
-from p2ptrain.messages.reconfigure import ChangeAnswer, InForce
-from p2ptrain.recovery.choose_version import GlobalCopy
+from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
+from p2ptrain.recovery.choose_version import FullSnapshot
 from p2ptrain.recovery.cores import holder_instructions as to_do
 from p2ptrain.recovery.snapshot_schedule import REPLAY_LIMIT_SECONDS
-from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 
 FIRST_WEIGHTS_LIMITS = 3
@@ -20,7 +20,7 @@ FIRST_WEIGHTS_LIMITS = 3
 weights: the first copy is made after one at most, and may be on its way for another."""
 
 
-class JobMemory:
+class JobRecord:
     """See the module.
 
     Attributes:
@@ -40,8 +40,8 @@ class JobMemory:
         self.journal = journal
         self.in_force = entry.in_force
         self.has_first_weights = has_first_weights
-        self.written: CheckpointCopies | None = None
-        self.whole: WholeCopies | None = None
+        self.written: CheckpointSnapshots | None = None
+        self.whole: FullSnapshots | None = None
         self.since = since
         self.reported = entry.reported
         self._first = Version(entry.first_step, 0)
@@ -50,12 +50,12 @@ class JobMemory:
         self._noted = None if is_new else entry.noted
 
     @property
-    def noted(self) -> to_do.Journal | None:
+    def noted(self) -> to_do.WriteJournal | None:
         """What the journal says; None = a new job."""
         return self._noted
 
     def write_down(
-        self, noted: to_do.Journal, answer: ChangeAnswer | None
+        self, noted: to_do.WriteJournal, answer: ReconfigureReply | None
     ) -> Coroutine[Any, Any, None] | None:
         """Put down what the rules say; returns what must have ended before anybody hears of it.
 
@@ -69,10 +69,10 @@ class JobMemory:
             return None
         epoch = 0 if noted.placed is None else noted.placed.epoch
         if answer is not None and answer.assignment.key.epoch == epoch:
-            self.in_force = InForce(answer.assignment, answer.plan)
+            self.in_force = PlanInForce(answer.assignment, answer.plan)
         return self.journal.begun(noted, self.in_force) if self.journal.writes else None
 
-    def copies(self, device: str, round_seconds: float | None) -> tuple[GlobalCopy, ...]:
+    def copies(self, device: str, round_seconds: float | None) -> tuple[FullSnapshot, ...]:
         """Whole copies on this device that training could go on from.
 
         Args:
@@ -83,10 +83,10 @@ class JobMemory:
         written += [] if self.whole is None else self.whole.versions
         # Whoever has checkpoints written wants them gone back to, however long it takes; and to
         # the beginning rather than to nothing, where none can be read.
-        found = [GlobalCopy(version, device, Kind.GLOBAL) for version in written]
+        found = [FullSnapshot(version, device, StateKind.GLOBAL) for version in written]
         if self.has_first_weights:
             most = None if self.written is not None else self._most_replayed(round_seconds)
-            found.append(GlobalCopy(self._first, device, Kind.INITIAL, most))
+            found.append(FullSnapshot(self._first, device, StateKind.INITIAL, most))
         return tuple(found)
 
     def begin(self) -> None:

@@ -13,44 +13,44 @@ from functools import partial
 from time import monotonic
 
 from p2ptrain import failpoints
-from p2ptrain.aio.threads import in_background
-from p2ptrain.coordinator.backup_cost import Protected, copies_cost, protected
-from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.aio.threads import run_in_background
+from p2ptrain.coordinator.backup_cost import PlanBackups, plan_backups, snapshot_cost
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.measured_cluster import (
-    Candidate,
-    MeasuredHousehold,
-    is_known,
+    MeasuredCluster,
+    MeasuredDevice,
+    is_profiled,
     unusable,
-    with_times_of,
+    with_times_of_holder,
 )
-from p2ptrain.coordinator.plan_expectations import as_of_now, expected_of
+from p2ptrain.coordinator.plan_expectations import as_of_now, expected_seconds
 from p2ptrain.coordinator.plan_question import Near, PlanQuestion
 from p2ptrain.coordinator.plan_search import search
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
 from p2ptrain.holder.planner_client import Planner
-from p2ptrain.job.train_options import Recovery
+from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
-from p2ptrain.mesh.interface import Mesh, called
-from p2ptrain.messages.assign import plan_in_force, stages_of
-from p2ptrain.messages.reconfigure import ChangeRequest
+from p2ptrain.mesh.interface import Mesh, display_name
+from p2ptrain.messages.assign import placed_stages, plan_in_force
+from p2ptrain.messages.reconfigure import ReconfigureRequest
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.plan import LeftOut, Plan
-from p2ptrain.plan.types.request import Mode
-from p2ptrain.process.child_process import Haste
+from p2ptrain.plan.types.request import PlanMode
+from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.cores import reconfigure_events as rules
-from p2ptrain.recovery.generation_request import Reason
-from p2ptrain.recovery.placement import Placed
-from p2ptrain.recovery.profile_corrections import Expected
-from p2ptrain.recovery.state_report import Inventory
+from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds
+from p2ptrain.recovery.state_report import StateReport
 
 log = get_logger(__name__)
 
-_BARE = Protected((), None)
+_BARE = PlanBackups((), None)
 
 
 @dataclass(frozen=True)
-class Made:
+class PlannedAttempt:
     """A plan of one attempt.
 
     Attributes:
@@ -62,16 +62,16 @@ class Made:
     """
 
     plan: Plan
-    candidates: Mapping[str, Candidate] = field(default_factory=dict)
+    candidates: Mapping[str, MeasuredDevice] = field(default_factory=dict)
     left_out: tuple[LeftOut, ...] = ()
-    expected: Mapping[Seat, Expected] = field(default_factory=dict)
+    expected: Mapping[Seat, ExpectedSeconds] = field(default_factory=dict)
     seconds: float = 0.0
-    protected: Protected = _BARE
+    protected: PlanBackups = _BARE
     by: str = ""
 
 
 @dataclass
-class Heard:
+class DeviceFindings:
     """What a request has found out about devices, by id; filled while it is answered.
 
     Attributes:
@@ -80,30 +80,30 @@ class Heard:
         unable: who could not be made ready, and why.
     """
 
-    stock: dict[str, Inventory] = field(default_factory=dict)
+    stock: dict[str, StateReport] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     unable: dict[str, str] = field(default_factory=dict)
 
 
-class ChangePlanning:
+class PlanStep:
     """Plans for one request."""
 
     def __init__(
         self,
         mesh: Mesh,
-        request: ChangeRequest,
-        surveyor: Surveyor,
+        request: ReconfigureRequest,
+        surveyor: ClusterProfiler,
         planner: Planner,
-        heard: Heard,
+        heard: DeviceFindings,
     ) -> None:
         self._mesh = mesh
         self._request = request
         self._surveyor = surveyor
         self._planner = planner
-        self._heard = heard
+        self._findings = heard
         self._trouble: tuple[str, str] | None = None  # whose plan could not be made ready, and why
 
-    def was_not_ready(self, made: Made, reason: str) -> bool:
+    def was_not_ready(self, made: PlannedAttempt, reason: str) -> bool:
         """Whether another device's plan may be to blame: then the next one is made here."""
         if made.by in ("", self._mesh.self_id):
             return False
@@ -112,11 +112,11 @@ class ChangePlanning:
 
     def was_ready(self) -> None:
         """All devices are ready: where no device was to blame either, that plan was."""
-        if self._trouble is not None and not self._heard.unable:
+        if self._trouble is not None and not self._findings.unable:
             device, reason = self._trouble
             self._planner.was_useless(device, f"made a plan that cannot be used ({reason})")
 
-    async def plan(self, make: rules.MakePlan) -> Made:
+    async def plan(self, make: rules.MakePlan) -> PlannedAttempt:
         """With keepers for its copies.
 
         Raises:
@@ -130,19 +130,19 @@ class ChangePlanning:
         safe = self._protect(made)
         return replace(made, seconds=monotonic() - started, protected=safe)
 
-    def _protect(self, made: Made) -> Protected:
+    def _protect(self, made: PlannedAttempt) -> PlanBackups:
         """Keepers for a new plan; a plan that stays keeps those it has."""
         if not made.candidates:
             return made.protected
         names = {device: candidate.name for device, candidate in made.candidates.items()}
-        stages = stages_of(made.plan, {name: device for device, name in names.items()})
+        stages = placed_stages(made.plan, {name: device for device, name in names.items()})
         links = self._surveyor.links(names)
         planning, holder = self._request.planning, self._request.ask.holder
-        return protected(planning, made.plan, stages, made.candidates, links, holder)
+        return plan_backups(planning, made.plan, stages, made.candidates, links, holder)
 
-    async def _make_plan(self, make: rules.MakePlan) -> Made:
+    async def _make_plan(self, make: rules.MakePlan) -> PlannedAttempt:
         in_force = self._request.in_force
-        if make.present is not None and in_force is not None and not self._heard.unable:
+        if make.present is not None and in_force is not None and not self._findings.unable:
             return await self._as_it_was(make.present, len(make.devices))
         self._give_up_if_needed()
         later = self._later(make)
@@ -154,18 +154,18 @@ class ChangePlanning:
             log.info("planned_with_newcomers", why=str(error))
         return await self._chosen(make, {})
 
-    async def _as_it_was(self, present: Placed, count: int) -> Made:
+    async def _as_it_was(self, present: Placement, count: int) -> PlannedAttempt:
         """The plan in force; for a holder that was started again, what its earlier process knew."""
         plan, stages = self._present(), present.stages
-        said = await self._said_again(present, count)
+        said = await self._reports_again(present, count)
         if not said:
-            return Made(plan, protected=Protected(stages, None))
+            return PlannedAttempt(plan, protected=PlanBackups(stages, None))
         planning, household = self._request.planning, self._household(said)
-        cost = copies_cost(planning, plan, stages, said, household.links)
-        expected = await in_background(partial(expected_of, planning, household, plan))
-        return Made(plan, expected=expected, protected=Protected(stages, cost))
+        cost = snapshot_cost(planning, plan, stages, said, household.links)
+        expected = await run_in_background(partial(expected_seconds, planning, household, plan))
+        return PlannedAttempt(plan, expected=expected, protected=PlanBackups(stages, cost))
 
-    async def _said_again(self, present: Placed, count: int) -> Mapping[str, Candidate]:
+    async def _reports_again(self, present: Placement, count: int) -> Mapping[str, MeasuredDevice]:
         """The plan's devices, where the holder wants to know what follows from their profiles.
 
         Its own, which it has written down, is of use for every later plan too.
@@ -177,24 +177,26 @@ class ChangePlanning:
         if not request.wants_expected:
             return {}
         devices = {holder, *present.devices}
-        said = {d: self._as_said(d) for d in sorted(devices) if self._is_known(d)}
+        said = {d: self._as_reported(d) for d in sorted(devices) if self._is_known(d)}
         if holder not in said:
             asked = request.planning, holder, {holder: self._name(holder)}, count
             found = (await self._surveyor.profile(*asked))[holder]
-            said |= {holder: found} if isinstance(found, Candidate) else {}
+            said |= {holder: found} if isinstance(found, MeasuredDevice) else {}
         if said.keys() != devices:
             return {}
-        return said if request.planning.ftpipehd is None else with_times_of(holder, said)
+        return said if request.planning.ftpipehd is None else with_times_of_holder(holder, said)
 
     def _later(self, make: rules.MakePlan) -> Mapping[str, str]:
         """Names, by id, of who has come while training stands still: it is measured afterwards."""
         ask, in_force = self._request.ask, self._request.in_force
-        if ask.reason is not Reason.FAILURE or in_force is None:
+        if ask.reason is not ReconfigureReason.FAILURE or in_force is None:
             return {}
-        new = make.devices - self._heard.unable.keys() - {ask.holder, *in_force.assignment.devices}
+        new = (
+            make.devices - self._findings.unable.keys() - {ask.holder, *in_force.assignment.devices}
+        )
         return {d: self._name(d) for d in sorted(new) if not self._is_known(d)}
 
-    async def _chosen(self, make: rules.MakePlan, later: Mapping[str, str]) -> Made:
+    async def _chosen(self, make: rules.MakePlan, later: Mapping[str, str]) -> PlannedAttempt:
         """From all but those of `later`."""
         candidates, unmeasured = await self._candidates(make, later)
         left_out = (*unmeasured, *self._left_out(make))
@@ -203,30 +205,30 @@ class ChangePlanning:
             plan, by = await self._found(make, household)
         except PlanError as error:
             raise _naming(left_out, error) from error
-        settled = self._request.planning.settled(asynchronous=plan.mode is Mode.ASYNC)
-        expected = await in_background(partial(expected_of, settled, household, plan))
-        return Made(plan, candidates, left_out, expected, by=by)
+        settled = self._request.planning.settled(asynchronous=plan.mode is PlanMode.ASYNC)
+        expected = await run_in_background(partial(expected_seconds, settled, household, plan))
+        return PlannedAttempt(plan, candidates, left_out, expected, by=by)
 
-    def _household(self, candidates: Mapping[str, Candidate]) -> MeasuredHousehold:
+    def _household(self, candidates: Mapping[str, MeasuredDevice]) -> MeasuredCluster:
         ask = self._request.ask
-        return MeasuredHousehold.of(
+        return MeasuredCluster.of(
             candidates.values(), self._surveyor.links, self._name(ask.holder), ask.without
         )
 
-    async def _found(self, make: rules.MakePlan, household: MeasuredHousehold) -> tuple[Plan, str]:
+    async def _found(self, make: rules.MakePlan, household: MeasuredCluster) -> tuple[Plan, str]:
         question = self._question(make, household)
         proposed = self._proposed(make, question)
         if proposed is not None:
             return proposed, ""
         if self._trouble is not None:
-            return await search(question, Haste.ALONE), self._mesh.self_id
+            return await search(question, SearchPriority.ALONE), self._mesh.self_id
         return await self._planner.plan(question)
 
-    def _question(self, make: rules.MakePlan, household: MeasuredHousehold) -> PlanQuestion:
+    def _question(self, make: rules.MakePlan, household: MeasuredCluster) -> PlanQuestion:
         request = self._request
         is_published = request.planning.ftpipehd is not None
         from_zero = request.in_force is None or self._is_first(make)
-        if from_zero or (is_published and request.recovery is Recovery.LIGHT):
+        if from_zero or (is_published and request.recovery is ReplanMethod.LIGHT):
             return PlanQuestion(request.planning, household)
         here = {candidate.name for candidate in household.candidates}
         places = [[self._name(device) for device in held] for held in make.choice.places]
@@ -239,7 +241,7 @@ class ChangePlanning:
         proposed, is_first = self._request.proposed, self._request.in_force is None
         if proposed is None or is_first or self._is_first(make):
             return None
-        if self._heard.unable or make.lowered != self._request.ask.lowered:
+        if self._findings.unable or make.lowered != self._request.ask.lowered:
             return None
         try:
             return question.proposed(proposed)
@@ -261,21 +263,21 @@ class ChangePlanning:
 
     async def _candidates(
         self, make: rules.MakePlan, later: Mapping[str, str]
-    ) -> tuple[dict[str, Candidate], tuple[LeftOut, ...]]:
+    ) -> tuple[dict[str, MeasuredDevice], tuple[LeftOut, ...]]:
         """Who may take part or give, with the memory it proved to have.
 
         Measured where it never was, unless training has only paused: then that is for later.
         """
-        known: dict[str, Candidate] = {}
+        known: dict[str, MeasuredDevice] = {}
         reason, holder = self._request.ask.reason, self._request.ask.holder
-        start = reason is Reason.START
-        giving = self._request.ask.without & self._heard.stock.keys()
-        devices = sorted(((make.devices - self._heard.unable.keys()) | giving) - later.keys())
+        start = reason is ReconfigureReason.START
+        giving = self._request.ask.without & self._findings.stock.keys()
+        devices = sorted(((make.devices - self._findings.unable.keys()) | giving) - later.keys())
         for device in devices:
             if not start and self._is_known(device):
-                known[device] = self._as_said(device)
+                known[device] = self._as_reported(device)
         new = {device: self._name(device) for device in devices if device not in known}
-        if reason not in (Reason.START, Reason.FAILURE):
+        if reason not in (ReconfigureReason.START, ReconfigureReason.FAILURE):
             new = {d: name for d, name in new.items() if d == holder}  # no plan is without it
         if start:
             with timed(log, "links_measured"):
@@ -287,10 +289,10 @@ class ChangePlanning:
         for out in left_out:
             if out.name == self._name(holder):
                 raise PlanError(f"measuring this device failed: {out.reason}")
-        known |= {d: answer for d, answer in found.items() if isinstance(answer, Candidate)}
+        known |= {d: answer for d, answer in found.items() if isinstance(answer, MeasuredDevice)}
         if self._request.planning.ftpipehd is not None:
-            known = with_times_of(holder, known)
-        useless = await in_background(
+            known = with_times_of_holder(holder, known)
+        useless = await run_in_background(
             partial(unusable, self._request.planning, known, self._name(holder))
         )
         left_out += [LeftOut(known.pop(d).name, reason) for d, reason in useless.items()]
@@ -299,17 +301,17 @@ class ChangePlanning:
         return limited, tuple(left_out)
 
     def _is_known(self, device: str) -> bool:
-        stock, request = self._heard.stock[device], self._request
-        return is_known(stock, request.planning, request.ask.holder)
+        stock, request = self._findings.stock[device], self._request
+        return is_profiled(stock, request.planning, request.ask.holder)
 
-    def _as_said(self, device: str) -> Candidate:
+    def _as_reported(self, device: str) -> MeasuredDevice:
         """A device as it told of itself, when this request took stock."""
-        return Candidate.of(device, self._name(device), self._heard.stock[device])
+        return MeasuredDevice.of(device, self._name(device), self._findings.stock[device])
 
     def _left_out(self, make: rules.MakePlan) -> list[LeftOut]:
         reasons = {
-            **self._heard.silent,
-            **self._heard.unable,
+            **self._findings.silent,
+            **self._findings.unable,
             **{
                 device: f"no link to {', '.join(self._name(peer) for peer in peers)}"
                 for device, peers in make.left_out.items()
@@ -318,13 +320,13 @@ class ChangePlanning:
         return [LeftOut(self._name(device), reason) for device, reason in reasons.items()]
 
     def _give_up_if_needed(self) -> None:
-        for device, reason in self._heard.unable.items():
+        for device, reason in self._findings.unable.items():
             planner = self._request.planning.planner
             if device == self._request.ask.holder or planner not in ("auto", "pp"):
                 raise PlanError(f"{self._name(device)} could not be made ready: {reason}")
 
     def _name(self, device: str) -> str:
-        return called(self._mesh, device)
+        return display_name(self._mesh, device)
 
 
 def _naming(left_out: Sequence[LeftOut], error: PlanError) -> PlanError:

@@ -13,20 +13,20 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from p2ptrain.aio.tasks import task_scope
-from p2ptrain.coordinator.cluster_profile import Surveyor
-from p2ptrain.coordinator.evaluate_replan import Consideration
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
+from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.coordinator.plan_search import search
-from p2ptrain.coordinator.replan_request import Considered, ConsiderRequest
+from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
 from p2ptrain.errors import Error, LinkClosed, NotCoordinator, PeerError, PlanError, ProtocolError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.messages.calls import say_unwanted
+from p2ptrain.messages.calls import cancel_remote_work
 from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, PLAN, PLAN_END, WORKS
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited, part_of, read_beside
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.process.child_process import Haste
+from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.recovery.cores import planner_core as rules
 
 log = get_logger(__name__)
@@ -38,7 +38,7 @@ PLAN_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Question(Generic[T]):
+class _PlannerQuestion(Generic[T]):
     """What is asked, how an answer is read, and how it is found here.
 
     Attributes:
@@ -62,7 +62,7 @@ class Planner:
     def __init__(
         self,
         mesh: Mesh,
-        surveyor: Surveyor,
+        surveyor: ClusterProfiler,
         pass_over: Callable[[str, str], None],
         patience: rules.Patience = rules.USUAL,
     ) -> None:
@@ -84,21 +84,21 @@ class Planner:
             PlanError, OptionError: nothing fits; that is found here, whoever says so.
         """
         device = self.coordinator
-        asked = _Question(
+        asked = _PlannerQuestion(
             Message(PLAN, {}, (memoryview(question.to_bytes()),)),
             question.answered,
-            lambda: search(question, Haste.ALONE),
+            lambda: search(question, SearchPriority.ALONE),
             PLAN_SECONDS,
             lambda error: isinstance(error, (LinkClosed, NotCoordinator)),
         )
         core = self._core.asked(monotonic(), device)
         with timed(log, "plan_answered"):
-            plan, is_own = await _Asking(self._mesh, core, asked, self._pass_over).run()
+            plan, is_own = await _PendingQuestion(self._mesh, core, asked, self._pass_over).run()
         if core.was_late and device is not None:
-            await say_unwanted(self._mesh, device, Message(PLAN_END))
+            await cancel_remote_work(self._mesh, device, Message(PLAN_END))
         return plan, self._mesh.self_id if is_own or device is None else device
 
-    async def consider(self, request: ConsiderRequest, limit_seconds: float) -> Considered:
+    async def consider(self, request: ReplanRequest, limit_seconds: float) -> ReplanReply:
         """Whether another plan would be better now.
 
         Raises:
@@ -106,10 +106,10 @@ class Planner:
             PeerError: the holder does not say what it has.
             TimeoutError: it is still looked for.
         """
-        look = Consideration(self._mesh, request, self._surveyor, search)
-        asked = _Question(
+        look = ReplanEvaluation(self._mesh, request, self._surveyor, search)
+        asked = _PlannerQuestion(
             Message(CONSIDER, {}, (memoryview(request.to_bytes()),)),
-            Considered.from_bytes,
+            ReplanReply.from_bytes,
             look.answer,
             limit_seconds,
             lambda error: isinstance(error, PeerError) and not isinstance(error, ProtocolError),
@@ -117,7 +117,7 @@ class Planner:
         core = self._core.asked(monotonic(), self.coordinator, waits=True)
         try:
             async with asyncio.timeout(limit_seconds):
-                found, _ = await _Asking(self._mesh, core, asked, self._pass_over).run()
+                found, _ = await _PendingQuestion(self._mesh, core, asked, self._pass_over).run()
         except TimeoutError:
             for late in core.give_up():
                 self._pass_over(late.device, late.why)
@@ -128,7 +128,7 @@ class Planner:
         """What is looked for is not wanted any more."""
         device = self.coordinator
         if device is not None:
-            await say_unwanted(self._mesh, device, Message(CONSIDER_END, {"job": job}))
+            await cancel_remote_work(self._mesh, device, Message(CONSIDER_END, {"job": job}))
 
     def was_useless(self, device: str, why: str) -> None:
         """No device could use that device's plan, and all could use one made here."""
@@ -136,14 +136,14 @@ class Planner:
             self._pass_over(device, why)
 
 
-class _Asking(Generic[T]):
+class _PendingQuestion(Generic[T]):
     """One question, until it is answered."""
 
     def __init__(
         self,
         mesh: Mesh,
         core: rules.AskedPlan,
-        question: _Question[T],
+        question: _PlannerQuestion[T],
         pass_over: Callable[[str, str], None],
     ) -> None:
         self._mesh = mesh
@@ -191,7 +191,7 @@ class _Asking(Generic[T]):
     ) -> None:
         for instruction in instructions:
             match instruction:
-                case rules.Ask(device):
+                case rules.AskPlanner(device):
                     spawn(self._ask(device))
                 case rules.AskForSign(device) if not self._asks_for_sign:
                     self._asks_for_sign = True
@@ -211,15 +211,15 @@ class _Asking(Generic[T]):
                 reply_parts=limited(LARGE.most_bytes),
             )
             answer = await read_beside(question.read, part_of(reply))
-            self._say(rules.Answered(), answer)
+            self._handle(rules.PlanAnswered(), answer)
         except PlanError as error:  # nobody is to blame where none is found here either
             self._without_plan = device, str(error)
-            self._say(rules.NoAnswer())
+            self._handle(rules.NoAnswer())
         except (Error, TimeoutError) as error:
             why = str(error) or "it took too long"
             log.info("not_answered", by=device[:12], why=why)
             pardoned = question.pardons(error)
-            self._say(
+            self._handle(
                 rules.NoAnswer()
                 if pardoned
                 else rules.Useless(f"gave an answer that cannot be used ({why})")
@@ -229,14 +229,14 @@ class _Asking(Generic[T]):
         try:
             seconds = self._question.seconds
             reply = await self._mesh.call(device, Message(WORKS), timeout_seconds=seconds)
-            self._say(rules.Sign(reply.fields.get("works") is True))
+            self._handle(rules.Sign(reply.fields.get("works") is True))
         except (Error, TimeoutError) as error:
             log.info("no_sign_of_work", by=device[:12], why=str(error) or "no answer")
         finally:
             self._asks_for_sign = False
 
     async def _find_here(self) -> None:
-        self._say(rules.FoundHere(), await self._question.here())
+        self._handle(rules.FoundHere(), await self._question.here())
 
-    def _say(self, event: rules.PlannerEvent, answer: T | None = None) -> None:
+    def _handle(self, event: rules.PlannerEvent, answer: T | None = None) -> None:
         self._events.put_nowait((event, answer))

@@ -9,51 +9,51 @@ from typing import Any
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
-from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.memory_model import taken_beside_bytes
 from p2ptrain.coordinator.profile_pooling import mixed_kinds
 from p2ptrain.errors import Error, LinkClosed, UserError
-from p2ptrain.holder.plan_step import ChangePlanning, Heard, Made
+from p2ptrain.holder.plan_step import DeviceFindings, PlannedAttempt, PlanStep
 from p2ptrain.holder.planner_client import Planner
-from p2ptrain.job.train_options import Recovery
+from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent, called
-from p2ptrain.mesh.waiting import until_linked
-from p2ptrain.messages.assign import Fetches, assignment_of, whole_on
+from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent, display_name
+from p2ptrain.mesh.waiting import wait_until_linked
+from p2ptrain.messages.assign import Fetches, assignment_of, assignment_on_one
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import Hangs, call_while_it_works
 from p2ptrain.messages.kinds import INVENTORY, PREPARE
-from p2ptrain.messages.reconfigure import ChangeAnswer, ChangeRequest
+from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.net.fields import integer, shown
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
-from p2ptrain.plan.types.request import Mode
-from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.plan.types.request import PlanMode
+from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.cores import reconfigure_events as rules
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
-from p2ptrain.recovery.fetch_plan import Fetch, passable
-from p2ptrain.recovery.generation_request import NoWay
-from p2ptrain.recovery.placement import Placed
-from p2ptrain.recovery.state_report import Inventory, version_fields
+from p2ptrain.recovery.fetch_plan import Fetch, relayable_fetches
+from p2ptrain.recovery.generation_request import ReconfigureFailure
+from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.state_report import StateReport, version_fields
 
 log = get_logger(__name__)
 
-ANEW_SECONDS = 600.0
+REBUILD_SECONDS = 600.0
 """For a device to make a lost stage again."""
 
 EVENTS_LIMIT = 4096
 """Far more than the answers of a household's devices to all attempts."""
 
 
-class Change:
+class Reconfiguration:
     """Has one epoch planned, and every device of it made ready."""
 
     def __init__(
         self,
         mesh: Mesh,
-        request: ChangeRequest,
-        surveyor: Surveyor,
+        request: ReconfigureRequest,
+        surveyor: ClusterProfiler,
         planner: Planner,
         hangs: Callable[[Hangs], None],
     ) -> None:
@@ -62,19 +62,19 @@ class Change:
         self._request = request
         self._surveyor = surveyor
         self._hangs = hangs
-        self._heard = Heard()
-        self._planning = ChangePlanning(mesh, request, surveyor, planner, self._heard)
+        self._findings = DeviceFindings()
+        self._planning = PlanStep(mesh, request, surveyor, planner, self._findings)
         members = mesh.members.values()
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
-        gathers = request.recovery is Recovery.HEAVY and request.in_force is not None
+        gathers = request.recovery is ReplanMethod.HEAVY and request.in_force is not None
         self._core = ChangeCore(request.ask, self._alive, gathers=gathers)
         self._events: asyncio.Queue[rules.ChangeEvent] = asyncio.Queue(EVENTS_LIMIT)
-        self._made: dict[int, Made] = {}  # by epoch
+        self._made: dict[int, PlannedAttempt] = {}  # by epoch
         self._no_plan: str | None = None  # why no plan fits, where that is so
         self._moved_bytes = 0
-        self._reply: ChangeAnswer | NoWay | None = None
+        self._reply: ReconfigureReply | ReconfigureFailure | None = None
 
-    async def answer(self) -> ChangeAnswer | NoWay:
+    async def answer(self) -> ReconfigureReply | ReconfigureFailure:
         """Do everything."""
         unsubscribe = self._mesh.subscribe(self._on_mesh_event)
         try:
@@ -102,27 +102,27 @@ class Change:
         instructions: list[rules.ChangeInstruction],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        prepares = [one for one in instructions if isinstance(one, rules.Prepare)]
-        wanted = passable({one.device: one.fetches for one in prepares})
+        prepares = [one for one in instructions if isinstance(one, rules.PrepareDevice)]
+        wanted = relayable_fetches({one.device: one.fetches for one in prepares})
         for instruction in instructions:
             match instruction:
-                case rules.AskInventory():
-                    spawn(self._take_stock(instruction))
-                case rules.Gather(device, placed, fetches):
+                case rules.AskStateReport():
+                    spawn(self._ask_state(instruction))
+                case rules.GatherUnits(device, placed, fetches):
                     spawn(self._gather(device, placed, fetches))
                 case rules.MakePlan():
                     spawn(self._plan(instruction))
-                case rules.Prepare(device, placed):
+                case rules.PrepareDevice(device, placed):
                     spawn(self._prepare(device, placed, wanted[device]))
                 case rules.EpochReady(_, placed, choice):
                     self._planning.was_ready()
                     self._reply = self._answered(placed, choice)
-                case NoWay():
+                case ReconfigureFailure():
                     self._reply = self._refused(instruction)
 
-    def _refused(self, refusal: NoWay) -> NoWay:
+    def _refused(self, refusal: ReconfigureFailure) -> ReconfigureFailure:
         holder, reason = self._request.ask.holder, refusal.reason
-        why = self._heard.unable.get(holder) or self._heard.silent.get(holder)
+        why = self._findings.unable.get(holder) or self._findings.silent.get(holder)
         is_plan = reason == self._no_plan
         if why is not None and not is_plan:
             reason = f"{reason}: {why}"
@@ -141,11 +141,11 @@ class Change:
         await failpoints.reach(name, device=self._mesh.self_id)
 
     def _name(self, device: str) -> str:
-        return called(self._mesh, device)
+        return display_name(self._mesh, device)
 
     # -- stock -----------------------------------------------------------------------------------
 
-    async def _take_stock(self, asked: rules.AskInventory) -> None:
+    async def _ask_state(self, asked: rules.AskStateReport) -> None:
         forward = asked.forward
         fields: dict[str, Any] = {
             "job": self._request.planning.job,
@@ -163,25 +163,27 @@ class Change:
                 self._mesh,
                 asked.device,
                 Message(INVENTORY, fields),
-                timeout_seconds=ANEW_SECONDS,
-                reply_parts=limited(Inventory.LIMIT.most_bytes),
+                timeout_seconds=REBUILD_SECONDS,
+                reply_parts=limited(StateReport.LIMIT.most_bytes),
             )
-            inventory = await Inventory.from_part(reply)
+            inventory = await StateReport.from_part(reply)
         except (Error, TimeoutError) as error:
             reason = str(error) or "it did not answer in time"
             if isinstance(error, LinkClosed):
                 reason = f"no link to {self._name(self._mesh.self_id)}"
             log.info("no_inventory", device=self._name(asked.device), why=reason)
-            self._heard.silent[asked.device] = reason
+            self._findings.silent[asked.device] = reason
             if isinstance(error, Hangs):
                 self._is_hanging(error)
-            failed = rules.InventoryFailed(asked.epoch, asked.device, reason)
+            failed = rules.StateReportFailed(asked.epoch, asked.device, reason)
             self._events.put_nowait(failed)
             return
-        self._heard.silent.pop(asked.device, None)
-        self._heard.stock[asked.device] = replace(inventory, device=asked.device)
+        self._findings.silent.pop(asked.device, None)
+        self._findings.stock[asked.device] = replace(inventory, device=asked.device)
         self._surveyor.learn(asked.device, inventory.speeds)
-        self._events.put_nowait(rules.InventoryIn(asked.epoch, self._heard.stock[asked.device]))
+        self._events.put_nowait(
+            rules.StateReported(asked.epoch, self._findings.stock[asked.device])
+        )
 
     # -- plan ------------------------------------------------------------------------------------
 
@@ -192,29 +194,29 @@ class Change:
             self._refuse_plan(make.epoch, str(error))
             return
         self._made[make.epoch] = made
-        self._events.put_nowait(rules.Planned(make.epoch, made.protected.stages))
+        self._events.put_nowait(rules.PlanMade(make.epoch, made.protected.stages))
 
     def _refuse_plan(self, epoch: int, reason: str) -> None:
         if epoch == self._core.epoch:
             self._no_plan = reason
-        self._events.put_nowait(rules.NotPlanned(epoch, reason))
+        self._events.put_nowait(rules.PlanFailed(epoch, reason))
 
     # -- making ready ----------------------------------------------------------------------------
 
-    async def _gather(self, device: str, placed: Placed, wanted: tuple[Fetch, ...]) -> None:
+    async def _gather(self, device: str, placed: Placement, wanted: tuple[Fetch, ...]) -> None:
         in_force = self._request.in_force
         assert in_force is not None
-        assignment = whole_on(in_force.assignment, placed)
+        assignment = assignment_on_one(in_force.assignment, placed)
         fields = {"needed_bytes": 0, "gather": True}
         trouble = await self._made_ready(device, assignment, fields, wanted)
-        self._events.put_nowait(rules.ReadyIn(placed.epoch, device, trouble))
+        self._events.put_nowait(rules.DeviceReady(placed.epoch, device, trouble))
 
-    async def _prepare(self, device: str, placed: Placed, wanted: tuple[Fetch, ...]) -> None:
+    async def _prepare(self, device: str, placed: Placement, wanted: tuple[Fetch, ...]) -> None:
         made, name = self._made[placed.epoch], self._name(device)
         assignment = assignment_of(self._request.planning, made.plan, placed)
         fields = {"needed_bytes": made.plan.predicted.peak_bytes.get(name, 0)}
         trouble = await self._made_ready(device, assignment, fields, wanted)
-        self._events.put_nowait(rules.ReadyIn(placed.epoch, device, trouble))
+        self._events.put_nowait(rules.DeviceReady(placed.epoch, device, trouble))
 
     async def _made_ready(
         self,
@@ -235,19 +237,21 @@ class Change:
             if not reply.fields.get("ready"):
                 return self._trouble(device, epoch, reply, self._made.get(epoch))
         except LinkClosed as error:  # it may be a moment until there is another
-            await until_linked(self._mesh, (device,))
+            await wait_until_linked(self._mesh, (device,))
             return PrepareFailed(epoch, str(error), is_link=True)
         except Hangs as error:
-            self._heard.silent[device] = str(error)
+            self._findings.silent[device] = str(error)
             self._is_hanging(error)
             return PrepareFailed(epoch, str(error))
         except Error as error:
             if epoch == self._core.epoch:
-                self._heard.unable[device] = str(error)
+                self._findings.unable[device] = str(error)
             return PrepareFailed(epoch, str(error))
         return None
 
-    def _trouble(self, device: str, epoch: int, reply: Message, made: Made | None) -> PrepareFailed:
+    def _trouble(
+        self, device: str, epoch: int, reply: Message, made: PlannedAttempt | None
+    ) -> PrepareFailed:
         fields = reply.fields
         source, reason = fields.get("source"), shown(str(fields.get("reason")))
         if fields.get("memory_bytes") is not None:
@@ -261,20 +265,20 @@ class Change:
         if isinstance(source, str):
             return PrepareFailed(epoch, reason, source=source)
         if epoch == self._core.epoch and not self._is_of_plan(made, reason):
-            self._heard.unable[device] = reason
+            self._findings.unable[device] = reason
         return PrepareFailed(epoch, reason)
 
-    def _is_of_plan(self, made: Made | None, reason: str) -> bool:
+    def _is_of_plan(self, made: PlannedAttempt | None, reason: str) -> bool:
         """Whether the plan is to blame, which another device has made: then nobody is left out."""
         return made is not None and self._planning.was_not_ready(made, reason)
 
-    def _answered(self, placed: Placed, choice: Choice) -> ChangeAnswer:
+    def _answered(self, placed: Placement, choice: VersionChoice) -> ReconfigureReply:
         made = self._made[placed.epoch]
         old = {out.name for out in made.plan.left_out} | made.plan.device_names
         left_out = (*made.plan.left_out, *(out for out in made.left_out if out.name not in old))
         plan = replace(made.plan, left_out=left_out)
-        request = self._request.planning.settled(asynchronous=plan.mode is Mode.ASYNC)
-        return ChangeAnswer(
+        request = self._request.planning.settled(asynchronous=plan.mode is PlanMode.ASYNC)
+        return ReconfigureReply(
             assignment=assignment_of(request, plan, placed),
             plan=plan.to_json(),
             choice=choice,

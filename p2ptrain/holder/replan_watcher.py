@@ -14,29 +14,29 @@ from time import monotonic
 from typing import Any
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import OwnedTasks
-from p2ptrain.coordinator.replan_request import Considered, ConsiderRequest
+from p2ptrain.aio.tasks import TaskOwner
+from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
 from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.holder.planner_client import Planner
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import Mesh, called
+from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.kinds import LEAVING
-from p2ptrain.messages.plan_request import PlanningRequest
-from p2ptrain.messages.reconfigure import ChangeAnswer, InForce
+from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.net.fields import text
 from p2ptrain.net.message import Message
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.process.cpu_share import Span
+from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery import replan_trigger as rules
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.cores import holder_events as holder
 from p2ptrain.recovery.drift_watch import DriftWatch, is_off
-from p2ptrain.recovery.ftpipehd_repartition import Repartition, capacities, expected_with
-from p2ptrain.recovery.generation_request import ChangeAsk, Reason
+from p2ptrain.recovery.ftpipehd_repartition import RepartitionSchedule, capacities, expected_with
+from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason
 from p2ptrain.recovery.profile_corrections import (
-    Busy,
-    Corrections,
-    Expected,
+    ExpectedSeconds,
+    ProfileCorrections,
+    StageSeconds,
     as_they_are,
     work_ratio,
 )
@@ -52,11 +52,14 @@ DRIFT_LOOK_SECONDS = 1800.0
 LEAVE_LOOK_SECONDS = 3.0
 """Somebody waits: what is not found by then is found while training stands."""
 
-_LIMITS_SECONDS = {Reason.LEAVE: LEAVE_LOOK_SECONDS, Reason.DRIFT: DRIFT_LOOK_SECONDS}
+_LIMITS_SECONDS = {
+    ReconfigureReason.LEAVE: LEAVE_LOOK_SECONDS,
+    ReconfigureReason.DRIFT: DRIFT_LOOK_SECONDS,
+}
 
 
 @dataclass(frozen=True)
-class Household:
+class ReplanContext:
     """What a look needs to know of the job.
 
     Attributes:
@@ -70,7 +73,7 @@ class Household:
     remaining_rounds: Callable[[], int]
 
 
-class Elasticity:
+class ReplanWatcher:
     """See the module. Create it in a running event loop, `start` it and `close` it.
 
     Args:
@@ -83,33 +86,33 @@ class Elasticity:
     def __init__(
         self,
         mesh: Mesh,
-        planning: PlanningRequest,
+        planning: JobPlanRequest,
         planner: Planner,
-        household: Household,
-        want: Callable[[holder.Wanted], None],
+        household: ReplanContext,
+        want: Callable[[holder.ChangeWanted], None],
         *,
         replans: bool,
     ) -> None:
-        self.corrections = Corrections()
+        self.corrections = ProfileCorrections()
         self._mesh = mesh
         self._planning = planning
         self._planner = planner
         self._household = household
         self._want = want
-        self._core = rules.ElasticCore(mesh.self_id, replans=replans)
-        self._answer: ChangeAnswer | None = None
-        self._expected: Mapping[Seat, Expected] = {}
-        self._promised: Mapping[Seat, Expected] = {}  # as the plan in force was made
+        self._core = rules.ReplanTrigger(mesh.self_id, replans=replans)
+        self._answer: ReconfigureReply | None = None
+        self._expected: Mapping[Seat, ExpectedSeconds] = {}
+        self._promised: Mapping[Seat, ExpectedSeconds] = {}  # as the plan in force was made
         self._work = 1.0
         self._watch: DriftWatch | None = None
         wished = planning.ftpipehd
-        self._repartition: Repartition | None = None
+        self._repartition: RepartitionSchedule | None = None
         if wished is not None:
-            self._repartition = Repartition(wished.first_repartition, wished.repartition)
+            self._repartition = RepartitionSchedule(wished.first_repartition, wished.repartition)
         self._round_at = monotonic()
-        self._proposed: tuple[Reason, Mapping[str, Any]] | None = None
-        self._was_asked_for: Reason | None = None
-        self._tasks = OwnedTasks(_on_failed)
+        self._proposed: tuple[ReconfigureReason, Mapping[str, Any]] | None = None
+        self._was_asked_for: ReconfigureReason | None = None
+        self._tasks = TaskOwner(_on_failed)
         self._looking: asyncio.Task[None] | None = None
         self._due: asyncio.TimerHandle | None = None
         # who waits for our word: None = it may go, else why not
@@ -136,27 +139,27 @@ class Elasticity:
     def note(self, sign: holder.HolderEvent) -> None:
         """What the mesh says of a device."""
         match sign:
-            case holder.Appeared(device):
-                self._post(rules.Appeared(device))
-            case holder.Died(device):
+            case holder.MemberAppeared(device):
+                self._post(rules.DeviceJoined(device))
+            case holder.MemberDied(device):
                 self.let_go(device)  # its next process may leave too
-                self._post(rules.Gone(device))
+                self._post(rules.DeviceGone(device))
 
     @property
     def knows_plan(self) -> bool:
         """Whether a plan has come into force in this process, and so what rounds should take."""
         return self._answer is not None
 
-    def asked(self, ask: ChangeAsk) -> Mapping[str, Any] | None:
+    def asked(self, ask: GenerationRequest) -> Mapping[str, Any] | None:
         """An epoch is asked for; returns the plan that was found for it already."""
         self._cancel_look()
         self._watch, self._was_asked_for = None, ask.reason
-        self._post(rules.Asked())
+        self._post(rules.ReconfigureStarted())
         if self._proposed is None or self._proposed[0] is not ask.reason:
             return None
         return self._proposed[1]
 
-    def began(self, answer: ChangeAnswer) -> None:
+    def began(self, answer: ReconfigureReply) -> None:
         """An epoch is in force."""
         is_new = bool(answer.considered)
         if is_new or self._answer is None:
@@ -171,15 +174,17 @@ class Elasticity:
             else:
                 self._watch = DriftWatch(self._expected)
         self._round_at = monotonic()
-        in_haste = self._was_asked_for is Reason.FAILURE and is_new and bool(answer.expected)
+        in_haste = (
+            self._was_asked_for is ReconfigureReason.FAILURE and is_new and bool(answer.expected)
+        )
         devices = frozenset(answer.assignment.devices)
-        self._post(rules.Began(devices, answer.considered, in_haste))
+        self._post(rules.GenerationBegan(devices, answer.considered, in_haste))
 
-    def busy(self, spans: Mapping[Seat, Span], *, copying: bool) -> None:
+    def busy(self, spans: Mapping[Seat, CpuSpan], *, copying: bool) -> None:
         """What a round of training has taken; `copying`: beside copies of stages on their way."""
         now = monotonic()
         seconds, self._round_at = now - self._round_at, now
-        busy = {seat: Busy(span.wall, span.cpu) for seat, span in spans.items()}
+        busy = {seat: StageSeconds(span.wall, span.cpu) for seat, span in spans.items()}
         if self._repartition is not None:
             self._compare_capacities(self._repartition.observe(busy, seconds))
             return
@@ -192,21 +197,21 @@ class Elasticity:
         ranges = {index: (place.first, place.end) for index, place in places}
         self.corrections = self.corrections.learned(ranges, self._expected, look.busy)
         factors = {seat: due.factor(look.busy[seat]) for seat, due in self._expected.items()}
-        told = {f"{seat[0]}/{self._name(seat[1])}": round(f, 3) for seat, f in factors.items()}
+        by_name = {f"{seat[0]}/{self._name(seat[1])}": round(f, 3) for seat, f in factors.items()}
         self._work = work_ratio(self._promised, look.busy)
-        log.info("compared_with_plan", why=look.reason, factors=told, work=round(self._work, 3))
+        log.info("compared_with_plan", why=look.reason, factors=by_name, work=round(self._work, 3))
         self._expected = as_they_are(self._expected, look.busy)
         self._watch.settle(self._expected)
         # A plan that was asked for by name is obeyed as long as devices do what it expects.
         off = any(is_off(factor) for factor in factors.values())
         if self._planning.planner == "auto" or self._core.in_haste or off:
-            self._post(rules.Drifted())
+            self._post(rules.DriftChecked())
 
     def pause_over(self) -> None:
         """Something that is no training took the time until now: an evaluation."""
         self._round_at = monotonic()
 
-    def _compare_capacities(self, busy: Mapping[Seat, Busy] | None) -> None:
+    def _compare_capacities(self, busy: Mapping[Seat, StageSeconds] | None) -> None:
         """What devices have reported goes into the next plan, which is looked for now."""
         if busy is None:
             return
@@ -215,9 +220,9 @@ class Elasticity:
             capacities(self.corrections, self._expected, busy),
         )
         self._expected = expected_with(self._expected, before, self.corrections)
-        told = {self._name(d): round(c, 3) for d, c in self.corrections.devices.items()}
-        log.info("capacities", devices=told)
-        self._post(rules.Drifted())
+        by_name = {self._name(d): round(c, 3) for d, c in self.corrections.devices.items()}
+        log.info("capacities", devices=by_name)
+        self._post(rules.DriftChecked())
 
     # -- leaving ---------------------------------------------------------------------------------
 
@@ -230,7 +235,7 @@ class Elasticity:
         if waiting is None:
             waiting = self._leavers[peer] = asyncio.get_running_loop().create_future()
             log.info("device_leaves", name=self._name(peer))
-            self._post(rules.Leaving(peer))
+            self._post(rules.DeviceLeaving(peer))
         refused = await asyncio.shield(waiting)  # one without a part is let go at once
         if failpoints.armed:
             await self._reach("leave.answer.before")
@@ -243,7 +248,7 @@ class Elasticity:
     def keep(self, device: str, reason: str) -> None:
         """The others cannot do without a device that wanted to leave, and it hears so."""
         log.info("leave_refused", name=self._name(device), why=reason)
-        if self._proposed is not None and self._proposed[0] is Reason.LEAVE:
+        if self._proposed is not None and self._proposed[0] is ReconfigureReason.LEAVE:
             self._proposed = None  # what was found could not be made ready
         self._answer_leaver(device, reason)
 
@@ -260,14 +265,14 @@ class Elasticity:
     def _do(self, instructions: list[rules.ElasticInstruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case rules.LookNow():
+                case rules.EvaluateNow():
                     self._cancel_look()
                     look = self._look(instruction)
                     self._looking = self._tasks.spawn(look, "look for a better plan")
-                case rules.StayOn(device, reason):
+                case rules.RefuseLeave(device, reason):
                     self.keep(device, reason)
-                case rules.ChangePlan(reason, leaver):
-                    self._want(holder.Wanted(reason, leaver))
+                case rules.AdoptPlan(reason, leaver):
+                    self._want(holder.ChangeWanted(reason, leaver))
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -290,7 +295,7 @@ class Elasticity:
     async def _end_look(self) -> None:
         await self._planner.end_look(self._planning.job)
 
-    async def _look(self, look: rules.LookNow) -> None:
+    async def _look(self, look: rules.EvaluateNow) -> None:
         limit = _LIMITS_SECONDS.get(look.reason, LOOK_SECONDS)
         if failpoints.armed:
             await self._reach("look.ask.before")
@@ -303,7 +308,7 @@ class Elasticity:
             if isinstance(error, TimeoutError):  # the coordinator still looks
                 self._tasks.spawn(self._end_look(), "end a look")
             why = str(error) if isinstance(error, PlanError) else None
-            self._post(rules.Unanswered(look.number, why))
+            self._post(rules.EvaluationFailed(look.number, why))
             return
         log.info("looked", reason=look.reason.value, gain=found.gain, found=found.reason)
         if failpoints.armed:
@@ -311,21 +316,25 @@ class Elasticity:
         self._looking = None
         if found.plan is not None:
             self._proposed = self._reason_for(look, devices), found.plan
-        self._post(rules.Answered(look.number, devices, found.in_sight))
+        self._post(rules.EvaluationAnswered(look.number, devices, found.in_sight))
 
-    def _reason_for(self, look: rules.LookNow, devices: frozenset[str]) -> Reason:
+    def _reason_for(self, look: rules.EvaluateNow, devices: frozenset[str]) -> ReconfigureReason:
         assert self._answer is not None
-        if look.reason is Reason.LEAVE:
-            return Reason.LEAVE
-        return Reason.JOIN if devices - set(self._answer.assignment.devices) else Reason.DRIFT
+        if look.reason is ReconfigureReason.LEAVE:
+            return ReconfigureReason.LEAVE
+        return (
+            ReconfigureReason.JOIN
+            if devices - set(self._answer.assignment.devices)
+            else ReconfigureReason.DRIFT
+        )
 
-    async def _ask(self, look: rules.LookNow, limit_seconds: float) -> Considered:
+    async def _ask(self, look: rules.EvaluateNow, limit_seconds: float) -> ReplanReply:
         answer = self._answer
         if answer is None:
             raise PeerError("no plan is in force")
-        request = ConsiderRequest(
+        request = ReplanRequest(
             planning=self._planning,
-            in_force=InForce(answer.assignment, answer.plan),
+            in_force=PlanInForce(answer.assignment, answer.plan),
             reason=look.reason,
             holder=self._mesh.self_id,
             alive=self._household.alive(),
@@ -338,7 +347,7 @@ class Elasticity:
         )
         return await self._planner.consider(request, limit_seconds)
 
-    def _devices_of(self, found: Considered) -> frozenset[str]:
+    def _devices_of(self, found: ReplanReply) -> frozenset[str]:
         """Of the plan found, none without one. Raises OptionError: it is no plan."""
         if found.plan is None:
             return frozenset()
@@ -351,13 +360,13 @@ class Elasticity:
         await failpoints.reach(name, device=self._mesh.self_id)
 
     def _name(self, device: str) -> str:
-        return called(self._mesh, device)
+        return display_name(self._mesh, device)
 
 
 def _on_failed(work: str, error: BaseException) -> None:
     log.error("not_done", work=work, exc_info=error)
 
 
-def _seats(answer: ChangeAnswer) -> list[Seat]:
+def _seats(answer: ReconfigureReply) -> list[Seat]:
     stages = enumerate(answer.assignment.stages)
     return [(index, device) for index, place in stages for device in place.devices]

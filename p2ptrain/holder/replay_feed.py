@@ -6,17 +6,17 @@ from collections.abc import Callable, Collection
 from contextlib import aclosing
 
 from p2ptrain.errors import PeerError
-from p2ptrain.holder.input.loader import PieceLoader
-from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.holder.input.loader import MicroBatchLoader
+from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import FEED_SEND
-from p2ptrain.messages.tensors import FeedSend
+from p2ptrain.messages.tensors import ResendSamples
 from p2ptrain.net.fields import text
 from p2ptrain.net.message import Message, PartKind
-from p2ptrain.runtime.io.tensor_router import TARGETS, Switchboard
+from p2ptrain.runtime.io.tensor_router import TARGETS, TensorRouter
 
 
-class FeedingAgain:
+class ReplayFeed:
     """The holder's part. Create it, and `close` it.
 
     Args:
@@ -27,9 +27,9 @@ class FeedingAgain:
     def __init__(
         self,
         mesh: Mesh,
-        switchboard: Switchboard,
+        switchboard: TensorRouter,
         job: str,
-        prepared: Prepared,
+        prepared: PreparedJob,
         devices: Callable[[], Collection[str]],
         *,
         is_private: bool,
@@ -47,13 +47,13 @@ class FeedingAgain:
         self._mesh.unroute(FEED_SEND)
 
     async def _send(self, peer: str, message: Message) -> Message:
-        wanted = FeedSend.read(message.fields)
+        wanted = ResendSamples.read(message.fields)
         if text(message.fields, "job", 64) != self._job:
             raise PeerError("this device holds the data of another job")
         if peer not in self._devices() or (self._is_private and peer != self._mesh.self_id):
             raise PeerError("samples of this job are not for that device")
         prepared = self._prepared
-        loader = PieceLoader(
+        loader = MicroBatchLoader(
             prepared.captured, prepared.samples, prepared.order, prepared.evaluation
         )
         async with aclosing(loader.pieces([wanted.shape])) as pieces:

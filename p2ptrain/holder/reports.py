@@ -12,22 +12,22 @@ from p2ptrain.events import (
     Eval,
     Event,
     Failure,
-    LeftOut,
     PlanEvent,
-    PlannedDevice,
-    PlannedStage,
+    PlanEventDevice,
+    PlanEventLeftOut,
+    PlanEventStage,
     Recovered,
     Step,
     Waiting,
     Warned,
 )
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import MemberState, Mesh, called
-from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.mesh.interface import MemberState, Mesh, display_name
+from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.plan import PlannedStage as Stage
-from p2ptrain.recovery.cores.job_history import OnceOnly, Reported
+from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 
 log = get_logger(__name__)
 
@@ -51,16 +51,16 @@ class JobReports:
     def __init__(
         self,
         mesh: Mesh,
-        reported: Reported,
+        reported: ReportedProgress,
         emit: Callable[[Event], None],
-        write: Callable[[Reported], None],
+        write: Callable[[ReportedProgress], None],
     ) -> None:
         self._mesh = mesh
         self._emit = emit
         self._write = write
-        self._once = OnceOnly(reported)
+        self._once = ReportOnce(reported)
         self._first_step = reported.step
-        self._answer: ChangeAnswer | None = None  # of the epoch in force
+        self._answer: ReconfigureReply | None = None  # of the epoch in force
         self._began_at: float | None = None
         self._last_step_at = monotonic()
         self._resumed_at = monotonic()
@@ -72,7 +72,7 @@ class JobReports:
         self.faulty: dict[str, str] = {}  # names of devices that get no more work, and why
 
     @property
-    def reported(self) -> Reported:
+    def reported(self) -> ReportedProgress:
         """What people have heard of."""
         return self._once.reported
 
@@ -88,7 +88,7 @@ class JobReports:
 
     # -- the course ------------------------------------------------------------------------------
 
-    def begin(self, answer: ChangeAnswer, *, after_trouble: bool) -> None:
+    def begin(self, answer: ReconfigureReply, *, after_trouble: bool) -> None:
         """The epoch of `answer` begins."""
         self._answer = answer
         self._names |= {device: member.name for device, member in self._mesh.members.items()}
@@ -129,7 +129,7 @@ class JobReports:
         seconds, self._last_step_at = now - self._last_step_at, now
         self._emit(Step(step, loss, rate(samples, seconds), seconds))
 
-    def _recovered(self, answer: ChangeAnswer, sign_at: float, now: float) -> Recovered:
+    def _recovered(self, answer: ReconfigureReply, sign_at: float, now: float) -> Recovered:
         return Recovered(
             epoch=answer.assignment.key.epoch,
             seconds=now - sign_at,
@@ -211,11 +211,11 @@ class JobReports:
     def name(self, device: str) -> str:
         """A member's name, also of one that was removed since; else the beginning of its id."""
         known = None if device in self._mesh.members else self._names.get(device)
-        return known or called(self._mesh, device)
+        return known or display_name(self._mesh, device)
 
 
 def plan_event(
-    answer: ChangeAnswer,
+    answer: ReconfigureReply,
     description: ModelDescription,
     reason: str,
     kept_bytes: Mapping[str, int] = MappingProxyType({}),
@@ -237,7 +237,7 @@ def plan_event(
         micro_batch=plan.micro_batch,
         micro_batches=assignment.micro_batches,
         predicted_samples_per_s=plan.predicted.samples_per_s,
-        left_out=tuple(LeftOut(out.name, out.reason) for out in plan.left_out),
+        left_out=tuple(PlanEventLeftOut(out.name, out.reason) for out in plan.left_out),
         changes_results=answer.changes_results,
         wire=assignment.wire.value,
         mode="sync" if assignment.asynchrony is None else "async",
@@ -249,10 +249,10 @@ def plan_event(
     )
 
 
-def _stage(stage: Stage, description: ModelDescription) -> PlannedStage:
-    return PlannedStage(
+def _stage(stage: Stage, description: ModelDescription) -> PlanEventStage:
+    return PlanEventStage(
         units=stage.units,
-        devices=tuple(PlannedDevice(device.name, device.share) for device in stage.devices),
+        devices=tuple(PlanEventDevice(device.name, device.share) for device in stage.devices),
         parameters=tuple(description.state_dict_names(*stage.units)),
         allocation=stage.allocation.value,
         warmup=stage.warmup,

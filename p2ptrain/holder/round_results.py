@@ -28,22 +28,22 @@ from torch import Tensor
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.errors import Error, ProtocolError
 from p2ptrain.logs import get_logger
-from p2ptrain.messages.assignment import StagePlace
-from p2ptrain.messages.findings import Finding, earliest
+from p2ptrain.messages.assignment import StageAssignment
+from p2ptrain.messages.findings import NonFiniteFinding, earliest
 from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.model.stage import cross_stage_gradients as clip
-from p2ptrain.recovery.commit import Committing, Seat
+from p2ptrain.recovery.commit import CommitTracker, Seat
 
 
 @dataclass(slots=True)
-class _Gathering:
+class _RoundReports:
     """Reports of one round, and who waits for the last of them."""
 
     reports: dict[Seat, RoundReport] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Tracker:
+class RoundTracker:
     """Gathers reports of these `seats`. One reader, which takes the rounds in order.
 
     Attributes:
@@ -51,8 +51,8 @@ class Tracker:
     """
 
     def __init__(self, seats: Collection[Seat]) -> None:
-        self._committing = Committing(seats)
-        self._rounds: dict[int, _Gathering] = {}
+        self._committing = CommitTracker(seats)
+        self._rounds: dict[int, _RoundReports] = {}
         self.heard = 0
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
@@ -60,7 +60,7 @@ class Tracker:
     def expect(self, round_index: int) -> None:
         """A round is ordered."""
         self._committing.order(round_index)
-        self._rounds[round_index] = _Gathering()
+        self._rounds[round_index] = _RoundReports()
 
     @property
     def waits_for(self) -> frozenset[str]:
@@ -98,7 +98,7 @@ class Tracker:
         return self._rounds.pop(round_index).reports
 
 
-class NormGathering:
+class NormGatherer:
     """Norms of one round after the other.
 
     Args:
@@ -151,11 +151,11 @@ class NormGathering:
 
 log = get_logger(__name__)
 
-Ask: TypeAlias = Callable[[int, str], Awaitable[Finding | None]]
+Ask: TypeAlias = Callable[[int, str], Awaitable[NonFiniteFinding | None]]
 """Stage and device -> what that device has found; raises Error, TimeoutError."""
 
 
-async def diagnose(stages: Sequence[StagePlace], ask: Ask) -> Finding | None:
+async def diagnose(stages: Sequence[StageAssignment], ask: Ask) -> NonFiniteFinding | None:
     """The first units whose values are not finite, if a device can still tell."""
     for index, place in enumerate(stages):
         found = await _of_stage(index, place, ask)
@@ -164,7 +164,7 @@ async def diagnose(stages: Sequence[StagePlace], ask: Ask) -> Finding | None:
     return None
 
 
-async def _of_stage(index: int, place: StagePlace, ask: Ask) -> list[Finding]:
+async def _of_stage(index: int, place: StageAssignment, ask: Ask) -> list[NonFiniteFinding]:
     """One of them, but of tiles all, in the stage's order: these see only their parts of maps."""
     one_is_enough = place.tiling is None
     async with task_scope() as scope:
@@ -178,7 +178,7 @@ async def _of_stage(index: int, place: StagePlace, ask: Ask) -> list[Finding]:
     return [finding for finding in answers if finding is not None]
 
 
-async def _asked(index: int, device: str, ask: Ask) -> Finding | None:
+async def _asked(index: int, device: str, ask: Ask) -> NonFiniteFinding | None:
     """None also where it does not answer: the loss is reported all the same."""
     try:
         return await ask(index, device)

@@ -15,18 +15,24 @@ from dataclasses import replace
 from time import monotonic
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.errors import PeerError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import Mesh, called
-from p2ptrain.messages.assign import placed_of
+from p2ptrain.mesh.interface import Mesh, display_name
+from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import REPLICA_KEEPER, REPLICA_KEPT, VERSIONS_KEEP
-from p2ptrain.messages.round_orders import EpochKey, RoundOrder
-from p2ptrain.messages.snapshots import ReplicaKeeper, ReplicaKept, VersionsKeep
+from p2ptrain.messages.round_orders import GenerationKey, RoundOrder
+from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotKept
 from p2ptrain.net.message import Message
-from p2ptrain.recovery.snapshot_schedule import CopyCost, ReplicaCadence
-from p2ptrain.recovery.snapshot_tracker import Abandoned, Keeping, KeepingResult, TryKeeper, Whole
+from p2ptrain.recovery.snapshot_schedule import SnapshotCost, SnapshotSchedule
+from p2ptrain.recovery.snapshot_tracker import (
+    KeepingResult,
+    SnapshotAbandoned,
+    SnapshotComplete,
+    SnapshotTracker,
+    TryBackupPeer,
+)
 from p2ptrain.recovery.version import Version
 
 log = get_logger(__name__)
@@ -34,11 +40,11 @@ log = get_logger(__name__)
 EARLY_LIMIT = 1024
 """Most words about copies that wait until their version counts; a household has fewer stages."""
 
-NO_COST = CopyCost(0.0, (), 0.0)
+NO_COST = SnapshotCost(0.0, (), 0.0)
 """Where nobody has reckoned one: rounds alone say how often."""
 
 
-class KeptVersions:
+class SnapshotManager:
     """See the module. One a job, in its event loop; `close` it.
 
     Attributes:
@@ -60,7 +66,7 @@ class KeptVersions:
         Args:
             on_stable: hears of each version that is whole.
             warn: tells people.
-            fixed: as of `ReplicaCadence`.
+            fixed: as of `SnapshotSchedule`.
         """
         self._fixed = fixed
         self.stable: Version | None = None
@@ -71,14 +77,14 @@ class KeptVersions:
         self._on_stable = on_stable
         self._warn = warn
         self._warned: set[str] = set()
-        self._keeping = Keeping()
-        self._cadence: ReplicaCadence | None = None
-        self._cost: CopyCost | None = None
+        self._keeping = SnapshotTracker()
+        self._cadence: SnapshotSchedule | None = None
+        self._cost: SnapshotCost | None = None
         self._epoch = 0
         self._counted = 0  # updates that all stages have made
-        self._early: list[tuple[str, int, ReplicaKept]] = []  # of versions after that
-        self._telling: asyncio.Task[None] | None = None
-        self._tasks = OwnedTasks(self._on_failed)
+        self._early: list[tuple[str, int, SnapshotKept]] = []  # of versions after that
+        self._reporting: asyncio.Task[None] | None = None
+        self._tasks = TaskOwner(self._on_failed)
         mesh.route(REPLICA_KEPT, self._kept)
 
     @property
@@ -87,21 +93,23 @@ class KeptVersions:
         found = (reader() for reader in self.readers)
         return tuple(version for version in found if version is not None)
 
-    def begin(self, assignment: Assignment, cost: CopyCost | None, stable: Version | None) -> None:
+    def begin(
+        self, assignment: Assignment, cost: SnapshotCost | None, stable: Version | None
+    ) -> None:
         """An epoch begins.
 
         Args:
             cost: of one version, None where it is what it was.
             stable: what one goes back to now.
         """
-        placed, now = placed_of(assignment), monotonic()
+        placed, now = placement_of(assignment), monotonic()
         self.stable, self._epoch = stable, placed.epoch
         self._cost = cost or self._cost or NO_COST
         self._counted, self._early = placed.version.step, []
         self._keeping.begin(placed)
         self._cadence = None
         if placed.protects:
-            self._cadence = ReplicaCadence(self._cost, placed.version.step, now, self._fixed)
+            self._cadence = SnapshotSchedule(self._cost, placed.version.step, now, self._fixed)
             if placed.keeps:
                 self._cadence.ordered(placed.version.step, now)
 
@@ -147,11 +155,11 @@ class KeptVersions:
 
         Who is slow to hear it holds up nobody, and hears the next such word instead.
         """
-        message = Message(VERSIONS_KEEP, VersionsKeep(self._job, tuple(versions)).fields())
-        if self._telling is not None:
-            self._telling.cancel()
-        self._telling = self._tasks.spawn(
-            self._tell_all(sorted(members), message), "versions to keep"
+        message = Message(VERSIONS_KEEP, RetainSnapshots(self._job, tuple(versions)).fields())
+        if self._reporting is not None:
+            self._reporting.cancel()
+        self._reporting = self._tasks.spawn(
+            self._notify_all(sorted(members), message), "versions to keep"
         )
 
     async def close(self) -> None:
@@ -162,7 +170,7 @@ class KeptVersions:
     # -- what devices say ------------------------------------------------------------------------
 
     async def _kept(self, peer: str, message: Message) -> None:
-        key, kept = EpochKey.read(message.fields), ReplicaKept.read(message.fields)
+        key, kept = GenerationKey.read(message.fields), SnapshotKept.read(message.fields)
         if key.job != self._job:
             return
         if kept.version.step > self._counted and kept.version in self._keeping.under_way:
@@ -171,27 +179,27 @@ class KeptVersions:
                 self._early.append((peer, key.epoch, kept))
             return
         found = self._acknowledged(peer, key.epoch, kept)
-        if failpoints.armed and any(isinstance(result, Whole) for result in found):
+        if failpoints.armed and any(isinstance(result, SnapshotComplete) for result in found):
             await failpoints.reach("stable.before", device=self._mesh.self_id)
         self._take(found)
 
-    def _acknowledged(self, peer: str, epoch: int, kept: ReplicaKept) -> list[KeepingResult]:
+    def _acknowledged(self, peer: str, epoch: int, kept: SnapshotKept) -> list[KeepingResult]:
         units = (kept.first, kept.end)
         return self._keeping.acknowledged(peer, epoch, units, kept.version, kept.failed)
 
     def _take(self, results: list[KeepingResult]) -> None:
         for result in results:
             match result:
-                case Whole(version):
+                case SnapshotComplete(version):
                     self._end_one(whole=True)
                     self.stable = version
                     log.info("version_stable", step=version.step, computed=version.computed)
                     self._on_stable(version)
-                case TryKeeper():
+                case TryBackupPeer():
                     self._tasks.spawn(self._try_keeper(result), "another keeper")
-                case Abandoned():
+                case SnapshotAbandoned():
                     self._end_one(whole=False)
-                    self._tell_abandoned(result)
+                    self._report_abandoned(result)
 
     def _give_up_late(self) -> None:
         cadence = self._cadence
@@ -203,7 +211,7 @@ class KeptVersions:
         if self._cadence is not None and not self._keeping.under_way:
             self._cadence.ended(whole=whole)
 
-    def _tell_abandoned(self, what: Abandoned) -> None:
+    def _report_abandoned(self, what: SnapshotAbandoned) -> None:
         name = self._name(what.device)
         log.info("version_abandoned", step=what.version.step, device=name, why=what.why)
         line = f"{name} could not keep a copy of part {what.stage}: {what.why}"
@@ -213,13 +221,13 @@ class KeptVersions:
 
     # -- what devices are told -------------------------------------------------------------------
 
-    async def _try_keeper(self, what: TryKeeper) -> None:
-        keeper = ReplicaKeeper(what.version, what.first, what.end, what.keeper)
-        key = EpochKey(self._job, what.epoch)
+    async def _try_keeper(self, what: TryBackupPeer) -> None:
+        keeper = BackupAssignment(what.version, what.first, what.end, what.keeper)
+        key = GenerationKey(self._job, what.epoch)
         log.info("another_keeper", first=what.first, keeper=self._name(what.keeper))
         await self._send(what.owner, Message(REPLICA_KEEPER, {**key.fields(), **keeper.fields()}))
 
-    async def _tell_all(self, members: list[str], message: Message) -> None:
+    async def _notify_all(self, members: list[str], message: Message) -> None:
         if failpoints.armed:
             await failpoints.reach("versions.keep.between", device=self._mesh.self_id)
         await asyncio.gather(*(self._send(member, message) for member in members))
@@ -232,7 +240,7 @@ class KeptVersions:
             log.info("not_told_of_copies", kind=message.kind, device=device[:12], why=str(error))
 
     def _name(self, device: str) -> str:
-        return called(self._mesh, device)
+        return display_name(self._mesh, device)
 
     @staticmethod
     def _on_failed(work: str, error: BaseException) -> None:

@@ -14,24 +14,24 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from p2ptrain.errors import TrainingError
-from p2ptrain.holder.generation import HolderEpoch, UpdateNotFinite
-from p2ptrain.holder.input.loader import PieceLoader
-from p2ptrain.holder.start.prepare import Prepared
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.holder.generation import HolderGeneration, UpdateNotFinite
+from p2ptrain.holder.input.loader import MicroBatchLoader
+from p2ptrain.holder.start.prepare import PreparedJob
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.logs import get_logger
-from p2ptrain.messages.assignment import Assignment, StagePlace
-from p2ptrain.messages.findings import Finding, told
-from p2ptrain.model.stage.round_replay import Batch, Origin, Replay
+from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.findings import NonFiniteFinding, describe_finding
+from p2ptrain.model.stage.round_replay import Origin, Replay, ReplayBatch
 from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.runtime.io.arrivals import Arrival, Comparison
-from p2ptrain.runtime.io.sample_division import Division
+from p2ptrain.runtime.io.arrivals import ArrivalComparison, StageArrival
+from p2ptrain.runtime.io.sample_division import SampleDivision
 
 log = get_logger(__name__)
 
 MODEST = 1e15
 """Weights, gradients and their product with the learning rate no larger make finite updates."""
 
-MOST_TIMES = 5
+MAX_TIMES = 5
 """Updates that were not finite and whose step was then made without some device, in one job."""
 
 
@@ -50,8 +50,8 @@ class Spoiled:
     shape: Round
     assignment: Assignment
     names: Mapping[str, str]
-    found: Finding | None
-    arrivals: Sequence[Arrival]
+    found: NonFiniteFinding | None
+    arrivals: Sequence[StageArrival]
 
     @property
     def good_steps(self) -> int:
@@ -78,17 +78,17 @@ class Spoiled:
         if origin is None:
             if error.is_update:
                 return f"{error}. Try a smaller learning rate or clip_grad_norm=1.0"
-            return f"{error}{told(self.found, units, number)}"
+            return f"{error}{describe_finding(self.found, units, number)}"
         if origin.unit is None and origin.row is None:
-            found = Finding((self.names[self._at(0, origin)[0]],), 0, 0, range(0), False)
-            return f"{error}{told(found, units, origin.micro_batch)}"
-        return f"{error}{self._told(units, origin, order)}"
+            found = NonFiniteFinding((self.names[self._at(0, origin)[0]],), 0, 0, range(0), False)
+            return f"{error}{describe_finding(found, units, origin.micro_batch)}"
+        return f"{error}{self._described(units, origin, order)}"
 
-    def _told(self, units: Sequence[str], origin: Origin, order: Sequence[int]) -> str:
+    def _described(self, units: Sequence[str], origin: Origin, order: Sequence[int]) -> str:
         unit = origin.unit or 0
         stage = next(i for i, p in enumerate(self.assignment.stages) if p.first <= unit < p.end)
         place = self.assignment.stages[stage]
-        found = Finding(
+        found = NonFiniteFinding(
             tuple(self.names[device] for device in self._at(stage, origin)),
             stage,
             place.first,
@@ -99,7 +99,7 @@ class Spoiled:
             sample=None if origin.row is None else self._sample(origin, order),
             parameter=None if origin.is_weight else origin.parameter,
         )
-        return told(found, units, origin.micro_batch, where=True)
+        return describe_finding(found, units, origin.micro_batch, where=True)
 
     def _sample(self, origin: Origin, order: Sequence[int]) -> int:
         assert origin.row is not None
@@ -110,17 +110,17 @@ class Spoiled:
         seen = self.found
         if origin.unit is None and seen is not None and not seen.stage and not seen.units:
             return tuple(i for i in self.names if self.names[i] in seen.devices)
-        place: StagePlace = self.assignment.stages[stage]
+        place: StageAssignment = self.assignment.stages[stage]
         number = origin.micro_batch + self.shape.first
         if place.allocation is Allocation.TILES:
             return place.devices
-        parts = Division(place).slices(number, self.shape.size(number))
+        parts = SampleDivision(place).slices(number, self.shape.size(number))
         row = origin.row
         return tuple(p.device for p in parts if row is None or p.first <= row < p.end)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SpoiledVerdict:
     """Whose doing it is.
 
     Attributes:
@@ -135,16 +135,20 @@ class Verdict:
 
 
 async def noted(
-    prepared: Prepared, epoch: HolderEpoch, error: UpdateNotFinite, shape: Round
+    prepared: PreparedJob, epoch: HolderGeneration, error: UpdateNotFinite, shape: Round
 ) -> Spoiled:
     """Ask the devices while they still have something to tell."""
-    found = None if error.held_as is None else await epoch.diagnose(error.held_as)
+    found = (
+        None if error.micro_batch_number is None else await epoch.diagnose(error.micro_batch_number)
+    )
     arrivals = await epoch.arrived(shape.index)
     names = {device: epoch.name(device) for device in epoch.assignment.devices}
     return Spoiled(error, shape, epoch.assignment, names, found, arrivals)
 
 
-def judged(prepared: Prepared, spoiled: Spoiled, state: Mapping[str, Tensor] | None) -> Verdict:
+def judged(
+    prepared: PreparedJob, spoiled: Spoiled, state: Mapping[str, Tensor] | None
+) -> SpoiledVerdict:
     """Do the round again. For a thread of its own.
 
     Args:
@@ -154,8 +158,8 @@ def judged(prepared: Prepared, spoiled: Spoiled, state: Mapping[str, Tensor] | N
     units = [unit.name for unit in captured.description.units]
     order = prepared.order.batch(shape.step)
     if state is None:
-        return Verdict(spoiled.ending(units, None, order))
-    comparison = Comparison(spoiled.assignment, captured.description, spoiled.arrivals)
+        return SpoiledVerdict(spoiled.ending(units, None, order))
+    comparison = ArrivalComparison(spoiled.assignment, captured.description, spoiled.arrivals)
     first = shape.first
     replay = Replay(
         captured.description,
@@ -166,24 +170,24 @@ def judged(prepared: Prepared, spoiled: Spoiled, state: Mapping[str, Tensor] | N
             border, backward, number + first, values
         ),
     )
-    loader = PieceLoader(captured, prepared.samples, prepared.order, prepared.evaluation)
+    loader = MicroBatchLoader(captured, prepared.samples, prepared.order, prepared.evaluation)
     for loaded in loader.now([shape]):
         piece = loaded.feed.piece
-        batch = Batch(loaded.feed.inputs, loaded.feed.targets, piece.size / shape.samples)
+        batch = ReplayBatch(loaded.feed.inputs, loaded.feed.targets, piece.size / shape.samples)
         origin = replay.find(piece.key.micro_batch - first, batch)
         if origin is not None:
-            return Verdict(spoiled.ending(units, origin, order))
+            return SpoiledVerdict(spoiled.ending(units, origin, order))
     log.info("finite_here", step=spoiled.error.step, wrong=comparison.wrong)
     ending = spoiled.ending(units, None, order)
     rate = prepared.job.optimizer.lr * abs(prepared.job.lr_factor(shape.step))
     modest = replay.largest() * max(rate, 1.0) < MODEST  # not where the rate is NaN
     is_of_others = not spoiled.error.is_update or modest
-    return Verdict(ending, comparison.wrong, is_of_others=is_of_others)
+    return SpoiledVerdict(ending, comparison.wrong, is_of_others=is_of_others)
 
 
 def is_round_of(shape: Round, step: int) -> bool:
     """Whether it makes update `step`, from 1."""
-    return shape.mode is Mode.TRAIN and shape.step == step - 1
+    return shape.mode is RoundMode.TRAIN and shape.step == step - 1
 
 
 class SpoiledUpdates:
@@ -201,7 +205,7 @@ class SpoiledUpdates:
     def begin(self, spoiled: Spoiled) -> None:
         """Raises TrainingError: this has been so too often."""
         self._times += 1
-        if self._times > MOST_TIMES:
+        if self._times > MAX_TIMES:
             raise TrainingError(str(spoiled.error))
         if self.now is not None and self.now.good_steps <= spoiled.good_steps:
             spoiled = replace(self.now)

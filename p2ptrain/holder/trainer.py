@@ -16,49 +16,49 @@ from time import monotonic
 from torch import Tensor
 
 from p2ptrain import failpoints
-from p2ptrain.aio.threads import in_background
-from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.aio.threads import run_in_background
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import OptionError, ProtocolError, TrainingError
-from p2ptrain.events import Done, Event, LeftOut, Warned
-from p2ptrain.holder.checkpointer import Cadence, Checkpointer, split_state
-from p2ptrain.holder.driver import JobEpochs
-from p2ptrain.holder.full_snapshots import MOST_AT_ONCE, CheckpointCopies, WholeCopies
-from p2ptrain.holder.generation import HolderEpoch, SentWrong, UpdateNotFinite
-from p2ptrain.holder.generation_runner import Work
+from p2ptrain.events import Done, Event, PlanEventLeftOut, Warned
+from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
+from p2ptrain.holder.driver import JobDriver
+from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
+from p2ptrain.holder.generation import HolderGeneration, SentWrong, UpdateNotFinite
+from p2ptrain.holder.generation_runner import GenerationWork
 from p2ptrain.holder.input.metrics import missing_loss
-from p2ptrain.holder.job_record import JobMemory
-from p2ptrain.holder.replay_feed import FeedingAgain
+from p2ptrain.holder.job_record import JobRecord
+from p2ptrain.holder.replay_feed import ReplayFeed
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, is_round_of, judged, noted
 from p2ptrain.holder.start import job_registry as unfinished
-from p2ptrain.holder.start.job_start import Started, StartOfJob
+from p2ptrain.holder.start.job_start import JobStart, StartedJob
 from p2ptrain.holder.start.journal import Journal
-from p2ptrain.holder.start.model_limits import private_units, unshared
-from p2ptrain.holder.start.prepare import Prepared
-from p2ptrain.holder.training_loop import AsynchronousLoop, TrainingLoop
+from p2ptrain.holder.start.model_limits import private_units, why_unshared
+from p2ptrain.holder.start.prepare import PreparedJob
+from p2ptrain.holder.training_loop import AsyncTrainingLoop, TrainingLoop
 from p2ptrain.job.ftpipehd_options import is_due
 from p2ptrain.job.job import Job
-from p2ptrain.job.rounds import Course
+from p2ptrain.job.rounds import RoundSequence
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.job.user_code import doings
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import FETCH_MODEL
-from p2ptrain.messages.plan_request import PlanningRequest
-from p2ptrain.messages.reconfigure import ChangeAnswer, InForce
+from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio
 from p2ptrain.net.fields import text
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.memory_budget import usable_memory_bytes
-from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.checkpoint_files import Progress, save_elsewhere, save_weights
+from p2ptrain.state.checkpoint_files import CheckpointProgress, save_elsewhere, save_weights
 from p2ptrain.state.fetch import state_check, version_source
 from p2ptrain.state.transfer_server import STAGE, in_memory
-from p2ptrain.worker.service import TrainingService
+from p2ptrain.worker.service import WorkerService
 
 log = get_logger(__name__)
 
@@ -69,13 +69,13 @@ HOME_SHARE = 0.25
 """Of free memory, for the trained weights beside those that the job began with."""
 
 
-class HolderRun:
+class JobTrainer:
     """Trains one job. Create it, then `run` once."""
 
     def __init__(
         self,
         mesh: Mesh,
-        service: TrainingService,
+        service: WorkerService,
         job: Job,
         options: TrainOptions,
         emit: Callable[[Event], None],
@@ -90,13 +90,13 @@ class HolderRun:
         self._folder = None if options.local else folder
         self._elsewhere = None if folder is None else folder.path
         self._interrupted: asyncio.Future[int] | None = None  # the step whose weights are here
-        self._surveyor = Surveyor(mesh)
-        self._start = StartOfJob(mesh, self._folder, options, emit, self._surveyor)
+        self._surveyor = ClusterProfiler(mesh)
+        self._start = JobStart(mesh, self._folder, options, emit, self._surveyor)
         self._id = ""  # until it is known which job this is
         self._since = monotonic()
-        self._epoch: HolderEpoch | None = None
-        self._in_force: InForce | None = None
-        self._feeding: FeedingAgain | None = None
+        self._epoch: HolderGeneration | None = None
+        self._in_force: PlanInForce | None = None
+        self._feeding: ReplayFeed | None = None
         self._spoiled = SpoiledUpdates()
         self._faulty: Mapping[str, str] = {}  # names of devices that get no more work, and why
 
@@ -145,7 +145,7 @@ class HolderRun:
             self._mesh.unroute(FETCH_MODEL)
             if self._feeding is not None:
                 self._feeding.close()
-            await unfinished.end(self._mesh, self._id, reason)
+            await unfinished.end_job(self._mesh, self._id, reason)
             await self._service.drop(self._id)
 
     # -- before ----------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class HolderRun:
                 f"this device is computing for {holder}'s training: wait until that ends"
             )
 
-    def _offer(self, started: Started) -> None:
+    def _offer(self, started: StartedJob) -> None:
         """Let the others fetch the model and, where they are here, its first weights."""
         prepared, self._in_force = started.prepared, started.entry.in_force
         description = prepared.captured.description
@@ -167,7 +167,7 @@ class HolderRun:
             first = version_source(Version(prepared.first_step, 0))
             self._service.states.hold(self._id, first, in_memory(prepared.slice_state))
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
-        self._feeding = FeedingAgain(
+        self._feeding = ReplayFeed(
             self._mesh,
             self._service.switchboard,
             self._id,
@@ -183,19 +183,21 @@ class HolderRun:
         in_force = self._in_force
         return () if in_force is None else in_force.assignment.devices
 
-    def _announce(self, prepared: Prepared, answer: ChangeAnswer, reason: Reason) -> None:
+    def _announce(
+        self, prepared: PreparedJob, answer: ReconfigureReply, reason: ReconfigureReason
+    ) -> None:
         takes_whole = self._wants_whole_copy() is not None and answer.assignment.protects
-        copies = MOST_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
+        copies = MAX_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
         kept_bytes = {self._mesh.name: copies * self._state_bytes(prepared)}
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
         faulty = self._faulty
-        left_out = (LeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
+        left_out = (PlanEventLeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
         changes = (*prepared.changes, *event.changes_results, *answer.kinds)
         event = replace(event, changes_results=changes, left_out=tuple(left_out))
         self._emit(event)
         for change in answer.changes_results:
             self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
-        if reason is Reason.START:
+        if reason is ReconfigureReason.START:
             for change in prepared.changes:
                 self._emit(Warned(change))
         for warning in answer.warnings:
@@ -206,7 +208,7 @@ class HolderRun:
             raise ProtocolError("this device holds another model")
         return Message(FETCH_MODEL, {}, (memoryview(model),), (PartKind.WEIGHT,))
 
-    def _request(self, prepared: Prepared) -> PlanningRequest:
+    def _request(self, prepared: PreparedJob) -> JobPlanRequest:
         job, description = prepared.job, prepared.captured.description
         private = private_units(description) if self._options.private else (0, 0)
         sharing, how, rounds = prepared.sharing, self._options.asynchrony, None
@@ -215,8 +217,8 @@ class HolderRun:
             if prepared.only_rounds or self._options.local:
                 how = rounds = None
         if how is not None and not sharing.unshared:
-            sharing = replace(sharing, unshared=unshared(how, description))
-        return PlanningRequest(
+            sharing = replace(sharing, unshared=why_unshared(how, description))
+        return JobPlanRequest(
             job=self._id,
             digest=description.digest,
             model=type(job.model).__name__,
@@ -255,19 +257,19 @@ class HolderRun:
 
     # -- while -----------------------------------------------------------------------------------
 
-    async def _train(self, started: Started, journal: Journal) -> None:
+    async def _train(self, started: StartedJob, journal: Journal) -> None:
         prepared = started.prepared
         description = prepared.captured.description
         check = state_check(description, self._job.optimizer)
-        epochs: JobEpochs
+        epochs: JobDriver
 
-        def progress(step: int) -> Progress:
+        def progress(step: int) -> CheckpointProgress:
             return replace(prepared.progress(step), evaluated=epochs.reports.reported.evaluated)
 
         checkpointer = self._checkpointer(progress)
 
-        def make_epoch(answer: ChangeAnswer) -> HolderEpoch:
-            epoch = HolderEpoch(
+        def make_epoch(answer: ReconfigureReply) -> HolderGeneration:
+            epoch = HolderGeneration(
                 answer.assignment, description, self._service, check, epochs.note_link
             )
             if self._job.clip_grad_norm is not None:
@@ -275,12 +277,12 @@ class HolderRun:
             self._epoch = epoch
             return epoch
 
-        async def train(epoch: HolderEpoch, start: int, evaluated: int) -> bool:
+        async def train(epoch: HolderGeneration, start: int, evaluated: int) -> bool:
             asynchronous = epoch.assignment.asynchrony is not None
             course = self._course(prepared, epoch.assignment.micro_batch, asynchronous)
             if self._spoiled.now is not None:  # nor is there another evaluation
                 evaluated = max(evaluated, course.steps)
-            loop = (AsynchronousLoop if asynchronous else TrainingLoop)(
+            loop = (AsyncTrainingLoop if asynchronous else TrainingLoop)(
                 prepared,
                 course,
                 epoch,
@@ -304,7 +306,7 @@ class HolderRun:
                 await asyncio.get_running_loop().create_future()  # until it is cancelled
             return is_done
 
-        async def bring_home(epoch: HolderEpoch, overwriting: Callable[[], None]) -> None:
+        async def bring_home(epoch: HolderGeneration, overwriting: Callable[[], None]) -> None:
             if self._spoiled.now is not None:
                 await self._end_before(prepared, epoch, overwriting, self._spoiled.now)
                 return
@@ -317,7 +319,7 @@ class HolderRun:
             failure = checkpointer.failure if checkpointer is not None else None
             self._finish(prepared, epochs.reports, failure)
 
-        memory = JobMemory(
+        memory = JobRecord(
             started.entry,
             journal,
             has_first_weights=started.has_first_weights,
@@ -325,14 +327,14 @@ class HolderRun:
         )
         if checkpointer is not None:
             states = self._service.states
-            written = CheckpointCopies(states, self._id, prepared, self._warn)
+            written = CheckpointSnapshots(states, self._id, prepared, self._warn)
             checkpointer.on_written = written.take
             memory.written = written
-        epochs = JobEpochs(
+        epochs = JobDriver(
             self._mesh,
             self._request(prepared),
             [unit.name for unit in description.units],
-            Work(make_epoch, train, bring_home, partial(self._announce, prepared)),
+            GenerationWork(make_epoch, train, bring_home, partial(self._announce, prepared)),
             memory,
             self._emit,
             prepared.steps,
@@ -355,7 +357,7 @@ class HolderRun:
             if checkpointer is not None:
                 await checkpointer.close()
 
-    async def _until_interrupted(self, epochs: JobEpochs) -> None:
+    async def _until_interrupted(self, epochs: JobDriver) -> None:
         """Run them; where that is cancelled, the weights of the last step are written first."""
         running = asyncio.create_task(epochs.run(), name="epochs")
         try:
@@ -369,7 +371,7 @@ class HolderRun:
             await asyncio.gather(running, return_exceptions=True)
 
     async def _write_early(
-        self, epoch: HolderEpoch, out: Path, running: asyncio.Task[None]
+        self, epoch: HolderGeneration, out: Path, running: asyncio.Task[None]
     ) -> None:
         """After the rounds under way."""
         self._interrupted = interrupted = asyncio.get_running_loop().create_future()
@@ -409,11 +411,11 @@ class HolderRun:
                 raise
             raise TrainingError(f"{error}. They are in {place} instead") from error
 
-    def _whole_copies(self, prepared: Prepared) -> WholeCopies | None:
+    def _whole_copies(self, prepared: PreparedJob) -> FullSnapshots | None:
         wants = self._wants_whole_copy()
         if wants is None:
             return None
-        return WholeCopies(
+        return FullSnapshots(
             self._service.states,
             self._id,
             prepared.captured.description,
@@ -424,7 +426,7 @@ class HolderRun:
             self._warn,
         )
 
-    def _state_bytes(self, prepared: Prepared) -> int:
+    def _state_bytes(self, prepared: PreparedJob) -> int:
         """Of the whole model and its optimizer."""
         model_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
         return int(model_bytes * (1 + optimizer_state_ratio(self._job.optimizer)))
@@ -436,8 +438,8 @@ class HolderRun:
         every = self._options.whole_copies
         return None if every is None else partial(is_due, every)
 
-    def _course(self, prepared: Prepared, micro_batch: int, asynchronous: bool) -> Course:
-        return Course(
+    def _course(self, prepared: PreparedJob, micro_batch: int, asynchronous: bool) -> RoundSequence:
+        return RoundSequence(
             steps_per_epoch=prepared.order.steps_per_epoch,
             steps=self._spoiled.steps(prepared.steps),
             batch_size=self._job.batch_size,
@@ -447,13 +449,13 @@ class HolderRun:
             least_evaluated=prepared.captured.evaluates.least,
         )
 
-    def _checkpointer(self, progress: Callable[[int], Progress]) -> Checkpointer | None:
+    def _checkpointer(self, progress: Callable[[int], CheckpointProgress]) -> Checkpointer | None:
         folder = self._options.checkpoint
         if folder is None:
             return None
         return Checkpointer(
             folder,
-            Cadence(self._options.checkpoint_every, monotonic()),
+            CheckpointSchedule(self._options.checkpoint_every, monotonic()),
             self._gather,
             progress,
             self._warn,
@@ -476,8 +478,8 @@ class HolderRun:
 
     async def _end_before(
         self,
-        prepared: Prepared,
-        epoch: HolderEpoch,
+        prepared: PreparedJob,
+        epoch: HolderGeneration,
         overwriting: Callable[[], None],
         spoiled: Spoiled,
     ) -> None:
@@ -493,7 +495,7 @@ class HolderRun:
             state = dict(prepared.captured.state())
             for part in arrived:
                 state |= split_state(part)[0]
-        verdict = await in_background(partial(judged, prepared, spoiled, state))
+        verdict = await run_in_background(partial(judged, prepared, spoiled, state))
         if verdict.liar is not None and verdict.liar != self._mesh.self_id:
             self._spoiled.over()
             raise SentWrong(
@@ -535,7 +537,7 @@ class HolderRun:
         )
 
     async def _arrived_whole(
-        self, prepared: Prepared, epoch: HolderEpoch
+        self, prepared: PreparedJob, epoch: HolderGeneration
     ) -> list[Mapping[str, Tensor]] | None:
         """All trained weights beside the first ones; None where memory is short for that."""
         trim_heap()
@@ -547,7 +549,7 @@ class HolderRun:
         return arrived
 
     async def _bring_home(
-        self, prepared: Prepared, epoch: HolderEpoch, overwriting: Callable[[], None]
+        self, prepared: PreparedJob, epoch: HolderGeneration, overwriting: Callable[[], None]
     ) -> None:
         """Everything first, and then over the first weights; stage by stage where memory is short.
 
@@ -558,8 +560,8 @@ class HolderRun:
 
     async def _load(
         self,
-        prepared: Prepared,
-        epoch: HolderEpoch,
+        prepared: PreparedJob,
+        epoch: HolderGeneration,
         overwriting: Callable[[], None],
         arrived: list[Mapping[str, Tensor]] | None,
     ) -> None:
@@ -576,7 +578,7 @@ class HolderRun:
             load(state)
 
     def _finish(
-        self, prepared: Prepared, reports: JobReports, unwritten: TrainingError | None
+        self, prepared: PreparedJob, reports: JobReports, unwritten: TrainingError | None
     ) -> None:
         out = self._options.out
         if out is not None:

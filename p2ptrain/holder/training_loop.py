@@ -21,18 +21,18 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.holder.checkpointer import Checkpointer
-from p2ptrain.holder.generation import HolderEpoch
-from p2ptrain.holder.input.loader import Feed, Loaded, PieceLoader
+from p2ptrain.holder.generation import HolderGeneration
+from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, MicroBatchLoader
 from p2ptrain.holder.input.metrics import MetricValues
-from p2ptrain.holder.replan_watcher import Elasticity
+from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
-from p2ptrain.holder.snapshot_manager import KeptVersions
-from p2ptrain.holder.start.prepare import Prepared
-from p2ptrain.job.rounds import Course, Mode, Round
+from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.start.prepare import PreparedJob
+from p2ptrain.job.rounds import Round, RoundMode, RoundSequence
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
-from p2ptrain.messages.tensors import PieceKey
+from p2ptrain.messages.tensors import MicroBatchKey
 from p2ptrain.model.sample_independence.division_effects import LEAVES_OUT
 from p2ptrain.model.sample_independence.masked_losses import DEFAULT_IGNORED, DefaultIgnored
 from p2ptrain.model.stage.determinism import randomness_lock
@@ -58,13 +58,13 @@ class TrainingLoop:
 
     def __init__(
         self,
-        prepared: Prepared,
-        course: Course,
-        epoch: HolderEpoch,
+        prepared: PreparedJob,
+        course: RoundSequence,
+        epoch: HolderGeneration,
         checkpointer: Checkpointer | None,
         reports: JobReports,
-        elastic: Elasticity,
-        copies: KeptVersions,
+        elastic: ReplanWatcher,
+        copies: SnapshotManager,
         counts: Callable[[int], None],
         *,
         start: int,
@@ -81,7 +81,9 @@ class TrainingLoop:
         self._counts = counts
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._ordered: asyncio.Queue[RoundOrder | None] = asyncio.Queue(self._rounds_ahead + 1)
-        self._targets: asyncio.Queue[tuple[PieceKey, object]] = asyncio.Queue(epoch.evaluated_ahead)
+        self._targets: asyncio.Queue[tuple[MicroBatchKey, object]] = asyncio.Queue(
+            epoch.evaluated_ahead
+        )
         self._ignored: DefaultIgnored | None = None
         last = epoch.assignment.stages[-1]
         self._divides = last.shared and last.allocation is Allocation.SAMPLES
@@ -127,7 +129,7 @@ class TrainingLoop:
             order = RoundOrder(
                 shape,
                 lr_factor=self._prepared.job.lr_factor(shape.step),
-                outputs=shape.mode is Mode.EVAL and bool(self._prepared.job.metrics),
+                outputs=shape.mode is RoundMode.EVAL and bool(self._prepared.job.metrics),
                 clip=self._prepared.job.clip_grad_norm or 0.0,
                 leaves_out=self._prepared.job.skip_nonfinite,
             )
@@ -142,7 +144,7 @@ class TrainingLoop:
         """So many were ordered in this epoch; each ends by itself."""
 
     async def _keep(self, shape: Round) -> bool:
-        if shape.mode is not Mode.TRAIN:
+        if shape.mode is not RoundMode.TRAIN:
             return False
         step, checkpointer = shape.step + 1, self._checkpointer
         if checkpointer is not None and await self._wants_checkpoint(checkpointer, step):
@@ -153,9 +155,9 @@ class TrainingLoop:
         """Whether the version after `step` updates is written."""
         return await checkpointer.wants(step, ends_epoch=self._course.ends_epoch(step))
 
-    async def _feeds(self) -> AsyncGenerator[Feed, None]:
+    async def _feeds(self) -> AsyncGenerator[FeedItem, None]:
         prepared = self._prepared
-        loader = PieceLoader(
+        loader = MicroBatchLoader(
             prepared.captured, prepared.samples, prepared.order, prepared.evaluation
         )
         has_begun = False
@@ -168,14 +170,14 @@ class TrainingLoop:
                 self._warn_of_ignored(loaded.feed)
                 yield loaded.feed
 
-    async def _keep_target(self, loaded: Loaded) -> None:
+    async def _keep_target(self, loaded: LoadedMicroBatch) -> None:
         """Metrics need it when the output is back; the queue bounds the pieces under way."""
-        if loaded.feed.piece.mode is Mode.EVAL and self._prepared.job.metrics:
+        if loaded.feed.piece.mode is RoundMode.EVAL and self._prepared.job.metrics:
             await self._targets.put((loaded.feed.piece.key, loaded.target))
 
-    def _warn_of_ignored(self, feed: Feed) -> None:
+    def _warn_of_ignored(self, feed: FeedItem) -> None:
         """Once, of targets left out that were not among the samples seen before the plan."""
-        if self._ignored is None or feed.piece.mode is not Mode.TRAIN:
+        if self._ignored is None or feed.piece.mode is not RoundMode.TRAIN:
             return
         batch_size = self._prepared.job.batch_size
         if not self._divides and feed.piece.size >= batch_size:
@@ -200,7 +202,7 @@ class TrainingLoop:
                 is_done = False
                 await self._epoch.settle()
                 break
-            if shape.mode is Mode.TRAIN:
+            if shape.mode is RoundMode.TRAIN:
                 await self._finish_step(order)
                 await self._warn_of_outdated(shape.step + 1)
             else:
@@ -245,7 +247,7 @@ class TrainingLoop:
         """After 1, 2, 4, 8 updates and so on, and after the last."""
         if step & (step - 1) and step != self._course.steps:
             return
-        if names := await in_background(self._prepared.outdated.news):
+        if names := await run_in_background(self._prepared.outdated.news):
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             self._reports.warn(
                 f"{', '.join(map(repr, names[:3]))}{more} changed after the model was captured, "
@@ -265,7 +267,9 @@ class TrainingLoop:
                 await self._measure(values, order.round, number)
         reports = await self._epoch.tracker.complete(order.round.index)
         loss = None if self._prepared.captured.unscored else loss_of(reports)
-        self._reports.evaluation(order.round.step, await in_background(lambda: values.result(loss)))
+        self._reports.evaluation(
+            order.round.step, await run_in_background(lambda: values.result(loss))
+        )
         self._elastic.pause_over()
         for name, how in values.failures.items():
             self._reports.warn(f"the metric {name!r} failed, and is left out: {how}")
@@ -275,7 +279,7 @@ class TrainingLoop:
 
     async def _measure(self, values: MetricValues, shape: Round, number: int) -> None:
         key, target = await self._targets.get()
-        assert key == PieceKey(shape.index, number), "pieces are fed and evaluated in order"
+        assert key == MicroBatchKey(shape.index, number), "pieces are fed and evaluated in order"
         leaves = await self._epoch.output(key)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         output = self._prepared.captured.unflatten_output(tensors)
@@ -284,7 +288,9 @@ class TrainingLoop:
             with randomness_lock:  # a metric may draw random numbers, and so may what computes
                 values.add(output, target, shape.size(number))
 
-        await in_background(measure)  # a slow metric on the event loop would silence this device
+        await run_in_background(
+            measure
+        )  # a slow metric on the event loop would silence this device
 
     def _rounds(self) -> Iterator[Round]:
         return self._course.rounds(self._start, self._evaluated)
@@ -295,7 +301,7 @@ def loss_of(reports: Mapping[Seat, RoundReport]) -> float:
     return sum(reports[seat].loss for seat in sorted(reports))
 
 
-class AsynchronousLoop(TrainingLoop):
+class AsyncTrainingLoop(TrainingLoop):
     """Runs a course of mini-batches on one epoch; see `TrainingLoop`."""
 
     @property

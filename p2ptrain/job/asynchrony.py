@@ -78,7 +78,7 @@ class Asynchrony:
 
 
 @dataclass(frozen=True, slots=True)
-class Delays:
+class WeightDelays:
     """The rule for one stretch of mini-batches, from an empty pipeline on.
 
     A version is named by its updates since the job began.

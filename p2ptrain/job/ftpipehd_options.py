@@ -10,7 +10,7 @@ PLANNER = "ftpipehd"
 
 
 @dataclass(frozen=True, slots=True)
-class Ftpipehd:
+class FtpipehdOptions:
     """How a job with `--mode async --planner ftpipehd` goes on; the defaults are the paper's.
 
     Attributes:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from p2ptrain.errors import OptionError, ScriptError
-from p2ptrain.job.user_code import RAISED, doings, told
+from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.stage.optimizer_spec import LARGEST, SGD, Adam, AdamW, OptimizerSpec
 
 Metric: TypeAlias = Callable[[Any, Any], Any]
@@ -131,7 +131,7 @@ class Job:
             with doings.doing("schedule({})", update):
                 factor = float(self.schedule(update))
         except RAISED as error:
-            raise ScriptError(f"schedule({update}) failed: {told(error)}") from error
+            raise ScriptError(f"schedule({update}) failed: {describe_user_error(error)}") from error
         if not math.isfinite(factor):
             raise ScriptError(f"schedule({update}) gave {factor}, which is no learning-rate factor")
         if abs(factor * self.optimizer.lr) > LARGEST:
@@ -298,7 +298,7 @@ def _length(name: str, data: Any) -> int:
     try:
         return len(data)
     except Exception as error:
-        raise ScriptError(f"Job: len({name}) failed: {told(error)}") from error
+        raise ScriptError(f"Job: len({name}) failed: {describe_user_error(error)}") from error
 
 
 def check_fits(samples: int, batch_size: int) -> None:

@@ -23,7 +23,7 @@ from typing import Annotated
 from p2ptrain.net.forms import Count, Key, Positive
 
 
-class Mode(StrEnum):
+class RoundMode(StrEnum):
     """What a round does."""
 
     TRAIN = "train"
@@ -45,7 +45,7 @@ class Round:
     """
 
     index: Annotated[Count, Key("round")]
-    mode: Mode
+    mode: RoundMode
     step: Count
     samples: Positive
     micro_batch: Annotated[Positive, Key("size")]
@@ -67,7 +67,7 @@ class Round:
         return min(self.micro_batch, self.samples - first)
 
 
-def evaluated_together(micro_batch: int, samples: int, least: int) -> int:
+def samples_evaluated_together(micro_batch: int, samples: int, least: int) -> int:
     """Samples of a micro-batch of an evaluation.
 
     As in training, or the nearest that leaves no rest that is too small: smaller ones first.
@@ -84,7 +84,7 @@ def evaluated_together(micro_batch: int, samples: int, least: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class RoundSequence:
     """All rounds of a job.
 
     Attributes:
@@ -111,13 +111,15 @@ class Course:
             evaluated: evaluations after so many updates, and before, are left out.
         """
         index = 0
-        together = evaluated_together(self.micro_batch, self.eval_samples, self.least_evaluated)
+        together = samples_evaluated_together(
+            self.micro_batch, self.eval_samples, self.least_evaluated
+        )
         for step in range(first_step, self.steps + 1):
             if self.eval_samples and step > evaluated and self.ends_epoch(step):
-                yield Round(index, Mode.EVAL, step, self.eval_samples, together)
+                yield Round(index, RoundMode.EVAL, step, self.eval_samples, together)
                 index += 1
             if step < self.steps:
-                shape = Round(index, Mode.TRAIN, step, self.batch_size, self.micro_batch)
+                shape = Round(index, RoundMode.TRAIN, step, self.batch_size, self.micro_batch)
                 first = (step - first_step) * shape.micro_batches
                 yield replace(shape, first=first) if self.numbers_through else shape
                 index += 1

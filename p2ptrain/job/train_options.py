@@ -15,12 +15,12 @@ from typing import SupportsIndex, TypeVar
 
 from p2ptrain.errors import OptionError
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import PLANNER, Ftpipehd
+from p2ptrain.job.ftpipehd_options import PLANNER, FtpipehdOptions
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.plan.types.weight_versions import Weights
 
 
-class Recovery(StrEnum):
+class ReplanMethod(StrEnum):
     """How a household plans after a failure."""
 
     LIGHT = "light"
@@ -85,9 +85,9 @@ class TrainOptions:
     fresh: bool = False
     replan: bool = True
     wire: WireFormat = WireFormat.EXACT
-    recovery: Recovery = Recovery.LIGHT
+    recovery: ReplanMethod = ReplanMethod.LIGHT
     asynchrony: Asynchrony | None = None
-    ftpipehd: Ftpipehd = field(default_factory=Ftpipehd)
+    ftpipehd: FtpipehdOptions = field(default_factory=FtpipehdOptions)
     replicas: bool = True
     whole_copies: int | None = None
     chooses_mode: bool = False
@@ -102,7 +102,7 @@ class TrainOptions:
         waits = seconds("wait_timeout_seconds", self.wait_timeout_seconds)
         object.__setattr__(self, "wait_timeout_seconds", waits)
         object.__setattr__(self, "wire", choice(WireFormat, "wire", self.wire))
-        object.__setattr__(self, "recovery", choice(Recovery, "recovery", self.recovery))
+        object.__setattr__(self, "recovery", choice(ReplanMethod, "recovery", self.recovery))
         if not isinstance(self.asynchrony, Asynchrony | None):
             raise OptionError("asynchrony must be a p2ptrain.Asynchrony(), or None for rounds")
         object.__setattr__(self, "grid", grid(self.grid))
@@ -135,7 +135,7 @@ class TrainOptions:
             raise OptionError("local trains on this device alone: leave out wait_for")
 
     @property
-    def as_ftpipehd(self) -> Ftpipehd | None:
+    def as_ftpipehd(self) -> FtpipehdOptions | None:
         """Its settings where the job is trained as FTPipeHD does."""
         is_asynchronous = self.asynchrony is not None and not self.chooses_mode
         is_its = self.planner == PLANNER and is_asynchronous and not self.local
@@ -144,7 +144,7 @@ class TrainOptions:
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """That a device computes with: where torch cannot start them all, it may take the process along."""
 
 

@@ -22,7 +22,7 @@ RAISED = (Exception, asyncio.CancelledError, SystemExit, GeneratorExit)
 of these say something: that a task was cancelled, so that others wait for it without an end."""
 
 
-def told(error: BaseException) -> str:
+def describe_user_error(error: BaseException) -> str:
     """Class, message and the user's own line, where the traceback has one."""
     place = user_place(error)
     return f"{type(error).__name__}: {error}" + (f" (at {place})" if place else "")

@@ -92,7 +92,7 @@ class ConductConfig:
     buckets_limit: int = 4096
 
 
-class Step(Enum):
+class ConductAction(Enum):
     """What to do about a member."""
 
     WARN = auto()
@@ -105,12 +105,12 @@ class Step(Enum):
 class Judgement:
     """What to do, and why: words that follow the member's name."""
 
-    step: Step
+    step: ConductAction
     reason: str
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _TokenBucket:
     level: float = 0.0
     at: float = 0.0
 
@@ -120,7 +120,7 @@ class Conduct:
 
     def __init__(self, config: ConductConfig | None = None) -> None:
         self._config = config or ConductConfig()
-        self._buckets: OrderedDict[tuple[str, Offence, str], _Bucket] = OrderedDict()
+        self._buckets: OrderedDict[tuple[str, Offence, str], _TokenBucket] = OrderedDict()
         self._warned: dict[tuple[str, Offence], float] = {}
         self._cut: set[str] = set()
 
@@ -137,9 +137,9 @@ class Conduct:
         bucket.at = now
         if bucket.level > allowance.at_once * self._config.cut_factor:
             self._cut.add(peer)
-            return Judgement(Step.CUT, _reason(offence, why))
+            return Judgement(ConductAction.CUT, _reason(offence, why))
         if bucket.level > allowance.at_once and self._may_warn(peer, offence, now):
-            return Judgement(Step.WARN, _reason(offence, why))
+            return Judgement(ConductAction.WARN, _reason(offence, why))
         return None
 
     def forgive(self, peer: str) -> None:
@@ -157,14 +157,14 @@ class Conduct:
         self._warned[peer, offence] = now
         return True
 
-    def _bucket(self, key: tuple[str, Offence, str], now: float) -> _Bucket:
+    def _bucket(self, key: tuple[str, Offence, str], now: float) -> _TokenBucket:
         bucket = self._buckets.get(key)
         if bucket is not None:
             self._buckets.move_to_end(key)
             return bucket
         if len(self._buckets) >= self._config.buckets_limit:
             self._buckets.popitem(last=False)
-        bucket = self._buckets[key] = _Bucket(at=now)
+        bucket = self._buckets[key] = _TokenBucket(at=now)
         return bucket
 
 

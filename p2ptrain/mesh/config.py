@@ -11,7 +11,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.mesh.election.election_config import ElectionConfig
 from p2ptrain.mesh.links.connection_settings import ConnectionTimes
 from p2ptrain.mesh.membership.membership_config import HOME_LAN, MembershipConfig
-from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.pairing_window import PairingWindow
 
 DEFAULT_PORT = 47300
 """Where a device listens unless the port is taken, so that `--peer HOST` needs no port. Any fixed
@@ -39,7 +39,7 @@ class MeshConfig:
     state_dir: Path
     name: str | None = None
     code: str | None = None
-    window: Window | None = None
+    window: PairingWindow | None = None
     peers: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     port: int | None = None

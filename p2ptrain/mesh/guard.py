@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from p2ptrain.events import Warned
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.conduct import Conduct, ConductConfig, Judgement, Offence, Step
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.conduct import Conduct, ConductAction, ConductConfig, Judgement, Offence
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.net.fields import printable
 
@@ -34,7 +34,7 @@ class Guard:
     def __init__(
         self,
         trust: TrustStore,
-        notices: Notices,
+        notices: WarnOnce,
         end_links: Callable[[str], None],
         config: ConductConfig | None = None,
         now: Callable[[], float] = monotonic,
@@ -51,7 +51,7 @@ class Guard:
         """Why each device was cut off, by its id."""
         return MappingProxyType(self._cut_off)
 
-    def is_heard(self, device_id: str) -> bool:
+    def is_listened_to(self, device_id: str) -> bool:
         """Whether that device is trusted, and was not cut off since this process began."""
         return self._trust.is_trusted(device_id) and device_id not in self._cut_off
 
@@ -74,7 +74,7 @@ class Guard:
         name = self._trust.name(peer_id)
         reason = printable(judgement.reason, _REASON_LIMIT_CHARACTERS)
         log.warning("conduct", name=name, id=peer_id[:16], step=judgement.step.name.lower())
-        if judgement.step is Step.WARN:
+        if judgement.step is ConductAction.WARN:
             text = f"{name} {reason}: if that goes on, this device stops talking to it"
             self._notices.emit(Warned(text, name))
             return

@@ -17,18 +17,18 @@ from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import CandidateTable
+from p2ptrain.mesh.discovery.candidates import DiscoveredDevices
 from p2ptrain.mesh.guard import Guard
-from p2ptrain.mesh.identity.device_record import DeviceFile
+from p2ptrain.mesh.identity.device_record import DeviceRecord
 from p2ptrain.mesh.identity.identity import Identity
 from p2ptrain.mesh.links.connections import Connections
-from p2ptrain.mesh.membership_driver import Roster
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.membership_driver import MembershipDriver
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust.known_codes import KnownCodes
 from p2ptrain.mesh.trust.pairing import PairedDevice
 from p2ptrain.mesh.trust.pairing_dialer import PairingDialer
 from p2ptrain.mesh.trust.pairing_service import PairingService
-from p2ptrain.mesh.trust.pairing_window import Window, new_code
+from p2ptrain.mesh.trust.pairing_window import PairingWindow, new_code
 from p2ptrain.mesh.trust.trust import TrustedDevice
 from p2ptrain.mesh.trust.trust_exchange import TrustExchange
 from p2ptrain.mesh.trust.trust_store import TlsContexts, TrustStore
@@ -42,7 +42,7 @@ TIMERS_EARLY_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class HouseholdParts:
     """What follows when somebody is trusted, or is not any more.
 
     Attributes:
@@ -51,26 +51,26 @@ class Parts:
     """
 
     identity: Identity
-    file: DeviceFile
+    file: DeviceRecord
     codes: KnownCodes
     trust: TrustStore
     contexts: TlsContexts
-    candidates: CandidateTable
+    candidates: DiscoveredDevices
     connections: Connections
-    roster: Roster
-    notices: Notices
+    roster: MembershipDriver
+    notices: WarnOnce
     guard: Guard
     tasks: TaskScope
 
 
-class Belonging:
+class HouseholdTrust:
     """See the module.
 
     Attributes:
         exchange: tells the others, and hears from them.
     """
 
-    def __init__(self, parts: Parts, rng: Random) -> None:
+    def __init__(self, parts: HouseholdParts, rng: Random) -> None:
         self._parts = parts
         self._given: Sequence[Address] = ()  # from --peer
         self._not_paired: set[str] = set()  # trusted here, but they refused us as strangers
@@ -93,11 +93,11 @@ class Belonging:
         )
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> PairingWindow | None:
         """The pairing window, while it is open."""
         return self._pairing.window if self._pairing.is_open else None
 
-    def start(self, code: str | None, window: Window | None) -> None:
+    def start(self, code: str | None, window: PairingWindow | None) -> None:
         """Keep links to all that are trusted; open the window for a code, or the very first time.
 
         Args:
@@ -129,7 +129,7 @@ class Belonging:
         window = self.window
         if window is not None:
             self._safely(lambda: self._parts.codes.take(window.code))
-            watching = self._tell_of_end(window)
+            watching = self._report_end(window)
             self._watch = self._parts.tasks.spawn(watching, "end of the pairing window")
 
     def _safely(self, write: Callable[[], None]) -> None:
@@ -141,7 +141,7 @@ class Belonging:
                 "code"
             )
 
-    async def _tell_of_end(self, window: Window) -> None:
+    async def _report_end(self, window: PairingWindow) -> None:
         await asyncio.sleep(window.closes_at - self._now() + TIMERS_EARLY_SECONDS)
         self._pairing.time_passed()
 
@@ -161,13 +161,13 @@ class Belonging:
         assert self._pairing.window is not None
         return self._pairing.window.code
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[DeviceSummary]:
         """The trusted devices, this one not among them."""
         parts = self._parts
         connected, cut_off = parts.connections.connected(), parts.guard.cut_off
         return list_devices(parts.trust.book, parts.file.name, connected, cut_off)
 
-    def remove(self, name: str) -> Device:
+    def remove(self, name: str) -> DeviceSummary:
         """Trust the device `name` (or of an id beginning so) no more, everywhere and at once.
 
         Raises:
@@ -211,7 +211,7 @@ class Belonging:
     def end_links(self, device_id: str) -> None:
         """The device was cut off: this device hears nothing more of it, nor about it."""
         self._parts.connections.drop(device_id, "the device was cut off")
-        self._tell_roster()
+        self._notify_membership()
 
     @property
     def cut_off(self) -> Mapping[str, str]:
@@ -240,14 +240,14 @@ class Belonging:
             self._pairing.close()
             self._safely(parts.codes.spend)
             parts.connections.drop(entry.id, "the device was removed")
-        elif parts.guard.is_heard(entry.id):
+        elif parts.guard.is_listened_to(entry.id):
             candidate = parts.candidates.get(entry.id)
             parts.connections.keep(entry.id)
             found = candidate.addresses if candidate is not None else ()
             parts.connections.hint(entry.id, [*found, *addresses, *self._given])
-        self._tell_roster()
+        self._notify_membership()
 
-    def _tell_roster(self) -> None:
+    def _notify_membership(self) -> None:
         parts = self._parts
         ids = household_ids(parts.trust, parts.identity.id)
         parts.roster.trust(ids - parts.guard.cut_off.keys())
@@ -258,12 +258,12 @@ def household_ids(trust: TrustStore, own: str) -> frozenset[str]:
     return frozenset({own, *trust.trusted})
 
 
-ID_DIGITS_LEAST = 8
+MIN_ID_DIGITS = 8
 """A device may be named by this many leading digits of its id."""
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceSummary:
     """A trusted device, for people.
 
     Attributes:
@@ -285,7 +285,7 @@ def list_devices(
     own_name: str,
     connected: Collection[str],
     cut_off: Mapping[str, str],
-) -> list[Device]:
+) -> list[DeviceSummary]:
     """The trusted devices of `book`.
 
     Args:
@@ -294,28 +294,28 @@ def list_devices(
         cut_off: why devices were cut off, by id.
     """
 
-    def device(entry: TrustedDevice) -> Device:
+    def device(entry: TrustedDevice) -> DeviceSummary:
         introducer = book.get(entry.introduced_by)
         by = introducer.name if introducer is not None else own_name
         is_connected = entry.id in connected
-        return Device(entry.id, entry.name, by, is_connected, cut_off.get(entry.id))
+        return DeviceSummary(entry.id, entry.name, by, is_connected, cut_off.get(entry.id))
 
     return [device(entry) for entry in book.values() if not entry.revoked]
 
 
-def find_device(name: str, devices: Sequence[Device]) -> Device:
+def find_device(name: str, devices: Sequence[DeviceSummary]) -> DeviceSummary:
     """The device called `name`, or whose id begins so.
 
     Raises:
         UserError: there is no such device, or several.
     """
     found = [device for device in devices if device.name in (name, as_written(name))]
-    if not found and len(name) >= ID_DIGITS_LEAST:
+    if not found and len(name) >= MIN_ID_DIGITS:
         found = [device for device in devices if device.id.startswith(name)]
     if not devices:
         raise UserError(f"no paired device is called {name!r}: no other device is paired")
     if len(found) != 1:
-        known = ", ".join(f"{d.name} ({d.id[:ID_DIGITS_LEAST]})" for d in devices)
+        known = ", ".join(f"{d.name} ({d.id[:MIN_ID_DIGITS]})" for d in devices)
         many = "several paired devices are" if found else "no paired device is"
         raise UserError(f"{many} called {name!r}: give a name or the digits of an id of {known}")
     return found[0]

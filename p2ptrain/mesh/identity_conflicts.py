@@ -23,13 +23,13 @@ from p2ptrain.errors import Error, UserError
 from p2ptrain.events import Renamed
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import Candidate
+from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
 from p2ptrain.mesh.discovery.interfaces import without_scope
-from p2ptrain.mesh.identity.device_record import DeviceFile, DiskWriter
+from p2ptrain.mesh.identity.device_record import DeviceRecord, DiskWriter
 from p2ptrain.mesh.links.connections import Connections
 from p2ptrain.mesh.links.hello import Hello, is_younger, refusal_of
-from p2ptrain.mesh.membership_driver import Roster
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.membership_driver import MembershipDriver
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.net.message import Message
 
@@ -39,7 +39,7 @@ PAUSE_SECONDS = 5.0
 """Between two dials. Shorter: a copy behind invented ones is found sooner; longer: fewer dials."""
 
 
-class OwnCopies:
+class IdentityClash:
     """See the module.
 
     Args:
@@ -65,7 +65,7 @@ class OwnCopies:
         self._teller = ""  # the member that said so, if one did
         self._dialling: asyncio.Task[None] | None = None
 
-    def heard(self, candidate: Candidate, own_ips: Collection[str], own_port: int) -> None:
+    def heard(self, candidate: DiscoveredDevice, own_ips: Collection[str], own_port: int) -> None:
         """Our own announcement, or that of a copy; `own_ips`: where this process listens."""
         own = {(without_scope(ip), own_port) for ip in own_ips}
         others = [
@@ -117,11 +117,11 @@ class NameKeeper:
 
     def __init__(
         self,
-        file: DeviceFile,
+        file: DeviceRecord,
         trust: TrustStore,
         connections: Connections,
-        roster: Roster,
-        notices: Notices,
+        roster: MembershipDriver,
+        notices: WarnOnce,
         writer: DiskWriter,
     ) -> None:
         self._file = file

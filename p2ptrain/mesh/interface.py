@@ -214,7 +214,7 @@ class LinkStatistics:
     sent_parts_bytes: int
 
 
-def called(mesh: Mesh, device: str) -> str:
+def display_name(mesh: Mesh, device: str) -> str:
     """A member's name; of who was never one, the beginning of its id."""
     member = mesh.members.get(device)
     return member.name if member is not None else device[:12]

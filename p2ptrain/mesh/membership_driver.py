@@ -32,27 +32,27 @@ from p2ptrain.mesh.interface import (
 )
 from p2ptrain.mesh.links.connections import Connections
 from p2ptrain.mesh.membership.core_events import (
-    Changed,
     CoordinatorIs,
     CoordinatorLost,
     ElectionInstruction,
     Info,
     Instruction,
     Leave,
-    LinkLost,
     LinkTraffic,
-    LinkUp,
     MemberRecord,
     MembersChanged,
     MembershipEvent,
+    MemberUpdated,
     MessageReceived,
     Misbehaved,
+    PeerLinkLost,
+    PeerLinkUp,
     SelfChanged,
     SendTo,
     TrustChanged,
 )
 from p2ptrain.mesh.membership.membership import Membership
-from p2ptrain.net.link.stream import Arrival
+from p2ptrain.net.link.stream import StreamArrival
 from p2ptrain.net.message import Message
 
 log = get_logger(__name__)
@@ -69,11 +69,11 @@ _PAYLOAD = "payload"
 _LIVE = (MemberState.ALIVE, MemberState.SUSPECT)
 
 
-class Roster:
+class MembershipDriver:
     """Who is here and who coordinates, as this device sees it.
 
     Args:
-        tell: hands an event to those who watch.
+        notify: hands an event to those who watch.
         keep_term: stores an election term durably.
     """
 
@@ -84,13 +84,13 @@ class Roster:
         election: Election,
         connections: Connections,
         guard: Guard,
-        tell: Callable[[MeshEvent], None],
+        notify: Callable[[MeshEvent], None],
         keep_term: Callable[[int], None],
     ) -> None:
         self._self_id = self_id
         self._connections = connections
         self._guard = guard
-        self._tell = tell
+        self._tell = notify
         self._keep_term = keep_term
         self._loop = asyncio.get_running_loop()
         self._membership = membership
@@ -123,11 +123,11 @@ class Roster:
 
     def link_up(self, peer_id: str) -> None:
         """The first link to that device is up."""
-        self._on_membership(LinkUp(peer_id))
+        self._on_membership(PeerLinkUp(peer_id))
 
     def link_lost(self, peer_id: str, refused: bool) -> None:
         """The last link to that device ended; `refused`: so was a redial."""
-        self._on_membership(LinkLost(peer_id, refused))
+        self._on_membership(PeerLinkLost(peer_id, refused))
 
     def trust(self, trusted: frozenset[str]) -> None:
         """The household has changed."""
@@ -216,15 +216,15 @@ class Roster:
             match instruction:
                 case SendTo(peer, payload):
                     self._connections.post(peer, Message(MEMBERSHIP_KIND, {_PAYLOAD: payload}))
-                case Changed():
+                case MemberUpdated():
                     changed = True
                     self._on_changed(instruction)
                 case Misbehaved(peer, offence, about):
                     self._guard.note(peer, offence, about)
         if changed:
-            self._tell_election()
+            self._report_election()
 
-    def _on_changed(self, change: Changed) -> None:
+    def _on_changed(self, change: MemberUpdated) -> None:
         record = change.record
         log.info(
             "member", name=record.name, id=record.id[:16], state=record.state, why=change.reason
@@ -236,7 +236,7 @@ class Roster:
             # A frozen device's link stays open; who waits for it must not.
             self._connections.cut(record.id, "the device was declared dead")
 
-    def _tell_election(self) -> None:
+    def _report_election(self) -> None:
         records = self._membership.members.values()
         alive = frozenset(record.id for record in records if record.state in _LIVE)
         event = MembersChanged(alive | {self._self_id})
@@ -284,10 +284,10 @@ class TrafficWatch:
 
     def __init__(self) -> None:
         self._counted: dict[str, int] = {}  # peer -> its bytes when it was last said to have sent
-        self._seen: dict[str, Arrival] = {}  # at the last look
+        self._seen: dict[str, StreamArrival] = {}  # at the last look
         self._looked = float("-inf")
 
-    def look(self, arrivals: Mapping[str, Arrival], now: float) -> LinkTraffic | None:
+    def look(self, arrivals: Mapping[str, StreamArrival], now: float) -> LinkTraffic | None:
         """Whose counters have grown since the last look, and by FLOW_BYTES; None: nobody's.
 
         All is dated to the last look, so no later than it came.

@@ -21,18 +21,18 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import Candidate, CandidateTable
+from p2ptrain.mesh.discovery.candidates import DiscoveredDevice, DiscoveredDevices
 from p2ptrain.mesh.discovery.interfaces import machine_addresses, without_scope
 from p2ptrain.mesh.discovery.mdns import Discovery, NoDiscovery
-from p2ptrain.mesh.discovery.roaming import OwnAddresses, follow, over_mdns
-from p2ptrain.mesh.discovery.static_peers import GivenPeers
+from p2ptrain.mesh.discovery.roaming import LocalAddresses, follow_addresses, over_mdns
+from p2ptrain.mesh.discovery.static_peers import StaticPeers
 from p2ptrain.mesh.election.election import Election
 from p2ptrain.mesh.guard import Guard
-from p2ptrain.mesh.household_trust import Belonging, Parts, household_ids
-from p2ptrain.mesh.identity.device_record import DeviceFile, DiskWriter, default_name
+from p2ptrain.mesh.household_trust import HouseholdParts, HouseholdTrust, household_ids
+from p2ptrain.mesh.identity.device_record import DeviceRecord, DiskWriter, default_name
 from p2ptrain.mesh.identity.identity import IDENTITY_FILE, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.identity_conflicts import NameKeeper, OwnCopies
+from p2ptrain.mesh.identity_conflicts import IdentityClash, NameKeeper
 from p2ptrain.mesh.interface import (
     Coordinator,
     Handler,
@@ -52,8 +52,8 @@ from p2ptrain.mesh.links.hello import REFUSED_KIND, Hello, new_token
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.mesh.membership.core_events import MemberRecord
 from p2ptrain.mesh.membership.membership import Membership
-from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND, Roster
-from p2ptrain.mesh.notifications import Notices, Watchers
+from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND, MembershipDriver
+from p2ptrain.mesh.notifications import EventSubscribers, WarnOnce
 from p2ptrain.mesh.trust.known_codes import KnownCodes
 from p2ptrain.mesh.trust.pairing_window import normalised_code
 from p2ptrain.mesh.trust.trust_exchange import TRUST_KIND
@@ -61,7 +61,7 @@ from p2ptrain.mesh.trust.trust_store import TlsContexts, TrustStore
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message, PartsAllocator, Priority
 from p2ptrain.net.transport.dial import dial
-from p2ptrain.net.transport.listener import Door, Listener
+from p2ptrain.net.transport.listener import Listener, ListenerHooks
 
 log = get_logger(__name__)
 
@@ -94,7 +94,7 @@ class NetworkMesh:
             UserError: the state folder cannot be used.
         """
         self._config = config
-        self._own = OwnAddresses(config.interfaces)
+        self._own = LocalAddresses(config.interfaces)
         self._given_peers = [parse_peer(peer) for peer in config.peers]
         self._code = normalised_code(config.code) if config.code is not None else None
         folder = StateFolder(config.state_dir)
@@ -102,13 +102,13 @@ class NetworkMesh:
         self._identity = load_or_create(folder)
         self._codes = KnownCodes(folder, self._identity.id)
         self._trust = TrustStore(folder, self._identity)
-        self._file = DeviceFile(folder, config.name, default_name(self._identity.id))
+        self._file = DeviceRecord(folder, config.name, default_name(self._identity.id))
         self._contexts = TlsContexts(self._identity, self._trust)
         self._instance = new_token()
         self._info = dict(config.info)
-        self._watchers = Watchers(self.self_id, emit)
-        self._notices = Notices(emit, self._trust.name)
-        self._candidates = CandidateTable(self._trust.is_trusted)
+        self._watchers = EventSubscribers(self.self_id, emit)
+        self._notices = WarnOnce(emit, self._trust.name)
+        self._candidates = DiscoveredDevices(self._trust.is_trusted)
         self._tasks = TaskScope()
         self._writer = DiskWriter(self._tasks, self._notices)
         self._guard = Guard(
@@ -179,15 +179,15 @@ class NetworkMesh:
         self._follow_the_network()
 
     def _follow_the_network(self) -> None:
-        given = GivenPeers(
-            self._given_peers, self.belonging.give, self._is_somebody_missing, self._notices
+        given = StaticPeers(
+            self._given_peers, self.belonging.give, self._is_device_missing, self._notices
         )
         self._tasks.spawn(given.run(), "look up --peer")
         if self._config.interfaces:
-            following = follow(self._own, self._listener.move, self._notices.warn)
+            following = follow_addresses(self._own, self._listener.move, self._notices.warn)
             self._tasks.spawn(following, "listen where --interface leads")
 
-    def _is_somebody_missing(self) -> bool:
+    def _is_device_missing(self) -> bool:
         trusted = self._trust.trusted.keys()
         return not trusted or not trusted <= self.connected
 
@@ -208,20 +208,20 @@ class NetworkMesh:
             on_copied=lambda peer_id, where: self._copies.suspected(peer_id, where),
             times=config.times,
         )
-        self._copies = OwnCopies(
+        self._copies = IdentityClash(
             self.self_id,
             self._connections,
             self._tasks,
             lambda peer_id: self._guard.note(peer_id, Offence.COPIES),
         )
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
-        self._roster = Roster(
+        self._roster = MembershipDriver(
             self.self_id,
             Membership(me, config.membership, rng, household_ids(self._trust, self.self_id)),
             Election(self.self_id, config.election, rng, term_floor=self._file.term),
             self._connections,
             self._guard,
-            self._tell,
+            self._notify,
             self._keep_term,
         )
         self._names = NameKeeper(
@@ -232,7 +232,7 @@ class NetworkMesh:
             self._notices,
             self._writer,
         )
-        parts = Parts(
+        parts = HouseholdParts(
             identity=self._identity,
             file=self._file,
             codes=self._codes,
@@ -245,8 +245,8 @@ class NetworkMesh:
             guard=self._guard,
             tasks=self._tasks,
         )
-        self.belonging = Belonging(parts, rng)
-        door = Door(
+        self.belonging = HouseholdTrust(parts, rng)
+        door = ListenerHooks(
             context=self._contexts.server,
             make_link=self._connections.incoming,
             on_unpaired=self.belonging.serve,
@@ -348,7 +348,7 @@ class NetworkMesh:
         return link.statistics() if link is not None else None
 
     async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
-        return await probe.measure(self, peer_id, duration_seconds)
+        return await probe.measure_link(self, peer_id, duration_seconds)
 
     def path(self, peer_id: str) -> Mapping[str, str]:
         """Where the link to a device goes: its `address`, our `interface`; empty without a link."""
@@ -361,7 +361,7 @@ class NetworkMesh:
 
     # What the parts tell
 
-    def _on_found(self, candidate: Candidate) -> None:
+    def _on_found(self, candidate: DiscoveredDevice) -> None:
         if candidate.id == self.self_id:
             if not self._left:
                 self._copies.heard(candidate, self._own.ips, self.port)
@@ -377,14 +377,14 @@ class NetworkMesh:
         self._roster.link_up(peer_id)
         self.belonging.link_up(peer_id)
         self._names.heard(peer_id, self.self_id, hello.name)
-        self._tell(LinkUp(peer_id))
+        self._notify(LinkUp(peer_id))
 
     def _on_lost(self, peer_id: str, refused: bool) -> None:
         self._roster.link_lost(peer_id, refused)
-        self._tell(LinkLost(peer_id, "it refuses connections" if refused else "it broke"))
+        self._notify(LinkLost(peer_id, "it refuses connections" if refused else "it broke"))
 
-    def _tell(self, event: MeshEvent) -> None:
-        self._watchers.tell(event)
+    def _notify(self, event: MeshEvent) -> None:
+        self._watchers.notify(event)
         if isinstance(event, MemberChanged) and event.member.state is MemberState.SUSPECT:
             self._connections.look_elsewhere(event.member.id)
         if isinstance(event, MemberChanged) and event.member.id != self.self_id:

@@ -19,7 +19,7 @@ from p2ptrain.mesh.interface import (
 )
 
 
-class Watchers:
+class EventSubscribers:
     """Hands mesh events on."""
 
     def __init__(self, self_id: str, emit: Callable[[Event], None]) -> None:
@@ -34,7 +34,7 @@ class Watchers:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
 
-    def tell(self, event: MeshEvent) -> None:
+    def notify(self, event: MeshEvent) -> None:
         """Hand one event to all."""
         match event:
             case MemberChanged(member) if member.id != self._self_id:
@@ -55,7 +55,7 @@ REMEMBERED_LIMIT = 256
 """Any device on the network can make up addresses, and with them new texts."""
 
 
-class Notices:
+class WarnOnce:
     """Warns of each text once; of more than REMEMBERED_LIMIT the oldest are forgotten.
 
     Attributes:
@@ -66,15 +66,15 @@ class Notices:
         """`name_of` gives a device's name by its id."""
         self.emit = emit
         self._name_of = name_of
-        self._said: OrderedDict[str, None] = OrderedDict()
+        self._given: OrderedDict[str, None] = OrderedDict()
 
     def warn(self, text: str) -> None:
         """Tell people, unless they were told."""
-        if text in self._said:
+        if text in self._given:
             return
-        self._said[text] = None
-        if len(self._said) > REMEMBERED_LIMIT:
-            self._said.popitem(last=False)
+        self._given[text] = None
+        if len(self._given) > REMEMBERED_LIMIT:
+            self._given.popitem(last=False)
         self.emit(Warned(text))
 
     def mismatch(self, peer_id: str, why: str) -> None:

@@ -16,28 +16,31 @@ from p2ptrain.mesh.interface import GONE, Mesh
 T = TypeVar("T")
 
 
-async def until(mesh: Mesh, condition: Callable[[], bool]) -> None:
+async def wait_until(mesh: Mesh, condition: Callable[[], bool]) -> None:
     """Wait until `condition` holds, asked again at each change of membership, links or office."""
-    with changes(mesh) as changed:
+    with membership_changes(mesh) as changed:
         while not condition():
             changed.clear()
             await changed.wait()
 
 
-async def within(mesh: Mesh, condition: Callable[[], bool], seconds: float | None) -> bool:
-    """As `until`, but for so long at most (None: for ever). Returns whether the condition holds."""
+async def wait_within(mesh: Mesh, condition: Callable[[], bool], seconds: float | None) -> bool:
+    """As `wait_until`, but for so long at most (None: for ever). Returns whether the condition
+    holds."""
     try:
         async with asyncio.timeout(seconds):
-            await until(mesh, condition)
+            await wait_until(mesh, condition)
     except TimeoutError:
         return condition()
     return True
 
 
-async def unless(mesh: Mesh, over: Callable[[], bool], work: Coroutine[Any, Any, T]) -> T | None:
+async def run_unless(
+    mesh: Mesh, over: Callable[[], bool], work: Coroutine[Any, Any, T]
+) -> T | None:
     """What `work` returns; None where `over` comes to hold before: then `work` is cancelled."""
     working = asyncio.create_task(work)
-    watching = asyncio.create_task(until(mesh, over))
+    watching = asyncio.create_task(wait_until(mesh, over))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
@@ -54,7 +57,7 @@ def is_gone(mesh: Mesh, device: str) -> bool:
 
 
 @contextmanager
-def changes(mesh: Mesh) -> Iterator[asyncio.Event]:
+def membership_changes(mesh: Mesh) -> Iterator[asyncio.Event]:
     """An event that is set at each change of membership, links or office."""
     changed = asyncio.Event()
     unsubscribe = mesh.subscribe(lambda _event: changed.set())
@@ -70,9 +73,9 @@ LINK_SECONDS = 2.0
 """A device without a link after that long is planned without."""
 
 
-async def until_linked(mesh: Mesh, peers: Collection[str]) -> None:
+async def wait_until_linked(mesh: Mesh, peers: Collection[str]) -> None:
     """Wait until this device has a link to each of `peers`, at most LINK_SECONDS."""
     wanted = frozenset(peers) - {mesh.self_id}
-    if not await within(mesh, lambda: wanted <= mesh.connected, LINK_SECONDS):
+    if not await wait_within(mesh, lambda: wanted <= mesh.connected, LINK_SECONDS):
         missing = sorted(peer[:12] for peer in wanted - mesh.connected)
         log.info("not_linked", peers=missing)

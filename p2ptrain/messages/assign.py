@@ -6,27 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from p2ptrain.job.rounds import evaluated_together
-from p2ptrain.mesh.interface import Mesh, called
-from p2ptrain.messages.assignment import Assignment, StagePlace
-from p2ptrain.messages.plan_request import PlanningRequest
-from p2ptrain.messages.reconfigure import InForce
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.job.rounds import samples_evaluated_together
+from p2ptrain.mesh.interface import Mesh, display_name
+from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.messages.reconfigure import PlanInForce
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.forms import Row
 from p2ptrain.net.parts import Blob
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.fetch_plan import Fetch
-from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.placement import PlacedStage, Placement
 
 
-def placed_of(assignment: Assignment) -> Placed:
+def placement_of(assignment: Assignment) -> Placement:
     """An assignment as the rules of recovery see it."""
     stages = tuple(
         PlacedStage(place.first, place.end, place.devices, place.copies_to)
         for place in assignment.stages
     )
-    return Placed(
+    return Placement(
         epoch=assignment.key.epoch,
         holder=assignment.holder,
         version=assignment.version,
@@ -37,7 +37,7 @@ def placed_of(assignment: Assignment) -> Placed:
     )
 
 
-def stages_of(plan: Plan, ids: Mapping[str, str]) -> tuple[PlacedStage, ...]:
+def placed_stages(plan: Plan, ids: Mapping[str, str]) -> tuple[PlacedStage, ...]:
     """A plan's stages with ids instead of names."""
     return tuple(
         PlacedStage(*stage.units, tuple(ids[device.name] for device in stage.devices))
@@ -45,11 +45,11 @@ def stages_of(plan: Plan, ids: Mapping[str, str]) -> tuple[PlacedStage, ...]:
     )
 
 
-def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assignment:
+def assignment_of(request: JobPlanRequest, plan: Plan, placed: Placement) -> Assignment:
     """What the devices of `plan`, placed so, must know."""
-    request = request.settled(asynchronous=plan.mode is Mode.ASYNC)
+    request = request.settled(asynchronous=plan.mode is PlanMode.ASYNC)
     places = tuple(
-        StagePlace(
+        StageAssignment(
             *stage.units,
             warmup=stage.warmup,
             devices=where.devices,
@@ -65,13 +65,13 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
         for stage, where in zip(plan.stages, placed.stages, strict=True)
     )
     return Assignment(
-        key=EpochKey(request.job, placed.epoch),
+        key=GenerationKey(request.job, placed.epoch),
         holder=placed.holder,
         digest=request.digest,
         stages=places,
         batch_size=request.batch_size,
         micro_batch=plan.micro_batch,
-        evaluated=evaluated_together(
+        evaluated=samples_evaluated_together(
             plan.micro_batch, request.eval_samples, request.least_evaluated
         ),
         optimizer=request.optimizer,
@@ -86,13 +86,13 @@ def assignment_of(request: PlanningRequest, plan: Plan, placed: Placed) -> Assig
     )
 
 
-def whole_on(present: Assignment, placed: Placed) -> Assignment:
+def assignment_on_one(present: Assignment, placed: Placement) -> Assignment:
     """An assignment that gives all units to the one device of `placed`: where they are gathered."""
     (stage,) = placed.stages
-    place = StagePlace(stage.first, stage.end, warmup=1, devices=stage.devices, shares=(1,))
+    place = StageAssignment(stage.first, stage.end, warmup=1, devices=stage.devices, shares=(1,))
     return replace(
         present,
-        key=EpochKey(present.key.job, placed.epoch),
+        key=GenerationKey(present.key.job, placed.epoch),
         stages=(place,),
         version=placed.version,
         lineage=placed.lineage,
@@ -101,7 +101,7 @@ def whole_on(present: Assignment, placed: Placed) -> Assignment:
     )
 
 
-def plan_in_force(in_force: InForce, planning: PlanningRequest, mesh: Mesh) -> Plan:
+def plan_in_force(in_force: PlanInForce, planning: JobPlanRequest, mesh: Mesh) -> Plan:
     """The plan in force with the names that its devices have now; ids stay, names may not."""
     plan = Plan.from_json(in_force.plan, "the plan in force", batch_size=planning.batch_size)
     assignment = in_force.assignment
@@ -109,7 +109,7 @@ def plan_in_force(in_force: InForce, planning: PlanningRequest, mesh: Mesh) -> P
         replace(
             stage,
             devices=tuple(
-                replace(device, name=called(mesh, place.devices[number]))
+                replace(device, name=display_name(mesh, place.devices[number]))
                 for number, device in enumerate(stage.devices)
             ),
         )

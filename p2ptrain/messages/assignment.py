@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import DEVICES_LIMIT
 from p2ptrain.net.forms import By, Count, Flat, Id, Length, Positive, Range
 from p2ptrain.net.parts import Blob
 from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.bucket_sizes import MOST_BYTES, USUAL
+from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.plan.types.weight_versions import Weights, depths_of
 from p2ptrain.recovery.version import Lineage, VersionRow
@@ -24,7 +24,7 @@ FIRST = Lineage()
 
 
 @dataclass(frozen=True, slots=True)
-class StagePlace:
+class StageAssignment:
     """Where one stage lives.
 
     Attributes:
@@ -55,7 +55,7 @@ class StagePlace:
     tiling: Annotated[TileShape, By(TileShape.read, TileShape.fields)] | None = None
     goes_ahead: bool = False
     turn: Count | None = None
-    bucket_bytes: Annotated[int, Range(1, MOST_BYTES)] = USUAL.least_bytes
+    bucket_bytes: Annotated[int, Range(1, MAX_BYTES)] = USUAL.least_bytes
 
     @property
     def leader(self) -> str:
@@ -107,10 +107,10 @@ class Assignment(Blob):
         evaluated: most samples of a piece of an evaluation, which may need larger ones.
     """
 
-    key: Annotated[EpochKey, Flat()]
+    key: Annotated[GenerationKey, Flat()]
     holder: Id
     digest: Id
-    stages: Annotated[tuple[StagePlace, ...], Length(DEVICES_LIMIT, 1)]
+    stages: Annotated[tuple[StageAssignment, ...], Length(DEVICES_LIMIT, 1)]
     batch_size: Positive
     micro_batch: Positive
     optimizer: Mapping[str, Any]
@@ -180,7 +180,7 @@ class Assignment(Blob):
             if place.shared and sum(place.shares) != whole:
                 raise ProtocolError(f"shares {list(place.shares)} do not add up to {whole}")
 
-    def _check_tiles(self, place: StagePlace, tiling: TileShape) -> None:
+    def _check_tiles(self, place: StageAssignment, tiling: TileShape) -> None:
         if place is not self.stages[0] or len(self.stages) < 2:
             raise ProtocolError("only a first stage is tiled, and others follow")
         if sum(place.shares) != tiling.tiles or place.end != tiling.units:

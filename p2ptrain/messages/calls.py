@@ -7,7 +7,7 @@ At 1 Mbit/s 75 MB take ten minutes, and whoever gave up then would never get mor
 What a device does for another one as long as that wants it: looks for plans, searches.
 
 who asks                            who works
-  |-- call ------------------------->|  `WantedWork.do`
+  |-- call ------------------------->|  `CancellableWork.do`
   |-- not wanted any more ---------->|  `give_up`; so does its end
   |<-- that has been given up -------|
 
@@ -26,15 +26,15 @@ from typing import Any, TypeVar
 
 from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import Handler, Mesh, called
-from p2ptrain.mesh.waiting import is_gone, unless
+from p2ptrain.mesh.interface import Handler, Mesh, display_name
+from p2ptrain.mesh.waiting import is_gone, run_unless
 from p2ptrain.messages.kinds import ALIVE
 from p2ptrain.net.message import Message, PartsAllocator
 from p2ptrain.recovery.work_signs import USUAL, SignLimits, Signs, WorkSign
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class MessageRoute:
     """See `Mesh.route`."""
 
     handler: Handler
@@ -128,8 +128,8 @@ def hanging(mesh: Mesh, device: str, signs: Signs, now: float) -> Hangs | None:
     why = signs.why_not(now)
     if why is None:
         return None
-    log.warning("hangs", device=called(mesh, device), why=why)
-    return Hangs(device, called(mesh, device), why)
+    log.warning("hangs", device=display_name(mesh, device), why=why)
+    return Hangs(device, display_name(mesh, device), why)
 
 
 async def _sign(mesh: Mesh, device: str, timeout_seconds: float) -> WorkSign | None:
@@ -141,11 +141,11 @@ async def _sign(mesh: Mesh, device: str, timeout_seconds: float) -> WorkSign | N
         return None
 
 
-SAY_SECONDS = 1.0
+CANCEL_SECONDS = 1.0
 """A device that is stuck hears of it later, or that whoever asked is gone."""
 
 
-class WantedWork:
+class CancellableWork:
     """Work of one kind, one piece for each key: the newest that was asked for.
 
     `what` is what people call one piece of it.
@@ -169,7 +169,7 @@ class WantedWork:
         self.give_up(key)  # whoever asks again waits for the first answer no longer
 
         async def wanted() -> T | None:  # given up before it begins, there is no work to end
-            return await unless(self._mesh, lambda: is_gone(self._mesh, peer), work())
+            return await run_unless(self._mesh, lambda: is_gone(self._mesh, peer), work())
 
         working = self._working[key] = asyncio.create_task(wanted(), name=self._what)
         try:
@@ -194,17 +194,17 @@ class WantedWork:
             working.cancel()
 
 
-async def say_unwanted(mesh: Mesh, device: str, message: Message) -> None:
+async def cancel_remote_work(mesh: Mesh, device: str, message: Message) -> None:
     """Tell whoever works that nobody wants it any more; one that is stuck is not waited for."""
     try:
-        async with asyncio.timeout(SAY_SECONDS):
+        async with asyncio.timeout(CANCEL_SECONDS):
             await mesh.send(device, message)
     except (PeerError, TimeoutError) as error:
         why = str(error) or "it took too long"
         log.info("not_told_unwanted", device=device[:12], kind=message.kind, why=why)
 
 
-class PendingAnswers:
+class PendingReplies:
     """See the module. Each question has a number of its own, by which it is answered."""
 
     def __init__(self) -> None:

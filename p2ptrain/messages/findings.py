@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from p2ptrain.model.stage.failures import NonFinite
+from p2ptrain.model.stage.failures import NonFiniteUnit
 from p2ptrain.net.fields import integer
 from p2ptrain.net.message import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class NonFiniteFinding:
     """What was found in one stage.
 
     Attributes:
@@ -39,7 +39,7 @@ class Finding:
     parameter: str | None = None
 
 
-def finding_fields(found: NonFinite | None) -> dict[str, Any]:
+def finding_fields(found: NonFiniteUnit | None) -> dict[str, Any]:
     """What a device answers."""
     if found is None:
         return {"found": False}
@@ -57,7 +57,7 @@ def read_units(message: Message, end: int) -> range:
     return range(integer(named, "since", 0, last), last + 1)
 
 
-def earliest(findings: Sequence[Finding]) -> Finding:
+def earliest(findings: Sequence[NonFiniteFinding]) -> NonFiniteFinding:
     """Of the devices of a stage: the first units that one names, and all who name the same."""
     least = min(findings, key=lambda finding: (finding.units.stop, finding.units.start))
     same = [finding for finding in findings if finding.units == least.units]
@@ -68,8 +68,8 @@ def earliest(findings: Sequence[Finding]) -> Finding:
     )
 
 
-def told(
-    finding: Finding | None, units: Sequence[str], micro_batch: int, *, where: bool = False
+def describe_finding(
+    finding: NonFiniteFinding | None, units: Sequence[str], micro_batch: int, *, where: bool = False
 ) -> str:
     """Where values stopped being finite, as far as is known, and what to do.
 

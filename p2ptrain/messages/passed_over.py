@@ -31,7 +31,7 @@ class PassedOver:
     seconds: Annotated[float, Range(0.0, LONGEST_SECONDS)]
 
 
-async def say_passed_over(mesh: Mesh, device: str, said: PassedOver) -> None:
+async def send_passed_over(mesh: Mesh, device: str, said: PassedOver) -> None:
     """To one device."""
     try:
         await mesh.send(device, Message(PASSED_OVER, write_form(said)))

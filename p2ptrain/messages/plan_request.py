@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from p2ptrain.errors import PlanError
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.job.ftpipehd_options import FtpipehdOptions
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.forms import By, Count, Id, Length, Positive, Range, Text
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
@@ -31,7 +31,7 @@ STRAIGHT = ("pp", "single")
 
 
 @dataclass(frozen=True, slots=True)
-class PlanningRequest(Blob):
+class JobPlanRequest(Blob):
     """A job as the coordinator sees it: no weights, no data, no code.
 
     Attributes:
@@ -40,8 +40,8 @@ class PlanningRequest(Blob):
         optimizer_state_ratio: optimizer bytes per parameter byte.
         micro_batch: samples, or 0 to let the planner choose.
         least_piece: fewest samples of a micro-batch, where the planner chooses its size.
-        private_first, private_last: units that must stay on the holder at either end, as in `Fold`;
-            0, 0 unless the job is private.
+        private_first, private_last: units that must stay on the holder at either end, as in
+            `PinnedUnits`; 0, 0 unless the job is private.
         sharing: how stages may be shared among devices.
         first_step: updates that the first weights have behind them.
         wire: how activations, gradients and the parts of all-reduces travel.
@@ -77,13 +77,13 @@ class PlanningRequest(Blob):
     clip: bool
     first_step: Count
     alone: bool
-    sharing: Sharing
+    sharing: SharingLimits
     wire: WireFormat = WireFormat.EXACT
     replicas: bool = True
     checkpoints: bool = False
     asynchrony: Asynchrony | None = None
-    rounds: Sharing | None = None
-    ftpipehd: Ftpipehd | None = None
+    rounds: SharingLimits | None = None
+    ftpipehd: FtpipehdOptions | None = None
     eval_samples: Count = 0
     least_evaluated: Positive = 1
     maps: Annotated[MapNetwork, By(read_network, network_fields)] | None = None
@@ -97,7 +97,7 @@ class PlanningRequest(Blob):
         straight = self.alone or self.planner in STRAIGHT
         return sharing.divisible and not sharing.unshared and not straight
 
-    def settled(self, *, asynchronous: bool) -> PlanningRequest:
+    def settled(self, *, asynchronous: bool) -> JobPlanRequest:
         """The same job, whose mode is not open any more."""
         if self.rounds is None:
             return self
@@ -112,15 +112,15 @@ _DIVIDE_BY_NATURE = ("hybrid",)
 
 _SHARE_BY_NATURE = ("dp", "hybrid", "pipedream", "tiles")
 
-_TEXT_LIMIT = 1000
+SHARING_TEXT_LIMIT = 1000
 
-_MOST_EFFECTS = 16
+_MAX_EFFECTS = 16
 
-Told: TypeAlias = Annotated[str, Text(_TEXT_LIMIT, clean=True)]
+ReportedText: TypeAlias = Annotated[str, Text(SHARING_TEXT_LIMIT, clean=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class SharingLimits:
     """What the holder's model allows, as the coordinator has to know it.
 
     Attributes:
@@ -129,9 +129,9 @@ class Sharing:
         effects: how results change where samples are divided; empty if not at all.
     """
 
-    unshared: Told = ""
+    unshared: ReportedText = ""
     divisible: bool = True
-    effects: Annotated[tuple[Told, ...], Length(_MOST_EFFECTS)] = ()
+    effects: Annotated[tuple[ReportedText, ...], Length(_MAX_EFFECTS)] = ()
 
     def allocations(self, planner: str) -> Iterator[frozenset[Allocation]]:
         """What groups may do in a plan by `planner`: the first of these with which it finds one."""

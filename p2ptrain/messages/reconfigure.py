@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from p2ptrain.job.train_options import Recovery
+from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.forms import By
-from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.generation_request import ChangeAsk
-from p2ptrain.recovery.profile_corrections import Corrections, Expected
-from p2ptrain.recovery.snapshot_schedule import CopyCost
+from p2ptrain.recovery.generation_request import GenerationRequest
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds, ProfileCorrections
+from p2ptrain.recovery.snapshot_schedule import SnapshotCost
 
 
 def _read_assignment(value: object) -> Assignment:
@@ -24,7 +24,7 @@ def _read_assignment(value: object) -> Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
+class PlanInForce:
     """The plan that a job runs by: the assignment, and `p2ptrain.plan/1`."""
 
     assignment: Annotated[Assignment, By(_read_assignment, Assignment.to_bytes)]
@@ -32,7 +32,7 @@ class InForce:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeRequest:
+class ReconfigureRequest:
     """A request: `ask.present` is always that of `in_force`.
 
     Attributes:
@@ -43,17 +43,17 @@ class ChangeRequest:
             in force, nor what its copies cost.
     """
 
-    planning: PlanningRequest
-    ask: ChangeAsk
-    in_force: InForce | None
-    recovery: Recovery = Recovery.LIGHT
-    corrections: Corrections = field(default_factory=Corrections)
+    planning: JobPlanRequest
+    ask: GenerationRequest
+    in_force: PlanInForce | None
+    recovery: ReplanMethod = ReplanMethod.LIGHT
+    corrections: ProfileCorrections = field(default_factory=ProfileCorrections)
     proposed: Mapping[str, Any] | None = None
     wants_expected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeAnswer:
+class ReconfigureReply:
     """Every device of the assignment is ready.
 
     Attributes:
@@ -72,13 +72,13 @@ class ChangeAnswer:
 
     assignment: Assignment
     plan: Mapping[str, Any]
-    choice: Choice
+    choice: VersionChoice
     changes_results: tuple[str, ...]
     beside_bytes: Mapping[str, int]
     planning_seconds: float
     moved_bytes: int = 0
-    expected: Mapping[Seat, Expected] = field(default_factory=dict)
-    copy_cost: CopyCost | None = None
+    expected: Mapping[Seat, ExpectedSeconds] = field(default_factory=dict)
+    copy_cost: SnapshotCost | None = None
     warnings: tuple[str, ...] = ()
     considered: frozenset[str] = frozenset()
     kinds: tuple[str, ...] = ()

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from time import monotonic
 
 from p2ptrain.errors import NotCoordinator, PeerError
-from p2ptrain.mesh.interface import Mesh, called
-from p2ptrain.mesh.waiting import within
+from p2ptrain.mesh.interface import Mesh, display_name
+from p2ptrain.mesh.waiting import wait_within
 
 NEWS_SECONDS = 3.0
 """An election's winner may ask before the news of its election is here."""
@@ -28,7 +28,7 @@ STRETCH_SECONDS = 900.0
 BOOKED_SECONDS = 180.0
 """So long a job that has not begun keeps its devices from others after the last word of it."""
 
-BOOKED_MOST_SECONDS = 1800.0
+MAX_BOOKED_SECONDS = 1800.0
 """The same in all: slow links may take as long for the first weights."""
 
 
@@ -76,7 +76,7 @@ class Booking:
         self,
         now: float,
         quiet_seconds: float = BOOKED_SECONDS,
-        most_seconds: float = BOOKED_MOST_SECONDS,
+        most_seconds: float = MAX_BOOKED_SECONDS,
     ) -> None:
         self._quiet_seconds = quiet_seconds
         self._since = self._asked_at = now
@@ -133,7 +133,7 @@ class Due:
         """Raises PeerError: this device's person does not lend it to that one's jobs."""
         if not self._only_for or holder == self._mesh.self_id:
             return
-        name = called(self._mesh, holder)
+        name = display_name(self._mesh, holder)
         if name in self._only_for and self._meant.setdefault(name, holder) == holder:
             return
         names = " and ".join(self._only_for)
@@ -148,7 +148,8 @@ class Due:
         """Raises NotCoordinator: it is not in charge, as far as is known here."""
         if not self.is_in_charge(peer):
             raise NotCoordinator(
-                f"{called(self._mesh, peer)} neither coordinates nor holds the data of a job here"
+                f"{display_name(self._mesh, peer)} neither coordinates nor holds the data of a job "
+                "here"
             )
 
     def check_coordinates(self) -> None:
@@ -159,7 +160,7 @@ class Due:
 
     async def until_in_charge(self, peer: str) -> None:
         """The same, once the news of an election has had its time."""
-        await within(self._mesh, lambda: self.is_in_charge(peer), self._news_seconds)
+        await wait_within(self._mesh, lambda: self.is_in_charge(peer), self._news_seconds)
         self.check_in_charge(peer)
 
     @contextmanager
@@ -168,7 +169,8 @@ class Due:
         wait_seconds = self._asked.wait_seconds(peer, monotonic())
         if wait_seconds > 0:
             raise PeerError(
-                f"{self._mesh.name} has measured for {called(self._mesh, peer)} for long enough, "
+                f"{self._mesh.name} has measured for {display_name(self._mesh, peer)} for long "
+                "enough, "
                 f"and does so again in {wait_seconds:.0f} s"
             )
         begin = monotonic()

@@ -10,13 +10,13 @@ from p2ptrain.job.rounds import Round
 from p2ptrain.messages.snapshots import VERSIONS_LIMIT
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Count, Flat, Id, Key, Length
-from p2ptrain.process.cpu_share import Span
+from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.version import VersionRow
 
 
 @dataclass(frozen=True, slots=True)
-class EpochKey(FrameFields):
+class GenerationKey(FrameFields):
     """One plan in force for one job; `epoch` only ever rises. Every training frame carries it."""
 
     job: Id
@@ -64,7 +64,7 @@ class RoundOrder(FrameFields):
 
 
 @dataclass(frozen=True, slots=True)
-class NoMoreRounds(FrameFields):
+class EndOfRounds(FrameFields):
     """So many rounds are ordered in this epoch, and none after them; a `train.round` too.
 
     Without a barrier a stage cannot know whether another forward will come before a backward. Of
@@ -74,9 +74,9 @@ class NoMoreRounds(FrameFields):
     rounds: Annotated[Count, Key("end")]
 
     @staticmethod
-    def among(fields: Mapping[str, Any]) -> NoMoreRounds | None:
+    def among(fields: Mapping[str, Any]) -> EndOfRounds | None:
         """Check and read them; None where a round is ordered."""
-        return NoMoreRounds.read(fields) if "end" in fields else None
+        return EndOfRounds.read(fields) if "end" in fields else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class RoundReport:
 
     round: int
     loss: float
-    busy: Span
+    busy: CpuSpan
     finite: bool = True
 
 

@@ -17,7 +17,7 @@ REASON_LIMIT = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaOffer(FrameFields):
+class SnapshotOffer(FrameFields):
     """A device's copy of units [first, end), which the receiver is to keep too.
 
     Attributes:
@@ -34,7 +34,7 @@ class ReplicaOffer(FrameFields):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaKept(FrameFields):
+class SnapshotKept(FrameFields):
     """What has become of an offer.
 
     Attributes:
@@ -51,7 +51,7 @@ class ReplicaKept(FrameFields):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaKeeper(FrameFields):
+class BackupAssignment(FrameFields):
     """Copies of units [first, end), from `version` on, go to `keeper`, an id."""
 
     version: Annotated[Version, Flat()]
@@ -64,7 +64,7 @@ class ReplicaKeeper(FrameFields):
 
 
 @dataclass(frozen=True, slots=True)
-class VersionsKeep(FrameFields):
+class RetainSnapshots(FrameFields):
     """Which versions of a job are kept, the stable one first; older ones go.
 
     What a stage is made anew from is needed from the first one on.

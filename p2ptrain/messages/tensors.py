@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeAlias
 from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.job.rounds import Mode, Round
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.job.rounds import Round, RoundMode
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import FrameFields
@@ -19,7 +19,7 @@ from p2ptrain.net.message import Message, PartKind
 
 
 @dataclass(frozen=True, slots=True)
-class PieceKey(FrameFields):
+class MicroBatchKey(FrameFields):
     """One micro-batch of one round."""
 
     round: Count
@@ -27,7 +27,7 @@ class PieceKey(FrameFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SampleRange:
     """Samples [first, end) of a micro-batch, and the device that has or wants them."""
 
     device: str
@@ -46,7 +46,7 @@ VALUES_PER_MESSAGE = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Piece(FrameFields):
+class MicroBatchSlice(FrameFields):
     """What a frame says of the values it carries.
 
     Attributes:
@@ -55,8 +55,8 @@ class Piece(FrameFields):
         first, end: the samples of it that these values belong to.
     """
 
-    key: Annotated[PieceKey, Flat()]
-    mode: Mode
+    key: Annotated[MicroBatchKey, Flat()]
+    mode: RoundMode
     size: Positive
     first: Annotated[Count, Key("from")]
     end: Annotated[Count, Key("to")]
@@ -66,13 +66,13 @@ class Piece(FrameFields):
             raise ValueError(f"samples {self.first} to {self.end} of {self.size}")
 
     @staticmethod
-    def whole(key: PieceKey, mode: Mode, size: int) -> Piece:
+    def whole(key: MicroBatchKey, mode: RoundMode, size: int) -> MicroBatchSlice:
         """All samples of a micro-batch."""
-        return Piece(key, mode, size, 0, size)
+        return MicroBatchSlice(key, mode, size, 0, size)
 
-    def of(self, part: Slice) -> Piece:
+    def of(self, part: SampleRange) -> MicroBatchSlice:
         """Those samples of the same micro-batch."""
-        return Piece(self.key, self.mode, self.size, part.first, part.end)
+        return MicroBatchSlice(self.key, self.mode, self.size, part.first, part.end)
 
     @property
     def samples(self) -> int:
@@ -83,7 +83,7 @@ class Piece(FrameFields):
 def to_messages(
     kind: str,
     address: Mapping[str, Any],
-    piece: Piece,
+    piece: MicroBatchSlice,
     values: Sequence[Value],
     part_kind: PartKind,
     wire: WireFormat = WireFormat.EXACT,
@@ -109,16 +109,16 @@ def to_messages(
 
 
 @dataclass(frozen=True, slots=True)
-class Line(FrameFields):
+class StreamId(FrameFields):
     """One flow into one stage of one epoch. The holder counts as stage `len(stages)`."""
 
-    key: Annotated[EpochKey, Flat()]
+    key: Annotated[GenerationKey, Flat()]
     stage: Count
     flow: Annotated[str, Text(32)]
 
 
 @dataclass(frozen=True, slots=True)
-class LogSend(FrameFields):
+class ResendLogged(FrameFields):
     """Send what went to `line.stage` on that flow in a step of an epoch that is over.
 
     Attributes:
@@ -127,27 +127,27 @@ class LogSend(FrameFields):
         step: updates applied before the round.
     """
 
-    line: Annotated[Line, Flat()]
+    line: Annotated[StreamId, Flat()]
     logged: Count
     step: Count
 
     @property
-    def key(self) -> EpochKey:
+    def key(self) -> GenerationKey:
         """Of the epoch that is over."""
-        return EpochKey(self.line.key.job, self.logged)
+        return GenerationKey(self.line.key.job, self.logged)
 
 
 @dataclass(frozen=True, slots=True)
-class FeedSend(FrameFields):
+class ResendSamples(FrameFields):
     """Send the samples of a training round.
 
     Attributes:
         line: the stage that they go to; its flow is one of those it takes from the holder.
     """
 
-    line: Annotated[Line, Flat()]
+    line: Annotated[StreamId, Flat()]
     shape: Annotated[Round, Flat()]
 
     def __post_init__(self) -> None:
-        if self.shape.mode is not Mode.TRAIN:
+        if self.shape.mode is not RoundMode.TRAIN:
             raise ProtocolError("only rounds of training are fed again")

@@ -160,7 +160,7 @@ _KIND = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 _PART_KINDS = tuple(PartKind)
 
-_MOST_PART_KIND = int(max(PartKind))
+_MAX_PART_KIND = int(max(PartKind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ def _fault(items: Sequence[Any]) -> str | None:
         return "fields are not a map"
     if not _integers(part_bytes, PART_LIMIT_BYTES) or len(part_bytes) > PARTS_LIMIT:
         return "part sizes are not a short list of sizes"
-    if not _integers(part_kinds, _MOST_PART_KIND) or len(part_kinds) not in (0, len(part_bytes)):
+    if not _integers(part_kinds, _MAX_PART_KIND) or len(part_kinds) not in (0, len(part_bytes)):
         return "part kinds do not fit the parts"
     return None
 

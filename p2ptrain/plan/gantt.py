@@ -62,7 +62,7 @@ _ONLY_WHERE_SHOWN = frozenset({"weight", "exchange"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _GanttRow:
     """What one device computes, and what its interface sends and receives."""
 
     tasks: list[TimelineEntry] = field(default_factory=list)
@@ -104,15 +104,15 @@ def draw_gantt(simulation: Simulation, title: str = "", each: str = "round") -> 
     return "\n".join([*parts, "</svg>"])
 
 
-def _rows(timeline: Sequence[TimelineEntry]) -> list[tuple[str, _Row]]:
+def _rows(timeline: Sequence[TimelineEntry]) -> list[tuple[str, _GanttRow]]:
     """By device, in the order of their first stages."""
-    rows: dict[str, _Row] = {}
+    rows: dict[str, _GanttRow] = {}
     for entry in timeline:
-        row = rows.setdefault(entry.device, _Row())
+        row = rows.setdefault(entry.device, _GanttRow())
         if entry.kind in _SENT:
             row.sends.append(entry)
             if entry.receiver is not None:
-                rows.setdefault(entry.receiver, _Row()).receives.append(entry)
+                rows.setdefault(entry.receiver, _GanttRow()).receives.append(entry)
             continue
         row.stages.add(entry.stage)
         if entry.kind in ("exchange", "all-reduce"):  # both ways at once
@@ -123,7 +123,7 @@ def _rows(timeline: Sequence[TimelineEntry]) -> list[tuple[str, _Row]]:
     return sorted(rows.items(), key=lambda item: (min(item[1].stages, default=-1), item[0]))
 
 
-def _drawn(device: str, row: _Row, scale: float) -> Iterator[str]:
+def _drawn(device: str, row: _GanttRow, scale: float) -> Iterator[str]:
     short = device if len(device) <= LONGEST_NAME else device[: LONGEST_NAME - 1] + "…"
     left = MARGIN - NAME_WIDTH
     yield f'<text x="{left}" y="12">{_text(short)}<title>{_text(device)}</title></text>'

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.weight_versions import Weights, depths_of, updates_late
 
 PER_LATE_UPDATE: Mapping[Weights, float] = {
@@ -32,15 +32,15 @@ PER_LATE_UPDATE: Mapping[Weights, float] = {
 """How many times more updates, for each update by which weights are old on average. Least where the
 last stage, which learns most from a mini-batch, has the newest."""
 
-LEAST_GAIN = 1.05
+MIN_GAIN = 1.05
 """Less is within the errors of what is predicted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ModeChoice:
     """Which mode, and why in a sentence."""
 
-    mode: Mode
+    mode: PlanMode
     reason: str
 
 
@@ -57,7 +57,7 @@ def more_updates(late: Sequence[int], weights: Weights) -> float:
 
 def choose(
     rounds_seconds: float, free_seconds: float, late: Sequence[int], weights: Weights
-) -> Choice:
+) -> ModeChoice:
     """Between seconds of an update in rounds and without a barrier.
 
     Args:
@@ -65,22 +65,22 @@ def choose(
     """
     factor = more_updates(late, weights)
     gain = rounds_seconds / (free_seconds * factor)
-    mode = Mode.ASYNC if gain >= LEAST_GAIN else Mode.SYNC
+    mode = PlanMode.ASYNC if gain >= MIN_GAIN else PlanMode.SYNC
     found = (
         f"a step takes {rounds_seconds:.3g} s with sync and {free_seconds:.3g} s with async, "
         f"which needs {factor:.3g} times as many steps for the same accuracy, because its weights "
         f"are {sum(late) / len(late):.3g} steps old on average"
     )
-    if mode is Mode.ASYNC:
-        return Choice(mode, f"{found}: async is {gain:.2f} times faster")
+    if mode is PlanMode.ASYNC:
+        return ModeChoice(mode, f"{found}: async is {gain:.2f} times faster")
     if gain > 1:
-        return Choice(
+        return ModeChoice(
             mode, f"{found}: async is {gain:.2f} times faster, which is too little to use it"
         )
-    return Choice(mode, f"{found}: sync is {1 / gain:.2f} times faster")
+    return ModeChoice(mode, f"{found}: sync is {1 / gain:.2f} times faster")
 
 
-def chosen(rounds: Plan, rounds_seconds: float, free: Plan, weights: Weights) -> Plan:
+def choose_mode(rounds: Plan, rounds_seconds: float, free: Plan, weights: Weights) -> Plan:
     """One of two plans for the same mini-batches, with the reason.
 
     Args:
@@ -89,4 +89,4 @@ def chosen(rounds: Plan, rounds_seconds: float, free: Plan, weights: Weights) ->
     late = lags([len(stage.devices) for stage in free.stages], weights)
     samples = rounds.split.batch_size
     choice = choose(rounds_seconds, samples / free.predicted.samples_per_s, late, weights)
-    return replace(free if choice.mode is Mode.ASYNC else rounds, mode_reason=choice.reason)
+    return replace(free if choice.mode is PlanMode.ASYNC else rounds, mode_reason=choice.reason)

@@ -21,7 +21,7 @@ from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class PinnedUnits:
     """How `count` units become fewer: the first `first` are one, the last `last` are one.
 
     `first` is at least 1; `last` is 0 where `first` is all of them, else at least 1.

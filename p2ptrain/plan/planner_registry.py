@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cost.allreduce_order import turn_of
+from p2ptrain.plan.cost.allreduce_order import allreduce_turn
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group
+from p2ptrain.plan.cost.draft import Draft, StageGroup
 from p2ptrain.plan.cost.workload_share import ROUNDING
 from p2ptrain.plan.planners.data_parallel import plan_dp
 from p2ptrain.plan.planners.equal_shares import plan_pp
@@ -21,7 +21,7 @@ from p2ptrain.plan.problem.question import Answer, Planner, Question
 from p2ptrain.plan.search.auto import plan_auto
 from p2ptrain.plan.simulation.simulate import simulate_draft
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 
 PLANNERS: Mapping[str, Planner] = {
     "auto": plan_auto,
@@ -37,7 +37,7 @@ BUDGET_TASKS = 200_000
 """Simulated tasks a search may spend, about two microseconds each."""
 
 
-def plan_of(cost: CostModel, planner: str, answer: Answer) -> Plan:
+def plan_from_draft(cost: CostModel, planner: str, answer: Answer) -> Plan:
     """The draft decided, simulated, as a plan."""
     draft = answer.draft
     simulation = simulate_draft(cost, draft)
@@ -69,7 +69,7 @@ def _stages(cost: CostModel, draft: Draft) -> tuple[PlannedStage, ...]:
             warmup,
             group.allocation,
             held=draft.held[p] if draft.splits(p) else None,
-            turn=turn_of(cost, draft, p),
+            turn=allreduce_turn(cost, draft, p),
             bucket_bytes=cost.bucket_sizes(group.devices).least_bytes,
         )
         for p, (units, group, warmup) in enumerate(
@@ -78,18 +78,18 @@ def _stages(cost: CostModel, draft: Draft) -> tuple[PlannedStage, ...]:
     )
 
 
-def _shares(cost: CostModel, group: Group) -> tuple[DeviceShare, ...]:
+def _shares(cost: CostModel, group: StageGroup) -> tuple[DeviceShare, ...]:
     return tuple(
         DeviceShare(cost.name(device), share)
         for device, share in zip(group.devices, group.shares, strict=True)
     )
 
 
-def _question(cost: CostModel, request: PlanRequest) -> Question:
+def question_of(cost: CostModel, request: PlanRequest) -> Question:
     devices = _allowed(cost, request)
     caps = {cost.index(name): cap for name, cap in request.caps.items()}
     _check_caps(caps, devices)
-    fixed = request.micro_batch is not None or request.mode is Mode.ASYNC
+    fixed = request.micro_batch is not None or request.mode is PlanMode.ASYNC
     return Question(
         judge=Judge(cost, int(BUDGET_TASKS * request.effort)),
         splits=candidate_splits(cost, request),

@@ -22,7 +22,7 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 
 DOUBT = 0.12
 """How much longer than predicted a round of several stages is taken to be."""
@@ -31,7 +31,7 @@ NOT_THERE = "it would have to fetch the whole model first"
 """Why a device is left out that had no part before."""
 
 
-def trusted_plan(
+def bias_checked_plan(
     planner: Callable[[Profile, Cluster, PlanRequest], Plan],
     profile: Profile,
     cluster: Cluster,
@@ -51,14 +51,14 @@ def trusted_plan(
     asked = profile, cluster, request
     with suppress(PlanError):  # not everybody can hold the whole model
         whole = _found_by("dp", planner, *asked)
-        if whole.predicted.round_seconds <= trusted_seconds(plan) and not is_doubted(whole):
+        if whole.predicted.round_seconds <= bias_corrected_seconds(plan) and not is_doubted(whole):
             plan = whole
             alone = _found_by("single", planner, *asked)
             plan = min(whole, alone, key=lambda one: one.predicted.round_seconds)
     return plan
 
 
-def trusted_change(
+def bias_checked_change(
     planner: Callable[[Profile, Cluster, PlanRequest], Plan],
     profile: Profile,
     cluster: Cluster,
@@ -80,7 +80,7 @@ def trusted_change(
         left &= request.only
     with suppress(PlanError):
         whole = _found_by("dp", planner, profile, cluster, replace(request, only=left))
-        if whole.predicted.round_seconds <= trusted_seconds(found):
+        if whole.predicted.round_seconds <= bias_corrected_seconds(found):
             others = tuple(replace(out, reason=NOT_THERE) for out in whole.left_out)
             return replace(whole, left_out=others)
     return found
@@ -98,7 +98,7 @@ def _found_by(
     return replace(found, planner="auto", found_by=name)
 
 
-def trusted_seconds(plan: Plan) -> float:
+def bias_corrected_seconds(plan: Plan) -> float:
     """Of a round of `plan`, compared with those of a stage of all devices."""
     return (1 + DOUBT * is_doubted(plan)) * plan.predicted.round_seconds
 
@@ -110,5 +110,5 @@ def is_shared_whole(plan: Plan) -> bool:
 
 def is_doubted(plan: Plan) -> bool:
     """Whether several ordinary stages wait for each other, as they do in rounds."""
-    waits = plan.mode is Mode.SYNC and len(plan.stages) > 1
+    waits = plan.mode is PlanMode.SYNC and len(plan.stages) > 1
     return waits and plan.stages[0].tiling is None

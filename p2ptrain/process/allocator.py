@@ -8,7 +8,7 @@ must find it and fill it with zeros (docs/internals/memory.md has what is gained
 
 Memory that is kept creeps: blocks come to lie a little elsewhere in each round, most of all in a
 heap that measuring a model has left full of holes, and every page touched once stays. So what an
-update takes lies elsewhere (`beside_the_heap`), and what has crept up is given back (`Creep`).
+update takes lies elsewhere (`beside_the_heap`), and what has crept up is given back (`HeapCreep`).
 
 The smallest freed blocks merge with what is free beside them at once: see `cli.merging_heap`, which
 does the larger part of that, and can only do it before a process starts.
@@ -65,7 +65,7 @@ would keep holes where they once lay."""
 APART_BYTES = 4 << 20
 """Of a block that is not to lie in the heap. A smaller one leaves no hole worth a page's price."""
 
-LEAST_CREEP_BYTES = 12 << 20
+MIN_CREEP_BYTES = 12 << 20
 
 CREEP_PARTS = 10
 """One of so many parts of a process is worth giving back, and no less than LEAST_CREEP_BYTES: the
@@ -125,7 +125,7 @@ def trim_heap() -> None:
         library.malloc_trim(0)
 
 
-class Creep:
+class HeapCreep:
     """Gives back what rounds have freed, once that has become much more than they need."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Creep:
         if self._left:
             self._most = max(self._most, used)
             self._left -= 1
-        elif used - self._most > max(LEAST_CREEP_BYTES, self._most // CREEP_PARTS):
+        elif used - self._most > max(MIN_CREEP_BYTES, self._most // CREEP_PARTS):
             self._give_back()
             self._most, self._left = 0, LEARNING_ROUNDS
 
@@ -169,7 +169,7 @@ LOOK_SECONDS = 0.01
 """Between two looks of 0.05 ms: tiles compute for less than a millisecond now and then."""
 
 
-class Ceiling:
+class MemoryCeiling:
     """Of one process, looked at by the thread that computes."""
 
     def __init__(
@@ -211,5 +211,5 @@ class Ceiling:
         self._give_back()
         self._seen = kept = self._used_bytes()
         # What it cannot give back is in use: only what comes to it is worth another look.
-        self._most = max(self._most, kept + LEAST_CREEP_BYTES)
+        self._most = max(self._most, kept + MIN_CREEP_BYTES)
         log.info("outgrown", used_bytes=used, kept_bytes=kept)

@@ -73,7 +73,7 @@ class NoBox(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BoxTask:
     """What a child is to do.
 
     Attributes:
@@ -130,7 +130,7 @@ class Box:
         self._nursery = nursery
         self._one_at_a_time = asyncio.Lock()
 
-    async def ask(self, question: Question) -> bytes:
+    async def ask(self, question: BoxTask) -> bytes:
         """The answer, of which nothing is known but its length.
 
         Where the caller is cancelled the child ends, and with it what it has taken.
@@ -150,7 +150,7 @@ class Box:
                     await settled
                 raise
 
-    async def _settle(self, child: Child, question: Question) -> bytes:
+    async def _settle(self, child: Child, question: BoxTask) -> bytes:
         answering = asyncio.ensure_future(_exchange(child, question))
         how, answer, ending = None, None, asyncio.ensure_future(child.ended())
         try:
@@ -179,7 +179,7 @@ class Box:
 
 
 async def _until_over(
-    child: Child, question: Question, answering: asyncio.Future[bytes | None]
+    child: Child, question: BoxTask, answering: asyncio.Future[bytes | None]
 ) -> How | None:
     """Wait for the answer, or the connection's end; why it is too much, where it is."""
     loop = asyncio.get_running_loop()
@@ -197,7 +197,7 @@ async def _until_over(
     return None
 
 
-async def _exchange(child: Child, question: Question) -> bytes | None:
+async def _exchange(child: Child, question: BoxTask) -> bytes | None:
     """None where it closes its side without an answer. Raises Ended: it is too long."""
     name = question.function.encode()
     try:
@@ -365,7 +365,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return ours, its
 
 
-class _Started:
+class _StartedProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         assert process.stdin is not None
@@ -406,7 +406,7 @@ class Starter:
             stderr=asyncio.subprocess.DEVNULL,
             env=_environment(),
         )
-        child = _Started(process)
+        child = _StartedProcess(process)
         try:
             async with asyncio.timeout(START_SECONDS):
                 await child.reader.readexactly(len(READY))

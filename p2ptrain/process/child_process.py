@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import p2ptrain
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.logs import get_logger
 from p2ptrain.process import child_process_main as apart_process
 from p2ptrain.process.child_process_main import LENGTH
@@ -40,7 +40,7 @@ ROOM_BYTES = 128 << 20
 """Less memory than this is left to training: a process with a planner takes 35 MB and more."""
 
 
-class Haste(IntEnum):
+class SearchPriority(IntEnum):
     """How much training may feel a search.
 
     Attributes:
@@ -54,14 +54,14 @@ class Haste(IntEnum):
     IDLE = 2
 
 
-class GivenUp(Exception):
+class ChildCancelled(Exception):
     """Nobody waits for what a process was to find; never seen by anybody."""
 
 
-class Apart:
+class ChildProcess:
     """Calls functions in a process each, or here where no other process can be had."""
 
-    def __init__(self, haste: Haste) -> None:
+    def __init__(self, haste: SearchPriority) -> None:
         """`haste`: how much training may feel it."""
         self._haste = haste
         self._lock = threading.Lock()
@@ -77,13 +77,13 @@ class Apart:
         Raises:
             GivenUp: `stop` was called.
         """
-        if self._haste is Haste.ALONE or not _can_be_had():
+        if self._haste is SearchPriority.ALONE or not _can_be_had():
             return function()
         try:
             result, error = self._elsewhere(function)
         except (OSError, EOFError, pickle.UnpicklingError) as trouble:
             if self._is_stopped:
-                raise GivenUp from None
+                raise ChildCancelled from None
             log.info("not_apart", why=str(trouble) or type(trouble).__name__)
             return function()
         if error is not None:
@@ -105,7 +105,7 @@ class Apart:
         question = pickle.dumps(function)
         root = str(Path(p2ptrain.__file__).parent.parent)
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        rest = ["rest"] * (self._haste is Haste.IDLE)
+        rest = ["rest"] * (self._haste is SearchPriority.IDLE)
         with subprocess.Popen(
             [sys.executable, "-P", "-m", apart_process.__name__, *rest],
             stdin=subprocess.PIPE,
@@ -124,14 +124,15 @@ class Apart:
             return answer
 
 
-async def apart(work: Callable[[Apart], T], haste: Haste) -> T:
-    """What `work` returns or raises, off the event loop; what takes long it calls through `Apart`.
+async def run_in_child(work: Callable[[ChildProcess], T], haste: SearchPriority) -> T:
+    """What `work` returns or raises, off the event loop; what takes long it calls through
+    `ChildProcess`.
 
     Where the caller is cancelled, the process ends with it.
     """
-    process = Apart(haste)
+    process = ChildProcess(haste)
     try:
-        return await in_background(lambda: work(process))
+        return await run_in_background(lambda: work(process))
     finally:
         process.stop()
 

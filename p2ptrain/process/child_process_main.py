@@ -29,7 +29,7 @@ def main() -> None:
     """Answer one question."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asked, and this ends with it
     if "rest" in sys.argv[1:]:
-        _rest_from_now_on()
+        _run_a_tenth_of_the_time()
     own_stdout = sys.stdout.buffer
     sys.stdout = sys.stderr  # whatever is printed is no answer
     _answer(sys.stdin.buffer, own_stdout)
@@ -49,7 +49,7 @@ def _answer(questions: BinaryIO, answers: BinaryIO) -> None:
     answers.flush()
 
 
-def _rest_from_now_on() -> None:
+def _run_a_tenth_of_the_time() -> None:
     """Run a tenth of the time, and after others."""
     if not hasattr(signal, "setitimer"):  # Windows
         return

@@ -31,9 +31,9 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from p2ptrain.aio.threads import for_futures, in_background
+from p2ptrain.aio.threads import for_futures, run_in_background
 from p2ptrain.logs import get_logger
-from p2ptrain.process.cpu_share import Span, thread_clock
+from p2ptrain.process.cpu_share import CpuSpan, thread_clock
 
 log = get_logger(__name__)
 
@@ -106,14 +106,14 @@ class ComputeThread:
 
     async def run_timed(
         self, urgency: tuple[int, ...], function: Callable[[], T]
-    ) -> tuple[T, Span]:
+    ) -> tuple[T, CpuSpan]:
         """As `run`, with the seconds that `function` took; waiting for its turn does not count."""
 
-        def timed() -> tuple[T, Span]:
+        def timed() -> tuple[T, CpuSpan]:
             thread_seconds = thread_clock()
             started, cpu = perf_counter(), thread_seconds()
             result = function()
-            return result, Span(perf_counter() - started, thread_seconds() - cpu)
+            return result, CpuSpan(perf_counter() - started, thread_seconds() - cpu)
 
         return await self.run(urgency, timed)
 
@@ -143,7 +143,7 @@ class ComputeThread:
             self._wake.notify()
         for task in dropped:
             task.future.cancel()
-        await in_background(partial(self._thread.join, CLOSE_SECONDS))
+        await run_in_background(partial(self._thread.join, CLOSE_SECONDS))
 
     def _run(self) -> None:
         torch.set_flush_denormal(True)  # of this thread alone; without effect where unsupported

@@ -23,7 +23,7 @@ _FIRST_TO_END = Path("/proc/self/oom_score_adj")
 _PR_SET_PDEATHSIG = 1
 
 
-class Protection(StrEnum):
+class Confinement(StrEnum):
     """What keeps a model's computation from doing anything else; texts are for people."""
 
     PROCESS = "own process"
@@ -32,13 +32,13 @@ class Protection(StrEnum):
     CALLS = "system calls for computing alone (seccomp)"
 
 
-def protections() -> Sequence[Protection]:
+def protections() -> Sequence[Confinement]:
     """Those that this system has."""
-    found = [Protection.PROCESS]
+    found = [Confinement.PROCESS]
     if os.name == "posix":
-        found += [Protection.MEMORY] * (sys.platform == "linux") + [Protection.FILES]
+        found += [Confinement.MEMORY] * (sys.platform == "linux") + [Confinement.FILES]
     if seccomp.is_there():
-        found.append(Protection.CALLS)
+        found.append(Confinement.CALLS)
     return found
 
 

@@ -35,7 +35,7 @@ def thread_clock() -> Callable[[], float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CpuSpan:
     """Seconds of uninterrupted computing: `wall` of the world, `cpu` of the thread."""
 
     wall: float
@@ -46,11 +46,11 @@ class Span:
         """Wall by CPU time, at least 1."""
         return max(1.0, self.wall / self.cpu) if self.cpu > 0 else 1.0
 
-    def __add__(self, other: Span) -> Span:
-        return Span(self.wall + other.wall, self.cpu + other.cpu)
+    def __add__(self, other: CpuSpan) -> CpuSpan:
+        return CpuSpan(self.wall + other.wall, self.cpu + other.cpu)
 
 
-def wall_by_cpu(spans: Sequence[Span]) -> float:
+def wall_by_cpu(spans: Sequence[CpuSpan]) -> float:
     """How many seconds one of CPU time takes: the median over windows, by their CPU time."""
     windows = sorted(_windows(spans), key=lambda window: window.ratio)
     half = sum(window.cpu for window in windows) / 2
@@ -62,9 +62,9 @@ def wall_by_cpu(spans: Sequence[Span]) -> float:
     return 1.0
 
 
-def _windows(spans: Iterable[Span]) -> list[Span]:
+def _windows(spans: Iterable[CpuSpan]) -> list[CpuSpan]:
     """Neighbours put together; what is left at the end goes to the last."""
-    windows: list[Span] = []
+    windows: list[CpuSpan] = []
     for span in spans:
         if windows and windows[-1].wall < WINDOW_SECONDS:
             span = windows.pop() + span

@@ -34,7 +34,7 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFiles:
+class CgroupFiles:
     """How one version of control groups names its files.
 
     Attributes:
@@ -47,13 +47,13 @@ class GroupFiles:
     cached: tuple[str, ...]
 
 
-V2 = GroupFiles(
+V2 = CgroupFiles(
     ("memory.max", "memory.high"),
     "memory.current",
     ("active_file", "inactive_file", "slab_reclaimable"),
 )
 
-V1 = GroupFiles(
+V1 = CgroupFiles(
     ("memory.limit_in_bytes",),
     "memory.usage_in_bytes",
     ("total_active_file", "total_inactive_file"),
@@ -92,7 +92,7 @@ def left_under_groups(lines: list[str], mount: Path) -> Iterator[int]:
             yield from _left(mount / "memory", group, V1)
 
 
-def _left(root: Path, group: str, files: GroupFiles) -> Iterator[int]:
+def _left(root: Path, group: str, files: CgroupFiles) -> Iterator[int]:
     """Of the group and all groups around it.
 
     Inside a container the path may be one of the host, of which only the root can be seen.
@@ -105,7 +105,7 @@ def _left(root: Path, group: str, files: GroupFiles) -> Iterator[int]:
                 yield left
 
 
-def _left_of_group(folder: Path, files: GroupFiles) -> int | None:
+def _left_of_group(folder: Path, files: CgroupFiles) -> int | None:
     """None where that group limits nothing."""
     limits = [_number(folder / name) for name in files.limits]
     limit = min((n for n in limits if n is not None), default=_NO_LIMIT_BYTES)
@@ -115,7 +115,7 @@ def _left_of_group(folder: Path, files: GroupFiles) -> int | None:
     return max(limit - max(usage - _cached_bytes(folder, files), 0), 0)
 
 
-def _cached_bytes(folder: Path, files: GroupFiles) -> int:
+def _cached_bytes(folder: Path, files: CgroupFiles) -> int:
     try:
         rows = (folder / "memory.stat").read_text().splitlines()
     except OSError:
@@ -162,7 +162,7 @@ LESS_MEMORY = 0.9
 """What is left of a budget that proved too large, where the device does not know better."""
 
 
-def less_memory(memory_bytes: int) -> int:
+def smaller_budget(memory_bytes: int) -> int:
     """A smaller budget than one that proved too large; what every process takes stays in it."""
     units = memory_bytes - PROCESS_BYTES
     return (

@@ -25,13 +25,13 @@ from p2ptrain.net.write_form import write_form
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.process.zygote import Mark
 from p2ptrain.profiling.measure_units import MeasuredUnit, UnitMeasurements, measure_units, work_on
-from p2ptrain.profiling.unit_seconds import UnitTimes
+from p2ptrain.profiling.unit_seconds import UnitSeconds
 
 MEASURE, WORK = f"{__name__}:measure", f"{__name__}:work"
 
 ANSWER_LIMIT_BYTES = 4 << 20
 
-MOST_UNITS = 1 << 16
+MAX_UNITS = 1 << 16
 
 _ENOUGH_FOR_ALL_THREADS = 1 << 20  # elements; torch divides no fewer than 32,768
 
@@ -41,11 +41,11 @@ _Count = Annotated[int, Range(0, 2**53)]
 
 _Seconds = Annotated[float, Range(0.0, 1e9)]
 
-_OfUnits = Annotated[tuple[_Seconds, ...], Length(MOST_UNITS)]
+_OfUnits = Annotated[tuple[_Seconds, ...], Length(MAX_UNITS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProfileRequest:
     """What is measured, and how.
 
     Attributes:
@@ -67,14 +67,14 @@ class Asked:
         return cbor.dumps(write_form(self))
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Asked:
+    def from_bytes(cls, content: bytes) -> ProfileRequest:
         """In the child."""
         return read_form(cls, cbor.loads(content, len(content)), "question")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundTimes:
-    """`UnitTimes` of so many samples."""
+    """`UnitSeconds` of so many samples."""
 
     samples: Annotated[int, Range(1, 1 << 20)]
     forward: _OfUnits
@@ -83,7 +83,7 @@ class FoundTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ProfileResult:
     """What the child has found: `UnitMeasurements`, or why the model cannot be computed.
 
     Attributes:
@@ -93,11 +93,11 @@ class Found:
     fails: Annotated[str, Text(1024, clean=True)] = ""
     input_bytes: _Count = 0
     target_bytes: _Count = 0
-    units: Annotated[tuple[MeasuredUnit, ...], Length(MOST_UNITS)] = ()
+    units: Annotated[tuple[MeasuredUnit, ...], Length(MAX_UNITS)] = ()
     times: Annotated[tuple[FoundTimes, ...], Length(64)] = ()
     wall_by_cpu: Annotated[float, Range(0.0, 1e6, above=True)] = 1.0
     cold: Annotated[tuple[int, ...], Length(64)] = ()
-    faster: Annotated[tuple[int, ...], Length(MOST_UNITS)] = ()
+    faster: Annotated[tuple[int, ...], Length(MAX_UNITS)] = ()
 
     def __post_init__(self) -> None:
         count, sizes = len(self.units), [times.samples for times in self.times]
@@ -110,7 +110,7 @@ class Found:
             raise ValueError(f"times of other units than its {count}")
 
     @classmethod
-    def of(cls, measured: UnitMeasurements) -> Found:
+    def of(cls, measured: UnitMeasurements) -> ProfileResult:
         """As a form."""
         return cls(
             input_bytes=measured.input_bytes,
@@ -126,15 +126,15 @@ class Found:
         )
 
     @classmethod
-    def from_bytes(cls, answer: bytes) -> Found:
+    def from_bytes(cls, answer: bytes) -> ProfileResult:
         """Raises ProtocolError: the child says what no measurement can be."""
         content = cbor.loads(answer, ANSWER_LIMIT_BYTES, items_limit=ANSWER_LIMIT_BYTES)
         return read_form(cls, content, "measurement")
 
     def measurements(self) -> UnitMeasurements:
         """As if they had been made in this process."""
-        times: Mapping[int, UnitTimes] = {
-            t.samples: UnitTimes(t.forward, t.backward, t.weight) for t in self.times
+        times: Mapping[int, UnitSeconds] = {
+            t.samples: UnitSeconds(t.forward, t.backward, t.weight) for t in self.times
         }
         return UnitMeasurements(
             input_bytes=self.input_bytes,
@@ -148,15 +148,15 @@ class Found:
 
 
 def measure(content: bytes, mark: Mark) -> bytes:
-    """`Found`, for an `Asked`. Raises MemoryError: it takes more than it may."""
-    asked = Asked.from_bytes(content)
+    """`ProfileResult`, for a `ProfileRequest`. Raises MemoryError: it takes more than it may."""
+    asked = ProfileRequest.from_bytes(content)
     return _as_the_member_computes(asked.threads, lambda: _measured(asked, mark))
 
 
-def _measured(asked: Asked, mark: Mark) -> bytes:
+def _measured(asked: ProfileRequest, mark: Mark) -> bytes:
     try:
         description = decode(asked.model)
-        found = Found.of(
+        found = ProfileResult.of(
             measure_units(
                 description,
                 batch_sizes=asked.batch_sizes,
@@ -169,17 +169,17 @@ def _measured(asked: Asked, mark: Mark) -> bytes:
             )
         )
     except Error as refused:
-        found = Found(fails=str(refused)[:1024])
+        found = ProfileResult(fails=str(refused)[:1024])
     except OPERATORS_RAISE as error:
         if is_out_of_memory(error):
             raise MemoryError from None
-        found = Found(fails=failure_text(error)[:1024])
+        found = ProfileResult(fails=failure_text(error)[:1024])
     return cbor.dumps(write_form(found))
 
 
 def work(content: bytes, mark: Mark) -> bytes:
-    """Run the units of an `Asked` with its one size, again and again; without an end."""
-    asked = Asked.from_bytes(content)
+    """Run the units of a `ProfileRequest` with its one size, again and again; without an end."""
+    asked = ProfileRequest.from_bytes(content)
 
     def run() -> bytes:
         description = decode(asked.model)

@@ -24,14 +24,14 @@ import torch
 from p2ptrain.errors import ProtocolError, TooLarge
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.graph.effects import named_arguments
-from p2ptrain.model.graph.nodes import Node, StateRef
+from p2ptrain.model.graph.nodes import GraphNode, StateRef
 from p2ptrain.model.graph.packed_sequences import full_lengths
 from p2ptrain.model.graph.result_sizes import refuse_too_large, shortest_packed
 from p2ptrain.model.graph.values import ValueDescription
 from p2ptrain.net.forms import Range, Text
 from p2ptrain.profiling.unit_chain import UnitChain, unmarked
-from p2ptrain.profiling.unit_runner import Clock, Limits
-from p2ptrain.profiling.unit_seconds import UnitTimes
+from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits
+from p2ptrain.profiling.unit_seconds import UnitSeconds
 from p2ptrain.profiling.unit_timing import time_units
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
@@ -79,7 +79,7 @@ class UnitMeasurements:
     input_bytes: int
     target_bytes: int
     units: tuple[MeasuredUnit, ...]
-    times: Mapping[int, UnitTimes]
+    times: Mapping[int, UnitSeconds]
     wall_by_cpu: float
     cold: tuple[int, ...]
     faster: tuple[int, ...] = ()
@@ -120,7 +120,7 @@ def measure_units(
     every_size: bool = False,
     largest_second: bool = False,
     memory_bytes: int | None = None,
-    clock: Clock | None = None,
+    clock: CpuClock | None = None,
     mark: Callable[[int], None] = unmarked,
 ) -> UnitMeasurements:
     """Run the model's units on this device and measure them.
@@ -153,8 +153,8 @@ def measure_units(
 
     faster = units_faster_with_onednn(description, torch.get_num_threads())
 
-    def limits(room: _Room) -> Limits:
-        return Limits(
+    def limits(room: _MemoryRoom) -> TimingLimits:
+        return TimingLimits(
             *(budget_seconds, most_seconds, enough_seconds, every_size, largest_second),
             cheaper_from=ONEDNN_FROM if faster else None,
             may_run=room.may_run,
@@ -163,10 +163,10 @@ def measure_units(
 
     with full_lengths(most):
         try:
-            room = _Room(description, memory_bytes, mark=mark)
+            room = _MemoryRoom(description, memory_bytes, mark=mark)
             timing = time_units(room.chain, batch_sizes, limits(room), clock)
         except (RuntimeError, IndexError):  # zero may be no length, or divide something
-            room = _Room(description, memory_bytes, whole=1, mark=mark)
+            room = _MemoryRoom(description, memory_bytes, whole=1, mark=mark)
             timing = time_units(room.chain, batch_sizes, limits(room), clock)
     chain = room.chain
     saved, largest = chain.saved_bytes, max(chain.saved_bytes)
@@ -191,7 +191,7 @@ def work_on(
 
     Steps may be taken in any thread. They raise what a unit raises.
     """
-    chain = _Room(description, memory_bytes).chain
+    chain = _MemoryRoom(description, memory_bytes).chain
     most = shortest_packed(description)
     while True:
         with full_lengths(most):
@@ -204,7 +204,7 @@ def work_on(
             yield
 
 
-class _Room:
+class _MemoryRoom:
     """What may be run in so much memory, by what the smaller batch sizes have kept.
 
     A pass needs state, its gradients, what is kept, and as much again for values on their way; the
@@ -280,7 +280,7 @@ def _bytes_per_sample(values: Sequence[ValueDescription]) -> int:
 ONEDNN_FROM = 16
 """Samples."""
 
-LEAST_PART = 0.1
+MIN_PART = 0.1
 """Of the model's operations, in units with such a convolution: with less nothing changes much."""
 
 _CONVOLUTIONS = frozenset(
@@ -303,10 +303,10 @@ def units_faster_with_onednn(description: ModelDescription, threads: int) -> tup
         if any(_is_one_by_one(description, node) for node in nodes[unit.train[0] : unit.train[1]])
     )
     flops = [unit.flops for unit in description.units]
-    return units if sum(flops[unit] for unit in units) > LEAST_PART * sum(flops) else ()
+    return units if sum(flops[unit] for unit in units) > MIN_PART * sum(flops) else ()
 
 
-def _is_one_by_one(description: ModelDescription, node: Node) -> bool:
+def _is_one_by_one(description: ModelDescription, node: GraphNode) -> bool:
     if node.operator not in _CONVOLUTIONS:
         return False
     arguments: Mapping[str, Any] = dict(named_arguments(node))

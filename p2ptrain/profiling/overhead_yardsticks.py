@@ -24,7 +24,7 @@ from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import Codec
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.plan.types.overheads import Overheads
-from p2ptrain.profiling.unit_runner import Clock
+from p2ptrain.profiling.unit_runner import CpuClock
 
 YARDSTICK_SECONDS = 0.005
 """Processor time of each."""
@@ -46,7 +46,7 @@ _UPDATE_FLOATS = 1 << 17
 
 
 def measure_overheads(
-    yardstick_seconds: float = YARDSTICK_SECONDS, clock: Clock | None = None
+    yardstick_seconds: float = YARDSTICK_SECONDS, clock: CpuClock | None = None
 ) -> Overheads:
     """Run the yardsticks in the calling thread: processor seconds.
 
@@ -57,7 +57,7 @@ def measure_overheads(
         yardstick_seconds: processor time of each.
         clock: tests bring their own.
     """
-    stopwatch = _Stopwatch(clock or Clock(), yardstick_seconds)
+    stopwatch = _Stopwatch(clock or CpuClock(), yardstick_seconds)
     framed = stopwatch.each(_Messages().frame_and_read)
     ciphers = stopwatch.each(_cipher()) / _CIPHER_BYTES
     update = stopwatch.each(_update()) / (2 * 4 * _UPDATE_FLOATS)
@@ -72,7 +72,7 @@ def measure_overheads(
 class _Stopwatch:
     """Times by the processor time of this thread."""
 
-    clock: Clock
+    clock: CpuClock
     seconds: float
 
     def each(self, run: Callable[[], object]) -> float:

@@ -22,9 +22,14 @@ from p2ptrain.errors import TrainingError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.process.box import Box, Question
+from p2ptrain.process.box import Box, BoxTask
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.profiling.boxed_measure import ANSWER_LIMIT_BYTES, MEASURE, Asked, Found
+from p2ptrain.profiling.boxed_measure import (
+    ANSWER_LIMIT_BYTES,
+    MEASURE,
+    ProfileRequest,
+    ProfileResult,
+)
 from p2ptrain.profiling.measure_units import ONEDNN_FROM, UnitMeasurements, measure_units
 from p2ptrain.profiling.overhead_yardsticks import YARDSTICK_SECONDS, measure_overheads
 
@@ -37,10 +42,10 @@ OVERHEAD_BYTES = 256 << 20
 """Address space, not memory, of the box's threads and heaps, beside what a model is measured with.
 The kernel ends the box first where memory itself is short."""
 
-MOST_SAMPLES = 128
+MAX_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
 
-MOST_SECONDS = 7.0
+MAX_SECONDS = 7.0
 """A sample of MobileNetV2 takes three times as long in a batch of 4 as in one of 64."""
 
 BOX_SECONDS = 35.0
@@ -60,7 +65,7 @@ class Measuring:
     """
 
     budget_seconds: float = 2.0
-    most_seconds: float = MOST_SECONDS
+    most_seconds: float = MAX_SECONDS
     enough_seconds: float = 6.0
     yardstick_seconds: float = YARDSTICK_SECONDS
 
@@ -93,7 +98,7 @@ def batch_sizes_to_measure(
         return sorted({batch_size % micro_batch or micro_batch, micro_batch})
     if micro_batch:
         return sorted({max(least, -(-micro_batch // 4)), micro_batch})
-    top = min(MOST_SAMPLES, batch_size, max(4, _power_of_two(batch_size / devices)))
+    top = min(MAX_SAMPLES, batch_size, max(4, _power_of_two(batch_size / devices)))
     low = max(1, min(4, top // 4))
     middle = _power_of_two(math.sqrt(top * low))
     top = min(max(top, ONEDNN_FROM), batch_size)
@@ -159,7 +164,7 @@ async def measure(
     """
     key = _key(description.digest, batch_sizes)
     known = cache.get(key)
-    if known is not None and _is_complete(known):
+    if known is not None and is_complete(known):
         return known
 
     limits = cache.measuring
@@ -202,16 +207,16 @@ async def measure_boxed(
     """
     key = _key(digest, batch_sizes)
     known = cache.get(key)
-    if known is not None and _is_complete(known):
+    if known is not None and is_complete(known):
         return known
     limits = cache.measuring
-    asked = Asked(
+    asked = ProfileRequest(
         *(model, tuple(batch_sizes), memory_bytes, torch.get_num_threads()),
         *(limits.budget_seconds, limits.most_seconds, limits.enough_seconds, largest_second),
     )
-    found = Found.from_bytes(
+    found = ProfileResult.from_bytes(
         await box.ask(
-            Question(
+            BoxTask(
                 MEASURE,
                 asked.to_bytes(),
                 memory_bytes + OVERHEAD_BYTES,
@@ -236,7 +241,7 @@ async def _kept(cache: ProfileCache, key: str, measured: Mapping[str, Any]) -> M
     return measured
 
 
-def _is_complete(measured: Mapping[str, Any]) -> bool:
+def is_complete(measured: Mapping[str, Any]) -> bool:
     """Earlier versions timed units of small batches only, or less."""
     return measured.get("method") == METHOD
 
@@ -257,12 +262,12 @@ def _profile(units: UnitMeasurements, limits: Measuring) -> dict[str, Any]:
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-_TELLING = frozenset(
+_IDENTIFYING_KEYS = frozenset(
     ("model name", "cpu family", "model", "CPU implementer", "CPU variant", "CPU part")
 )
 """The first three on x86, the others on ARM; a chip of several kinds of cores lists all."""
 
-MOST_LETTERS = 200
+MAX_LETTERS = 200
 
 
 def _instructions() -> str:
@@ -283,10 +288,12 @@ def processor_kind(cpuinfo: Path = _CPUINFO) -> str:
     except OSError:
         return ""
     pairs = (line.partition(":") for line in lines)
-    told = {
-        f"{name.strip()} {value.strip()}" for name, _, value in pairs if name.strip() in _TELLING
+    identity = {
+        f"{name.strip()} {value.strip()}"
+        for name, _, value in pairs
+        if name.strip() in _IDENTIFYING_KEYS
     }
-    if not told:
+    if not identity:
         return ""
     software = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {_instructions()}"
-    return f"{software}, {platform.machine()}, {', '.join(sorted(told))}"[:MOST_LETTERS]
+    return f"{software}, {platform.machine()}, {', '.join(sorted(identity))}"[:MAX_LETTERS]

@@ -9,7 +9,7 @@ from math import inf
 from typing import Protocol
 
 from p2ptrain.process.cpu_share import thread_clock
-from p2ptrain.profiling.unit_seconds import UnitTimes
+from p2ptrain.profiling.unit_seconds import UnitSeconds
 
 
 class UnitRunner(Protocol):
@@ -57,7 +57,7 @@ class UnitRunner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class CpuClock:
     """Seconds, both monotonic: `wall` of the world, `cpu` used by the calling thread."""
 
     wall: Callable[[], float] = time.perf_counter
@@ -65,7 +65,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimingLimits:
     """What passes may take.
 
     Attributes:
@@ -92,7 +92,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class UnitTimings:
     """What `time_units` found.
 
     Attributes:
@@ -101,6 +101,6 @@ class Timing:
         cold: batch sizes that were run once, which takes longer than they will.
     """
 
-    times: dict[int, UnitTimes]
+    times: dict[int, UnitSeconds]
     wall_by_cpu: float
     cold: tuple[int, ...]

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-LEAST_OWN_PART = 0.1
+MIN_OWN_PART = 0.1
 """Of a unit's time, that is its own at least."""
 
 
 @dataclass(frozen=True, slots=True)
-class UnitTimes:
+class UnitSeconds:
     """Seconds of each unit for one batch size.
 
     Attributes:
@@ -99,14 +99,14 @@ class BatchPasses:
         return self.units or _warm(self.split)
 
 
-def unit_times(sizes: Sequence[BatchPasses], factor: float) -> dict[int, UnitTimes]:
+def unit_times(sizes: Sequence[BatchPasses], factor: float) -> dict[int, UnitSeconds]:
     """Times by batch size.
 
     Args:
         sizes: ascending; the smallest measured by units, the others so or as a whole.
         factor: from CPU seconds to those that are wanted.
     """
-    found: dict[int, UnitTimes] = {}
+    found: dict[int, UnitSeconds] = {}
     switching, shares = _switching(sizes[0]), _weight_shares(sizes[0])
     forward, backward = _parts(sizes[0], switching)
     for size in sizes:
@@ -114,7 +114,7 @@ def unit_times(sizes: Sequence[BatchPasses], factor: float) -> dict[int, UnitTim
         if size.by_units:
             forward, backward = _parts(size, switching)
         weight = tuple(share * whole for share, whole in zip(shares, backward, strict=True))
-        parts = UnitTimes(forward, backward, weight)
+        parts = UnitSeconds(forward, backward, weight)
         found[size.batch] = _as_whole(parts, _counted(size))
     return {batch: _scaled(parts, factor, factor) for batch, parts in found.items()}
 
@@ -151,7 +151,7 @@ def _parts(
     )
 
 
-def _as_whole(parts: UnitTimes, whole: Sequence[WholePass]) -> UnitTimes:
+def _as_whole(parts: UnitSeconds, whole: Sequence[WholePass]) -> UnitSeconds:
     """`parts`, whose sums are those of the model as one stage, where that was run."""
     if not whole:
         return parts
@@ -175,8 +175,8 @@ def _counted(size: BatchPasses) -> list[WholePass]:
     return [one for one in size.whole if one.forward + one.backward <= by_units]
 
 
-def _scaled(parts: UnitTimes, forward: float, backward: float) -> UnitTimes:
-    return UnitTimes(
+def _scaled(parts: UnitSeconds, forward: float, backward: float) -> UnitSeconds:
+    return UnitSeconds(
         tuple(forward * seconds for seconds in parts.forward),
         tuple(backward * seconds for seconds in parts.backward),
         tuple(backward * seconds for seconds in parts.weight),
@@ -189,7 +189,7 @@ def _warm(passes: list[T]) -> list[T]:
 
 
 def _less(times: Sequence[float], seconds: float) -> tuple[float, ...]:
-    return tuple(max(LEAST_OWN_PART * time, time - seconds) for time in times)
+    return tuple(max(MIN_OWN_PART * time, time - seconds) for time in times)
 
 
 def _shares(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, ...]:

@@ -60,8 +60,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from p2ptrain.process.cpu_share import Span, wall_by_cpu
-from p2ptrain.profiling.unit_runner import Clock, Limits, Timing, UnitRunner
+from p2ptrain.process.cpu_share import CpuSpan, wall_by_cpu
+from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits, UnitRunner, UnitTimings
 from p2ptrain.profiling.unit_seconds import BatchPasses, UnitPass, WholePass, unit_times
 
 MAXIMUM_PASSES = 9
@@ -76,7 +76,7 @@ ROOM_FOR_SMALLEST = 0.6
 ROOM_FOR_LARGER = 0.6
 """Of the time left, what a larger size may take that is not the last."""
 
-LEAST_SLOPE = 0.6
+MIN_SLOPE = 0.6
 """Of a sample's cost in the largest size so far, what a further one is expected to cost at least:
 two small sizes may happen to have taken the same time."""
 
@@ -105,12 +105,12 @@ another library (`measure_units.py`): MobileNetV2 0.5, ResNet-50 0.49, Efficient
 FIRST_PASS = 1.5
 """How many times as long as the next one the first pass of a size takes, about."""
 
-LEAST_GROWTH = 1.5
+MIN_GROWTH = 1.5
 """From one size to the next, where time forces a smaller step than was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _PassPlan:
     """How a size is measured, besides the smallest, in this order.
 
     Attributes:
@@ -128,23 +128,30 @@ class _Way:
     cost: float
 
 
-_SPLIT, _UNITS, _SHORT = _Way(1, 1, 0, 1, 4.3), _Way(1, 0, 1, 1, 3.5), _Way(1, 0, 1, 0, 2.5)
+_SPLIT, _UNITS, _SHORT = (
+    _PassPlan(1, 1, 0, 1, 4.3),
+    _PassPlan(1, 0, 1, 1, 3.5),
+    _PassPlan(1, 0, 1, 0, 2.5),
+)
 
-_APART = _Way(0, 2, 0, 0, 3.0)
+_APART = _PassPlan(0, 2, 0, 0, 3.0)
 
-_ONCE, _THIRD_ONCE = _Way(0, 0, 0, 1, 1.2), _Way(0, 0, 0, 1, 1.5)
+_ONCE, _THIRD_ONCE = _PassPlan(0, 0, 0, 1, 1.2), _PassPlan(0, 0, 0, 1, 1.5)
 
 
 def time_units(
-    runner: UnitRunner, batch_sizes: Sequence[int], limits: Limits, clock: Clock | None = None
-) -> Timing:
+    runner: UnitRunner,
+    batch_sizes: Sequence[int],
+    limits: TimingLimits,
+    clock: CpuClock | None = None,
+) -> UnitTimings:
     """Time every unit for each batch size, ascending, as far as the limits go.
 
     The smallest size is always measured. For a larger one that is expected to take too long, or
     that `may_run` forbids, a smaller one is taken that is still well above the one before; where
     there is none, or no other may be taken, the series ends.
     """
-    course = _Course(runner, clock or Clock(), limits)
+    course = _TimingRun(runner, clock or CpuClock(), limits)
     sizes = sorted(set(batch_sizes))
     course.measure_smallest(sizes, limits.budget_seconds / len(sizes))
     larger = sizes[1:]
@@ -161,13 +168,13 @@ def time_units(
     course.run_again()
     course.fill()
     found = [course.done[batch] for batch in sorted(course.done)]
-    factor, passes = wall_by_cpu(course.spans), telling(found)
+    factor, passes = wall_by_cpu(course.spans), informative_passes(found)
     cold = tuple(found.batch for found in passes if found.is_cold)
-    return Timing(unit_times(passes, factor), factor, cold)
+    return UnitTimings(unit_times(passes, factor), factor, cold)
 
 
 @dataclass(slots=True)
-class _Course:
+class _TimingRun:
     """Passes over the units of a runner, timed.
 
     Attributes:
@@ -176,10 +183,10 @@ class _Course:
     """
 
     runner: UnitRunner
-    clock: Clock
-    limits: Limits
+    clock: CpuClock
+    limits: TimingLimits
     done: dict[int, BatchPasses] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[CpuSpan] = field(default_factory=list)
     _started: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -286,10 +293,10 @@ class _Course:
                 return
 
     @property
-    def _best(self) -> _Way:
+    def _best(self) -> _PassPlan:
         return _SPLIT if len(self.done) < IN_TWO_PARTS else _UNITS
 
-    def _measure(self, batch: int, way: _Way) -> None:
+    def _measure(self, batch: int, way: _PassPlan) -> None:
         found = self.done[batch] = BatchPasses(batch, is_ready=way.first > 0)
         for _ in range(way.first):
             self._units(batch, split=False)
@@ -316,7 +323,7 @@ class _Course:
         if change is not None and before < change <= self.largest:
             return a_sample * batch
         slope = (largest.wall - self.done[before].wall) / (self.largest - before)
-        a_sample = min(max(slope, LEAST_SLOPE * a_sample), a_sample)
+        a_sample = min(max(slope, MIN_SLOPE * a_sample), a_sample)
         return largest.wall + a_sample * (batch - self.largest)
 
     def _towards(self, wanted: int) -> list[int]:
@@ -326,7 +333,7 @@ class _Course:
         below, none of which would end sooner.
         """
         sizes = [wanted]
-        while (smaller := sizes[-1] * 3 // 4) >= LEAST_GROWTH * self.largest:
+        while (smaller := sizes[-1] * 3 // 4) >= MIN_GROWTH * self.largest:
             sizes.append(smaller)
         change = self.limits.cheaper_from
         if change is not None and self._crosses(wanted):
@@ -431,13 +438,13 @@ class _Course:
     def _look(self) -> tuple[float, float]:
         return self.clock.wall(), self.clock.cpu()
 
-    def _span(self, begin: tuple[float, float]) -> Span:
-        span = Span(self.clock.wall() - begin[0], self.clock.cpu() - begin[1])
+    def _span(self, begin: tuple[float, float]) -> CpuSpan:
+        span = CpuSpan(self.clock.wall() - begin[0], self.clock.cpu() - begin[1])
         self.spans.append(span)
         return span
 
 
-def telling(sizes: Sequence[BatchPasses]) -> list[BatchPasses]:
+def informative_passes(sizes: Sequence[BatchPasses]) -> list[BatchPasses]:
     """Ascending ones without those that were run once and lie between others that were not."""
     warm = [size.batch for size in sizes if not size.is_cold]
     if not warm:

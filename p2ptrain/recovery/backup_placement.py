@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from p2ptrain.recovery.placement import PlacedStage
-from p2ptrain.recovery.state_report import Inventory, Kind
+from p2ptrain.recovery.state_report import StateKind, StateReport
 from p2ptrain.recovery.version import Version
 
 SLOTS = 2
@@ -29,12 +29,12 @@ SLOTS = 2
 SLOTS_WITH_CHECKPOINTS = 3
 """Of its own stages: one more, that the holder still reads while the next is on its way."""
 
-_STAYS = (Kind.KEPT, Kind.REPLICA)
+_STAYS = (StateKind.KEPT, StateKind.REPLICA)
 """What an epoch's beginning leaves where it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unprotected:
+class UnbackedStage:
     """A stage of which no copy is kept.
 
     Attributes:
@@ -49,19 +49,19 @@ class Unprotected:
 
 
 @dataclass(frozen=True, slots=True)
-class Protection:
+class BackupPlacement:
     """The stages with their keepers, and those that have none though they are on one device."""
 
     stages: tuple[PlacedStage, ...]
-    unprotected: tuple[Unprotected, ...] = ()
+    unprotected: tuple[UnbackedStage, ...] = ()
 
 
-def protect(
+def assign_backup_peers(
     stages: Sequence[PlacedStage],
     state_bytes: Sequence[int],
     spare_bytes: Mapping[str, int],
     own_slots: int = SLOTS,
-) -> Protection:
+) -> BackupPlacement:
     """Choose the keepers.
 
     Args:
@@ -77,12 +77,14 @@ def protect(
     bare = tuple(replace(stage, copies_to=None) for stage in stages)
     single = [p for p, stage in enumerate(bare) if len(stage.devices) == 1]
     if not single or len({device for stage in bare for device in stage.devices}) < 2:
-        return Protection(bare)
+        return BackupPlacement(bare)
     own = copies_bytes(bare, state_bytes, own_slots)
     left = {device: spare_bytes.get(device, 0) - taken for device, taken in own.items()}
     short = min(left, key=lambda device: (left[device], device))
     if left[short] < 0:
-        return Protection(bare, tuple(Unprotected(p, bare[p].devices[0], short) for p in single))
+        return BackupPlacement(
+            bare, tuple(UnbackedStage(p, bare[p].devices[0], short) for p in single)
+        )
     keepers: dict[int, str] = {}
     # the largest first: they are the hardest to place
     for p in sorted(single, key=lambda p: (-state_bytes[p], p)):
@@ -90,9 +92,9 @@ def protect(
         if keeper is not None:
             left[keeper] -= SLOTS * state_bytes[p]
             keepers[p] = keeper
-    return Protection(
+    return BackupPlacement(
         tuple(replace(stage, copies_to=keepers.get(p)) for p, stage in enumerate(bare)),
-        tuple(Unprotected(p, bare[p].devices[0]) for p in single if p not in keepers),
+        tuple(UnbackedStage(p, bare[p].devices[0]) for p in single if p not in keepers),
     )
 
 
@@ -109,7 +111,7 @@ def copies_bytes(
     return taken
 
 
-def keepers_of(stages: Sequence[PlacedStage], index: int) -> tuple[str, ...]:
+def backup_peers_of(stages: Sequence[PlacedStage], index: int) -> tuple[str, ...]:
     """Who could keep a stage's copies, the best first: the next stage's devices, the one before's,
     then any other of the plan."""
     own = stages[index].devices
@@ -120,7 +122,7 @@ def keepers_of(stages: Sequence[PlacedStage], index: int) -> tuple[str, ...]:
 
 
 def is_covered(
-    version: Version, stages: Sequence[PlacedStage], inventories: Mapping[str, Inventory]
+    version: Version, stages: Sequence[PlacedStage], inventories: Mapping[str, StateReport]
 ) -> bool:
     """Whether `version` stays whole whichever one device dies, as far as `stages` are protected."""
     for stage in stages:
@@ -131,7 +133,9 @@ def is_covered(
     return True
 
 
-def _who_keeps(version: Version, unit: int, inventories: Mapping[str, Inventory]) -> Iterator[str]:
+def _who_keeps(
+    version: Version, unit: int, inventories: Mapping[str, StateReport]
+) -> Iterator[str]:
     for device, inventory in inventories.items():
         for holding in inventory.holdings:
             if holding.version == version and holding.kind in _STAYS and holding.has(unit):
@@ -142,7 +146,7 @@ def _keeper(
     stages: Sequence[PlacedStage], index: int, needed_bytes: int, left: Mapping[str, int]
 ) -> str | None:
     """Of the nearest stage where anyone has room, the device with most of it."""
-    candidates = keepers_of(stages, index)
+    candidates = backup_peers_of(stages, index)
     for p in (index + 1, index - 1):
         near = stages[p].devices if 0 <= p < len(stages) else ()
         found = _roomiest([d for d in near if d in candidates], needed_bytes, left)

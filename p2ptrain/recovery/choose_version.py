@@ -18,18 +18,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from p2ptrain.recovery.placement import Placed
-from p2ptrain.recovery.rebuild_plan import LEAST_STEPS, Rebuild, rebuilds
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.rebuild_plan import MIN_STEPS, Rebuild, plan_rebuilds
+from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Lineage, Version
 
-_PREFERENCE = (Kind.LIVE, Kind.FETCHED, Kind.KEPT, Kind.REPLICA, Kind.GLOBAL, Kind.INITIAL)
+_PREFERENCE = (
+    StateKind.LIVE,
+    StateKind.FETCHED,
+    StateKind.KEPT,
+    StateKind.REPLICA,
+    StateKind.GLOBAL,
+    StateKind.INITIAL,
+)
 
-_KEPT = (Kind.LIVE, Kind.FETCHED, Kind.KEPT, Kind.REPLICA)
+_KEPT = (StateKind.LIVE, StateKind.FETCHED, StateKind.KEPT, StateKind.REPLICA)
 
 
 @dataclass(frozen=True, slots=True)
-class GlobalCopy:
+class FullSnapshot:
     """All units at one version at one device. The first weights, or a checkpoint, at the holder.
 
     Attributes:
@@ -39,12 +46,12 @@ class GlobalCopy:
 
     version: Version
     device: str
-    kind: Kind
+    kind: StateKind
     most_replayed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class KnownPast:
     """What is known beside the inventories.
 
     Attributes:
@@ -63,7 +70,7 @@ class Past:
 
     lineage: Lineage
     reported: int
-    copies: tuple[GlobalCopy, ...] = ()
+    copies: tuple[FullSnapshot, ...] = ()
     places: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     silent: frozenset[str] = frozenset()
     took_part: frozenset[str] = frozenset()
@@ -73,12 +80,12 @@ class Past:
 
     def counts(self, version: Version) -> bool:
         """Whether training may go on from it."""
-        told = not self.asynchronous or version.step <= self.reported
-        return told and self.lineage.is_valid(version)
+        is_reported = not self.asynchronous or version.step <= self.reported
+        return is_reported and self.lineage.is_valid(version)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class VersionChoice:
     """Go on from `version`.
 
     Attributes:
@@ -94,13 +101,13 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class RollForward:
     """First these devices apply the update that they have the gradients of, then ask them again.
 
     Attributes:
         devices: in the order of their ids.
         version: what they have then.
-        coefficient: what clipping multiplies their gradients with, as `Holding` has it.
+        coefficient: what clipping multiplies their gradients with, as `StateEntry` has it.
     """
 
     devices: tuple[str, ...]
@@ -109,7 +116,7 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class StateLost:
     """No version is whole.
 
     Attributes:
@@ -126,18 +133,18 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Anew:
+class RebuildFirst:
     """First these are done, then their devices are asked again."""
 
     rebuilds: tuple[Rebuild, ...]
 
 
-def choose(
+def choose_version(
     units: int,
-    inventories: Mapping[str, Inventory],
-    past: Past,
-    present: Placed | None = None,
-) -> Forward | Anew | Choice | Lost:
+    inventories: Mapping[str, StateReport],
+    past: KnownPast,
+    present: Placement | None = None,
+) -> RollForward | RebuildFirst | VersionChoice | StateLost:
     """Decide.
 
     Arguments:
@@ -149,14 +156,16 @@ def choose(
     if forward is not None:
         return forward
     whole = _newest_whole(units, inventories, past)
-    if whole is None or whole.replayed >= LEAST_STEPS:
-        anew = rebuilds(units, inventories, past.lineage, present)
-        if anew and (whole is None or anew[0].target.step - whole.version.step >= LEAST_STEPS):
-            return Anew(anew)
+    if whole is None or whole.replayed >= MIN_STEPS:
+        rebuilds = plan_rebuilds(units, inventories, past.lineage, present)
+        if rebuilds and (
+            whole is None or rebuilds[0].target.step - whole.version.step >= MIN_STEPS
+        ):
+            return RebuildFirst(rebuilds)
     return whole or _lost(units, inventories, past)
 
 
-def roll_forward(inventories: Iterable[Inventory], past: Past) -> Forward | None:
+def roll_forward(inventories: Iterable[StateReport], past: KnownPast) -> RollForward | None:
     """Who is ready for an update that somebody has applied.
 
     Where the job clips, only somebody who still knows the coefficient is of help: the same update
@@ -166,7 +175,7 @@ def roll_forward(inventories: Iterable[Inventory], past: Past) -> Forward | None
         (inventory.device, holding)
         for inventory in inventories
         for holding in inventory.holdings
-        if holding.kind is Kind.LIVE and past.lineage.is_valid(holding.version)
+        if holding.kind is StateKind.LIVE and past.lineage.is_valid(holding.version)
     ]
     if not live:
         return None
@@ -176,10 +185,12 @@ def roll_forward(inventories: Iterable[Inventory], past: Past) -> Forward | None
     coefficient = max((one for one in known if one is not None), default=None)
     if not behind or (past.clips and coefficient is None):
         return None
-    return Forward(tuple(sorted(behind)), newest, coefficient)
+    return RollForward(tuple(sorted(behind)), newest, coefficient)
 
 
-def _newest_whole(units: int, inventories: Mapping[str, Inventory], past: Past) -> Choice | None:
+def _newest_whole(
+    units: int, inventories: Mapping[str, StateReport], past: KnownPast
+) -> VersionChoice | None:
     offered = {
         copy.version
         for copy in past.copies
@@ -191,15 +202,15 @@ def _newest_whole(units: int, inventories: Mapping[str, Inventory], past: Past) 
         if all(places):
             replayed = max(0, past.reported - version.step)
             reason = f"version {version.step} is the newest that is whole, {replayed} steps back"
-            return Choice(version, places, replayed, reason)
+            return VersionChoice(version, places, replayed, reason)
     return None
 
 
-def _is_worth_it(copy: GlobalCopy, reported: int) -> bool:
+def _is_worth_it(copy: FullSnapshot, reported: int) -> bool:
     return copy.most_replayed is None or reported - copy.version.step <= copy.most_replayed
 
 
-def _candidates(inventories: Mapping[str, Inventory], past: Past) -> set[Version]:
+def _candidates(inventories: Mapping[str, StateReport], past: KnownPast) -> set[Version]:
     """What devices have of this history. Whole copies are offered, and stand for themselves."""
     return {
         holding.version
@@ -208,7 +219,7 @@ def _candidates(inventories: Mapping[str, Inventory], past: Past) -> set[Version
     }
 
 
-def _all(inventories: Mapping[str, Inventory]) -> Iterator[Holding]:
+def _all(inventories: Mapping[str, StateReport]) -> Iterator[StateEntry]:
     for inventory in inventories.values():
         yield from inventory.holdings
 
@@ -216,13 +227,13 @@ def _all(inventories: Mapping[str, Inventory]) -> Iterator[Holding]:
 def _places(
     units: int,
     version: Version,
-    inventories: Mapping[str, Inventory],
-    copies: Sequence[GlobalCopy],
+    inventories: Mapping[str, StateReport],
+    copies: Sequence[FullSnapshot],
 ) -> tuple[tuple[str, ...], ...]:
     """By unit, who has it at `version`: a version has one content, so any holding of it will do."""
     ranked: list[dict[str, int]] = [{} for _ in range(units)]
 
-    def put(device: str, first: int, end: int, kind: Kind) -> None:
+    def put(device: str, first: int, end: int, kind: StateKind) -> None:
         rank = _PREFERENCE.index(kind)
         for unit in range(max(first, 0), min(end, units)):
             ranked[unit][device] = min(rank, ranked[unit].get(device, rank))
@@ -237,7 +248,7 @@ def _places(
     return tuple(tuple(sorted(by, key=lambda device: (by[device], device))) for by in ranked)
 
 
-def _lost(units: int, inventories: Mapping[str, Inventory], past: Past) -> Lost:
+def _lost(units: int, inventories: Mapping[str, StateReport], past: KnownPast) -> StateLost:
     """What is missing, at the version that lacks fewest units; of equals the newest."""
     missing = tuple(range(units))
     for version in sorted(_candidates(inventories, past), reverse=True):
@@ -254,15 +265,15 @@ def _lost(units: int, inventories: Mapping[str, Inventory], past: Past) -> Lost:
     }
     # whoever fell silent in an earlier epoch may have all that an older version needs
     last = sorted(had | (past.silent & past.took_part))
-    return Lost(missing, tuple(last), not past.silent.intersection(last), _why(missing, past))
+    return StateLost(missing, tuple(last), not past.silent.intersection(last), _why(missing, past))
 
 
-def _still_has(inventory: Inventory | None, missing: Sequence[int]) -> bool:
+def _still_has(inventory: StateReport | None, missing: Sequence[int]) -> bool:
     holdings = inventory.holdings if inventory is not None else ()
     return any(holding.has(unit) for holding in holdings for unit in missing)
 
 
-def _why(missing: Sequence[int], past: Past) -> str:
+def _why(missing: Sequence[int], past: KnownPast) -> str:
     units = f"layers {missing[0]} to {missing[-1]}" if len(missing) > 1 else f"layer {missing[0]}"
     if not past.copies:
         return (

@@ -21,7 +21,7 @@ Seat: TypeAlias = tuple[int, str]
 """A stage and one of its devices."""
 
 
-class Committing:
+class CommitTracker:
     """Counts the seats that have finished a round. Several rounds may be under way.
 
     Rounds of an evaluation are counted too: nothing is applied after them. Who is done with one may

@@ -5,7 +5,7 @@ is believed, but not for ever: whoever stops the same step again and again is pl
 what ends a job is an error that two devices have had, one after the other, or the holder itself.
 """
 
-MOST = 3
+MAX_COMPLAINTS = 3
 """Times in a row, without a step between, that one device alone may stop a job."""
 
 
@@ -27,7 +27,7 @@ class Complaints:
         """It has stopped the job once more, of which `step` updates count."""
         self._since(step)
         self._times[device] = self._times.get(device, 0) + 1
-        return device != self._holder and self._times[device] > MOST
+        return device != self._holder and self._times[device] > MAX_COMPLAINTS
 
     def is_link_false(self, device: str, other: str, step: int) -> bool:
         """It says once more that its link to `other` has ended: whether that is not believed."""
@@ -35,7 +35,7 @@ class Complaints:
         self._links[device, other] = self._links.get((device, other), 0) + 1
         if self._links.get((other, device)):
             return False
-        return device != self._holder and self._links[device, other] > MOST
+        return device != self._holder and self._links[device, other] > MAX_COMPLAINTS
 
     def ends_job(self, device: str) -> bool:
         """Its part has failed: whether that is the job's fault, as other devices had it too."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.profile_corrections import Busy, Expected
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds, StageSeconds
 
 TOLERANCE = 0.2
 
@@ -34,7 +34,7 @@ LATER_ROUNDS = 100
 
 WINDOW_SECONDS = 0.3
 
-LEAST_SECONDS = 2.0
+MIN_SECONDS = 2.0
 """Between looks that nothing hastens: one costs more than a hundred rounds of milliseconds."""
 
 KEPT_WINDOWS = 10
@@ -44,7 +44,7 @@ COPYING_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DriftWindow:
     """What rounds have taken lately.
 
     Attributes:
@@ -52,7 +52,7 @@ class Look:
         reason: why it is looked at now, for logs.
     """
 
-    busy: Mapping[Seat, Busy]
+    busy: Mapping[Seat, StageSeconds]
     reason: str
 
 
@@ -63,22 +63,22 @@ class DriftWatch:
         expected: of every stage on every device of the plan.
     """
 
-    def __init__(self, expected: Mapping[Seat, Expected]) -> None:
+    def __init__(self, expected: Mapping[Seat, ExpectedSeconds]) -> None:
         self._expected = dict(expected)
         self._rounds = 0  # since the last look
         self._seconds = 0.0  # the same
         self._is_warm = False
         self._next_look = FIRST_ROUNDS
         self._is_first = True
-        self._open: list[Mapping[Seat, Busy]] = []  # rounds of the window that is not full
+        self._open: list[Mapping[Seat, StageSeconds]] = []  # rounds of the window that is not full
         self._open_seconds = 0.0
-        self._windows: deque[Mapping[Seat, Busy]] = deque(maxlen=KEPT_WINDOWS)
+        self._windows: deque[Mapping[Seat, StageSeconds]] = deque(maxlen=KEPT_WINDOWS)
         self._off: dict[Seat, int] = {}  # windows in a row, below 0: too fast
         self._copying_seconds = 0.0  # of the rounds in a row beside copies
 
     def observe(
-        self, busy: Mapping[Seat, Busy], seconds: float, *, copying: bool = False
-    ) -> Look | None:
+        self, busy: Mapping[Seat, StageSeconds], seconds: float, *, copying: bool = False
+    ) -> DriftWindow | None:
         """Take in a round that took so long.
 
         Args:
@@ -109,9 +109,9 @@ class DriftWatch:
     def _is_due(self) -> bool:
         if self._is_first and self._rounds >= FEW_ROUNDS and self._seconds >= FIRST_SECONDS:
             return True
-        return self._rounds >= self._next_look and self._seconds >= LEAST_SECONDS
+        return self._rounds >= self._next_look and self._seconds >= MIN_SECONDS
 
-    def settle(self, expected: Mapping[Seat, Expected]) -> None:
+    def settle(self, expected: Mapping[Seat, ExpectedSeconds]) -> None:
         """From now on expect this; nothing that was observed before counts any more."""
         self._expected = dict(expected)
         self._off.clear()
@@ -119,26 +119,26 @@ class DriftWatch:
         self._open.clear()
         self._open_seconds = 0.0
 
-    def _look(self, windows: int, reason: str) -> Look:
+    def _look(self, windows: int, reason: str) -> DriftWindow:
         self._rounds, self._seconds, self._next_look = 0, 0.0, LATER_ROUNDS
         self._is_first = False
         self._off.clear()
         last = list(self._windows)[-windows:]
         busy = {
-            seat: Busy(
+            seat: StageSeconds(
                 median(window[seat].wall for window in last),
                 median(window[seat].cpu for window in last),
                 median(window[seat].round_seconds for window in last),
             )
             for seat in last[-1]
         }
-        return Look(busy, reason)
+        return DriftWindow(busy, reason)
 
     def _close_window(self) -> None:
         rounds = len(self._open)
         seconds = self._open_seconds / rounds
         window = {
-            seat: Busy(
+            seat: StageSeconds(
                 sum(one[seat].wall for one in self._open) / rounds,
                 sum(one[seat].cpu for one in self._open) / rounds,
                 seconds,

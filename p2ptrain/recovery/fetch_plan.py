@@ -17,7 +17,7 @@ from itertools import groupby
 from p2ptrain.errors import InternalError
 from p2ptrain.net.fields import check_units
 from p2ptrain.net.forms import Count, Id
-from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.placement import StageNeed
 
 
@@ -38,7 +38,9 @@ class Fetch:
         check_units(self.first, self.end)
 
 
-def fetches(choice: Choice, stages: Sequence[StageNeed]) -> dict[str, tuple[Fetch, ...]]:
+def plan_fetches(
+    choice: VersionChoice, stages: Sequence[StageNeed]
+) -> dict[str, tuple[Fetch, ...]]:
     """By device, what it fetches, in the order of the units: of a unit's places the least used."""
     load: Counter[str] = Counter()
     wanted: dict[str, list[tuple[int, str, bool]]] = {}
@@ -71,7 +73,7 @@ def _joined(entries: Sequence[tuple[int, str, bool]]) -> tuple[Fetch, ...]:
     return tuple(joined)
 
 
-def passable(wanted: Mapping[str, Sequence[Fetch]]) -> dict[str, tuple[Fetch, ...]]:
+def relayable_fetches(wanted: Mapping[str, Sequence[Fetch]]) -> dict[str, tuple[Fetch, ...]]:
     """The same fetches, where a device passes on only what it fetches in one piece itself.
 
     What else it was to pass on is fetched from where it fetches it.

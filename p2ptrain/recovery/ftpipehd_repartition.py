@@ -20,13 +20,18 @@ from collections.abc import Collection, Mapping
 from statistics import fmean, median
 
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.profile_corrections import JUDGED_SHARE, Busy, Corrections, Expected
+from p2ptrain.recovery.profile_corrections import (
+    JUDGED_SHARE,
+    ExpectedSeconds,
+    ProfileCorrections,
+    StageSeconds,
+)
 
-_LEAST, _MOST = 0.02, 50.0
+_MIN_FACTOR, _MAX_FACTOR = 0.02, 50.0
 """Of a capacity, as of any correction: what lies beyond is a fault of the measurement."""
 
 
-class Repartition:
+class RepartitionSchedule:
     """Counts mini-batches, over all plans of a job, and takes means of what they take.
 
     Args:
@@ -40,7 +45,7 @@ class Repartition:
         self._least = max(min(first, every) - 1, 1)  # reports that a look needs
         self._seats: frozenset[Seat] = frozenset()
         self._is_warm = False
-        self._busy: list[Mapping[Seat, Busy]] = []
+        self._busy: list[Mapping[Seat, StageSeconds]] = []
         self._seconds: list[float] = []
 
     def begin(self, seats: Collection[Seat]) -> None:
@@ -48,7 +53,9 @@ class Repartition:
         self._seats, self._is_warm = frozenset(seats), False
         self._forget()
 
-    def observe(self, busy: Mapping[Seat, Busy], seconds: float) -> Mapping[Seat, Busy] | None:
+    def observe(
+        self, busy: Mapping[Seat, StageSeconds], seconds: float
+    ) -> Mapping[Seat, StageSeconds] | None:
         """Take in a mini-batch; returns means since the last look where the next one is due.
 
         Args:
@@ -67,7 +74,7 @@ class Repartition:
             return None
         step_seconds = median(self._seconds)
         means = {
-            seat: Busy(
+            seat: StageSeconds(
                 fmean(one[seat].wall for one in self._busy),
                 fmean(one[seat].cpu for one in self._busy),
                 step_seconds,
@@ -84,8 +91,10 @@ class Repartition:
 
 
 def capacities(
-    before: Corrections, expected: Mapping[Seat, Expected], busy: Mapping[Seat, Busy]
-) -> Corrections:
+    before: ProfileCorrections,
+    expected: Mapping[Seat, ExpectedSeconds],
+    busy: Mapping[Seat, StageSeconds],
+) -> ProfileCorrections:
     """The capacities of the devices of a plan; others' stay as they are.
 
     Args:
@@ -106,16 +115,16 @@ def capacities(
         least = JUDGED_SHARE * step_seconds
         counted = seconds if seconds >= least else min(due[device], least)
         capacity = before.of_device(device) * counted / due[device]
-        found[device] = min(max(capacity, _LEAST), _MOST)
-    return Corrections(devices=found)
+        found[device] = min(max(capacity, _MIN_FACTOR), _MAX_FACTOR)
+    return ProfileCorrections(devices=found)
 
 
 def expected_with(
-    expected: Mapping[Seat, Expected], before: Corrections, after: Corrections
-) -> dict[Seat, Expected]:
+    expected: Mapping[Seat, ExpectedSeconds], before: ProfileCorrections, after: ProfileCorrections
+) -> dict[Seat, ExpectedSeconds]:
     """What a plan expects with other capacities than those it was made with."""
     found = {}
     for seat, due in expected.items():
         factor = after.of_device(seat[1]) / before.of_device(seat[1])
-        found[seat] = Expected(due.wall * factor, due.cpu * factor)
+        found[seat] = ExpectedSeconds(due.wall * factor, due.cpu * factor)
     return found

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from p2ptrain.recovery.choose_version import Lost, Past
-from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.choose_version import KnownPast, StateLost
+from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
 
 EPOCHS_A_REQUEST = 64
 """Epoch numbers that one request may use up: so they are unique whoever answers, and whenever."""
 
 
-class Reason(StrEnum):
+class ReconfigureReason(StrEnum):
     """Why a plan is asked for."""
 
     START = "start"
@@ -28,7 +28,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeAsk:
+class GenerationRequest:
     """A request; what else counts is in the inventories.
 
     Attributes:
@@ -47,19 +47,19 @@ class ChangeAsk:
 
     number: int
     epoch: int
-    reason: Reason
+    reason: ReconfigureReason
     units: int
     holder: str
     alive: frozenset[str]
-    past: Past
-    present: Placed | None = None
+    past: KnownPast
+    present: Placement | None = None
     stable: Version | None = None
     without: frozenset[str] = frozenset()
     lowered: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
-class NoWay:
+class ReconfigureFailure:
     """State is lost, no plan fits, or preparations were spoiled.
 
     Attributes:
@@ -72,7 +72,7 @@ class NoWay:
 
     number: int
     reason: str
-    lost: Lost | None = None
+    lost: StateLost | None = None
     again: bool = False
     spoiled: int = 0
     lowered: Mapping[str, int] = field(default_factory=dict, hash=False)

@@ -31,7 +31,7 @@ class PlacedStage:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placement:
     """One epoch of one job.
 
     Attributes:

@@ -35,12 +35,12 @@ from p2ptrain.recovery.commit import Seat
 JUDGED_SHARE = 1 / 3
 """Of a round: a device is judged only if its tasks take so much of it."""
 
-LEAST, MOST = 0.02, 50.0
+MIN_FACTOR, MAX_FACTOR = 0.02, 50.0
 """Of a factor: what lies beyond is a fault of the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
+class StageSeconds:
     """Seconds of a stage's tasks in one round.
 
     Attributes:
@@ -66,7 +66,7 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedSeconds:
     """What a plan expects a stage's tasks to take on one device in one round, in seconds.
 
     Attributes:
@@ -78,15 +78,15 @@ class Expected:
     cpu: float
     beside: float = 0.0
 
-    def factor(self, busy: Busy) -> float:
+    def factor(self, busy: StageSeconds) -> float:
         """How many times as long as expected the tasks take; 1.0 where messages explain it."""
         return _off(busy, self.wall, self.beside)
 
-    def work_factor(self, busy: Busy) -> float:
+    def work_factor(self, busy: StageSeconds) -> float:
         """How many times as much processor time."""
         return _ratio(busy.cpu, self.cpu)
 
-    def share_factor(self, busy: Busy) -> float:
+    def share_factor(self, busy: StageSeconds) -> float:
         """How many times as long a second of processor time takes."""
         if self.cpu <= 0 or busy.cpu <= 0:
             return self.factor(busy)
@@ -94,7 +94,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Corrections:
+class ProfileCorrections:
     """Factors on profiles.
 
     Attributes:
@@ -109,7 +109,7 @@ class Corrections:
 
     def __post_init__(self) -> None:
         for factor in (*self.units, *self.devices.values(), *self.work.values()):
-            if not LEAST <= factor <= MOST:
+            if not MIN_FACTOR <= factor <= MAX_FACTOR:
                 raise ProtocolError(f"a correction of {factor}")
 
     def of_device(self, device: str) -> float:
@@ -123,9 +123,9 @@ class Corrections:
     def learned(
         self,
         ranges: Mapping[int, tuple[int, int]],
-        expected: Mapping[Seat, Expected],
-        busy: Mapping[Seat, Busy],
-    ) -> Corrections:
+        expected: Mapping[Seat, ExpectedSeconds],
+        busy: Mapping[Seat, StageSeconds],
+    ) -> ProfileCorrections:
         """With what a look has found.
 
         Args:
@@ -153,7 +153,7 @@ class Corrections:
         for device, factors in found.items():
             devices[device] = _bounded(self.of_device(device) * _mean(factors))
             works[device] = _bounded(works.get(device, 1.0) * _mean(worked[device]))
-        return Corrections(tuple(units), devices, works)
+        return ProfileCorrections(tuple(units), devices, works)
 
     def to_fields(self) -> dict[str, object]:
         """For CBOR."""
@@ -164,17 +164,19 @@ class Corrections:
         }
 
     @staticmethod
-    def from_fields(value: object) -> Corrections:
+    def from_fields(value: object) -> ProfileCorrections:
         """Check and read. Raises ProtocolError."""
         match value:
             case {"units": [*units], "devices": dict(devices), "work": dict(work)} if all(
                 isinstance(factor, float) for factor in (*units, *devices.values(), *work.values())
             ) and all(isinstance(device, str) for device in (*devices, *work)):
-                return Corrections(tuple(units), devices, work)
+                return ProfileCorrections(tuple(units), devices, work)
         raise ProtocolError("corrections are factors by unit and by device")
 
 
-def work_ratio(expected: Mapping[Seat, Expected], busy: Mapping[Seat, Busy]) -> float:
+def work_ratio(
+    expected: Mapping[Seat, ExpectedSeconds], busy: Mapping[Seat, StageSeconds]
+) -> float:
     """How many times as much of the processors all tasks take as expected.
 
     Every stage on every device counts by the time that was expected of it.
@@ -185,22 +187,22 @@ def work_ratio(expected: Mapping[Seat, Expected], busy: Mapping[Seat, Busy]) -> 
 
 
 def as_they_are(
-    expected: Mapping[Seat, Expected], busy: Mapping[Seat, Busy]
-) -> dict[Seat, Expected]:
+    expected: Mapping[Seat, ExpectedSeconds], busy: Mapping[Seat, StageSeconds]
+) -> dict[Seat, ExpectedSeconds]:
     """What is to be expected when a look has changed nothing: what is believed now."""
-    found: dict[Seat, Expected] = {}
+    found: dict[Seat, ExpectedSeconds] = {}
     for seat, due in expected.items():
         factor = _scale(busy[seat], due.wall, due.beside)
         beside = due.beside * max(factor, 1.0)
-        found[seat] = Expected(due.wall * factor, busy[seat].cpu, beside)
+        found[seat] = ExpectedSeconds(due.wall * factor, busy[seat].cpu, beside)
     return found
 
 
-def _off(busy: Busy, wall: float, beside: float) -> float:
+def _off(busy: StageSeconds, wall: float, beside: float) -> float:
     return _bounded(_scale(busy, wall, beside))
 
 
-def _scale(busy: Busy, wall: float, beside: float) -> float:
+def _scale(busy: StageSeconds, wall: float, beside: float) -> float:
     if wall <= 0 or busy.wall <= 0:
         return 1.0
     if busy.wall > wall + beside:
@@ -213,7 +215,7 @@ def _ratio(value: float, by: float) -> float:
 
 
 def _bounded(factor: float) -> float:
-    return min(max(factor, LEAST), MOST) if math.isfinite(factor) else 1.0
+    return min(max(factor, MIN_FACTOR), MAX_FACTOR) if math.isfinite(factor) else 1.0
 
 
 def _mean(weighted: list[tuple[float, float]]) -> float:

@@ -22,14 +22,14 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.net.fields import FrameFields, check_units
 from p2ptrain.net.forms import Count, Id
 from p2ptrain.net.read_form import read_form
-from p2ptrain.recovery.placement import Placed, PlacedStage
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Lineage, Version, VersionRow
 
-LEAST_STEPS = 2
+MIN_STEPS = 2
 """Fewer are done again by all sooner than one device is asked for them."""
 
-_COPIES = (Kind.FETCHED, Kind.KEPT, Kind.REPLICA)
+_COPIES = (StateKind.FETCHED, StateKind.KEPT, StateKind.REPLICA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +56,26 @@ class Rebuild(FrameFields):
             raise ValueError("a stage is made anew from an older version to one of its epoch")
 
     @property
-    def made(self) -> tuple[Holding, ...]:
+    def made(self) -> tuple[StateEntry, ...]:
         """What the device has then."""
-        return (Holding(self.first, self.end, self.target, Kind.FETCHED),)
+        return (StateEntry(self.first, self.end, self.target, StateKind.FETCHED),)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _RebuildFields:
     rebuild: Rebuild | None = None
 
 
 def read_rebuild(device: str, fields: Mapping[str, Any]) -> Rebuild | None:
     """What `device` is asked to make with an inventory's `fields`. Raises ProtocolError."""
-    made = read_form(_Asked, fields, "epoch.inventory", extra=True).rebuild
+    made = read_form(_RebuildFields, fields, "epoch.inventory", extra=True).rebuild
     if made is not None and made.device != device:
         raise ProtocolError("what is to be made is asked of another device")
     return made
 
 
-def rebuilds(
-    units: int, inventories: Mapping[str, Inventory], lineage: Lineage, present: Placed | None
+def plan_rebuilds(
+    units: int, inventories: Mapping[str, StateReport], lineage: Lineage, present: Placement | None
 ) -> tuple[Rebuild, ...]:
     """What must be made anew so that all units are there at the newest version.
 
@@ -105,7 +105,7 @@ def rebuilds(
             for device, holding in _copies(stage, free, lineage, present)
             if max(since, _logged(inventories[device], present.epoch, target))
             <= holding.version.step
-            <= target.step - LEAST_STEPS
+            <= target.step - MIN_STEPS
         )
         best = max(copies, key=lambda copy: copy[1].step, default=None)
         if best is None:
@@ -116,20 +116,20 @@ def rebuilds(
     return tuple(found.values())
 
 
-def newest_live(inventories: Iterable[Inventory], lineage: Lineage) -> Version | None:
+def newest_live(inventories: Iterable[StateReport], lineage: Lineage) -> Version | None:
     """The newest version that somebody trains."""
     return max(
         (
             holding.version
             for inventory in inventories
             for holding in inventory.holdings
-            if holding.kind is Kind.LIVE and lineage.is_valid(holding.version)
+            if holding.kind is StateKind.LIVE and lineage.is_valid(holding.version)
         ),
         default=None,
     )
 
 
-def _held_at(version: Version, inventories: Mapping[str, Inventory]) -> set[int]:
+def _held_at(version: Version, inventories: Mapping[str, StateReport]) -> set[int]:
     return {
         unit
         for inventory in inventories.values()
@@ -140,7 +140,7 @@ def _held_at(version: Version, inventories: Mapping[str, Inventory]) -> set[int]
 
 
 def _since(
-    index: int, inventories: Mapping[str, Inventory], present: Placed, target: Version
+    index: int, inventories: Mapping[str, StateReport], present: Placement, target: Version
 ) -> int:
     """From which step on the neighbours of a stage have all that they sent to it."""
     near = [present.stages[q] for q in (index - 1, index + 1) if 0 <= q < len(present.stages)]
@@ -151,8 +151,8 @@ def _since(
 
 
 def _copies(
-    stage: PlacedStage, inventories: Mapping[str, Inventory], lineage: Lineage, present: Placed
-) -> Iterator[tuple[str, Holding]]:
+    stage: PlacedStage, inventories: Mapping[str, StateReport], lineage: Lineage, present: Placement
+) -> Iterator[tuple[str, StateEntry]]:
     """Who has exactly this stage, as the plan's epoch began with it or computed it; by id."""
     for device in sorted(inventories):
         for holding in inventories[device].holdings:
@@ -163,19 +163,19 @@ def _copies(
                 yield device, holding
 
 
-def _logged(inventory: Inventory, epoch: int, target: Version) -> int:
+def _logged(inventory: StateReport, epoch: int, target: Version) -> int:
     """From which step on it has all that it sent and was told in that epoch."""
     logged = inventory.logged
     return logged.since if logged is not None and logged.epoch == epoch else target.step
 
 
-LEAST_LIMIT_BYTES = 24 << 20
+MIN_LIMIT_BYTES = 24 << 20
 """What a device may keep, however little the plan takes there."""
 
 SHARE = 20
 """More where the plan takes more: so many parts of what it takes are one for this."""
 
 
-def limit_bytes(planned_bytes: int) -> int:
+def replay_log_bytes(planned_bytes: int) -> int:
     """What may be kept where a plan takes so much."""
-    return max(LEAST_LIMIT_BYTES, planned_bytes // SHARE)
+    return max(MIN_LIMIT_BYTES, planned_bytes // SHARE)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from p2ptrain.errors import InternalError
-from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.generation_request import ReconfigureReason
 
 SETTLE_SECONDS = 1.0
 """Devices are switched on together: one look for all of them."""
@@ -41,48 +41,48 @@ OVERTAKE_SECONDS = 20.0
 RETRY_SECONDS = 2.0
 """After a look that failed, or did not see all newcomers; twice as long after each further one."""
 
-MOST_TRIES = 7
+MAX_TRIES = 7
 """Looks at the same newcomers, two minutes in all; the next plan, or drift look, sees them too."""
 
-MOST_MOVES = 32
+MAX_MOVES = 32
 """Changes remembered: each doubles what the next has to gain, so that more make no difference."""
 
 _NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Appeared:
+class DeviceJoined:
     """A device is alive."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class DeviceGone:
     """A device is not alive any more."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class DeviceLeaving:
     """A device wants to leave, and waits for our word."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class Drifted:
+class DriftChecked:
     """Rounds were compared with what the plan expects: it may be time for another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReconfigureStarted:
     """The plan in force ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class GenerationBegan:
     """A plan is in force on these devices.
 
     Attributes:
@@ -96,7 +96,7 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class EvaluationAnswered:
     """What a look has found.
 
     Attributes:
@@ -110,7 +110,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class EvaluationFailed:
     """A look failed.
 
     Attributes:
@@ -122,12 +122,19 @@ class Unanswered:
 
 
 ElasticEvent: TypeAlias = (
-    Appeared | Gone | Leaving | Drifted | Asked | Began | Answered | Unanswered
+    DeviceJoined
+    | DeviceGone
+    | DeviceLeaving
+    | DriftChecked
+    | ReconfigureStarted
+    | GenerationBegan
+    | EvaluationAnswered
+    | EvaluationFailed
 )
 
 
 @dataclass(frozen=True, slots=True)
-class LookNow:
+class EvaluateNow:
     """Have it looked for; a look under way is given up.
 
     Attributes:
@@ -136,31 +143,31 @@ class LookNow:
     """
 
     number: int
-    reason: Reason
+    reason: ReconfigureReason
     without: frozenset[str]
     moved_seconds_ago: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ChangePlan:
+class AdoptPlan:
     """Change at the border of a round, to what the newest look has found if it found something."""
 
-    reason: Reason
+    reason: ReconfigureReason
     leaver: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class StayOn:
+class RefuseLeave:
     """Tell a device that wanted to leave that the others cannot do without it, and why."""
 
     device: str
     reason: str
 
 
-ElasticInstruction: TypeAlias = LookNow | ChangePlan | StayOn
+ElasticInstruction: TypeAlias = EvaluateNow | AdoptPlan | RefuseLeave
 
 
-class ElasticCore:
+class ReplanTrigger:
     """See the module.
 
     Args:
@@ -182,9 +189,9 @@ class ElasticCore:
         self._drifted = False
         self._devices: frozenset[str] | None = None  # of the plan in force
         self._number = 0
-        self._look: Reason | None = None  # under way
+        self._look: ReconfigureReason | None = None  # under way
         self._looked_at: frozenset[str] = frozenset()  # alive when that look began
-        self._moves: deque[float] = deque(maxlen=MOST_MOVES)
+        self._moves: deque[float] = deque(maxlen=MAX_MOVES)
         self._changes = False  # a change has been called for, and is to come
         self._now = float("-inf")
         self._out: list[ElasticInstruction] = []
@@ -204,14 +211,14 @@ class ElasticCore:
         """Take in one event."""
         self._now = max(now, self._now)
         match event:
-            case Appeared() | Gone() | Leaving():
+            case DeviceJoined() | DeviceGone() | DeviceLeaving():
                 self._on_device(event)
-            case Drifted():
+            case DriftChecked():
                 has_choice = len(self._alive) > 1  # a device alone stays with its plan
                 self._drifted = self._replans and has_choice
-            case Asked():
+            case ReconfigureStarted():
                 self._end()
-            case Began(devices, considered, in_haste):
+            case GenerationBegan(devices, considered, in_haste):
                 self._end()
                 self._devices = devices
                 self.in_haste = self.in_haste or in_haste
@@ -219,7 +226,7 @@ class ElasticCore:
                 if self._due == _NEVER:  # given up, but much may be different now
                     self._due, self._tries = self._now, 0
                 self._let_go(self._leaving - devices)
-            case Answered() | Unanswered():
+            case EvaluationAnswered() | EvaluationFailed():
                 if event.number == self._number and self._look is not None:
                     self._on_answer(event)
             case _:
@@ -238,24 +245,24 @@ class ElasticCore:
 
     # -- devices -------------------------------------------------------------------------------
 
-    def _on_device(self, event: Appeared | Gone | Leaving) -> None:
+    def _on_device(self, event: DeviceJoined | DeviceGone | DeviceLeaving) -> None:
         device = event.device
         match event:
-            case Appeared():
+            case DeviceJoined():
                 if device not in self._alive:
                     self._alive.add(device)
                     self._new[device] = self._now
                     longest = min(self._new.values()) + LONGEST_SETTLE_SECONDS
                     self._due = max(min(self._now + SETTLE_SECONDS, longest), self._now)
                     self._tries = 0
-            case Gone():
+            case DeviceGone():
                 self._alive.discard(device)
                 self._forget_new((device,))
                 self._leaving.discard(device)
-            case Leaving():
+            case DeviceLeaving():
                 self._forget_new((device,))
                 if self._devices is None or device not in self._devices:
-                    self._out.append(ChangePlan(Reason.LEAVE, device))
+                    self._out.append(AdoptPlan(ReconfigureReason.LEAVE, device))
                 else:
                     self._leaving.add(device)
                     self._overtake()  # of less importance, or with it in sight
@@ -266,14 +273,14 @@ class ElasticCore:
         if self._devices is None:
             return
         if self._look is None and self._leaving:
-            self._begin_look(Reason.LEAVE)
+            self._begin_look(ReconfigureReason.LEAVE)
         elif self._changes:
             return
         elif self._now >= self._join_due:
             self._overtake()
-            self._begin_look(Reason.JOIN)
+            self._begin_look(ReconfigureReason.JOIN)
         elif self._look is None and self._drifted:
-            self._begin_look(Reason.DRIFT)
+            self._begin_look(ReconfigureReason.DRIFT)
 
     @property
     def _join_due(self) -> float:
@@ -283,45 +290,45 @@ class ElasticCore:
         if self._look is None:
             return self._due if self._new else _NEVER
         unseen = [since for device, since in self._new.items() if device not in self._looked_at]
-        if not unseen or self._look is Reason.LEAVE:
+        if not unseen or self._look is ReconfigureReason.LEAVE:
             return _NEVER  # that one ends in seconds
-        if self._look is Reason.DRIFT:
+        if self._look is ReconfigureReason.DRIFT:
             return self._due
         return max(self._due, min(unseen) + OVERTAKE_SECONDS)
 
     def _overtake(self) -> None:
         """The look under way is given up: tried again afterwards, if there is still cause."""
-        self._drifted = self._drifted or self._look is Reason.DRIFT
+        self._drifted = self._drifted or self._look is ReconfigureReason.DRIFT
         self._look = None
 
     def _forget_new(self, devices: Collection[str]) -> None:
         for device in devices:
             self._new.pop(device, None)
 
-    def _begin_look(self, reason: Reason) -> None:
+    def _begin_look(self, reason: ReconfigureReason) -> None:
         self._number += 1
-        is_drift = reason is Reason.DRIFT
+        is_drift = reason is ReconfigureReason.DRIFT
         self._look, self._looked_at = reason, frozenset(self._alive)
         self._drifted = self._drifted and not is_drift
         # who comes is not kept out because speeds flickered, or somebody else came before; nor is
         # what had to be found in haste kept for that
         counts = is_drift and not self.in_haste
         ages = tuple(self._now - moved for moved in self._moves) if counts else ()
-        self._out.append(LookNow(self._number, reason, frozenset(self._leaving), ages))
+        self._out.append(EvaluateNow(self._number, reason, frozenset(self._leaving), ages))
 
-    def _on_answer(self, event: Answered | Unanswered) -> None:
+    def _on_answer(self, event: EvaluationAnswered | EvaluationFailed) -> None:
         reason, self._look = self._look, None
-        if reason is Reason.LEAVE:
-            if isinstance(event, Unanswered) and event.impossible is not None:
+        if reason is ReconfigureReason.LEAVE:
+            if isinstance(event, EvaluationFailed) and event.impossible is not None:
                 self._keep(event.impossible)
             else:
                 self._let_go(self._leaving)
-        elif isinstance(event, Unanswered):
-            if reason is Reason.JOIN:
+        elif isinstance(event, EvaluationFailed):
+            if reason is ReconfigureReason.JOIN:
                 self._try_again()
         else:
             self._forget_new(event.in_sight)
-            if reason is Reason.JOIN and self._new.keys() & self._looked_at:
+            if reason is ReconfigureReason.JOIN and self._new.keys() & self._looked_at:
                 self._try_again()
             self._move(event.devices)
             self.in_haste = False
@@ -331,7 +338,7 @@ class ElasticCore:
         self._tries += 1
         if self._new.keys() <= self._looked_at:
             wait = RETRY_SECONDS * 2 ** (self._tries - 1)
-            self._due = self._now + wait if self._tries < MOST_TRIES else _NEVER
+            self._due = self._now + wait if self._tries < MAX_TRIES else _NEVER
             self._new = dict.fromkeys(self._new, self._due)  # who comes next settles on its own
 
     def _let_go(self, devices: Collection[str]) -> None:
@@ -340,12 +347,12 @@ class ElasticCore:
         for device in sorted(devices):
             self._leaving.discard(device)
             self._changes = self._changes or device in (self._devices or ())
-            self._out.append(ChangePlan(Reason.LEAVE, device))
+            self._out.append(AdoptPlan(ReconfigureReason.LEAVE, device))
 
     def _keep(self, reason: str) -> None:
         """Nothing changes: they hear that the others cannot do without them."""
         for device in sorted(self._leaving):
-            self._out.append(StayOn(device, reason))
+            self._out.append(RefuseLeave(device, reason))
         self._leaving.clear()
 
     def _move(self, devices: Collection[str]) -> None:
@@ -354,9 +361,9 @@ class ElasticCore:
             return
         if set(devices) - self._devices:
             self._changes = True
-            self._out.append(ChangePlan(Reason.JOIN))
+            self._out.append(AdoptPlan(ReconfigureReason.JOIN))
         elif self._replans:
             self._changes = True
             if not self.in_haste:
                 self._moves.append(self._now)
-            self._out.append(ChangePlan(Reason.DRIFT))
+            self._out.append(AdoptPlan(ReconfigureReason.DRIFT))

@@ -13,16 +13,16 @@ from enum import StrEnum
 from p2ptrain.recovery.version import Version
 
 
-class Start(StrEnum):
+class ResumeMode(StrEnum):
     """How a job starts."""
 
-    ANEW = "anew"
+    FROM_START = "anew"
     GO_ON = "go on"
     REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptJob:
     """What a member keeps of a job of this device.
 
     Attributes:
@@ -35,7 +35,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ResumeDecision:
     """How a job starts.
 
     Attributes:
@@ -43,21 +43,21 @@ class Verdict:
         ending: jobs of this device that are over now.
     """
 
-    start: Start
+    start: ResumeMode
     reason: str = ""
     ending: frozenset[str] = frozenset()
 
 
-def decide(
+def decide_resume(
     asked: str,
     found: tuple[str, bool] | None,
     others: Collection[str],
-    kept: Mapping[str, Kept | None],
+    kept: Mapping[str, KeptJob | None],
     *,
     fresh: bool,
     begun: bool = True,
     over: Collection[str] = (),
-) -> Verdict:
+) -> ResumeDecision:
     """Decide.
 
     Args:
@@ -75,22 +75,22 @@ def decide(
         found = None
     if ended:
         free = {d: None if one and one.job in ended else one for d, one in kept.items()}
-        verdict = decide(asked, found, others, free, fresh=fresh, begun=begun)
+        verdict = decide_resume(asked, found, others, free, fresh=fresh, begun=begun)
         return replace(verdict, ending=verdict.ending | ended)
     jobs = {one.job for one in kept.values() if one is not None}
     old = jobs if found is None else jobs | {found[0]}
     if fresh:
-        return Verdict(Start.ANEW, ending=frozenset(old))
+        return ResumeDecision(ResumeMode.FROM_START, ending=frozenset(old))
     if found is not None and found[1] and not begun:
         # Nobody heard of a step, and what others have is of first weights that are not drawn again.
-        return Verdict(Start.ANEW, ending=frozenset(old))
+        return ResumeDecision(ResumeMode.FROM_START, ending=frozenset(old))
     if found is not None and found[1]:
         return _with_journal(found[0], others, kept, frozenset(old))
     same = [one for one in kept.values() if one is not None and one.job.startswith(asked)]
     if same:
         steps = max(one.newest.step for one in same)
-        return Verdict(
-            Start.REFUSE,
+        return ResumeDecision(
+            ResumeMode.REFUSE,
             f"other devices have this training up to step {steps}, but this device has lost its "
             "record of it: start from the beginning with --fresh, or from a checkpoint with "
             "--resume",
@@ -101,23 +101,23 @@ def decide(
             "an unfinished training of this device is dropped, because the script or its options "
             "changed"
         )
-    return Verdict(Start.ANEW, reason, frozenset(old))
+    return ResumeDecision(ResumeMode.FROM_START, reason, frozenset(old))
 
 
 def _with_journal(
     job: str,
     others: Collection[str],
-    kept: Mapping[str, Kept | None],
+    kept: Mapping[str, KeptJob | None],
     old: frozenset[str],
-) -> Verdict:
+) -> ResumeDecision:
     keepers = [device for device, one in kept.items() if one is not None and one.job == job]
     unheard = set(others) - kept.keys()
     if keepers or unheard:  # the rules wait for who is not heard
-        return Verdict(Start.GO_ON, ending=old - {job})
+        return ResumeDecision(ResumeMode.GO_ON, ending=old - {job})
     reason = ""
     if others:
         reason = (
             "no device has anything of the unfinished training any more: it starts from the "
             "beginning"
         )
-    return Verdict(Start.ANEW, reason, old)
+    return ResumeDecision(ResumeMode.FROM_START, reason, old)

@@ -52,7 +52,7 @@ WAIT_SHARE = 0.5
 so long training waits for it. At a keeper both come at once, and the network knows no priorities:
 57 MB of a ResNet-50 in 4.8 s beside a pipeline that used 0.7 of the interface cost it 2.2 s."""
 
-LEAST_OF_RECKONED, MOST_OF_RECKONED = 0.6, 5.0
+MIN_OF_ESTIMATED, MAX_OF_ESTIMATED = 0.6, 5.0
 """Bounds of what a cost is taken for, as shares of what was reckoned."""
 
 ROUNDS_SEEN = 32
@@ -67,12 +67,12 @@ has all go back to where the epoch began. No sooner, nor the second one: each to
 MobileNetV2's rounds of 1.8 s, for new memory, where 0.17 s were reckoned and later seen; and in an
 epoch's first rounds there is little to lose."""
 
-LEAST_FREE_SECONDS = 1e-4
+MIN_FREE_SECONDS = 1e-4
 """Of a round, where an interface has nothing left: copies must pass all the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class SnapshotTransfer:
     """One stage's copy on its way to its keeper.
 
     Attributes:
@@ -85,7 +85,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyCost:
+class SnapshotCost:
     """What it takes to keep one version, as far as it can be reckoned.
 
     Attributes:
@@ -95,18 +95,18 @@ class CopyCost:
     """
 
     cpu_seconds: float
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[SnapshotTransfer, ...]
     round_seconds: float
 
     @property
-    def reckoned_seconds(self) -> float:
+    def estimated_seconds(self) -> float:
         """By how much all rounds in which one version travels take longer, together."""
         round_seconds = max(self.round_seconds, 1e-6)
         waits = (t.seconds * min(t.busy_seconds / round_seconds, 1.0) for t in self.transfers)
         return self.cpu_seconds + WAIT_SHARE * max(waits, default=0.0)
 
 
-class ReplicaCadence:
+class SnapshotSchedule:
     """Decides for one epoch. Time is an argument: seconds of any monotonic clock.
 
     Attributes:
@@ -115,7 +115,7 @@ class ReplicaCadence:
 
     def __init__(
         self,
-        cost: CopyCost,
+        cost: SnapshotCost,
         step: int,
         now: float,
         fixed: Callable[[int, int], bool] | None = None,
@@ -127,13 +127,13 @@ class ReplicaCadence:
                 those that REPLAY_LIMIT_SECONDS ask for; None = by cost.
         """
         self._fixed = fixed
-        self.cost_seconds = self._reckoned = cost.reckoned_seconds
+        self.cost_seconds = self._estimated = cost.estimated_seconds
         self._cost = cost
         self._last_step = step  # kept last
         self._round_at = now
         self._quiet: deque[float] = deque(maxlen=ROUNDS_SEEN)
         self._disturbed: list[float] = []  # rounds in which the version on its way travels
-        self._seen: deque[float] = deque([self._reckoned], maxlen=COSTS_SEEN)
+        self._seen: deque[float] = deque([self._estimated], maxlen=COSTS_SEEN)
         self._whole = 0  # versions so far
         self._is_first = True
         self._is_under_way = False
@@ -156,7 +156,7 @@ class ReplicaCadence:
         if self._whole < COSTS_LEFT_OUT:
             rounds.append(FIRST_ROUNDS)
         for transfer in self._cost.transfers:
-            free = max(seconds - transfer.busy_seconds, LEAST_FREE_SECONDS)
+            free = max(seconds - transfer.busy_seconds, MIN_FREE_SECONDS)
             rounds.append(transfer.seconds / (IDLE_SHARE * free))
         return min(max(1, math.ceil(max(rounds))), self._most_rounds)
 
@@ -225,8 +225,8 @@ class ReplicaCadence:
         if whole and self._whole > COSTS_LEFT_OUT and self._quiet and self._disturbed:
             undisturbed = statistics.fmean(self._quiet)
             self._seen.append(sum(self._disturbed) - len(self._disturbed) * undisturbed)
-            least = LEAST_OF_RECKONED * self._reckoned
-            most = MOST_OF_RECKONED * self._reckoned or math.inf  # nobody has reckoned it
+            least = MIN_OF_ESTIMATED * self._estimated
+            most = MAX_OF_ESTIMATED * self._estimated or math.inf  # nobody has reckoned it
             self.cost_seconds = min(max(statistics.median(self._seen), least), most)
         self._ended = None
         self._disturbed.clear()
@@ -244,7 +244,7 @@ PACED_LIMIT_SECONDS = PACED_SHARE * REPLAY_LIMIT_SECONDS
 READ_SECONDS = 0.1
 """Of link time in one read: what waits in the network's own queues holds up heartbeats too."""
 
-LEAST_READ_BYTES = 128 << 10
+MIN_READ_BYTES = 128 << 10
 """Less takes about as long as a message does, whatever the link."""
 
 READ_LIMIT_BYTES = 2 << 20
@@ -252,7 +252,7 @@ READ_LIMIT_BYTES = 2 << 20
 training finds less before it at the reader, which takes milliseconds for it while it computes."""
 
 
-class Pacing:
+class ReadPacing:
     """When reads are due, so that they spread evenly over a time."""
 
     def __init__(self, begun: float, seconds: float) -> None:
@@ -279,7 +279,7 @@ class ReadRates:
     def read(self, owner: str, nbytes: int, seconds: float) -> None:
         """A read has ended."""
         rate = nbytes / max(seconds, 1e-6)
-        if nbytes < LEAST_READ_BYTES:
+        if nbytes < MIN_READ_BYTES:
             rate = max(rate, self._bytes_per_s.get(owner, 0.0))
         self._bytes_per_s[owner] = rate
 
@@ -296,4 +296,4 @@ def paced_seconds(since_last: float) -> float:
 
 def read_bytes(bytes_per_s: float) -> int:
     """How much is read at once where reads come at that rate; 0 = that is not known."""
-    return min(max(int(READ_SECONDS * bytes_per_s), LEAST_READ_BYTES), READ_LIMIT_BYTES)
+    return min(max(int(READ_SECONDS * bytes_per_s), MIN_READ_BYTES), READ_LIMIT_BYTES)

@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from p2ptrain.recovery.backup_placement import keepers_of
-from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.backup_placement import backup_peers_of
+from p2ptrain.recovery.placement import PlacedStage, Placement
 from p2ptrain.recovery.version import Version
 
 _Copy: TypeAlias = tuple[int, str]
@@ -25,14 +25,14 @@ _Copy: TypeAlias = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class SnapshotComplete:
     """Every copy of `version` is acknowledged: it is what one goes back to."""
 
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
-class TryKeeper:
+class TryBackupPeer:
     """Tell `owner` to offer its copy of units [first, end), and later ones, to `keeper`."""
 
     owner: str
@@ -44,7 +44,7 @@ class TryKeeper:
 
 
 @dataclass(frozen=True, slots=True)
-class Abandoned:
+class SnapshotAbandoned:
     """`version` will not be whole.
 
     Attributes:
@@ -59,15 +59,15 @@ class Abandoned:
     why: str
 
 
-KeepingResult: TypeAlias = Whole | TryKeeper | Abandoned
+KeepingResult: TypeAlias = SnapshotComplete | TryBackupPeer | SnapshotAbandoned
 
 
-class Keeping:
+class SnapshotTracker:
     """The holder's account of copies, one a job."""
 
     def __init__(self) -> None:
         """Nothing is kept yet."""
-        self._placed: Placed | None = None
+        self._placed: Placement | None = None
         self._stages: tuple[PlacedStage, ...] = ()  # with the keepers that are asked now
         self._missing: dict[Version, set[_Copy]] = {}  # by version on its way, the oldest first
         self._failed: set[_Copy] = set()  # keepers of this epoch that could not
@@ -82,7 +82,7 @@ class Keeping:
         """Whether the plan in force keeps copies."""
         return self._placed is not None and self._placed.protects
 
-    def begin(self, placed: Placed) -> None:
+    def begin(self, placed: Placement) -> None:
         """An epoch begins; what was on its way is not any more."""
         self._placed, self._stages = placed, placed.stages
         self._missing.clear()
@@ -130,14 +130,14 @@ class Keeping:
             return []
         # older ones would not be gone back to any more
         self._missing = {v: m for v, m in self._missing.items() if v.age > version.age}
-        return [Whole(version)]
+        return [SnapshotComplete(version)]
 
     def give_up(self, why: str) -> list[KeepingResult]:
         """The oldest version on its way has taken too long."""
         for version, missing in self._missing.items():
             stage, device = min(missing)
             del self._missing[version]
-            return [Abandoned(version, stage, device, why)]
+            return [SnapshotAbandoned(version, stage, device, why)]
         return []
 
     def _stage_of(self, units: tuple[int, int]) -> int | None:
@@ -147,7 +147,7 @@ class Keeping:
         return None
 
     def _on_failed(
-        self, placed: Placed, p: int, device: str, version: Version, why: str
+        self, placed: Placement, p: int, device: str, version: Version, why: str
     ) -> list[KeepingResult]:
         stage = self._stages[p]
         if device in stage.devices:  # it has no copy of its own, to be offered or to count
@@ -155,7 +155,7 @@ class Keeping:
         if device != stage.copies_to:
             return []  # a keeper that is not asked any more, or a device that never was
         self._failed.add((p, device))
-        untried = [k for k in keepers_of(self._stages, p) if (p, k) not in self._failed]
+        untried = [k for k in backup_peers_of(self._stages, p) if (p, k) not in self._failed]
         if not untried:
             self._failed = {copy for copy in self._failed if copy[0] != p}
             return self._abandon(version, p, device, why)
@@ -170,8 +170,8 @@ class Keeping:
                 missing.discard((p, device))
                 missing.add((p, keeper))
         units = (stage.first, stage.end)
-        return [TryKeeper(stage.devices[0], keeper, placed.epoch, *units, version)]
+        return [TryBackupPeer(stage.devices[0], keeper, placed.epoch, *units, version)]
 
     def _abandon(self, version: Version, p: int, device: str, why: str) -> list[KeepingResult]:
         del self._missing[version]
-        return [Abandoned(version, p, device, why)]
+        return [SnapshotAbandoned(version, p, device, why)]

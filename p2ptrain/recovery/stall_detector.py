@@ -25,7 +25,7 @@ QUIET_CPU_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Counters(FrameFields):
+class ProgressCounters(FrameFields):
     """What a device has done; each only rises.
 
     Attributes:
@@ -39,7 +39,7 @@ class Counters(FrameFields):
     cpu_seconds: Seconds
 
 
-class RoundWatch:
+class StallDetector:
     """See the module. Pure: times are seconds of any monotonic clock.
 
     Args:
@@ -48,7 +48,7 @@ class RoundWatch:
 
     def __init__(self, now: float) -> None:
         self._since = now
-        self._before: Mapping[str, Counters | None] | None = None
+        self._before: Mapping[str, ProgressCounters | None] | None = None
 
     @property
     def due(self) -> float:
@@ -61,14 +61,14 @@ class RoundWatch:
 
     @staticmethod
     def has_moved(
-        before: Mapping[str, Counters], now: Mapping[str, Counters], seconds: float
+        before: Mapping[str, ProgressCounters], now: Mapping[str, ProgressCounters], seconds: float
     ) -> bool:
         """Whether anything has within so many seconds."""
         part = seconds / QUIET_SECONDS
         asked = QUESTION_BYTES * len(now)
         return any(d not in before or _has_moved(before[d], now[d], part, asked) for d in now)
 
-    def look(self, counters: Mapping[str, Counters | None], now: float) -> bool:
+    def look(self, counters: Mapping[str, ProgressCounters | None], now: float) -> bool:
         """Whether nothing has moved since the look before; who does not answer (None) has not."""
         before, self._before, self._since = self._before, counters, now
         if before is None:
@@ -77,7 +77,9 @@ class RoundWatch:
         return not any(_has_moved(before.get(d), counters[d], 1.0, asked) for d in counters)
 
 
-def _has_moved(old: Counters | None, new: Counters | None, part: float, asked: int) -> bool:
+def _has_moved(
+    old: ProgressCounters | None, new: ProgressCounters | None, part: float, asked: int
+) -> bool:
     if new is None:
         return False
     return old is None or (

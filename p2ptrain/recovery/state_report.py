@@ -18,7 +18,7 @@ HOLDINGS_LIMIT = 1024
 """Most holdings of one device: kinds x kept versions x ranges of units, far below."""
 
 
-class Kind(StrEnum):
+class StateKind(StrEnum):
     """Why a device has it."""
 
     LIVE = "live"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class StateEntry:
     """Units [first, end) at one version.
 
     Attributes:
@@ -49,7 +49,7 @@ class Holding:
     first: Count
     end: Count
     version: VersionRow
-    kind: Kind
+    kind: StateKind
     ready: VersionRow | None = None
     coefficient: Coefficient | None = None
 
@@ -62,7 +62,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class ReplayWindow:
     """A device still has all that it sent and was told in `epoch`, from step `since` on."""
 
     epoch: Count
@@ -74,7 +74,7 @@ Speed: TypeAlias = tuple[Id, AboveZero, Seconds]
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory(Blob):
+class StateReport(Blob):
     """A device's answer; it has stopped working on the job before it gives it.
 
     Attributes:
@@ -94,14 +94,14 @@ class Inventory(Blob):
 
     device: Id
     epoch: Count = 0
-    holdings: Annotated[tuple[Holding, ...], Length(HOLDINGS_LIMIT)] = ()
+    holdings: Annotated[tuple[StateEntry, ...], Length(HOLDINGS_LIMIT)] = ()
     linked: Annotated[frozenset[Id], Length(HOLDINGS_LIMIT)] = frozenset()
     budget_bytes: Bytes = 0
     taken_bytes: Bytes = 0
     speeds: Annotated[tuple[Speed, ...], Length(HOLDINGS_LIMIT)] = ()
     slowdown: AboveZero = 1.0
     measured: Mapping[str, Any] | None = field(default=None, hash=False)
-    logged: Annotated[Logged | None, Row()] = None
+    logged: Annotated[ReplayWindow | None, Row()] = None
 
 
 def version_fields(version: Version) -> list[int]:
@@ -111,7 +111,7 @@ def version_fields(version: Version) -> list[int]:
 
 def read_version(value: object) -> Version:
     """Check and read. Raises ProtocolError."""
-    return read_form(_Said, {"version": value}, "").version
+    return read_form(_VersionFields, {"version": value}, "").version
 
 
 def read_coefficient(value: object) -> Coefficient:
@@ -120,7 +120,7 @@ def read_coefficient(value: object) -> Coefficient:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _VersionFields:
     version: VersionRow
 
 

@@ -29,7 +29,7 @@ _Ids = Annotated[frozenset[Annotated[str, Text(64)]], Length(_STAGES)]
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class MissingPiece:
     """A stage on a device waits for a piece.
 
     Attributes:
@@ -57,7 +57,7 @@ class Standing(Blob):
         suspects: ids of members that it may have lost touch with.
     """
 
-    waits: Annotated[tuple[Wait, ...], Length(_STAGES)]
+    waits: Annotated[tuple[MissingPiece, ...], Length(_STAGES)]
     rounds: Annotated[tuple[tuple[_Stage, _Number], ...], Length(_STAGES)]
     is_busy: bool
     suspects: _Ids
@@ -69,7 +69,7 @@ class Unsent:
 
     sender: str
     receiver: str
-    wait: Wait
+    wait: MissingPiece
 
 
 def unsent(
@@ -93,7 +93,9 @@ def unsent(
     return min(found, key=lambda one: (one.wait.round, one.wait.micro_batch), default=None)
 
 
-def _has_passed(sender: Standing, receiver: str, wait: Wait, warmups: Sequence[int]) -> bool:
+def _has_passed(
+    sender: Standing, receiver: str, wait: MissingPiece, warmups: Sequence[int]
+) -> bool:
     stage = wait.stage + 1 if wait.backward else wait.stage - 1
     if sender.is_busy or receiver in sender.suspects or not 0 <= stage < len(warmups):
         return False

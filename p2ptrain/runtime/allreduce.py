@@ -28,14 +28,19 @@ from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.messages.round_orders import RoundOrder
-from p2ptrain.messages.tensors import Line
+from p2ptrain.messages.tensors import StreamId
 from p2ptrain.model.wire.rounding import decoded, encode, encoded_bytes
 from p2ptrain.net.fields import integer
 from p2ptrain.net.message import Fields
-from p2ptrain.runtime.allreduce_buckets import Arrived, Bucket, BucketSum, Ring
-from p2ptrain.runtime.io.tensor_router import Switchboard
-from p2ptrain.runtime.not_finite import NotFinite
-from p2ptrain.runtime.reduced_tensors import Summed
+from p2ptrain.runtime.allreduce_buckets import (
+    ArrivedSums,
+    BucketReduction,
+    GradientBucket,
+    RingPlace,
+)
+from p2ptrain.runtime.io.tensor_router import TensorRouter
+from p2ptrain.runtime.not_finite import MicroBatchNotFinite
+from p2ptrain.runtime.reduced_tensors import ReducedTensors
 
 FLOW = "ring"
 
@@ -45,7 +50,7 @@ leaves a link idle where that many take less time than the way round the ring.""
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class _ChunkHeader:
     """Which chunk a frame carries.
 
     Attributes:
@@ -65,7 +70,7 @@ class _Frame:
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class _Chunk:
+class _OutgoingChunk:
     """One that waits to be sent: the lowest rank first, of one rank the oldest."""
 
     rank: int
@@ -75,7 +80,7 @@ class _Chunk:
 
 
 @dataclass(slots=True)
-class _Arriving:
+class _ReceivedChunks:
     """What this device was sent and has not used yet.
 
     Attributes:
@@ -85,19 +90,19 @@ class _Arriving:
     """
 
     opened: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
-    held: dict[tuple[int, int], list[tuple[_Frame, Tensor]]] = field(default_factory=dict)
+    held: dict[tuple[int, int], list[tuple[_ChunkHeader, Tensor]]] = field(default_factory=dict)
     next_round: int | None = None
 
-    def has(self, frame: _Frame) -> bool:
+    def has(self, frame: _ChunkHeader) -> bool:
         """Whether that frame came before."""
         waiting = self.held.get((frame.ordinal, frame.bucket), ())
         return frame.key in self.opened or any(other.key == frame.key for other, _ in waiting)
 
 
-class _Readiness:
+class _BucketReadiness:
     """Which buckets' tensors are all final. Thread-safe."""
 
-    def __init__(self, summed: Summed) -> None:
+    def __init__(self, summed: ReducedTensors) -> None:
         self._buckets = summed.buckets
         self._statistics = summed.statistics_names
         self._of_name: dict[str, list[int]] = {}
@@ -140,11 +145,12 @@ class _Readiness:
         return not self._missing[index]
 
 
-class GroupReduction:
+class RingAllReduce:
     """One stage's part in its group's sums, on this device, for one epoch.
 
     `begin`, `final` (from the compute thread) and `finish` frame each round of training, and `run`
-    runs beside them all the time. Implements `stage_ends.Reduction` and `switchboard.Receiver`.
+    runs beside them all the time. Implements `stage_ends.AllReduce` and
+    `switchboard.StreamReceiver`.
 
     Attributes:
         summed: what.
@@ -152,7 +158,12 @@ class GroupReduction:
     """
 
     def __init__(
-        self, summed: Summed, line: Line, devices: Sequence[str], own: str, switchboard: Switchboard
+        self,
+        summed: ReducedTensors,
+        line: StreamId,
+        devices: Sequence[str],
+        own: str,
+        switchboard: TensorRouter,
     ) -> None:
         """Connect the ring.
 
@@ -165,27 +176,27 @@ class GroupReduction:
         """
         self._own = own
         place = devices.index(own)
-        self._ring = Ring(place, len(devices))
+        self._ring = RingPlace(place, len(devices))
         self._next = devices[(place + 1) % len(devices)]
         self._line = line
         self._switchboard = switchboard
         self.summed = summed
-        self._readiness = _Readiness(summed)
+        self._readiness = _BucketReadiness(summed)
         self._loop = asyncio.get_running_loop()
         self._order: RoundOrder | None = None
         self._ordinal = 0
         self._begun = len(self.summed.buckets)  # buckets of this round that have been packed
-        self._sums: dict[int, BucketSum] = {}  # those of them that are not complete
-        self._arriving = _Arriving()
+        self._sums: dict[int, BucketReduction] = {}  # those of them that are not complete
+        self._arriving = _ReceivedChunks()
         # Each bucket under way has one entry a step at most.
-        self._outgoing: asyncio.PriorityQueue[_Chunk] = asyncio.PriorityQueue(
+        self._outgoing: asyncio.PriorityQueue[_OutgoingChunk] = asyncio.PriorityQueue(
             WINDOW * self._ring.steps
         )
         self._numbers = count()
         self._settled = asyncio.Event()  # all buckets of the round are complete, or `_failure`
         self._failing = asyncio.Event()
         self._failure: Exception | None = None
-        self.arrived = Arrived()
+        self.arrived = ArrivedSums()
         switchboard.connect_receiver(line, self, {devices[place - 1]})
 
     # -- a round, as the stage runner sees it ----------------------------------------------------
@@ -208,7 +219,7 @@ class GroupReduction:
         self._arriving.next_round = None
         self._readiness.reset()
         self._settled.clear()
-        self.arrived = Arrived()
+        self.arrived = ArrivedSums()
 
     def final(self, name: str) -> None:
         """That parameter's gradient will not change any more in this round.
@@ -232,7 +243,8 @@ class GroupReduction:
         update.
 
         Raises:
-            NotFinite: a gradient of this device is NaN or infinite, or a sum; also by `run`.
+            MicroBatchNotFinite: a gradient of this device is NaN or infinite, or a sum; also by
+                `run`.
         """
         self.all_final()
         await self._settled.wait()
@@ -243,7 +255,7 @@ class GroupReduction:
         """Send until cancelled.
 
         Raises:
-            NotFinite: as `finish`, without waiting for it; so what `fail` was given.
+            MicroBatchNotFinite: as `finish`, without waiting for it; so what `fail` was given.
             LinkClosed: the next device is out of reach.
         """
         async with task_scope() as scope:
@@ -266,17 +278,17 @@ class GroupReduction:
             else:
                 self._loop.call_soon(self._start)
 
-    def _begin_bucket(self, bucket: Bucket) -> None:
+    def _begin_bucket(self, bucket: GradientBucket) -> None:
         assert self._order is not None
         flat, present = self.summed.pack(bucket, self._order.round.step + 1)
         self._begun += 1
         wire = self.summed.wire(bucket)
-        self._sums[bucket.index] = BucketSum(self._ring, flat, present, wire)
+        self._sums[bucket.index] = BucketReduction(self._ring, flat, present, wire)
         self._put(bucket.index, 0)
         for frame, values in self._arriving.held.pop((self._ordinal, bucket.index), ()):
             self._receive(frame, values)
 
-    def _receive(self, frame: _Frame, values: Tensor) -> None:
+    def _receive(self, frame: _ChunkHeader, values: Tensor) -> None:
         if failpoints.armed:
             stage = self._line.stage
             failpoints.reach_now("bucket.receive.after", device=self._own, stage=stage)
@@ -287,7 +299,7 @@ class GroupReduction:
 
     def _put(self, index: int, step: int) -> None:
         rank = self.summed.rank(index)
-        self._outgoing.put_nowait(_Chunk(rank, next(self._numbers), index, step))
+        self._outgoing.put_nowait(_OutgoingChunk(rank, next(self._numbers), index, step))
 
     def _complete(self, index: int) -> None:
         """If the bucket is complete, write it back and let another one begin."""
@@ -299,12 +311,12 @@ class GroupReduction:
             self._settle()
             self._start()
 
-    def _unpack(self, index: int, total: BucketSum) -> None:
+    def _unpack(self, index: int, total: BucketReduction) -> None:
         assert self._order is not None
         step = self._order.round.step + 1
         try:
             self.summed.unpack(self.summed.buckets[index], total.flat, total.present, step)
-        except NotFinite as error:  # handed to `run` and `finish`
+        except MicroBatchNotFinite as error:  # handed to `run` and `finish`
             self._fail(error)
 
     def _settle(self) -> None:
@@ -381,20 +393,20 @@ class GroupReduction:
         """A frame could not be taken in: `run` and `finish` raise `error`."""
         self._fail(error)
 
-    def _elements(self, frame: _Frame) -> int:
+    def _elements(self, frame: _ChunkHeader) -> int:
         """Of the frame's chunk."""
         bucket = self.summed.buckets[frame.bucket]
         first, end = self._ring.chunk(self._ring.received(frame.step), bucket.elements)
         return end - first
 
-    def _read(self, fields: Fields) -> _Frame:
+    def _read(self, fields: Fields) -> _ChunkHeader:
         """The frame, if it is one of this epoch's ring."""
         index = integer(fields, "bucket", 0, len(self.summed.buckets) - 1)
         present = fields.get("present")
         length = _present_bytes(self.summed.buckets[index])
         if not isinstance(present, bytes) or len(present) != length:
             raise ProtocolError(f"bucket {index} has {length} bytes of presence bits")
-        return _Frame(
+        return _ChunkHeader(
             self._ordinal_of(integer(fields, "round")),
             index,
             integer(fields, "step", 0, self._ring.steps - 1),
@@ -412,7 +424,7 @@ class GroupReduction:
             raise ProtocolError(f"a chunk of round {round_index} in round {current}")
         return self._ordinal + 1
 
-    def _checked(self, fields: Fields) -> _Frame:
+    def _checked(self, fields: Fields) -> _ChunkHeader:
         """The frame, if this device still wants it and is not flooded."""
         frame = self._read(fields)
         buckets = len(self.summed.buckets)
@@ -426,7 +438,7 @@ class GroupReduction:
         return frame
 
 
-def _present_bytes(bucket: Bucket) -> int:
+def _present_bytes(bucket: GradientBucket) -> int:
     return (len(bucket.entries) + 7) // 8
 
 

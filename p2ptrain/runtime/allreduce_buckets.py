@@ -52,7 +52,7 @@ MAX_ENTRIES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Summand:
+class ReducedTensor:
     """A tensor that the devices of a group sum.
 
     Attributes:
@@ -66,7 +66,7 @@ class Summand:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BucketSlice:
     """Elements [first, end) of a tensor, which begin at `place` in their bucket."""
 
     name: str
@@ -81,7 +81,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class GradientBucket:
     """Tensors, or parts of large ones, that are summed together.
 
     Attributes:
@@ -91,7 +91,7 @@ class Bucket:
 
     index: int
     dtype: torch.dtype
-    entries: tuple[Entry, ...]
+    entries: tuple[BucketSlice, ...]
 
     @property
     def elements(self) -> int:
@@ -106,8 +106,8 @@ class Bucket:
 
 
 def buckets_of(
-    summands: Iterable[Summand], size_bytes: BucketSize = USUAL.next_bytes, *, first: int = 0
-) -> tuple[Bucket, ...]:
+    summands: Iterable[ReducedTensor], size_bytes: BucketSize = USUAL.next_bytes, *, first: int = 0
+) -> tuple[GradientBucket, ...]:
     """All tensors in buckets of one dtype each.
 
     Args:
@@ -120,8 +120,8 @@ def buckets_of(
     for summand in summands:
         total[summand.dtype] += summand.elements
     left = total.copy()  # those that are in no finished bucket
-    buckets: list[Bucket] = []
-    filling: dict[torch.dtype, list[Entry]] = {}
+    buckets: list[GradientBucket] = []
+    filling: dict[torch.dtype, list[BucketSlice]] = {}
 
     def limit(dtype: torch.dtype) -> int:
         each = dtype.itemsize
@@ -129,7 +129,7 @@ def buckets_of(
         return max(1, size_bytes(before * each, left[dtype] * each) // each)
 
     def finish(dtype: torch.dtype) -> None:
-        buckets.append(Bucket(first + len(buckets), dtype, tuple(filling.pop(dtype))))
+        buckets.append(GradientBucket(first + len(buckets), dtype, tuple(filling.pop(dtype))))
         left[dtype] -= buckets[-1].elements
 
     for summand in summands:
@@ -139,7 +139,7 @@ def buckets_of(
             place = entries[-1].place + entries[-1].elements if entries else 0
             full = limit(summand.dtype)
             end = min(summand.elements, done + full - place)
-            entries.append(Entry(summand.name, done, end, place))
+            entries.append(BucketSlice(summand.name, done, end, place))
             done = end
             if place + entries[-1].elements == full or len(entries) == MAX_ENTRIES:
                 finish(summand.dtype)
@@ -149,7 +149,7 @@ def buckets_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class RingPlace:
     """One device's place in a ring of `size` >= 2; it sends to place + 1 and hears place - 1."""
 
     place: int
@@ -177,7 +177,7 @@ class Ring:
         return number * elements // self.size, (number + 1) * elements // self.size
 
 
-class BucketSum:
+class BucketReduction:
     """A bucket that this device has begun.
 
     Args:
@@ -188,7 +188,7 @@ class BucketSum:
     """
 
     def __init__(
-        self, ring: Ring, flat: Tensor, present: int, wire: WireFormat = WireFormat.EXACT
+        self, ring: RingPlace, flat: Tensor, present: int, wire: WireFormat = WireFormat.EXACT
     ) -> None:
         self.flat = flat
         self._wire = wire
@@ -256,11 +256,11 @@ class BucketSum:
         return self.flat[first:end]
 
 
-class GivenUp(Exception):  # nobody's error: the round has been given up
+class SumsAbandoned(Exception):  # nobody's error: the round has been given up
     """Nobody wants to know any more."""
 
 
-class Arrived:
+class ArrivedSums:
     """The sums of one round. Thread-safe.
 
     Attributes:
@@ -280,7 +280,7 @@ class Arrived:
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Whoever waits now or later gets `GivenUp`, unless what it waits for is there."""
+        """Whoever waits now or later gets `SumsAbandoned`, unless what it waits for is there."""
         with self._changed:
             self._is_given_up = True
             self._changed.notify_all()
@@ -296,5 +296,5 @@ class Arrived:
             self._changed.wait_for(lambda: self._is_given_up or self._there.issuperset(buckets))
             self.waited_seconds += perf_counter() - began
             if not self._there.issuperset(buckets):
-                raise GivenUp
+                raise SumsAbandoned
             return frozenset(self._there)

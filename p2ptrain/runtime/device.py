@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.io.tensor_router import TensorRouter
 
 
 @dataclass(frozen=True, slots=True)
-class Shell:
+class LocalDevice:
     """What every stage of this device shares."""
 
     mesh: Mesh
-    switchboard: Switchboard
+    switchboard: TensorRouter
     compute: ComputeThread

@@ -18,19 +18,19 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.errors import TrainingError
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import RoundOrder, RoundReport
-from p2ptrain.messages.tensors import Piece, PieceKey, Value
-from p2ptrain.model.stage.failures import OPERATORS_RAISE, first_line, unit_of
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, Value
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, first_line
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.process.cpu_share import Span
-from p2ptrain.runtime.io.replay_log import EpochLog
-from p2ptrain.runtime.io.sample_division import Division
-from p2ptrain.runtime.io.tensor_receiver import Gathered
+from p2ptrain.process.cpu_share import CpuSpan
+from p2ptrain.runtime.io.replay_log import ReplayLog
+from p2ptrain.runtime.io.sample_division import SampleDivision
+from p2ptrain.runtime.io.tensor_receiver import GatheredValues
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS
 from p2ptrain.runtime.live_stage import TrainedStage
-from p2ptrain.runtime.not_finite import NotFinite
-from p2ptrain.runtime.stage_io import Lines, StageLinks
+from p2ptrain.runtime.not_finite import MicroBatchNotFinite
+from p2ptrain.runtime.stage_io import StageIo, StageSender
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class OperatorFailed(TrainingError):
 
 
 @dataclass(frozen=True, slots=True)
-class StageTask:
+class StageSpec:
     """What a stage is, besides its units.
 
     Attributes:
@@ -59,7 +59,7 @@ class StageTask:
         division: how its devices divide the work.
         device: this one.
         keeps: whether this device copies the stage when a round's order says so.
-        goes_ahead: whether it makes updates before they count (`update.Update`).
+        goes_ahead: whether it makes updates before they count (`update.OptimizerStep`).
         trails: whether a round may begin before the sums of the one before are there.
     """
 
@@ -69,21 +69,23 @@ class StageTask:
     held: int | None
     seed: int
     uses_targets: bool
-    division: Division
+    division: SampleDivision
     device: str
     keeps: bool
     goes_ahead: bool = False
     trails: bool = False
 
-    def piece(self, shape: Round, number: int) -> Piece | None:
+    def piece(self, shape: Round, number: int) -> MicroBatchSlice | None:
         """This device's part of a micro-batch; None = it has none."""
         size = shape.size(number)
         part = self.division.part(self.device, number, size)
         if part is None:
             return None
-        return Piece(PieceKey(shape.index, number), shape.mode, size, part.first, part.end)
+        return MicroBatchSlice(
+            MicroBatchKey(shape.index, number), shape.mode, size, part.first, part.end
+        )
 
-    def pieces(self, shape: Round) -> Iterator[Piece]:
+    def pieces(self, shape: Round) -> Iterator[MicroBatchSlice]:
         """This device's parts of a round, ascending."""
         for number in shape.numbers:
             piece = self.piece(shape, number)
@@ -91,7 +93,7 @@ class StageTask:
                 yield piece
 
 
-class PieceRunner(ABC):
+class StageExecutor(ABC):
     """One stage on this device, for one epoch.
 
     Attributes:
@@ -102,12 +104,12 @@ class PieceRunner(ABC):
 
     def __init__(
         self,
-        task: StageTask,
+        task: StageSpec,
         live: TrainedStage,
-        links: StageLinks,
-        lines: Lines,
+        links: StageSender,
+        lines: StageIo,
         compute: ComputeThread,
-        log: EpochLog | None = None,
+        log: ReplayLog | None = None,
     ) -> None:
         """`log`: of what it sends; None = nobody will want it again."""
         self.task = task
@@ -116,7 +118,7 @@ class PieceRunner(ABC):
         self._lines = lines
         self._compute = compute
         self._log = log
-        self._busy = Span(0.0, 0.0)
+        self._busy = CpuSpan(0.0, 0.0)
         self._is_finite = True  # all of this round
         self.round = 0  # that was begun last
         self.waits_for_group = False
@@ -134,7 +136,7 @@ class PieceRunner(ABC):
         """Carry out what is ordered, until cancelled."""
 
     async def _report(self, order: RoundOrder, loss: float) -> None:
-        busy, self._busy = self._busy, Span(0.0, 0.0)
+        busy, self._busy = self._busy, CpuSpan(0.0, 0.0)
         is_finite, self._is_finite = self._is_finite, True
         if failpoints.armed:
             await self._reach("done.send.before", order)
@@ -144,7 +146,9 @@ class PieceRunner(ABC):
 
     # -- pieces ----------------------------------------------------------------------------------
 
-    async def _compute_forward(self, order: RoundOrder, piece: Piece, compute: Forward) -> float:
+    async def _compute_forward(
+        self, order: RoundOrder, piece: MicroBatchSlice, compute: Forward
+    ) -> float:
         """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
         inputs, targets = await self._inputs(order, piece)
         outputs = await self._run_forward_of(order, piece, compute, inputs, targets)
@@ -153,23 +157,23 @@ class PieceRunner(ABC):
     async def _run_forward_of(
         self,
         order: RoundOrder,
-        piece: Piece,
+        piece: MicroBatchSlice,
         compute: Forward,
-        inputs: Gathered,
-        targets: Gathered | None,
+        inputs: GatheredValues,
+        targets: GatheredValues | None,
     ) -> list[Tensor]:
         """Raises OperatorFailed: the model does not work with these samples."""
         try:
             run = partial(on_joined, compute, inputs, targets)
             return await self._run((1, -self.task.index), run)
         except OPERATORS_RAISE as error:
-            unit = unit_of(error)
+            unit = failing_unit(error)
             if unit is None:
                 raise
             raise OperatorFailed(_refused(error, unit, order, piece)) from error
 
     async def _give_forward(
-        self, order: RoundOrder, piece: Piece, outputs: Sequence[Tensor]
+        self, order: RoundOrder, piece: MicroBatchSlice, outputs: Sequence[Tensor]
     ) -> float:
         """Send on what a forward has made; as `_compute_forward`."""
         if failpoints.armed:
@@ -184,21 +188,23 @@ class PieceRunner(ABC):
             if order.leaves_out:
                 self._is_finite = False
             else:
-                raise NotFinite(
+                raise MicroBatchNotFinite(
                     f"the loss became {loss} at step {shape.step + 1}",
                     shape.step + 1,
                     micro_batch=number - shape.first,
-                    held_as=number,
+                    micro_batch_number=number,
                 )
         return loss * (piece.samples / order.round.samples)  # one weight, as plain torch has it
 
-    async def _compute_backward(self, order: RoundOrder, piece: Piece, compute: Backward) -> None:
+    async def _compute_backward(
+        self, order: RoundOrder, piece: MicroBatchSlice, compute: Backward
+    ) -> None:
         given = await self._gradients(order, piece)
         run = partial(_on_joined_gradients, compute, given)
         result = await self._run((0, self.task.index), run)
         await self._give_backward(order, piece, result)
 
-    async def _gradients(self, order: RoundOrder, piece: Piece) -> Gathered | None:
+    async def _gradients(self, order: RoundOrder, piece: MicroBatchSlice) -> GatheredValues | None:
         """Wait for those of what a piece gave; None at the last stage."""
         inlet = self._lines.gradients
         if failpoints.armed:
@@ -209,7 +215,7 @@ class PieceRunner(ABC):
         return given
 
     async def _give_backward(
-        self, order: RoundOrder, piece: Piece, result: Sequence[Value]
+        self, order: RoundOrder, piece: MicroBatchSlice, result: Sequence[Value]
     ) -> None:
         """Send on what a backward has made."""
         if failpoints.armed:
@@ -219,7 +225,12 @@ class PieceRunner(ABC):
             await self._lines.backward.put(piece, result)
 
     def _note_sent(
-        self, order: RoundOrder, stage: int, flow: str, piece: Piece, values: Sequence[Value]
+        self,
+        order: RoundOrder,
+        stage: int,
+        flow: str,
+        piece: MicroBatchSlice,
+        values: Sequence[Value],
     ) -> None:
         if self._log is not None:
             self._log.sent(order, stage, flow, piece, values)
@@ -239,8 +250,8 @@ class PieceRunner(ABC):
         return loss
 
     async def _inputs(
-        self, order: RoundOrder, piece: Piece, *, started: bool = True
-    ) -> tuple[Gathered, Gathered | None]:
+        self, order: RoundOrder, piece: MicroBatchSlice, *, started: bool = True
+    ) -> tuple[GatheredValues, GatheredValues | None]:
         """Wait for them; `started`: whoever feeds may send one more piece."""
         if failpoints.armed:
             await self._reach("forward.receive.before", order)
@@ -266,9 +277,9 @@ class PieceRunner(ABC):
         await failpoints.reach(name, device=task.device, stage=task.index, step=step)
 
 
-def _refused(error: Exception, unit: str, order: RoundOrder, piece: Piece) -> str:
+def _refused(error: Exception, unit: str, order: RoundOrder, piece: MicroBatchSlice) -> str:
     shape, number = order.round, piece.key.micro_batch - order.round.first
-    where = "the evaluation" if shape.mode is Mode.EVAL else f"step {shape.step + 1}"
+    where = "the evaluation" if shape.mode is RoundMode.EVAL else f"step {shape.step + 1}"
     why = first_line(error).rstrip(".")
     return (
         f"layer {unit} failed with micro-batch {number} of {where}: {why}. Look at "
@@ -278,19 +289,19 @@ def _refused(error: Exception, unit: str, order: RoundOrder, piece: Piece) -> st
 
 def on_joined(
     function: Forward,
-    inputs: Gathered,
-    targets: Gathered | None,
+    inputs: GatheredValues,
+    targets: GatheredValues | None,
 ) -> list[Tensor]:
     """Put the parts of a piece together in the compute thread, and go on with them."""
     joined = _tensors(targets.join()) if targets is not None else []
     return function(_tensors(inputs.join()), joined)
 
 
-def _on_joined_gradients(compute: Backward, given: Gathered | None) -> list[Tensor | None]:
+def _on_joined_gradients(compute: Backward, given: GatheredValues | None) -> list[Tensor | None]:
     return compute(given.join() if given is not None else [])
 
 
-def draw(piece: Piece) -> int:
+def draw(piece: MicroBatchSlice) -> int:
     """What random numbers depend on: the micro-batch, and where in it a part begins.
 
     So parts of one micro-batch on several devices do not share their masks.

@@ -7,7 +7,7 @@ from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import StateRef
 from p2ptrain.model.stage.finite import Broken
 
-_SAID = {
+_DESCRIPTIONS = {
     "gradient": "the gradient of {name}{unit} became NaN or infinite at step {step}",
     "weight": "the update of {name}{unit} would leave it NaN or infinite at step {step}",
     "optimizer state": (
@@ -18,13 +18,13 @@ _SAID = {
 }
 
 
-class NotFinite(TrainingError):
+class MicroBatchNotFinite(TrainingError):
     """The update under way is not finite: it must not count.
 
     Attributes:
         step: number of the update, from 1.
         micro_batch: which of its round's, from 0; None = it shows in their sum only.
-        held_as: under which number its stages still hold what a diagnosis needs.
+        micro_batch_number: under which number its stages still hold what a diagnosis needs.
         is_update: gradients are finite, and the update is not.
     """
 
@@ -34,23 +34,25 @@ class NotFinite(TrainingError):
         step: int,
         *,
         micro_batch: int | None = None,
-        held_as: int | None = None,
+        micro_batch_number: int | None = None,
         is_update: bool = False,
     ) -> None:
         super().__init__(message)
         self.step = step
         self.micro_batch = micro_batch
-        self.held_as = held_as
+        self.micro_batch_number = micro_batch_number
         self.is_update = is_update
 
 
 def broken_update(
     broken: Broken, step: int, description: ModelDescription, first: int, end: int
-) -> NotFinite:
+) -> MicroBatchNotFinite:
     """What units [first, end) have to say of an update with a tensor that is not finite."""
     unit = f" (layer {first_user(description, first, end, broken.name)})"
-    message = _SAID[broken.what].format(name=broken.name, unit=unit, step=step)
-    return NotFinite(message, step, is_update=broken.what in ("weight", "optimizer state"))
+    message = _DESCRIPTIONS[broken.what].format(name=broken.name, unit=unit, step=step)
+    return MicroBatchNotFinite(
+        message, step, is_update=broken.what in ("weight", "optimizer state")
+    )
 
 
 def first_user(description: ModelDescription, first: int, end: int, name: str) -> str:

@@ -43,17 +43,17 @@ from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.messages.round_orders import Commit, RoundOrder
 from p2ptrain.process.memory_budget import is_out_of_memory
-from p2ptrain.runtime.allreduce_buckets import Arrived
+from p2ptrain.runtime.allreduce_buckets import ArrivedSums
 from p2ptrain.runtime.live_stage import LiveStage
-from p2ptrain.runtime.reduced_tensors import Summed
-from p2ptrain.runtime.stage_snapshots import Run, StageCopies
-from p2ptrain.state.snapshot_store import Named, VersionStore
+from p2ptrain.runtime.reduced_tensors import ReducedTensors
+from p2ptrain.runtime.stage_snapshots import RunInCompute, StageSnapshots
+from p2ptrain.state.snapshot_store import Named, SnapshotStore
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _ReadyUpdate:
     """An update that waits to count.
 
     Attributes:
@@ -64,21 +64,21 @@ class _Made:
     kept: Named | None
 
 
-class Update(StageCopies):
+class OptimizerStep(StageSnapshots):
     """The updates of one stage in one epoch, one at a time."""
 
     def __init__(
         self,
         live: LiveStage,
-        run: Run,
-        store: VersionStore,
+        run: RunInCompute,
+        store: SnapshotStore,
         *,
         device: str,
         stage: int,
         keeps: bool,
         goes_ahead: bool = False,
     ) -> None:
-        """Update `live`; the rest as `StageCopies`.
+        """Update `live`; the rest as `StageSnapshots`.
 
         Args:
             goes_ahead: whether updates are made before they count; `run` lets them count then.
@@ -87,7 +87,7 @@ class Update(StageCopies):
         self._live = live
         self._goes_ahead = goes_ahead
         self._commit: asyncio.Future[Commit] | None = None  # of the update that is ready
-        self._ahead: asyncio.Queue[_Made] = asyncio.Queue(1)
+        self._ahead: asyncio.Queue[_ReadyUpdate] = asyncio.Queue(1)
         self._settled = asyncio.Event()  # there is none to wait for
         self._settled.set()
 
@@ -105,7 +105,7 @@ class Update(StageCopies):
             if not is_ahead:
                 commit = await self._commit
                 apply = partial(self._live.apply, commit.coefficient)
-                await self._counted(_Made(order, await self._made(order, apply)))
+                await self._counted(_ReadyUpdate(order, await self._made(order, apply)))
         finally:
             if not is_ahead:
                 self._settled.set()
@@ -142,7 +142,7 @@ class Update(StageCopies):
         )
         if failpoints.armed:
             await self._reach("update.end.after", order)
-        self._ahead.put_nowait(_Made(order, kept))
+        self._ahead.put_nowait(_ReadyUpdate(order, kept))
 
     async def run(self) -> None:
         """Let updates that were made ahead count once they do, until cancelled."""
@@ -201,7 +201,7 @@ class Update(StageCopies):
                 raise
             self._stays_behind(error)
             return False
-        self._ahead.put_nowait(_Made(order, kept))
+        self._ahead.put_nowait(_ReadyUpdate(order, kept))
         return True
 
     def _stays_behind(self, error: BaseException) -> None:
@@ -217,7 +217,7 @@ class Update(StageCopies):
             await self._reach("update.after", order)
         return kept
 
-    async def _counted(self, made: _Made) -> None:
+    async def _counted(self, made: _ReadyUpdate) -> None:
         if self._is_copied(made.order):
             self._keep(made.kept)
         if failpoints.armed:
@@ -231,11 +231,11 @@ class Update(StageCopies):
         await failpoints.reach(name, device=self._device, **place)
 
 
-class TrailingUpdate:
+class OverlappedUpdate:
     """Of one stage and round, in the compute thread. Implements `stage.Passing`."""
 
     def __init__(
-        self, live: LiveStage, summed: Summed, arrived: Arrived, micro_batches: int
+        self, live: LiveStage, summed: ReducedTensors, arrived: ArrivedSums, micro_batches: int
     ) -> None:
         """Finish the update that `live` has begun.
 

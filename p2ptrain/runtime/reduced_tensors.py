@@ -32,11 +32,17 @@ from p2ptrain.model.stage.finite import Broken
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.plan.types.bucket_sizes import USUAL
-from p2ptrain.runtime.allreduce_buckets import Bucket, BucketSize, Entry, Summand, buckets_of
+from p2ptrain.runtime.allreduce_buckets import (
+    BucketSize,
+    BucketSlice,
+    GradientBucket,
+    ReducedTensor,
+    buckets_of,
+)
 from p2ptrain.runtime.not_finite import broken_update
 
 
-class Summed:
+class ReducedTensors:
     """The tensors of one stage that its group sums.
 
     Attributes:
@@ -79,9 +85,11 @@ class Summed:
         last.sort(key=self.units.__getitem__)
         exact = wire is WireFormat.EXACT
         first = [[*self._sums, *rest]] if exact else [[*self._sums], rest]
-        self.buckets: tuple[Bucket, ...] = ()
+        self.buckets: tuple[GradientBucket, ...] = ()
         for names, size in [*((run, size_bytes) for run in first), (last, turned_bytes)]:
-            summands = (Summand(name, tensors[name].dtype, tensors[name].numel()) for name in names)
+            summands = (
+                ReducedTensor(name, tensors[name].dtype, tensors[name].numel()) for name in names
+            )
             self.buckets += buckets_of(summands, size, first=len(self.buckets))
         unit = {name: number for name, number in self.units.items() if turn is not None}
         self._ranks = [min(unit.get(name, stage.end) for name in b.names) for b in self.buckets]
@@ -115,11 +123,11 @@ class Summed:
         """Of that bucket: chunks of the lowest go first."""
         return self._ranks[index]
 
-    def wire(self, bucket: Bucket) -> WireFormat:
+    def wire(self, bucket: GradientBucket) -> WireFormat:
         """How a bucket's chunks travel: running statistics exactly, in buckets of their own."""
         return self._wires[bucket.index]
 
-    def pack(self, bucket: Bucket, step: int) -> tuple[Tensor, int]:
+    def pack(self, bucket: GradientBucket, step: int) -> tuple[Tensor, int]:
         """A bucket's elements, 1-D in new memory, and a bit for each entry that has a value.
 
         Args:
@@ -127,7 +135,7 @@ class Summed:
             step: number of the update, from 1, for the error.
 
         Raises:
-            NotFinite: some value is NaN or infinite, and no update is left out for that.
+            MicroBatchNotFinite: some value is NaN or infinite, and no update is left out for that.
         """
         flat = torch.empty(bucket.elements, dtype=bucket.dtype)
         present = 0
@@ -147,11 +155,11 @@ class Summed:
         """A round begins."""
         self.norm = 0.0
 
-    def unpack(self, bucket: Bucket, flat: Tensor, present: int, step: int) -> None:
+    def unpack(self, bucket: GradientBucket, flat: Tensor, present: int, step: int) -> None:
         """Put a bucket's sums in place; entries without a bit have no gradient on any device.
 
         Raises:
-            NotFinite: as `pack`: finite values may have a sum that is not.
+            MicroBatchNotFinite: as `pack`: finite values may have a sum that is not.
         """
         is_whole = not (flat.is_floating_point() or flat.is_complex())
         norm = 0.0 if is_whole else torch.linalg.vector_norm(flat).item()
@@ -164,7 +172,7 @@ class Summed:
             if present >> bit & 1:
                 self._put(entry, _part(flat, entry))
 
-    def _put(self, entry: Entry, total: Tensor) -> None:
+    def _put(self, entry: BucketSlice, total: Tensor) -> None:
         parameter = self._parameters.get(entry.name)
         if parameter is not None and total.numel() == parameter.numel():
             parameter.grad = total.as_strided(parameter.shape, self._layouts[entry.name])
@@ -175,14 +183,14 @@ class Summed:
             self._given.add(entry.name)
         value[entry.first : entry.end].copy_(total)
 
-    def _check_entries(self, bucket: Bucket, flat: Tensor, step: int) -> None:
+    def _check_entries(self, bucket: GradientBucket, flat: Tensor, step: int) -> None:
         for entry in bucket.entries:
             if not _part(flat, entry).isfinite().all():
                 what = "buffer" if entry.name in self.statistics_names else "gradient"
                 broken = Broken(what, entry.name)
                 raise broken_update(broken, step, self._description, *self._units)
 
-    def _own_value(self, entry: Entry) -> Tensor | None:
+    def _own_value(self, entry: BucketSlice) -> Tensor | None:
         """As `_value`, but nothing where a sum that is complete has only made room for the rest."""
         if not entry.first:
             self._given.discard(entry.name)  # of the round before
@@ -244,5 +252,5 @@ def _as_it_lies(dense: Tensor) -> Tensor:
     return dense.as_strided((dense.numel(),), (1,))
 
 
-def _part(flat: Tensor, entry: Entry) -> Tensor:
+def _part(flat: Tensor, entry: BucketSlice) -> Tensor:
     return flat[entry.place : entry.place + entry.elements]

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2ptrain.messages.round_orders import RoundOrder, RoundReport
-from p2ptrain.messages.tensors import Piece, Value
-from p2ptrain.runtime.allreduce_buckets import Arrived
-from p2ptrain.runtime.io.tensor_receiver import Inlet
-from p2ptrain.runtime.reduced_tensors import Summed
+from p2ptrain.messages.tensors import MicroBatchSlice, Value
+from p2ptrain.runtime.allreduce_buckets import ArrivedSums
+from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
+from p2ptrain.runtime.reduced_tensors import ReducedTensors
 
 
-class StageLinks(Protocol):
+class StageSender(Protocol):
     """Where a stage's results go, besides its outlets."""
 
-    async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
+    async def send_output(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """The model's outputs of an evaluated piece, to the holder."""
 
-    async def send_started(self, piece: Piece, targets: bool) -> None:
+    async def send_started(self, piece: MicroBatchSlice, targets: bool) -> None:
         """Credit: whoever feeds the activations (or targets) may send one more piece."""
 
     async def exchange_gradients(self, order: RoundOrder) -> bool:
@@ -32,38 +32,38 @@ class StageLinks(Protocol):
         """Tell the holder that the round is done here."""
 
 
-class Outlet(Protocol):
-    """Takes a stage's finished values in one direction: `Outlets`, or nobody."""
+class OutputQueue(Protocol):
+    """Takes a stage's finished values in one direction: `OutputQueues`, or nobody."""
 
-    async def put(self, piece: Piece, values: Sequence[Value]) -> None:
+    async def put(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """A piece is finished."""
 
     async def run(self) -> None:
         """Hand on what was put, until cancelled or nothing can come."""
 
 
-class Nowhere:
-    """Implements `Outlet` for a stage whose results others have already."""
+class DiscardedOutput:
+    """Implements `OutputQueue` for a stage whose results others have already."""
 
-    async def put(self, piece: Piece, values: Sequence[Value]) -> None:
+    async def put(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """Forget it."""
 
     async def run(self) -> None:
         """There is nothing to do."""
 
 
-class Reduction(Protocol):
+class AllReduce(Protocol):
     """The all-reduce inside a group, as a stage uses it."""
 
     def begin(self, order: RoundOrder) -> None:
         """A round of training starts."""
 
     @property
-    def summed(self) -> Summed:
+    def summed(self) -> ReducedTensors:
         """What is summed."""
 
     @property
-    def arrived(self) -> Arrived:
+    def arrived(self) -> ArrivedSums:
         """Which sums of the round that was begun last are there."""
 
     def final(self, name: str) -> None:
@@ -80,7 +80,7 @@ class Reduction(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class StageIo:
     """What a stage on this device is connected to.
 
     Attributes:
@@ -90,9 +90,9 @@ class Lines:
         reduction: with the other devices of the stage; None where this one is alone.
     """
 
-    activations: Inlet
-    targets: Inlet
-    gradients: Inlet | None
-    forward: Outlet | None
-    backward: Outlet | None
-    reduction: Reduction | None
+    activations: TensorReceiver
+    targets: TensorReceiver
+    gradients: TensorReceiver | None
+    forward: OutputQueue | None
+    backward: OutputQueue | None
+    reduction: AllReduce | None

@@ -1,4 +1,4 @@
-"""Where one stage's results go in one epoch: the asynchronous half of `StageLinks`.
+"""Where one stage's results go in one epoch: the asynchronous half of `StageSender`.
 
 Gradients of a tied tensor (one name, used in several stages) are summed once a round by the first
 stage that uses it, which sends the sum back, so that all apply the same update to their copies.
@@ -24,20 +24,20 @@ from time import monotonic
 from torch import Tensor
 
 from p2ptrain import failpoints
-from p2ptrain.job.rounds import Mode
+from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import DONE, NORMS
 from p2ptrain.messages.round_orders import RoundOrder, RoundReport
-from p2ptrain.messages.tensors import Line, Piece, PieceKey, Slice, Value
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, StreamId, Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage import cross_stage_gradients as clip
 from p2ptrain.model.stage import cross_stage_gradients as ties
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.process.memory_budget import available_memory_bytes
-from p2ptrain.runtime.device import Shell
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.sample_division import divisions
-from p2ptrain.runtime.io.tensor_receiver import Contents, Inlet
+from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, Credits
 
 EVALUATION_PIECES_AHEAD = 2
@@ -52,7 +52,7 @@ FREE_MEMORY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ties:
+class TiedWeights:
     """What one stage shares with others.
 
     Attributes:
@@ -64,7 +64,7 @@ class Ties:
     borrowed: Mapping[int, tuple[str, ...]]
 
     @staticmethod
-    def of(stage: int, users: Mapping[str, Sequence[int]]) -> Ties:
+    def of(stage: int, users: Mapping[str, Sequence[int]]) -> TiedWeights:
         """From the stages that use each shared name, ascending."""
         owned: dict[int, list[str]] = {}
         borrowed: dict[int, list[str]] = {}
@@ -75,13 +75,13 @@ class Ties:
                     owned.setdefault(other, []).append(name)
             elif stage in others:
                 borrowed.setdefault(owner, []).append(name)
-        return Ties(
+        return TiedWeights(
             {other: tuple(names) for other, names in owned.items()},
             {owner: tuple(names) for owner, names in borrowed.items()},
         )
 
 
-class FreeMemory:
+class FreeMemoryGauge:
     """How much there is: looked up once in a while only, for all wait for a stage's report."""
 
     def __init__(self) -> None:
@@ -95,8 +95,8 @@ class FreeMemory:
         return self._bytes
 
 
-class EpochLinks:
-    """Implements `StageLinks` for one stage over the switchboard."""
+class LiveStageSender:
+    """Implements `StageSender` for one stage over the switchboard."""
 
     def __init__(
         self,
@@ -104,29 +104,31 @@ class EpochLinks:
         index: int,
         stage: Stage,
         description: ModelDescription,
-        shell: Shell,
+        shell: LocalDevice,
     ) -> None:
         self._assignment = assignment
         self._index = index
         self._stage = stage
         self._description = description
-        self._ties = Ties.of(index, shared_tensors(assignment, description))
+        self._ties = TiedWeights.of(index, shared_tensors(assignment, description))
         self._separate = separate_names(assignment, description)
         self._shell = shell
         self._place = assignment.stages[index]
         self._divisions = divisions(assignment)
         self._last = len(assignment.stages) - 1
         self._credits: dict[str, Credits] = {}
-        self._free_memory = FreeMemory()
-        self._sums: dict[int, Inlet] = {}
-        self._summed: dict[int, Inlet] = {}
+        self._free_memory = FreeMemoryGauge()
+        self._sums: dict[int, TensorReceiver] = {}
+        self._summed: dict[int, TensorReceiver] = {}
         self._connect()
 
-    # -- StageLinks ------------------------------------------------------------------------------
+    # -- StageSender ------------------------------------------------------------------------------
 
-    async def send_forward(self, device: str, piece: Piece, values: Sequence[Value]) -> None:
+    async def send_forward(
+        self, device: str, piece: MicroBatchSlice, values: Sequence[Value]
+    ) -> None:
         """Activations to a device of the next stage; in an evaluation once it may be sent more."""
-        if piece.mode is Mode.EVAL:
+        if piece.mode is RoundMode.EVAL:
             await self._credits[device].acquire()
         line = self._line(self._index + 1, ACTIVATIONS)
         send = self._shell.switchboard.send_values
@@ -136,7 +138,9 @@ class EpochLinks:
         if failpoints.armed:
             await self._reach("forward.send.after")
 
-    async def send_backward(self, device: str, piece: Piece, values: Sequence[Value]) -> None:
+    async def send_backward(
+        self, device: str, piece: MicroBatchSlice, values: Sequence[Value]
+    ) -> None:
         """Gradients to a device of the stage before."""
         line = self._line(self._index - 1, GRADIENTS)
         send = self._shell.switchboard.send_values
@@ -147,20 +151,20 @@ class EpochLinks:
         if failpoints.armed:
             await self._reach("backward.send.after")
 
-    async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
+    async def send_output(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """Outputs to the holder."""
         line = self._line(self._last + 1, "outputs")
         send = self._shell.switchboard.send_values
         await send(self._assignment.holder, line, piece, values)
 
-    async def send_started(self, piece: Piece, targets: bool) -> None:
+    async def send_started(self, piece: MicroBatchSlice, targets: bool) -> None:
         """Credit to the holder, and in an evaluation to those of the stage before."""
         line = self._line(self._index, TARGETS if targets else ACTIVATIONS)
         if targets or self._index == 0:
             await self._shell.switchboard.send_started(self._assignment.holder, line)
-        elif piece.mode is Mode.EVAL:
+        elif piece.mode is RoundMode.EVAL:
             before = self._divisions[self._index - 1]
-            own = Slice(self._shell.mesh.self_id, piece.first, piece.end)
+            own = SampleRange(self._shell.mesh.self_id, piece.first, piece.end)
             for part in before.overlaps(piece.key.micro_batch, piece.size, own):
                 await self._shell.switchboard.send_started(part.device, line)
 
@@ -168,7 +172,7 @@ class EpochLinks:
         """Sum tied gradients; see the picture above."""
         if not self._ties.owned and not self._ties.borrowed:
             return False
-        piece = Piece.whole(PieceKey(order.round.index, 0), Mode.TRAIN, 1)
+        piece = MicroBatchSlice.whole(MicroBatchKey(order.round.index, 0), RoundMode.TRAIN, 1)
         if self._leads:
             if failpoints.armed:
                 await self._reach("ties.send.before", order.round.step)
@@ -229,18 +233,18 @@ class EpochLinks:
         for owner, names in self._received.items():
             self._summed[owner] = self._tied_inlet(names, f"summed:{owner}", owner)
 
-    def _tied_inlet(self, names: Sequence[str], flow: str, other: int) -> Inlet:
+    def _tied_inlet(self, names: Sequence[str], flow: str, other: int) -> TensorReceiver:
         parameters = self._stage.parameters()
         expected = [(parameters[n].dtype, tuple(parameters[n].shape)) for n in names]
-        contents = Contents(
+        contents = StreamContents(
             flow,
             lambda _mode, _size: expected,
             lambda _mode: [None] * len(expected),
             optional=True,
         )
         leader = self._assignment.stages[other].leader
-        sources = (Slice(leader, 0, 1),)
-        inlet = Inlet(contents, lambda _number, _size: sources, capacity=2, largest=1)
+        sources = (SampleRange(leader, 0, 1),)
+        inlet = TensorReceiver(contents, lambda _number, _size: sources, capacity=2, largest=1)
         self._shell.switchboard.connect_inlet(self._line(self._index, flow), inlet, {leader})
         return inlet
 
@@ -259,7 +263,7 @@ class EpochLinks:
     def _owned_ties(self) -> tuple[str, ...]:
         return tuple(sorted({name for names in self._ties.owned.values() for name in names}))
 
-    async def _exchange_as_leader(self, piece: Piece) -> None:
+    async def _exchange_as_leader(self, piece: MicroBatchSlice) -> None:
         mine = self._own_parts()
         for owner, names in self._ties.borrowed.items():
             parts = [part for name in names for part in mine[name]]
@@ -273,7 +277,7 @@ class EpochLinks:
             await self._send_total(device, self._index, piece, self._owned_ties)
 
     async def _send_total(
-        self, device: str, stage: int, piece: Piece, names: Sequence[str]
+        self, device: str, stage: int, piece: MicroBatchSlice, names: Sequence[str]
     ) -> None:
         totals = [self._gradient(name) for name in names]
         if device == self._shell.mesh.self_id:  # not copied on its way; each stage clips its own
@@ -282,7 +286,7 @@ class EpochLinks:
         await self._send_sums(device, line, piece, totals)
 
     async def _send_sums(
-        self, device: str, line: Line, piece: Piece, values: Sequence[Value]
+        self, device: str, line: StreamId, piece: MicroBatchSlice, values: Sequence[Value]
     ) -> None:
         send = self._shell.switchboard.send_values
         await send(device, line, piece, values, PartKind.GRADIENT, Priority.COLLECTIVE)
@@ -304,7 +308,7 @@ class EpochLinks:
         }
         return {name: kept.get(name) or [self._gradient(name)] for name in shared}
 
-    async def _merge(self, mine: Mapping[str, list[Tensor | None]], piece: Piece) -> None:
+    async def _merge(self, mine: Mapping[str, list[Tensor | None]], piece: MicroBatchSlice) -> None:
         """Sum what this stage owns, in the order of the stages that use it."""
         parts = {name: [mine[name]] for names in self._ties.owned.values() for name in names}
         for other in sorted(self._ties.owned):
@@ -336,8 +340,8 @@ class EpochLinks:
             }
             await self._shell.mesh.send(self._assignment.holder, Message(NORMS, fields))
 
-    def _line(self, stage: int, flow: str) -> Line:
-        return Line(self._assignment.key, stage, flow)
+    def _line(self, stage: int, flow: str) -> StreamId:
+        return StreamId(self._assignment.key, stage, flow)
 
 
 def _copies(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
-from p2ptrain.process.allocator import Creep, beside_the_heap
+from p2ptrain.process.allocator import HeapCreep, beside_the_heap
 from p2ptrain.process.memory_budget import is_out_of_memory
-from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.live_stage import TrainedStage
-from p2ptrain.state.snapshot_store import Named, VersionStore
+from p2ptrain.state.snapshot_store import Named, SnapshotStore
 
 T = TypeVar("T")
 
@@ -19,14 +19,14 @@ OnKept: TypeAlias = Callable[[int, Version, str | None], None]
 """(stage, version, why there is no copy of it; None where there is one)."""
 
 
-class Run(Protocol):
+class RunInCompute(Protocol):
     """Runs a function in the compute thread."""
 
     async def __call__(self, function: Callable[[], T]) -> T:
         """Returns or raises what it does."""
 
 
-class StageCopies:
+class StageSnapshots:
     """The copies of one stage in one epoch.
 
     Attributes:
@@ -36,8 +36,8 @@ class StageCopies:
     def __init__(
         self,
         live: TrainedStage,
-        run: Run,
-        store: VersionStore,
+        run: RunInCompute,
+        store: SnapshotStore,
         *,
         device: str,
         stage: int,
@@ -51,14 +51,14 @@ class StageCopies:
             stage: its number, for `on_kept`.
             keeps: whether this device copies when a round's order says so.
         """
-        self.on_kept: OnKept = _nobody_listens
+        self.on_kept: OnKept = _ignore_outcome
         self._tensors = live
         self._run = run
         self._store = store
         self._device = device
         self._stage = stage
         self._keeps = keeps
-        self._creep = Creep()
+        self._creep = HeapCreep()
 
     async def copy(self) -> None:
         """Keep a copy of the stage as it is, before its first round."""
@@ -79,12 +79,12 @@ class StageCopies:
         return await self._run(partial(self._change_and_copy, change, slot, is_round_over))
 
     def _slot(self) -> Named:
-        return self._store.slot(Kind.KEPT, *self._units) or {}
+        return self._store.slot(StateKind.KEPT, *self._units) or {}
 
     def _keep(self, kept: Named | None) -> None:
         version = self._tensors.version
         if kept is not None:
-            self._store.put(Kind.KEPT, *self._units, version, kept, {})
+            self._store.put(StateKind.KEPT, *self._units, version, kept, {})
         self.on_kept(self._stage, version, None if kept is not None else "no memory")
 
     def _change_and_copy(
@@ -110,5 +110,5 @@ class StageCopies:
         return self._tensors.stage.first, self._tensors.stage.end
 
 
-def _nobody_listens(stage: int, version: Version, why_not: str | None) -> None:
+def _ignore_outcome(stage: int, version: Version, why_not: str | None) -> None:
     """A stage on its own."""

@@ -13,7 +13,7 @@ while the outlets hand finished activations and gradients to the links.
 An update counts once the holder says that all devices have their gradients: so nobody is ever more
 than one update ahead of another (`recovery.committing`). Where the plan has memory for it a stage
 makes its update before that and begins the next round, whose update waits for the word on this one
-(`update.Update`).
+(`update.OptimizerStep`).
 
 Where the plan splits the backward, gradients of weights are computed while an input is awaited, and
 the rest before the stage is done (`plan.schedule.ZeroBubble`).
@@ -37,23 +37,23 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import Commit, RoundOrder
-from p2ptrain.messages.tensors import Piece, PieceKey, Value
-from p2ptrain.plan.types.schedule import Action, ZeroBubble, one_f_one_b
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, Value
+from p2ptrain.plan.types.schedule import ScheduleAction, ZeroBubble, one_f_one_b
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.process.cpu_share import Span
-from p2ptrain.runtime.executor import Forward, PieceRunner, StageTask, draw
-from p2ptrain.runtime.io.replay_log import EpochLog
+from p2ptrain.process.cpu_share import CpuSpan
+from p2ptrain.runtime.executor import Forward, StageExecutor, StageSpec, draw
+from p2ptrain.runtime.io.replay_log import ReplayLog
 from p2ptrain.runtime.live_stage import LiveStage
-from p2ptrain.runtime.not_finite import NotFinite, broken_update
-from p2ptrain.runtime.optimizer_step import TrailingUpdate, Update
-from p2ptrain.runtime.stage_io import Lines, StageLinks
-from p2ptrain.state.snapshot_store import VersionStore
+from p2ptrain.runtime.not_finite import MicroBatchNotFinite, broken_update
+from p2ptrain.runtime.optimizer_step import OptimizerStep, OverlappedUpdate
+from p2ptrain.runtime.stage_io import StageIo, StageSender
+from p2ptrain.state.snapshot_store import SnapshotStore
 
 
 @dataclass(frozen=True, slots=True)
-class _Trailing:
+class _OverlappedRound:
     """A round whose backwards are over while its sums still arrive.
 
     Attributes:
@@ -64,7 +64,7 @@ class _Trailing:
     loss: float
 
 
-class StageRunner(PieceRunner):
+class SyncStageExecutor(StageExecutor):
     """One stage on this device, for one epoch of synchronous rounds.
 
     Attributes:
@@ -74,20 +74,20 @@ class StageRunner(PieceRunner):
 
     def __init__(
         self,
-        task: StageTask,
+        task: StageSpec,
         live: LiveStage,
-        links: StageLinks,
-        lines: Lines,
+        links: StageSender,
+        lines: StageIo,
         compute: ComputeThread,
-        store: VersionStore,
-        log: EpochLog | None = None,
+        store: SnapshotStore,
+        log: ReplayLog | None = None,
     ) -> None:
         """`log`: of what it sends; None = nobody will want it again."""
         super().__init__(task, live, links, lines, compute, log)
         self.live = live
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
         run = partial(self._run, (0, task.index))
-        self.update = Update(
+        self.update = OptimizerStep(
             *(live, run, store),
             device=task.device,
             stage=task.index,
@@ -98,7 +98,7 @@ class StageRunner(PieceRunner):
         self._micro_batches = 0  # of this round
         self._is_saved = False  # what the forwards of this round write
         self._next: RoundOrder | None = None  # taken from the queue, not begun
-        self._trailing: _Trailing | None = None
+        self._trailing: _OverlappedRound | None = None
 
     async def run(self) -> None:
         """Serve rounds, and let updates count that were made ahead of the word."""
@@ -111,14 +111,14 @@ class StageRunner(PieceRunner):
         await self._orders.put(order)
 
     def commit(self, commit: Commit) -> None:
-        """The update that this stage is ready for counts; see `Update.commit`."""
+        """The update that this stage is ready for counts; see `OptimizerStep.commit`."""
         self.update.commit(commit)
 
     async def _serve(self) -> None:
         while True:
             order, self._next = self._next or await self._orders.get(), None
             self.round = order.round.index
-            if order.round.mode is Mode.TRAIN:
+            if order.round.mode is RoundMode.TRAIN:
                 await self._train(order)
             else:
                 await self._report(order, await self._evaluate(order))
@@ -138,7 +138,7 @@ class StageRunner(PieceRunner):
         if not self._is_saved:
             await self._run((0, self.task.index), self._save)
         if await self._trails(order):
-            self._trailing = _Trailing(order, loss)
+            self._trailing = _OverlappedRound(order, loss)
             return
         await self._complete(order)
         await self.update.make(order, partial(self._report, order, loss))
@@ -154,7 +154,7 @@ class StageRunner(PieceRunner):
         if self._is_first or self._orders.empty():
             return False
         self._next = self._orders.get_nowait()
-        return self._next.round.mode is Mode.TRAIN and await self.update.begin(order)
+        return self._next.round.mode is RoundMode.TRAIN and await self.update.begin(order)
 
     async def _end_trailing(self, following: RoundOrder, summed: asyncio.Event) -> None:
         """Wait for the sums that trail, and say that the round which they are of is done.
@@ -185,7 +185,7 @@ class StageRunner(PieceRunner):
         return loss
 
     async def _whole_backward(
-        self, order: RoundOrder, piece: Piece, final: Callable[[str], None] | None
+        self, order: RoundOrder, piece: MicroBatchSlice, final: Callable[[str], None] | None
     ) -> None:
         """`final` is told which gradients are complete, in the last backward of a round."""
         backward = partial(self.live.stage.backward, final=final)
@@ -196,7 +196,7 @@ class StageRunner(PieceRunner):
         pieces = {piece.key.micro_batch: piece for piece in self.task.pieces(order.round)}
         schedule = ZeroBubble([action for action, _ in self._own_actions(order.round)], held)
 
-        def is_ready(action: Action) -> bool:
+        def is_ready(action: ScheduleAction) -> bool:
             return self._has_inputs(action, pieces[action.micro_batch].key)
 
         while (action := schedule.next(is_ready)) is not None:
@@ -210,20 +210,20 @@ class StageRunner(PieceRunner):
         await self._weights(order, *schedule.pending, final=self._final())
         return loss
 
-    def _has_inputs(self, action: Action, key: PieceKey) -> bool:
+    def _has_inputs(self, action: ScheduleAction, key: MicroBatchKey) -> bool:
         lines = self._lines
         if action.kind == "backward":
             return lines.gradients is None or lines.gradients.has(key)
         return lines.activations.has(key) and (not self.task.uses_targets or lines.targets.has(key))
 
-    def _own_actions(self, shape: Round) -> Iterator[tuple[Action, Piece]]:
+    def _own_actions(self, shape: Round) -> Iterator[tuple[ScheduleAction, MicroBatchSlice]]:
         """The stage's order without the micro-batches in which this device has no part."""
         for action in one_f_one_b(shape.micro_batches, self.task.warmup):
             piece = self.task.piece(shape, action.micro_batch)
             if piece is not None:
                 yield action, piece
 
-    async def _forward(self, order: RoundOrder, piece: Piece) -> float:
+    async def _forward(self, order: RoundOrder, piece: MicroBatchSlice) -> float:
         """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
         number, weight = piece.key.micro_batch, piece.samples / order.round.samples
         forward = partial(
@@ -238,7 +238,7 @@ class StageRunner(PieceRunner):
             if self._trailing is not None:
                 return await self._trailing_forward(order, piece, forward)
             return await self._compute_forward(order, piece, partial(self._saving, forward))
-        except NotFinite:
+        except MicroBatchNotFinite:
             if self._trailing is None:  # else it is of the update before
                 await self.update.counted()  # which is reported first
             raise
@@ -254,30 +254,30 @@ class StageRunner(PieceRunner):
             self._is_saved = True
 
     async def _trailing_forward(
-        self, order: RoundOrder, piece: Piece, forward: Callable[..., list[Tensor]]
+        self, order: RoundOrder, piece: MicroBatchSlice, forward: Callable[..., list[Tensor]]
     ) -> float:
         """The round's first, which makes the update of the round before."""
         reduction = self._lines.reduction
         assert reduction is not None
         arrived = reduction.arrived
-        update = TrailingUpdate(self.live, reduction.summed, arrived, order.round.micro_batches)
+        update = OverlappedUpdate(self.live, reduction.summed, arrived, order.round.micro_batches)
         async with task_scope() as scope:
             summed = asyncio.Event()
             ending = scope.create_task(self._end_trailing(order, summed))
             try:
                 given = await self._inputs(order, piece, started=False)
-                scope.create_task(self._tell_started(piece, summed))
+                scope.create_task(self._report_started(piece, summed))
                 compute = partial(forward, passing=update)
                 outputs = await self._run_forward_of(order, piece, compute, *given)
             except BaseException:
                 arrived.give_up()  # the thread is at rest soon
                 raise
             self._is_saved = True
-            self._busy += Span(-arrived.waited_seconds, 0.0)
+            self._busy += CpuSpan(-arrived.waited_seconds, 0.0)
             await ending
         return await self._give_forward(order, piece, outputs)
 
-    async def _tell_started(self, piece: Piece, summed: asyncio.Event) -> None:
+    async def _report_started(self, piece: MicroBatchSlice, summed: asyncio.Event) -> None:
         """Not before the sums are there: what is fed then would take the wire from them."""
         await summed.wait()
         await self._links.send_started(piece, targets=False)
@@ -287,7 +287,7 @@ class StageRunner(PieceRunner):
     async def _backward(
         self,
         order: RoundOrder,
-        piece: Piece,
+        piece: MicroBatchSlice,
         compute: Callable[[int, Sequence[Value]], list[Tensor | None]],
     ) -> None:
         await self._compute_backward(order, piece, partial(compute, piece.key.micro_batch))
@@ -321,7 +321,7 @@ class StageRunner(PieceRunner):
         """Everything is there: is it finite, and will what the update gives be?
 
         Raises:
-            NotFinite: it is not, and the update is not to be left out.
+            MicroBatchNotFinite: it is not, and the update is not to be left out.
         """
         reduction, live = self._lines.reduction, self.live
         summed = None

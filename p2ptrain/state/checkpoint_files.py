@@ -37,7 +37,7 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError, TrainingError, size_text
-from p2ptrain.files import Damaged, open_json, replace_file, seal_json, where_links_lead
+from p2ptrain.files import SealBroken, open_json, replace_file, seal_json, where_links_lead
 from p2ptrain.logs import get_logger
 
 log = get_logger(__name__)
@@ -58,7 +58,7 @@ _HERE = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CheckpointProgress:
     """Where a job stands, and what must be the same for it to go on.
 
     Attributes:
@@ -82,7 +82,7 @@ class Progress:
 class Checkpoint:
     """A job's state between two updates."""
 
-    progress: Progress
+    progress: CheckpointProgress
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
 
@@ -92,7 +92,7 @@ Sums: TypeAlias = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenCheckpoint:
     """A checkpoint that is on the disk, whole.
 
     Attributes:
@@ -104,7 +104,7 @@ class Written:
     sums: Sums
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Written:
+def save(folder: Path, checkpoint: Checkpoint) -> WrittenCheckpoint:
     """Write `checkpoint` as the newest of `folder`.
 
     Raises:
@@ -150,10 +150,10 @@ def save(folder: Path, checkpoint: Checkpoint) -> Written:
     _remove_others(folder, keep=(name, before))
     kinds = (("model", checkpoint.model), ("optimizer", checkpoint.optimizer))
     sums = {f"{kind}:{key}": _sum(t) for kind, tensors in kinds for key, t in tensors.items()}
-    return Written(final, sums)
+    return WrittenCheckpoint(final, sums)
 
 
-def say_anew(folder: Path, progress: Progress) -> None:
+def rewrite_index(folder: Path, progress: CheckpointProgress) -> None:
     """Where the newest checkpoint of `folder` is of that step: what it says of the job.
 
     Raises:
@@ -216,7 +216,7 @@ def _serial(place: Path) -> int:
 def _read_of(folder: Path, index: dict[str, Any], file: Path) -> Checkpoint:
     try:
         place = folder / str(index["folder"])
-        progress = _checked(Progress(**index["progress"]))
+        progress = _checked(CheckpointProgress(**index["progress"]))
         digests = dict(index["sha256"])
     except (KeyError, TypeError, ValueError) as error:
         raise OptionError(f"{file} is not a p2ptrain checkpoint: {error}") from error
@@ -229,7 +229,7 @@ def _read_of(folder: Path, index: dict[str, Any], file: Path) -> Checkpoint:
     )
 
 
-def _checked(progress: Progress) -> Progress:
+def _checked(progress: CheckpointProgress) -> CheckpointProgress:
     """Raises ValueError: a number is none, which would come up much later."""
     counts = (progress.step, progress.samples, progress.batch_size, progress.evaluated or 0)
     if any(type(count) is not int or count < 0 for count in counts):
@@ -237,7 +237,7 @@ def _checked(progress: Progress) -> Progress:
     return progress
 
 
-def load_written(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+def load_written(written: WrittenCheckpoint, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     """Some tensors of a checkpoint.
 
     Args:
@@ -399,7 +399,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
         index = open_json(path.read_bytes())
     except FileNotFoundError:
         raise OptionError(f"there is no checkpoint in {folder}") from None
-    except Damaged as error:
+    except SealBroken as error:
         raise OptionError(f"{path} is damaged: {error}") from error
     except OSError as error:
         raise OptionError(f"cannot read {path}: {_reason(error)}") from error

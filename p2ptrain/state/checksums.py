@@ -14,7 +14,7 @@ from typing import TypeAlias
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.model.wire.tensor_codec import pack
 
@@ -28,7 +28,7 @@ Digest: TypeAlias = tuple[int, ...]
 """Of one tensor as it travels: XXH3 of each CHUNK_BYTES of its bytes, the last one of less."""
 
 
-class DamagedState(PeerError):
+class ChecksumMismatch(PeerError):
     """A tensor's bytes are not those that its checksum was taken of."""
 
 
@@ -44,7 +44,7 @@ async def digests_beside(parts: Sequence[memoryview]) -> list[Digest]:
     """Of some tensors' bytes, each from a chunk's border on; in a thread where it takes long."""
     if sum(part.nbytes for part in parts) <= AT_ONCE_BYTES:
         return [digest_of(part) for part in parts]
-    return await in_background(lambda: [digest_of(part) for part in parts])
+    return await run_in_background(lambda: [digest_of(part) for part in parts])
 
 
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
@@ -52,7 +52,7 @@ def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
     return {name: digest_of(pack(tensor).part) for name, tensor in tensors.items()}
 
 
-def damaged(tensors: Mapping[str, Tensor], digests: Mapping[str, Digest]) -> list[str]:
+def find_damaged(tensors: Mapping[str, Tensor], digests: Mapping[str, Digest]) -> list[str]:
     """Names of those of `tensors` that do not fit their digest; one without is taken as it is."""
     return [
         name

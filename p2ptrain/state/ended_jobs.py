@@ -12,20 +12,20 @@ log = get_logger(__name__)
 
 ENDED_FILE = "ended.json"
 
-MOST_JOBS = 64
+MAX_JOBS = 64
 """The newest; a device that slept through more keeps its job until `--fresh` or ten minutes."""
 
 
-def note(folder: StateFolder, jobs: Collection[str]) -> None:
+def note_ended(folder: StateFolder, jobs: Collection[str]) -> None:
     """Write down that these are over; a disk that refuses is only told of."""
-    known = [job for job in find(folder) if job not in jobs]
+    known = [job for job in find_ended(folder) if job not in jobs]
     try:
-        folder.write_json(ENDED_FILE, {"jobs": [*known, *sorted(jobs)][-MOST_JOBS:]})
+        folder.write_json(ENDED_FILE, {"jobs": [*known, *sorted(jobs)][-MAX_JOBS:]})
     except (OSError, UserError) as error:
         log.warning("end_not_noted", why=str(error))
 
 
-def find(folder: StateFolder) -> tuple[str, ...]:
+def find_ended(folder: StateFolder) -> tuple[str, ...]:
     """Those written down, the newest last."""
     try:
         found = folder.read_json(ENDED_FILE)

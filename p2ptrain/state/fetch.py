@@ -12,15 +12,15 @@ import torch
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import state_layout
 from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
 from p2ptrain.state import relay as relay_rules
-from p2ptrain.state.transfer_client import State, StateReading, StateRequest
-from p2ptrain.state.transfer_server import RELAY, Check, StateServer
+from p2ptrain.state.transfer_client import TransferClient, TransferredState, TransferRequest
+from p2ptrain.state.transfer_server import RELAY, Check, TransferServer
 
 log = get_logger(__name__)
 
@@ -42,14 +42,14 @@ class SourceFailed(PeerError):
         self.peer = peer
 
 
-async def fetch(
+async def fetch_units(
     mesh: Mesh,
-    states: StateServer,
+    states: TransferServer,
     assignment: Assignment,
     wanted: Fetch,
     check: Check,
     arrived: Callable[[int], None] = lambda _nbytes: None,
-) -> State:
+) -> TransferredState:
     """The tensors of some units, from another device, handed on to the next of the stage's group.
 
     What a device that relays cannot give comes from the holder, where that has it.
@@ -65,15 +65,15 @@ async def fetch(
     number = place.devices.index(mesh.self_id)
     hands_on = number + 1 < len(place.devices)
     relay = states.relays.get(key, wanted.first, wanted.end) if hands_on else None
-    reading = StateReading(mesh, check, relay, arrived=arrived)
+    reading = TransferClient(mesh, check, relay, arrived=arrived)
     source = version_source(assignment.version)
     units = (wanted.first, wanted.end)
-    tries = [StateRequest(wanted.peer, key.job, source, *units)]
+    tries = [TransferRequest(wanted.peer, key.job, source, *units)]
     if wanted.relayed:
         timeout = max(number, 1) * relay_rules.HOP_SECONDS
-        tries = [StateRequest(wanted.peer, key.job, RELAY, *units, timeout, key.epoch)]
+        tries = [TransferRequest(wanted.peer, key.job, RELAY, *units, timeout, key.epoch)]
         if assignment.holder != mesh.self_id:
-            tries.append(StateRequest(assignment.holder, key.job, source, *units))
+            tries.append(TransferRequest(assignment.holder, key.job, source, *units))
     why: Exception | None = None
     for request in tries:
         try:
@@ -87,7 +87,7 @@ async def fetch(
     raise SourceFailed(tries[0].peer, str(why) or "it took too long")
 
 
-def _place_of(assignment: Assignment, wanted: Fetch) -> StagePlace:
+def _place_of(assignment: Assignment, wanted: Fetch) -> StageAssignment:
     return next(p for p in assignment.stages if p.first <= wanted.first < p.end)
 
 

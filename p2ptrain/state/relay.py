@@ -22,9 +22,9 @@ from typing import Any, TypeAlias
 
 from p2ptrain.errors import PeerError
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.round_orders import GenerationKey
 
-MOST_RELAYS = 16
+MAX_RELAYS = 16
 """Known at once, the oldest goes: jobs and epochs that never come cost a peer nothing to invent."""
 
 WAIT_SECONDS = 60.0
@@ -38,7 +38,7 @@ Entries: TypeAlias = Sequence[tuple[str, Any]]
 """(name, meta) of each tensor, in the order of the manifest."""
 
 
-class Relay:
+class StateRelay:
     """One stage's tensors on their way through this device."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Relay:
             return
         self._entries = list(entries)
         self._parts = [None] * len(entries)
-        self._tell()
+        self._notify()
 
     def arrived(self, first: int, parts: Sequence[memoryview]) -> None:
         """Tensors [first, first + len(parts)) are here; nobody may write to them before `end`.
@@ -67,13 +67,13 @@ class Relay:
         if self._failure is not None:
             return
         self._parts[first : first + len(parts)] = parts
-        self._tell()
+        self._notify()
 
     def end(self, why: str) -> None:
         """Hand on nothing any more, and keep nothing."""
         self._failure = self._failure or why
         self._entries, self._parts = None, []
-        self._tell()
+        self._notify()
 
     # -- by the device behind it ---------------------------------------------------------------
 
@@ -102,24 +102,24 @@ class Relay:
         if self._failure is not None:
             raise PeerError(self._failure)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-class Relays:
+class StateRelays:
     """The relays of this device, made by whoever asks first: the device behind, or this one."""
 
     def __init__(self) -> None:
-        self._relays: dict[tuple[EpochKey, int, int], Relay] = {}
+        self._relays: dict[tuple[GenerationKey, int, int], StateRelay] = {}
 
-    def get(self, epoch: EpochKey, first: int, end: int) -> Relay:
+    def get(self, epoch: GenerationKey, first: int, end: int) -> StateRelay:
         """The relay of units [first, end) while `epoch` is prepared."""
         key = (epoch, first, end)
         if key not in self._relays:
-            if len(self._relays) >= MOST_RELAYS:
+            if len(self._relays) >= MAX_RELAYS:
                 self._relays.pop(next(iter(self._relays))).end("it was not asked for in time")
-            self._relays[key] = Relay()
+            self._relays[key] = StateRelay()
         return self._relays[key]
 
     def give_up(self, assignment: Assignment, device: str, why: str) -> None:
@@ -128,7 +128,7 @@ class Relays:
             place = assignment.stages[index]
             self.get(assignment.key, place.first, place.end).end(why)
 
-    def end(self, through: EpochKey, why: str) -> None:
+    def end(self, through: GenerationKey, why: str) -> None:
         """Hand on nothing more of that epoch and those before it."""
         for (epoch, _, _), relay in self._relays.items():
             if epoch.job == through.job and epoch.epoch <= through.epoch:

@@ -15,22 +15,28 @@ from torch import Tensor
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.wire.tensor_codec import like
-from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checksums import Digest
 
 Named: TypeAlias = Mapping[str, Tensor]
 """Tensors by `model:` and `optimizer:` names."""
 
-_AT_HAND = (Kind.FETCHED, Kind.KEPT, Kind.REPLICA, Kind.GLOBAL, Kind.INITIAL)
+_AT_HAND = (
+    StateKind.FETCHED,
+    StateKind.KEPT,
+    StateKind.REPLICA,
+    StateKind.GLOBAL,
+    StateKind.INITIAL,
+)
 """Where the same is here more than once: what may be trained on itself goes first."""
 
-Place: TypeAlias = tuple[Kind, int, int]
+Place: TypeAlias = tuple[StateKind, int, int]
 """(kind, first unit, end unit)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredTensors:
     """Tensors of some units at one version.
 
     Attributes:
@@ -39,30 +45,30 @@ class Part:
     """
 
     end: int
-    kind: Kind
+    kind: StateKind
     tensors: Named
     digests: Mapping[str, Digest]
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _StoredEntry:
     tensors: Named
     digests: Mapping[str, Digest]
 
 
-class VersionStore:
+class SnapshotStore:
     """Immutable tensors, for the event loop alone. What is put in is not copied."""
 
     def __init__(self, description: ModelDescription) -> None:
         """Of a model; nothing is there yet."""
         self._description = description
-        self._entries: dict[Holding, _Entry] = {}
+        self._entries: dict[StateEntry, _StoredEntry] = {}
         self._reserved: frozenset[Place] = frozenset()
         self._spare: dict[Place, Named] = {}  # of copies that nobody wants now
 
     def put(
         self,
-        kind: Kind,
+        kind: StateKind,
         first: int,
         end: int,
         version: Version,
@@ -80,9 +86,11 @@ class VersionStore:
             InternalError: a parameter or buffer is missing.
         """
         lacking = self.lacking(first, end, tensors)
-        if lacking or kind is Kind.LIVE:
+        if lacking or kind is StateKind.LIVE:
             raise InternalError(f"{kind} copy of layers {first} to {end} lacks {lacking[:3]}")
-        self._entries[Holding(first, end, version, kind)] = _Entry(dict(tensors), dict(digests))
+        self._entries[StateEntry(first, end, version, kind)] = _StoredEntry(
+            dict(tensors), dict(digests)
+        )
         # What has not changed came from an older copy, which may have been forgotten meanwhile.
         used = {id(tensor) for tensor in tensors.values()}
         for place, spare in self._spare.items():
@@ -93,33 +101,33 @@ class VersionStore:
         wanted = (f"model:{name}" for name in self._description.state_names(first, end))
         return [name for name in wanted if name not in tensors]
 
-    def part_from(self, first: int, end: int, version: Version) -> Part | None:
+    def part_from(self, first: int, end: int, version: Version) -> StoredTensors | None:
         """Of units [first, end) as many from `first` on as lie together; None = it is not here."""
         here = [h for h in self._entries if h.version == version and h.has(first)]
         if not here:
             return None
         holding = min(here, key=lambda h: _AT_HAND.index(h.kind))
         entry, stop = self._entries[holding], min(end, holding.end)
-        tensors = of_units(self._description, entry.tensors, first, stop)
+        tensors = tensors_of_units(self._description, entry.tensors, first, stop)
         digests = {name: entry.digests[name] for name in tensors if name in entry.digests}
-        return Part(stop, holding.kind, tensors, digests)
+        return StoredTensors(stop, holding.kind, tensors, digests)
 
-    def of(self, holding: Holding) -> Part | None:
+    def of(self, holding: StateEntry) -> StoredTensors | None:
         """What is here of a holding, if it is."""
         entry = self._entries.get(holding)
         if entry is None:
             return None
-        return Part(holding.end, holding.kind, entry.tensors, entry.digests)
+        return StoredTensors(holding.end, holding.kind, entry.tensors, entry.digests)
 
-    def seal(self, holding: Holding, part: Part, digests: Mapping[str, Digest]) -> bool:
+    def seal(self, holding: StateEntry, part: StoredTensors, digests: Mapping[str, Digest]) -> bool:
         """Know these digests of `part`; False where it is not what is here any more."""
         entry = self._entries.get(holding)
         if entry is None or entry.tensors is not part.tensors:
             return False
-        self._entries[holding] = _Entry(entry.tensors, dict(digests))
+        self._entries[holding] = _StoredEntry(entry.tensors, dict(digests))
         return True
 
-    def holdings(self) -> tuple[Holding, ...]:
+    def holdings(self) -> tuple[StateEntry, ...]:
         """Everything here."""
         return tuple(self._entries)
 
@@ -128,11 +136,11 @@ class VersionStore:
         self._reserved = frozenset(places)
         self._spare = {place: t for place, t in self._spare.items() if place in self._reserved}
 
-    def slot(self, kind: Kind, first: int, end: int) -> Named | None:
+    def slot(self, kind: StateKind, first: int, end: int) -> Named | None:
         """Memory for the next copy of units [first, end), given away; None = there is none."""
         return self._spare.pop((kind, first, end), None)
 
-    def discard(self, holding: Holding) -> None:
+    def discard(self, holding: StateEntry) -> None:
         """Forget this one, if it is here.
 
         Nobody may read it any more: its memory may be written to again (`slot`).
@@ -144,7 +152,7 @@ class VersionStore:
             self._spare[place] = {n: t for n, t in entry.tensors.items() if id(t) not in used}
 
 
-def of_units(
+def tensors_of_units(
     description: ModelDescription, tensors: Named, first: int, end: int
 ) -> dict[str, Tensor]:
     """Those of `tensors` that belong to units [first, end), the optimizer's included."""
@@ -158,7 +166,7 @@ def owner_of(name: str) -> str:
     return rest if kind == "model" else rest.rpartition(".")[0]
 
 
-def laid_out(model: Named, name: str, tensor: Tensor) -> Tensor:
+def as_laid_out(model: Named, name: str, tensor: Tensor) -> Tensor:
     """What was read from a file as `name`, in new memory and as it lies in the model.
 
     A file keeps neither strides nor the place on the 64-byte grid, and both decide last bits.

@@ -21,7 +21,7 @@ from torch import Tensor
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import Mesh, called
+from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net.fields import integer
@@ -29,14 +29,14 @@ from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.parts import LARGE, decoded, limited, part_of, read_beside
 from p2ptrain.state.checksums import (
     CHUNK_BYTES,
-    DamagedState,
+    ChecksumMismatch,
     Digest,
     chunks,
     digests_beside,
     read_digest,
     split_digests,
 )
-from p2ptrain.state.relay import Relay
+from p2ptrain.state.relay import StateRelay
 from p2ptrain.state.transfer_server import Check
 
 log = get_logger(__name__)
@@ -67,7 +67,7 @@ def _range_bytes() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class StateRequest:
+class TransferRequest:
     """What to read from whom.
 
     Attributes:
@@ -102,34 +102,34 @@ class StateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TransferredState:
     """Tensors by name, and their digests, which they fitted when they arrived."""
 
     tensors: dict[str, Tensor]
     digests: dict[str, Digest]
 
 
-async def read_state(mesh: Mesh, request: StateRequest, check: Check) -> dict[str, Tensor]:
+async def read_state(mesh: Mesh, request: TransferRequest, check: Check) -> dict[str, Tensor]:
     """Fetch every tensor of `request`.
 
     Raises:
         ProtocolError: the other side offers what `check` refuses.
-        DamagedState: bytes do not fit their checksums, nor did they when read again.
+        ChecksumMismatch: bytes do not fit their checksums, nor did they when read again.
         LinkClosed, TimeoutError, PeerError: it is gone, too slow, or has no such state.
     """
-    reading = StateReading(mesh, check)
+    reading = TransferClient(mesh, check)
     await reading.read_from(request)
     return reading.state().tensors
 
 
-class StateReading:
+class TransferClient:
     """A state on its way to this device, from one device or from several in turn."""
 
     def __init__(
         self,
         mesh: Mesh,
         check: Check,
-        onward: Relay | None = None,
+        onward: StateRelay | None = None,
         *,
         known: Known | None = None,
         slot: Mapping[str, Tensor] | None = None,
@@ -153,20 +153,20 @@ class StateReading:
         self._known = known or {}
         self._slot = slot or {}
         self._pace = pace
-        self._told = arrived
-        self._entries: list[_Entry] | None = None
+        self._reported = arrived
+        self._entries: list[_ManifestEntry] | None = None
         self._tensors: dict[str, Tensor] = {}
         self._digests: dict[str, Digest] = {}
         self._sums: dict[str, dict[int, int]] = {}  # of tensors under way: by chunk
 
-    async def read_from(self, request: StateRequest) -> None:
+    async def read_from(self, request: TransferRequest) -> None:
         """Fetch what is still missing. Raises as `read_state`; what has come by then is kept."""
         self._open(await self._manifest(request))
         missing = self._missing(request.range_bytes)
         left_bytes = sum(entry.unpacking.part_bytes for entry in self._absent())
         held = next(missing)
 
-        async def read(span: _Span) -> None:
+        async def read(span: _TransferRange) -> None:
             nonlocal left_bytes
             await self._pace(left_bytes)
             left_bytes -= span.nbytes
@@ -184,14 +184,16 @@ class StateReading:
                 group.create_task(read_some())
         await read(held)
 
-    def state(self) -> State:
+    def state(self) -> TransferredState:
         """Everything, in the order of the manifest, once `read_from` has returned."""
         names = [entry.name for entry in self._entries or ()]
-        return State({n: self._tensors[n] for n in names}, {n: self._digests[n] for n in names})
+        return TransferredState(
+            {n: self._tensors[n] for n in names}, {n: self._digests[n] for n in names}
+        )
 
     # -- the manifest ----------------------------------------------------------------------------
 
-    async def _manifest(self, request: StateRequest) -> list[_Entry]:
+    async def _manifest(self, request: TransferRequest) -> list[_ManifestEntry]:
         for is_last in (False, True):
             waited_for = request.priority is Priority.BULK
             reply = await self._mesh.call(
@@ -207,21 +209,21 @@ class StateReading:
             self._complain(request.peer, "the manifest", give_up=is_last)
         raise AssertionError("unreachable")
 
-    def _read_manifest(self, blob: bytes) -> list[_Entry]:
+    def _read_manifest(self, blob: bytes) -> list[_ManifestEntry]:
         manifest = decoded(blob, LARGE)
         if not isinstance(manifest, list):
             raise ProtocolError("a manifest is a list")
         return [self._entry(entry) for entry in manifest]
 
-    def _entry(self, entry: object) -> _Entry:
+    def _entry(self, entry: object) -> _ManifestEntry:
         match entry:
             case [str(name), meta, digest]:
                 unpacking = Unpacking(meta, self._check(name), slot=self._slot.get(name))
                 known = None if digest is None else read_digest(digest, unpacking.part_bytes)
-                return _Entry(name, meta, unpacking, known)
+                return _ManifestEntry(name, meta, unpacking, known)
         raise ProtocolError("a manifest's entry is [name, meta, digest]")
 
-    def _open(self, entries: list[_Entry]) -> None:
+    def _open(self, entries: list[_ManifestEntry]) -> None:
         if self._entries is not None:
             if [(e.name, e.meta) for e in self._entries] != [(e.name, e.meta) for e in entries]:
                 raise ProtocolError("two devices offer different tensors as the same state")
@@ -234,10 +236,10 @@ class StateReading:
         if self._onward is not None:
             self._onward.begin([(entry.name, entry.meta) for entry in entries])
 
-    def _absent(self) -> list[_Entry]:
+    def _absent(self) -> list[_ManifestEntry]:
         return [entry for entry in self._entries or () if entry.name not in self._tensors]
 
-    def _missing(self, range_bytes: Callable[[], int]) -> Iterator[_Span]:
+    def _missing(self, range_bytes: Callable[[], int]) -> Iterator[_TransferRange]:
         """Ends with the span at which a server knows that it has served."""
         entries = self._entries or []
         absent = {entry.name for entry in self._absent()}
@@ -247,9 +249,9 @@ class StateReading:
             if not self._has(span):
                 yield span
         if span is None or span.end < len(entries) or self._has(span):
-            yield _Span(len(entries), len(entries), 0)
+            yield _TransferRange(len(entries), len(entries), 0)
 
-    def _has(self, span: _Span) -> bool:
+    def _has(self, span: _TransferRange) -> bool:
         """Whether it is a piece that has come, of a tensor that is not whole yet."""
         if span.piece is None:
             return False
@@ -259,7 +261,7 @@ class StateReading:
 
     # -- ranges ----------------------------------------------------------------------------------
 
-    async def _read_span(self, request: StateRequest, span: _Span) -> None:
+    async def _read_span(self, request: TransferRequest, span: _TransferRange) -> None:
         entries = (self._entries or [])[span.first : span.end]
         buffers = [entry.unpacking.buffer[span.bytes_of(entry)] for entry in entries]
         fields = {**request.fields(self._number), **span.fields()}
@@ -273,10 +275,10 @@ class StateReading:
                 priority=request.priority,
                 reply_parts=partial(_exactly, buffers),
             )
-            told = split_digests(reply.fields.get("digests"), [b.nbytes for b in buffers])
+            reported = split_digests(reply.fields.get("digests"), [b.nbytes for b in buffers])
             wrong = None
             sums = await digests_beside(buffers)
-            for entry, digest, found in zip(entries, told, sums, strict=True):
+            for entry, digest, found in zip(entries, reported, sums, strict=True):
                 if found != entry.expected(span, digest):
                     wrong = entry.name
                     break
@@ -285,10 +287,10 @@ class StateReading:
                 break
             self._complain(request.peer, wrong, give_up=is_last)
             await self._manifest(request)  # the server may have taken this range for the last one
-        self._told(span.nbytes)
+        self._reported(span.nbytes)
         self._hand_on(span, entries)
 
-    def _arrived(self, entry: _Entry, span: _Span, found: Digest) -> None:
+    def _arrived(self, entry: _ManifestEntry, span: _TransferRange, found: Digest) -> None:
         if span.piece is None:
             self._digests[entry.name] = found
             self._tensors[entry.name] = entry.unpacking.tensor()
@@ -299,19 +301,19 @@ class StateReading:
             self._digests[entry.name] = tuple(sums[chunk] for chunk in range(len(sums)))
             self._tensors[entry.name] = entry.unpacking.tensor()
 
-    def _hand_on(self, span: _Span, entries: Sequence[_Entry]) -> None:
+    def _hand_on(self, span: _TransferRange, entries: Sequence[_ManifestEntry]) -> None:
         if self._onward is not None and all(entry.name in self._tensors for entry in entries):
             self._onward.arrived(span.first, [entry.unpacking.buffer for entry in entries])
 
     def _complain(self, peer: str, what: str, *, give_up: bool) -> None:
-        name = called(self._mesh, peer)
+        name = display_name(self._mesh, peer)
         log.warning("damaged_on_arrival", what=what, peer=name, again=not give_up)
         if give_up:
-            raise DamagedState(f"{what} from {name} does not fit its checksum, read twice")
+            raise ChecksumMismatch(f"{what} from {name} does not fit its checksum, read twice")
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _ManifestEntry:
     """One tensor of a manifest."""
 
     name: str
@@ -323,14 +325,14 @@ class _Entry:
         """Whether `tensor`, which has that digest, is this one."""
         return digest == self.digest and pack(tensor).meta == self.meta
 
-    def expected(self, span: _Span, told: Digest) -> Digest:
+    def expected(self, span: _TransferRange, reported: Digest) -> Digest:
         """What the bytes of the span must have as their digest."""
         piece = span.bytes_of(self)
-        return told if self.digest is None else self.digest[chunks(piece.start, piece.stop)]
+        return reported if self.digest is None else self.digest[chunks(piece.start, piece.stop)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _TransferRange:
     """Tensors [first, end), or some bytes of one."""
 
     first: int
@@ -338,7 +340,7 @@ class _Span:
     nbytes: int
     piece: slice | None = None
 
-    def bytes_of(self, entry: _Entry) -> slice:
+    def bytes_of(self, entry: _ManifestEntry) -> slice:
         return self.piece or slice(0, entry.unpacking.part_bytes)
 
     def fields(self) -> dict[str, Any]:
@@ -356,7 +358,7 @@ def _exactly(
     return buffers
 
 
-def _spans(sizes: Sequence[int | None], range_bytes: Callable[[], int]) -> Iterator[_Span]:
+def _spans(sizes: Sequence[int | None], range_bytes: Callable[[], int]) -> Iterator[_TransferRange]:
     """Consecutive ranges of at most `range_bytes` and RANGE_TENSORS, or pieces of one tensor.
 
     None: a tensor that is not wanted.
@@ -377,15 +379,15 @@ def _spans(sizes: Sequence[int | None], range_bytes: Callable[[], int]) -> Itera
             if following is None or total + following > most:
                 break
             end, total = end + 1, total + following
-        yield _Span(first, end, total)
+        yield _TransferRange(first, end, total)
         first = end
 
 
-def _pieces(index: int, nbytes: int, range_bytes: Callable[[], int]) -> Iterator[_Span]:
+def _pieces(index: int, nbytes: int, range_bytes: Callable[[], int]) -> Iterator[_TransferRange]:
     """One large tensor in pieces of whole chunks."""
     begin = 0
     while begin < nbytes:
         step = max(range_bytes() // CHUNK_BYTES, 1) * CHUNK_BYTES
         stop = min(begin + step, nbytes)
-        yield _Span(index, index + 1, stop - begin, slice(begin, stop))
+        yield _TransferRange(index, index + 1, stop - begin, slice(begin, stop))
         begin = stop

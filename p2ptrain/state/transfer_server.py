@@ -29,25 +29,25 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.tensor_codec import PackedTensor, copy_into, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.fields import integer, text
 from p2ptrain.net.message import Fields, Message, PartKind
 from p2ptrain.state.checksums import (
     CHUNK_BYTES,
-    DamagedState,
+    ChecksumMismatch,
     Digest,
     chunks,
     digest_of,
     digests_beside,
 )
-from p2ptrain.state.relay import Entries, Relay, Relays
+from p2ptrain.state.relay import Entries, StateRelay, StateRelays
 from p2ptrain.state.snapshot_store import Named
 
 log = get_logger(__name__)
@@ -103,14 +103,14 @@ def nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
+class _OfferedState:
     tensors: Source
     after: After
     digests: KnownDigests
     on_damage: Callable[[], None]
 
 
-class _Served(Protocol):
+class _OpenedState(Protocol):
     """A state that a reader has opened."""
 
     @property
@@ -124,7 +124,7 @@ class _Served(Protocol):
         """The bytes of tensors [first, end)."""
 
     async def look(self, first: int, end: int) -> None:
-        """Raises DamagedState: what is here of tensors [first, end) is not what it was."""
+        """Raises ChecksumMismatch: what is here of tensors [first, end) is not what it was."""
 
     def served(self) -> None:
         """The reader has everything."""
@@ -149,10 +149,13 @@ class _Packed:
     async def look(self, first: int, end: int) -> None:
         for name, tensor in self._tensors[first:end]:
             known = self.digests.get(name)
-            if known is not None and await in_background(partial(digest_of, tensor.part)) != known:
+            if (
+                known is not None
+                and await run_in_background(partial(digest_of, tensor.part)) != known
+            ):
                 log.error("damaged_in_memory", tensor=name)
                 self._on_damage()
-                raise DamagedState(f"{name} has changed in this device's memory")
+                raise ChecksumMismatch(f"{name} has changed in this device's memory")
 
     def served(self) -> None:
         self._tensors = []
@@ -163,7 +166,7 @@ class _Relayed:
 
     digests: Mapping[str, Digest] = {}
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: StateRelay) -> None:
         self._relay = relay
         self.entries, self.parts, self.served = relay.entries, relay.parts, relay.served
 
@@ -171,7 +174,7 @@ class _Relayed:
         """Nothing is known of it but what has been checked on its way here."""
 
 
-class StateServer:
+class TransferServer:
     """Serves named tensors of this device to the members of a job.
 
     Attributes:
@@ -179,8 +182,8 @@ class StateServer:
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        self.relays = Relays()
-        self._sources: dict[tuple[str, str], _Offer] = {}
+        self.relays = StateRelays()
+        self._sources: dict[tuple[str, str], _OfferedState] = {}
         self._whole: dict[tuple[str, str], Source] = {}
         self._opened: dict[_Key, _Opened] = {}
         mesh.route(STATE_MANIFEST, self._manifest)
@@ -202,7 +205,7 @@ class StateServer:
             digests: what is known of the tensors' digests, which then do not change any more.
             on_damage: told where what is here does not fit such a digest any more.
         """
-        self._sources[job, source] = _Offer(tensors, after, digests, on_damage)
+        self._sources[job, source] = _OfferedState(tensors, after, digests, on_damage)
 
     def hold(self, job: str, source: str, tensors: Source) -> None:
         """Have a copy of the whole model, served where nothing else is offered as `source`."""
@@ -285,20 +288,20 @@ class StateServer:
         kind = PartKind.OPAQUE if fields.get("plain") else PartKind.WEIGHT
         return Message(STATE_READ, {"digests": sums}, parts, (kind,) * len(parts))
 
-    async def _serve(self, fields: Fields, key: _Key) -> _Served:
+    async def _serve(self, fields: Fields, key: _Key) -> _OpenedState:
         job, source, _, _, first, end = key
         if source == RELAY:
-            return _Relayed(self.relays.get(EpochKey.read(fields), first, end))
+            return _Relayed(self.relays.get(GenerationKey.read(fields), first, end))
         named, offer = await self.here(job, source, first, end), self._source(job, source)
         return _Packed(named, offer.digests(first, end), offer.on_damage)
 
-    def _source(self, job: str, source: str) -> _Offer:
+    def _source(self, job: str, source: str) -> _OfferedState:
         offer = self._sources.get((job, source))
         if offer is not None:
             return offer
         if (job, source) not in self._whole:
             raise PeerError(f"this device has no state {source!r} of that job")
-        return _Offer(self._whole[job, source], at_once, none_known, nothing)
+        return _OfferedState(self._whole[job, source], at_once, none_known, nothing)
 
     @staticmethod
     def _key(peer: str, fields: Fields) -> _Key:
@@ -314,7 +317,7 @@ class StateServer:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    served: _Served
+    served: _OpenedState
     names: Sequence[str]
 
 

@@ -8,27 +8,27 @@ from typing import Any
 
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.runtime.device import Shell
-from p2ptrain.state.transfer_server import StateServer
-from p2ptrain.worker.device_profile import DeviceMeasures
+from p2ptrain.runtime.device import LocalDevice
+from p2ptrain.state.transfer_server import TransferServer
+from p2ptrain.worker.device_profile import DeviceProfiler
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class WorkerContext:
     """What a participation uses of its device.
 
     Attributes:
         on_failure: (assignment, stage, error) tells the holder.
-        told: (assignment, fields) tells the holder something else of `train.failed`.
+        notify_holder: (assignment, fields) tells the holder something else of `train.failed`.
         waits: is told that the job stands still until the device of that id is back.
         changed: called after whatever has happened.
     """
 
     mesh: Mesh
-    states: StateServer
-    shell: Shell
-    measures: DeviceMeasures
+    states: TransferServer
+    shell: LocalDevice
+    measures: DeviceProfiler
     on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]
-    told: Callable[[Assignment, Mapping[str, Any]], Coroutine[Any, Any, None]]
+    notify_holder: Callable[[Assignment, Mapping[str, Any]], Coroutine[Any, Any, None]]
     waits: Callable[[str], None]
     changed: Callable[[], None]

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from p2ptrain.aio.tasks import OwnedTasks
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.tasks import TaskOwner
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import Error, ProtocolError, TrainingError
 from p2ptrain.events import Event, Warned
 from p2ptrain.logs import get_logger, timed
-from p2ptrain.mesh.interface import GONE, Mesh, called
+from p2ptrain.mesh.interface import GONE, Mesh, display_name
 from p2ptrain.messages.kinds import FETCH_MODEL, MEASURE_LINKS, MEASURE_PROFILE, MODEL_LIMIT_BYTES
 from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
 from p2ptrain.model.graph.description import ModelDescription
@@ -30,7 +30,7 @@ from p2ptrain.model.stage.determinism import check_default_type
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.parts import limited, part_of
-from p2ptrain.process.allocator import Ceiling, trim_heap
+from p2ptrain.process.allocator import MemoryCeiling, trim_heap
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.memory_budget import (
@@ -41,22 +41,22 @@ from p2ptrain.process.memory_budget import (
     usable_memory_bytes,
 )
 from p2ptrain.profiling.measure_units import work_on
-from p2ptrain.profiling.profile_cache import MOST_SECONDS, ProfileCache, measure
-from p2ptrain.recovery.state_report import Inventory
+from p2ptrain.profiling.profile_cache import MAX_SECONDS, ProfileCache, measure
+from p2ptrain.recovery.state_report import StateReport
 from p2ptrain.worker.unasked_models import FetchedModel, UnaskedWork
 
 log = get_logger(__name__)
 
 FETCH_TIMEOUT_SECONDS = 120.0
 
-MOST_SAMPLES = 1 << 20
+MAX_SAMPLES = 1 << 20
 """That anybody may ask to measure."""
 
 LINK_SECONDS = 0.12
 """How long one direction of a link is measured: 1.5 MB at 100 Mbit/s, well past its slow start."""
 
 
-class DeviceMeasures:
+class DeviceProfiler:
     """One a device; keeps the newest answers.
 
     Args:
@@ -72,7 +72,7 @@ class DeviceMeasures:
         compute: ComputeThread,
         profiles: ProfileCache,
         memory_bytes: int | None,
-        ceiling: Ceiling | None = None,
+        ceiling: MemoryCeiling | None = None,
         box: Box | None = None,
         emit: Callable[[Event], None] | None = None,
     ) -> None:
@@ -87,15 +87,15 @@ class DeviceMeasures:
         self._fetched: dict[str, FetchedModel] = {}  # by digest
         self._emit = emit
         self._unasked = None if box is None else UnaskedWork(box, compute, profiles, self._warn)
-        self._offers: dict[str, _Offer] = {}  # by model
+        self._offers: dict[str, _MemoryOffer] = {}  # by model
         self._speeds: dict[str, tuple[float, float]] = {}  # to a peer: bytes/s, seconds
-        self._company = Company(compute)
+        self._company = KeepBusy(compute)
 
     async def close(self) -> None:
         """End what still runs."""
         await self._company.close()
 
-    def know_model(self, description: ModelDescription, most_samples: int = MOST_SAMPLES) -> None:
+    def know_model(self, description: ModelDescription, most_samples: int = MAX_SAMPLES) -> None:
         """This device's own, which was captured here; it has batches of so many samples at most."""
         self._models = {description.digest: description}
         self._most_samples = {description.digest: most_samples}
@@ -135,7 +135,7 @@ class DeviceMeasures:
                 size = _middle_size(measured)
                 self._company.begin(self._unasked.work(model, size, memory_bytes))
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
-        self._offers = {digest: _Offer(measured, memory_bytes, taken)}
+        self._offers = {digest: _MemoryOffer(measured, memory_bytes, taken)}
         answer = ProfileAnswer(measured, memory_bytes, taken)
         return Message(MEASURE_PROFILE, {}, (answer.to_part(),))
 
@@ -166,7 +166,7 @@ class DeviceMeasures:
             raise TrainingError(failure_text(error)) from error
 
     def _warn(self, source: str, why: str) -> None:
-        whose = called(self._mesh, source)
+        whose = display_name(self._mesh, source)
         log.warning("model_ended_its_process", source=whose, why=why)
         if self._emit is not None:
             self._emit(Warned(f"a model of {whose} {why}; this device is not harmed by it"))
@@ -192,11 +192,11 @@ class DeviceMeasures:
                 log.info("link_not_measured", target=target[:12], why=str(error))
         return Message(MEASURE_LINKS, LinksAnswer(tuple(speeds)).fields())
 
-    def facts(self, digest: str) -> Inventory:
+    def facts(self, digest: str) -> StateReport:
         """What this device has measured and offers, and nothing of what it has of any job."""
-        return self.complete(Inventory(self._mesh.self_id), digest)
+        return self.complete(StateReport(self._mesh.self_id), digest)
 
-    def complete(self, inventory: Inventory, digest: str) -> Inventory:
+    def complete(self, inventory: StateReport, digest: str) -> StateReport:
         """With what this device has measured, and what it offers."""
         away = {m.id for m in self._mesh.members.values() if m.state in GONE}
         offer = self._offers.get(digest)
@@ -239,7 +239,7 @@ class DeviceMeasures:
                     reply_parts=limited(MODEL_LIMIT_BYTES),
                 )
             content = bytes(part_of(reply))
-            found = await in_background(lambda: hashlib.sha256(content).hexdigest())
+            found = await run_in_background(lambda: hashlib.sha256(content).hexdigest())
             if found != digest:
                 raise ProtocolError("the holder sent another model than it announced")
             self._fetched = {digest: FetchedModel(digest, content, holder)}
@@ -272,7 +272,7 @@ class DeviceMeasures:
         """What a job may take now, with what it has taken since this device measured its model."""
         return self._most(int((available_memory_bytes() + self._held_bytes()) * USABLE_SHARE))
 
-    def _still_offered(self, offer: _Offer) -> int:
+    def _still_offered(self, offer: _MemoryOffer) -> int:
         """Of what this device offered when it was idle.
 
         What others take meanwhile comes from the fifth that was left free. Only where they have
@@ -293,7 +293,7 @@ class DeviceMeasures:
 
 
 @dataclass(frozen=True)
-class _Offer:
+class _MemoryOffer:
     """What this device measured of a model and offered for it, last.
 
     Attributes:
@@ -314,12 +314,12 @@ _URGENCY = (9,)
 """After all else that this device may have to compute."""
 
 
-class Company:
+class KeepBusy:
     """One a device."""
 
     def __init__(self, compute: ComputeThread) -> None:
         self._compute = compute
-        self._tasks = OwnedTasks(_failed)
+        self._tasks = TaskOwner(_failed)
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -340,7 +340,7 @@ class Company:
     async def steps(self, steps: Iterator[None]) -> None:
         """Take them, which have no end, in this process, while others may still measure."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + MOST_SECONDS
+        until = loop.time() + MAX_SECONDS
         while loop.time() < until:
             await self._compute.run(_URGENCY, partial(next, steps))
 

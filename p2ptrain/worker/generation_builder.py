@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import OwnedTasks, task_scope
+from p2ptrain.aio.tasks import TaskOwner, task_scope
 from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger, timed
-from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio
 from p2ptrain.model.stage.optimizer_spec import OptimizerSpec, optimizer_from_fields
@@ -22,20 +22,20 @@ from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.cores import worker_events as rules
 from p2ptrain.recovery.fetch_plan import Fetch
-from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.checksums import DamagedState
-from p2ptrain.state.fetch import SourceFailed, fetch, state_check
+from p2ptrain.state.checksums import ChecksumMismatch
+from p2ptrain.state.fetch import SourceFailed, fetch_units, state_check
 from p2ptrain.state.snapshot_store import Named
-from p2ptrain.worker.context import Surroundings
-from p2ptrain.worker.hosted_stages import Engagement
-from p2ptrain.worker.job_store import Found, JobStore
+from p2ptrain.worker.context import WorkerContext
+from p2ptrain.worker.hosted_stages import HostedStages
+from p2ptrain.worker.job_store import FoundTensors, JobStore
 from p2ptrain.worker.stage_sizes import StageTooLarge, refuse_large_stages
 
 log = get_logger(__name__)
 
 
-class MakingReady:
+class GenerationBuild:
     """The way from an assignment to stages that may begin: `fetch`, `build`, `take`; or `give_up`.
 
     Args:
@@ -53,9 +53,9 @@ class MakingReady:
     def __init__(
         self,
         assignment: Assignment,
-        around: Surroundings,
+        around: WorkerContext,
         store: JobStore,
-        tasks: OwnedTasks,
+        tasks: TaskOwner,
         feed: Callable[[rules.DeviceEvent], None],
         look: Callable[[Version], None],
         planned_bytes: int,
@@ -73,7 +73,7 @@ class MakingReady:
         self._look = look
         self._planned_bytes = planned_bytes
         self._gathers = gathers
-        self._built: Engagement | None = None
+        self._built: HostedStages | None = None
         self._task: asyncio.Task[None] | None = None
 
     def fetch(self, fetches: tuple[Fetch, ...]) -> None:
@@ -92,7 +92,7 @@ class MakingReady:
         """The stages, from what is here now; nothing where all that is built stands elsewhere."""
         self._task = self._tasks.spawn(self._build(), f"build {self.assignment.key.epoch}")
 
-    def take(self) -> Engagement:
+    def take(self) -> HostedStages:
         """The epoch begins: its stages."""
         assert self._built is not None
         return self._built
@@ -156,10 +156,12 @@ class MakingReady:
             self.fetched_bytes += nbytes
 
         async def fetch_one(wanted: Fetch) -> None:
-            state = await fetch(self._mesh, self._around.states, assignment, wanted, check, count)
+            state = await fetch_units(
+                self._mesh, self._around.states, assignment, wanted, check, count
+            )
             units = (wanted.first, wanted.end)
             self.moved_bytes += sum(tensor.nbytes for tensor in state.tensors.values())
-            versions.put(Kind.FETCHED, *units, version, state.tensors, state.digests)
+            versions.put(StateKind.FETCHED, *units, version, state.tensors, state.digests)
             self._store.offer(version)
             if failpoints.armed:
                 await failpoints.reach("fetch.between", device=self._mesh.self_id)
@@ -175,7 +177,7 @@ class MakingReady:
             if not self._gathers:
                 await self._build_stages()
         except Exception as error:  # told to the holder, which plans around it
-            if isinstance(error, DamagedState):
+            if isinstance(error, ChecksumMismatch):
                 self._look(self.assignment.version)
             self._feed(self._failure(error))
         else:
@@ -185,11 +187,11 @@ class MakingReady:
     async def _build_stages(self) -> None:
         description = await self._description()
         versions = self._store.versions(description)
-        self._built = Engagement(
+        self._built = HostedStages(
             self.assignment, description, self._around.shell, versions, self._planned_bytes
         )
 
-        async def parts(place: StagePlace) -> Named:
+        async def parts(place: StageAssignment) -> Named:
             found = await self._here(place)
             return await self._compute.run((0,), found.own)
 
@@ -198,7 +200,7 @@ class MakingReady:
         if failpoints.armed:
             await failpoints.reach("build.after", device=self._mesh.self_id)
 
-    async def _here(self, place: StagePlace) -> Found:
+    async def _here(self, place: StageAssignment) -> FoundTensors:
         try:
             return await self._store.find(self.assignment.version, place.first, place.end)
         except SourceFailed:
@@ -222,7 +224,7 @@ class MakingReady:
             memory_bytes = self._around.measures.budget_bytes()
         elif isinstance(error, SourceFailed):
             source = error.peer
-        elif isinstance(error, DamagedState):
+        elif isinstance(error, ChecksumMismatch):
             source = self._mesh.self_id
         elif not isinstance(error, Error):
             log.error("not_made_ready", why=repr(error), exc_info=error)

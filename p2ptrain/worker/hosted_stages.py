@@ -22,8 +22,8 @@ from torch import Tensor
 
 from p2ptrain.aio.tasks import first_error
 from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
-from p2ptrain.job.asynchrony import Delays
-from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.job.asynchrony import WeightDelays
+from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import Commit, RoundOrder
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import StageOptimizer
@@ -32,32 +32,32 @@ from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.tensor_codec import copy_into
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.commit import Coefficient
-from p2ptrain.recovery.rebuild_plan import limit_bytes
-from p2ptrain.recovery.state_report import Holding, Kind, Logged
+from p2ptrain.recovery.rebuild_plan import replay_log_bytes
+from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind
 from p2ptrain.recovery.version import Version
-from p2ptrain.runtime.asynchronous.async_executor import DelayedRunner
+from p2ptrain.runtime.asynchronous.async_executor import AsyncStageExecutor
 from p2ptrain.runtime.asynchronous.delayed_stage import DelayedStage
 from p2ptrain.runtime.asynchronous.gradient_exchange import GradientExchange
-from p2ptrain.runtime.device import Shell
-from p2ptrain.runtime.io.replay_log import EpochLog
+from p2ptrain.runtime.device import LocalDevice
+from p2ptrain.runtime.io.replay_log import ReplayLog
 from p2ptrain.runtime.io.tensor_router import FrameRefused
 from p2ptrain.runtime.live_stage import LiveStage, TrainedStage
-from p2ptrain.runtime.not_finite import NotFinite
-from p2ptrain.runtime.stage_sender import EpochLinks, separate_names
-from p2ptrain.runtime.sync_executor import StageRunner
-from p2ptrain.runtime.tiled.tiled_executor import TiledRunner
+from p2ptrain.runtime.not_finite import MicroBatchNotFinite
+from p2ptrain.runtime.stage_sender import LiveStageSender, separate_names
+from p2ptrain.runtime.sync_executor import SyncStageExecutor
+from p2ptrain.runtime.tiled.tiled_executor import TiledStageExecutor
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
-from p2ptrain.state.snapshot_store import Named, Place, VersionStore, of_units
-from p2ptrain.worker.stage_io_builder import StageLines
+from p2ptrain.state.snapshot_store import Named, Place, SnapshotStore, tensors_of_units
+from p2ptrain.worker.stage_io_builder import StageIoBuilder
 
-FetchState: TypeAlias = Callable[[StagePlace], Awaitable[Mapping[str, Tensor]]]
+FetchState: TypeAlias = Callable[[StageAssignment], Awaitable[Mapping[str, Tensor]]]
 """A stage's place -> its tensors by `model:` and `optimizer:` names."""
 
 OnFailure: TypeAlias = Callable[[int, BaseException], Awaitable[None]]
 """(stage, error) -> tell the holder."""
 
 
-class Engagement:
+class HostedStages:
     """The stages of one assignment that live on this device.
 
     Attributes:
@@ -69,8 +69,8 @@ class Engagement:
         self,
         assignment: Assignment,
         description: ModelDescription,
-        shell: Shell,
-        store: VersionStore | None = None,
+        shell: LocalDevice,
+        store: SnapshotStore | None = None,
         planned_bytes: int = 0,
     ) -> None:
         """Take the part that `assignment` gives this device.
@@ -81,15 +81,15 @@ class Engagement:
         """
         self.assignment = assignment
         self.description = description
-        self.store = VersionStore(description) if store is None else store
-        self.runners: dict[int, StageRunner | DelayedRunner] = {}
-        self.log = EpochLog(assignment.version.step, limit_bytes(planned_bytes))
+        self.store = SnapshotStore(description) if store is None else store
+        self.runners: dict[int, SyncStageExecutor | AsyncStageExecutor] = {}
+        self.log = ReplayLog(assignment.version.step, replay_log_bytes(planned_bytes))
         self._shell = shell
         self._tasks: list[asyncio.Task[None]] = []
 
     async def prepare(self, fetch: FetchState, spec: OptimizerSpec) -> None:
         """Fetch the weights and build the stages. Raises what `fetch` raises."""
-        memory = OwnMemory()
+        memory = UnsharedTensors()
         for index in self.assignment.stages_of(self._shell.mesh.self_id):
             place = self.assignment.stages[index]
             await self._build(index, await fetch(place), spec, memory)
@@ -98,16 +98,18 @@ class Engagement:
     def places(self) -> tuple[Place, ...]:
         """What copies this device takes again and again: of its own stages, and for others."""
         me, stages = self._shell.mesh.self_id, self.assignment.stages
-        own = ((Kind.KEPT, place.first, place.end) for place in stages if me in place.devices)
-        kept = ((Kind.REPLICA, place.first, place.end) for place in stages if place.copies_to == me)
+        own = ((StateKind.KEPT, place.first, place.end) for place in stages if me in place.devices)
+        kept = (
+            (StateKind.REPLICA, place.first, place.end) for place in stages if place.copies_to == me
+        )
         return (*own, *kept)
 
     @property
-    def logged(self) -> Logged | None:
+    def logged(self) -> ReplayWindow | None:
         """From where on a stage that was beside one of these could be made anew."""
         if self.assignment.asynchrony is not None:
             return None  # its updates used other versions than the next
-        return Logged(self.assignment.key.epoch, self.log.since)
+        return ReplayWindow(self.assignment.key.epoch, self.log.since)
 
     @property
     def keeps(self) -> bool:
@@ -129,7 +131,7 @@ class Engagement:
     async def order(self, order: RoundOrder) -> None:
         """Queue a round for every stage here."""
         if self.assignment.asynchrony is None:
-            self.log.told(order)
+            self.log.note_order(order)
         for runner in self.runners.values():
             await runner.order(order)
 
@@ -140,7 +142,7 @@ class Engagement:
             ProtocolError: stages here train in synchronous rounds, and do not ask.
         """
         for runner in self.runners.values():
-            if not isinstance(runner, DelayedRunner):
+            if not isinstance(runner, AsyncStageExecutor):
                 raise ProtocolError("a last order where each round has its own end")
             runner.no_more(rounds)
 
@@ -189,10 +191,12 @@ class Engagement:
 
     # -- after `stop` ----------------------------------------------------------------------------
 
-    def held(self) -> tuple[Holding, ...]:
+    def held(self) -> tuple[StateEntry, ...]:
         """What the stages are; without those that an update has left torn."""
         return tuple(
-            Holding(place.first, place.end, live.version, Kind.LIVE, live.ready, live.coefficient)
+            StateEntry(
+                place.first, place.end, live.version, StateKind.LIVE, live.ready, live.coefficient
+            )
             for place, live in self._whole()
         )
 
@@ -222,10 +226,10 @@ class Engagement:
         for place, live in self._whole():
             if place.first <= first < place.end and live.version == version:
                 stop = min(end, place.end)
-                return stop, of_units(self.description, live.named(), first, stop)
+                return stop, tensors_of_units(self.description, live.named(), first, stop)
         return None
 
-    def _whole(self) -> Iterator[tuple[StagePlace, TrainedStage]]:
+    def _whole(self) -> Iterator[tuple[StageAssignment, TrainedStage]]:
         for index, runner in self.runners.items():
             if not runner.live.torn:
                 yield self.assignment.stages[index], runner.live
@@ -233,7 +237,7 @@ class Engagement:
     # -- building --------------------------------------------------------------------------------
 
     async def _build(
-        self, index: int, state: Mapping[str, Tensor], spec: OptimizerSpec, memory: OwnMemory
+        self, index: int, state: Mapping[str, Tensor], spec: OptimizerSpec, memory: UnsharedTensors
     ) -> None:
         place, version = self.assignment.stages[index], self.assignment.version
         how, epoch = self.assignment.asynchrony, self.assignment.key.epoch
@@ -244,12 +248,12 @@ class Engagement:
             made = built_stage(self.assignment, self.description, place, own, spec, device=me)
             if how is None:
                 return LiveStage(*made, version, epoch)
-            delays = Delays(how, self.assignment.depths, version.step)
+            delays = WeightDelays(how, self.assignment.depths, version.step)
             return DelayedStage(*made, version, epoch, index, delays, shared=place.shared)
 
         live = await self._shell.compute.run((0,), build)
-        links = EpochLinks(self.assignment, index, live.stage, self.description, self._shell)
-        lines = StageLines(self.assignment, index, self.description, self._shell)
+        links = LiveStageSender(self.assignment, index, live.stage, self.description, self._shell)
+        lines = StageIoBuilder(self.assignment, index, self.description, self._shell)
         connected = lines.connect(live.stage, links)
         compute, store = self._shell.compute, self.store
         if isinstance(live, DelayedStage):
@@ -258,20 +262,20 @@ class Engagement:
             if place.shared:
                 exchange = GradientExchange(self.assignment, index, live.stage, me, switchboard)
             depths = self.assignment.depths
-            self.runners[index] = DelayedRunner(
+            self.runners[index] = AsyncStageExecutor(
                 lines.task(), live, links, connected, compute, store, depths, exchange
             )
         elif isinstance(live.stage, TiledStage):
-            self.runners[index] = TiledRunner(
+            self.runners[index] = TiledStageExecutor(
                 *(lines.task(), live, links, connected, compute, store, self.log),
                 lines.exchange(live.stage),
             )
         else:
-            self.runners[index] = StageRunner(
+            self.runners[index] = SyncStageExecutor(
                 lines.task(), live, links, connected, compute, store, self.log
             )
 
-    def _runner(self, first: int, end: int) -> StageRunner | DelayedRunner:
+    def _runner(self, first: int, end: int) -> SyncStageExecutor | AsyncStageExecutor:
         for index, runner in self.runners.items():
             place = self.assignment.stages[index]
             if (place.first, place.end) == (first, end):
@@ -279,7 +283,9 @@ class Engagement:
         raise ProtocolError(f"no stage of layers {first} to {end} here")
 
     @staticmethod
-    async def _run(index: int, runner: StageRunner | DelayedRunner, on_failure: OnFailure) -> None:
+    async def _run(
+        index: int, runner: SyncStageExecutor | AsyncStageExecutor, on_failure: OnFailure
+    ) -> None:
         try:
             await runner.run()
         except ExceptionGroup as group:
@@ -289,7 +295,7 @@ class Engagement:
 def built_stage(
     assignment: Assignment,
     description: ModelDescription,
-    place: StagePlace,
+    place: StageAssignment,
     state: Mapping[str, Tensor],
     spec: OptimizerSpec,
     *,
@@ -319,7 +325,7 @@ def _with_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
 
 
-class OwnMemory:
+class UnsharedTensors:
     """What the stages of one epoch here are made of, so far."""
 
     def __init__(self) -> None:
@@ -328,14 +334,14 @@ class OwnMemory:
     def of(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For one more stage: a copy of what an earlier one is made of. For the compute thread."""
         own = {
-            name: copy_into(None, tensor) if _begin(tensor) in self._taken else tensor
+            name: copy_into(None, tensor) if _storage_starts(tensor) in self._taken else tensor
             for name, tensor in state.items()
         }
-        self._taken.update(map(_begin, own.values()))
+        self._taken.update(map(_storage_starts, own.values()))
         return own
 
 
-def _begin(tensor: Tensor) -> int:
+def _storage_starts(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
@@ -343,14 +349,15 @@ FAILURE_TEXT_LIMIT = 1500
 
 
 def failure_fields(error: BaseException) -> dict[str, object]:
-    """Fields of `train.failed`: the cause, in the words of `HolderEpoch`, and a text for people."""
-    if isinstance(error, NotFinite):
+    """Fields of `train.failed`: the cause, in the words of `HolderGeneration`, and a text for
+    people."""
+    if isinstance(error, MicroBatchNotFinite):
         return {
             "cause": "not_finite",
             "message": str(error),
             "step": error.step,
             "micro_batch": error.micro_batch,
-            "held_as": error.held_as,
+            "held_as": error.micro_batch_number,
             "is_update": error.is_update,
         }
     if isinstance(error, FrameRefused):

@@ -15,16 +15,16 @@ from functools import partial
 
 from torch import Tensor
 
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.wire.tensor_codec import copy_into
-from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.checksums import DamagedState, Digest, damaged
+from p2ptrain.state.checksums import ChecksumMismatch, Digest, find_damaged
 from p2ptrain.state.fetch import version_source
-from p2ptrain.state.snapshot_store import Named, Part, VersionStore
+from p2ptrain.state.snapshot_store import Named, SnapshotStore, StoredTensors
 from p2ptrain.state.transfer_server import (
     STAGE,
     WEIGHTS,
@@ -32,18 +32,18 @@ from p2ptrain.state.transfer_server import (
     Check,
     KnownDigests,
     Source,
-    StateServer,
+    TransferServer,
     at_once,
     in_memory,
     none_known,
 )
-from p2ptrain.worker.hosted_stages import Engagement
+from p2ptrain.worker.hosted_stages import HostedStages
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTensors:
     """Tensors of some units that are here.
 
     Attributes:
@@ -59,11 +59,11 @@ class Found:
         """The same, to be trained on: what must stay is copied. For the compute thread.
 
         Raises:
-            DamagedState: some have changed since their digests were taken.
+            ChecksumMismatch: some have changed since their digests were taken.
         """
-        wrong = damaged(self.tensors, self.digests)
+        wrong = find_damaged(self.tensors, self.digests)
         if wrong:
-            raise DamagedState(f"{', '.join(wrong[:3])} changed in memory")
+            raise ChecksumMismatch(f"{', '.join(wrong[:3])} changed in memory")
         return {
             name: copy_into(None, tensor) if name in self.stays else tensor
             for name, tensor in self.tensors.items()
@@ -81,7 +81,7 @@ class JobStore:
     def __init__(
         self,
         job: str,
-        states: StateServer,
+        states: TransferServer,
         device: str,
         on_damage: Callable[[Version], None],
     ) -> None:
@@ -92,24 +92,24 @@ class JobStore:
             device: own name, for messages.
             on_damage: told that something of a version does not fit its digest (`look`).
         """
-        self.engagement: Engagement | None = None
+        self.engagement: HostedStages | None = None
         self.check: Check | None = None
         self._job = job
         self._states = states
         self._device = device
         self._on_damage = on_damage
         self._is_running = False
-        self._versions: VersionStore | None = None
+        self._versions: SnapshotStore | None = None
         self._offered: set[str] = set()
 
-    def versions(self, description: ModelDescription) -> VersionStore:
+    def versions(self, description: ModelDescription) -> SnapshotStore:
         """Everything but what is trained; `description` is the job's."""
         if self._versions is None:
-            self._versions = VersionStore(description)
+            self._versions = SnapshotStore(description)
         return self._versions
 
     @property
-    def copies(self) -> VersionStore | None:
+    def copies(self) -> SnapshotStore | None:
         """The same; None before an epoch has been prepared here."""
         return self._versions
 
@@ -150,7 +150,7 @@ class JobStore:
 
     # -- what is here ----------------------------------------------------------------------------
 
-    async def find(self, version: Version, first: int, end: int) -> Found:
+    async def find(self, version: Version, first: int, end: int) -> FoundTensors:
         """The tensors of units [first, end) at `version`, from wherever they are here.
 
         What is on the disk alone is read in a thread: it may take longer than others wait for a
@@ -159,13 +159,13 @@ class JobStore:
         Raises:
             PeerError: some are not here.
         """
-        found = Found({}, {}, frozenset())
+        found = FoundTensors({}, {}, frozenset())
         unit = first
         while unit < end:
             part = self._from(version, unit, end) or await self._whole(version, unit, end)
-            stays = part.kind not in (Kind.LIVE, Kind.FETCHED)
+            stays = part.kind not in (StateKind.LIVE, StateKind.FETCHED)
             new = {n: t for n, t in part.tensors.items() if n not in found.tensors}
-            found = Found(
+            found = FoundTensors(
                 found.tensors | new,
                 found.digests | {n: part.digests[n] for n in new if n in part.digests},
                 found.stays | (frozenset(new) if stays else frozenset()),
@@ -173,17 +173,17 @@ class JobStore:
             unit = part.end
         return found
 
-    def _from(self, version: Version, unit: int, end: int) -> Part | None:
+    def _from(self, version: Version, unit: int, end: int) -> StoredTensors | None:
         if self.engagement is not None and not self._is_running:
             here = self.engagement.named_from(unit, end, version)
             if here is not None:
-                return Part(here[0], Kind.LIVE, here[1], {})
+                return StoredTensors(here[0], StateKind.LIVE, here[1], {})
         return self._versions.part_from(unit, end, version) if self._versions is not None else None
 
-    async def _whole(self, version: Version, unit: int, end: int) -> Part:
+    async def _whole(self, version: Version, unit: int, end: int) -> StoredTensors:
         whole = await self._states.whole(self._job, version_source(version), unit, end)
         if whole is not None:
-            return Part(end, Kind.GLOBAL, whole, {})
+            return StoredTensors(end, StateKind.GLOBAL, whole, {})
         raise PeerError(f"{self._device} does not have layer {unit} after update {version.step}")
 
     def _digests(self, version: Version, first: int, end: int) -> Mapping[str, Digest]:
@@ -200,14 +200,14 @@ class JobStore:
             unit = part.end
         return found
 
-    async def look(self, version: Version) -> list[Holding]:
+    async def look(self, version: Version) -> list[StateEntry]:
         """What of a version does not fit its digests any more; it is forgotten here."""
         versions, found = self._versions, []
         for holding in versions.holdings() if versions is not None else ():
             part = versions.of(holding) if versions is not None else None
             if holding.version != version or part is None:
                 continue
-            wrong = await in_background(partial(damaged, part.tensors, part.digests))
+            wrong = await run_in_background(partial(find_damaged, part.tensors, part.digests))
             if wrong and versions is not None:
                 log.error("copy_damaged", kind=holding.kind, step=version.step, tensors=wrong[:3])
                 versions.discard(holding)
@@ -216,7 +216,7 @@ class JobStore:
 
     # -- what changes ----------------------------------------------------------------------------
 
-    def train(self, engagement: Engagement) -> None:
+    def train(self, engagement: HostedStages) -> None:
         """From now on these stages are what is trained here."""
         self.engagement, self._is_running = engagement, True
         self._states.relays.end(engagement.assignment.key, "training has begun")
@@ -228,7 +228,7 @@ class JobStore:
             for holding in self._versions.holdings():
                 self.offer(holding.version)
 
-    async def rest(self) -> tuple[Holding, ...]:
+    async def rest(self) -> tuple[StateEntry, ...]:
         """Stop what is trained here, and let others read it; what it is. May be called again."""
         engagement = self.engagement
         if engagement is None:
@@ -240,17 +240,17 @@ class JobStore:
             self.offer(holding.version)
         return held
 
-    def keep(self, holdings: Collection[Holding]) -> None:
+    def keep(self, holdings: Collection[StateEntry]) -> None:
         """Forget the copies that are not among these: nobody knows of them."""
         if self._versions is not None:
             for holding in self._versions.holdings():
                 if holding not in holdings:
                     self._versions.discard(holding)
 
-    def drop(self, holdings: tuple[Holding, ...]) -> None:
+    def drop(self, holdings: tuple[StateEntry, ...]) -> None:
         """Forget these. Whoever trains a LIVE one has stopped."""
         for holding in holdings:
-            if holding.kind is Kind.LIVE:
+            if holding.kind is StateKind.LIVE:
                 self._drop_live()
             elif self._versions is not None:
                 self._versions.discard(holding)

@@ -19,23 +19,23 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import LinkUp, MemberChanged, Mesh, MeshEvent
-from p2ptrain.messages.calls import Route
+from p2ptrain.messages.calls import MessageRoute
 from p2ptrain.messages.kinds import LEAVING, OVER
 from p2ptrain.net.fields import text, wording
 from p2ptrain.net.message import Message
 from p2ptrain.state import ended_jobs
-from p2ptrain.worker.service import TrainingService
+from p2ptrain.worker.service import WorkerService
 
 log = get_logger(__name__)
 
 
 async def hand_over(
-    mesh: Mesh, service: TrainingService, seconds: float, warn: Callable[[str], None]
+    mesh: Mesh, service: WorkerService, seconds: float, warn: Callable[[str], None]
 ) -> None:
     """Ask the holder of the job that this device works for, if any, to do without it.
 
@@ -72,24 +72,24 @@ async def hand_over(
 ASK_TIMEOUT_SECONDS = 10.0
 
 
-class ParkedJobs:
+class OrphanedJobs:
     """What one device answers about its own jobs, and asks about the one that is parked on it.
 
     Args:
         folder: where this device's jobs are written down; None = nowhere.
     """
 
-    def __init__(self, mesh: Mesh, service: TrainingService, folder: StateFolder | None) -> None:
+    def __init__(self, mesh: Mesh, service: WorkerService, folder: StateFolder | None) -> None:
         self._mesh = mesh
         self._service = service
         self._folder = folder
-        self._tasks = OwnedTasks(_on_failed)
+        self._tasks = TaskOwner(_on_failed)
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
 
     @property
-    def routes(self) -> Mapping[str, Route]:
+    def routes(self) -> Mapping[str, MessageRoute]:
         """What this device answers, by kind."""
-        return {OVER: Route(self._answer)}
+        return {OVER: MessageRoute(self._answer)}
 
     async def close(self) -> None:
         """Ask no more."""
@@ -98,7 +98,7 @@ class ParkedJobs:
 
     async def _answer(self, peer: str, message: Message) -> Message:
         job, folder = text(message.fields, "job", 64), self._folder
-        ended = () if folder is None else await asyncio.to_thread(ended_jobs.find, folder)
+        ended = () if folder is None else await asyncio.to_thread(ended_jobs.find_ended, folder)
         return Message(OVER, {"over": job in ended})
 
     def _on_mesh_event(self, event: MeshEvent) -> None:

@@ -20,13 +20,13 @@ from dataclasses import replace
 from functools import partial
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import OwnedTasks, task_scope
+from p2ptrain.aio.tasks import TaskOwner, task_scope
 from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import FEED_SEND, LOG_SEND
-from p2ptrain.messages.round_orders import Commit, EpochKey, RoundOrder, RoundReport
-from p2ptrain.messages.tensors import FeedSend, Line, LogSend, Piece, Value
+from p2ptrain.messages.round_orders import Commit, GenerationKey, RoundOrder, RoundReport
+from p2ptrain.messages.tensors import MicroBatchSlice, ResendLogged, ResendSamples, StreamId, Value
 from p2ptrain.model.stage.optimizer_spec import optimizer_from_fields
 from p2ptrain.model.wire.tensor_codec import copy_into
 from p2ptrain.net.message import Message
@@ -34,15 +34,15 @@ from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores import worker_events as rules
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import Kind
-from p2ptrain.runtime.device import Shell
-from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, Switchboard
+from p2ptrain.recovery.state_report import StateKind
+from p2ptrain.runtime.device import LocalDevice
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, TensorRouter
 from p2ptrain.runtime.live_stage import LiveStage
 from p2ptrain.runtime.stage_sender import shared_tensors
-from p2ptrain.runtime.sync_executor import StageRunner
-from p2ptrain.worker.hosted_stages import Engagement, built_stage
-from p2ptrain.worker.job_store import Found, JobStore
-from p2ptrain.worker.stage_io_builder import StageLines
+from p2ptrain.runtime.sync_executor import SyncStageExecutor
+from p2ptrain.worker.hosted_stages import HostedStages, built_stage
+from p2ptrain.worker.job_store import FoundTensors, JobStore
+from p2ptrain.worker.stage_io_builder import StageIoBuilder
 
 log = get_logger(__name__)
 
@@ -56,7 +56,7 @@ STEPS_AHEAD = 2
 SEND_TIMEOUT_SECONDS = 120.0
 
 
-class MakingAnew:
+class StageRebuilder:
     """Makes one stage at a time. One a job.
 
     Args:
@@ -66,9 +66,9 @@ class MakingAnew:
 
     def __init__(
         self,
-        shell: Shell,
+        shell: LocalDevice,
         store: JobStore,
-        tasks: OwnedTasks,
+        tasks: TaskOwner,
         feed: Callable[[rules.DeviceEvent], None],
     ) -> None:
         self._shell = shell
@@ -100,7 +100,7 @@ class MakingAnew:
             if engagement is None or engagement.assignment.key.epoch != what.epoch:
                 raise PeerError(f"nothing of epoch {what.epoch} is here any more")
             with timed(log, "stage_made_anew"):
-                await _Rebuilding(what, epoch, engagement, self._store, self._shell).run()
+                await _RebuildRun(what, epoch, engagement, self._store, self._shell).run()
             if failpoints.armed:
                 place = {"stage": what.stage, "step": what.target.step - 1}
                 await failpoints.reach("anew.after", device=self._shell.mesh.self_id, **place)
@@ -108,19 +108,24 @@ class MakingAnew:
         except Exception as error:  # everybody goes back instead
             known = isinstance(error, Error) or is_out_of_memory(error)
             log.warning("stage_not_made_anew", why=str(error), exc_info=None if known else error)
-        self._feed(rules.Rebuilt(request, what, is_here))
+        self._feed(rules.RebuildDone(request, what, is_here))
 
 
-def lines_key(job: str, epoch: int) -> EpochKey:
+def lines_key(job: str, epoch: int) -> GenerationKey:
     """Of the lines of a stage that is made anew in the attempt of that number."""
-    return EpochKey(job, FIRST_NUMBER + epoch)
+    return GenerationKey(job, FIRST_NUMBER + epoch)
 
 
-class _Rebuilding:
+class _RebuildRun:
     """See the module."""
 
     def __init__(
-        self, what: Rebuild, epoch: int, engagement: Engagement, store: JobStore, shell: Shell
+        self,
+        what: Rebuild,
+        epoch: int,
+        engagement: HostedStages,
+        store: JobStore,
+        shell: LocalDevice,
     ) -> None:
         self._what = what
         self._store = store
@@ -136,7 +141,7 @@ class _Rebuilding:
         self._key = lines_key(self._old.key.job, epoch)
         self._assignment = replace(self._old, key=self._key, stages=stages)
         self._steps = engagement.log.orders(what.version.step, what.target.step)
-        self._lines = StageLines(self._assignment, what.stage, self._description, shell)
+        self._lines = StageIoBuilder(self._assignment, what.stage, self._description, shell)
         self._task = replace(self._lines.task(), keeps=False, goes_ahead=False)
 
     async def run(self) -> None:
@@ -145,10 +150,10 @@ class _Rebuilding:
             found = await self._store.find(what.version, what.first, what.end)
             live = await self._shell.compute.run((0,), partial(self._stage, found))
             connected = self._lines.connect_alone(STEPS_AHEAD)
-            ends = _Ends(self._steps)
+            ends = _DiscardSender(self._steps)
             versions = self._store.versions(self._description)
             compute = self._shell.compute
-            runner = StageRunner(self._task, live, ends, connected, compute, versions)
+            runner = SyncStageExecutor(self._task, live, ends, connected, compute, versions)
             ends.runner = runner
             async with task_scope() as group:
                 serving = group.create_task(runner.run())
@@ -159,16 +164,16 @@ class _Rebuilding:
         finally:
             self._shell.switchboard.disconnect(self._key)
             await self._shell.compute.flush()
-        versions.put(Kind.FETCHED, what.first, what.end, what.target, live.present(), {})
+        versions.put(StateKind.FETCHED, what.first, what.end, what.target, live.present(), {})
         self._store.offer(what.target)
 
-    def _stage(self, found: Found) -> LiveStage:
+    def _stage(self, found: FoundTensors) -> LiveStage:
         what, spec = self._what, optimizer_from_fields(self._old.optimizer)
         place = self._assignment.stages[what.stage]
         made = built_stage(self._old, self._description, place, found.own(), spec)
         return LiveStage(*made, what.version, what.epoch)
 
-    async def _feed(self, runner: StageRunner, ends: _Ends) -> None:
+    async def _feed(self, runner: SyncStageExecutor, ends: _DiscardSender) -> None:
         for order, _ in self._steps:
             await ends.room.acquire()
             if failpoints.armed:
@@ -180,11 +185,13 @@ class _Rebuilding:
     async def _ask_for(self, order: RoundOrder) -> None:
         async with task_scope() as group:
             for device, flow in self._senders():
-                line = Line(self._key, self._what.stage, flow)
-                fields = LogSend(line, self._old.key.epoch, order.round.step).fields()
+                line = StreamId(self._key, self._what.stage, flow)
+                fields = ResendLogged(line, self._old.key.epoch, order.round.step).fields()
                 group.create_task(self._call(device, Message(LOG_SEND, fields)))
             for flow in self._fed():
-                fields = FeedSend(Line(self._key, self._what.stage, flow), order.round).fields()
+                fields = ResendSamples(
+                    StreamId(self._key, self._what.stage, flow), order.round
+                ).fields()
                 group.create_task(self._call(self._old.holder, Message(FEED_SEND, fields)))
 
     async def _call(self, device: str, message: Message) -> None:
@@ -201,8 +208,8 @@ class _Rebuilding:
         return [*flows, TARGETS] if self._task.uses_targets else flows
 
 
-class _Ends:
-    """Where the results of a stage go that is made anew: nowhere. Implements `StageLinks`.
+class _DiscardSender:
+    """Where the results of a stage go that is made anew: nowhere. Implements `StageSender`.
 
     Attributes:
         room: for one more step's inputs.
@@ -210,15 +217,15 @@ class _Ends:
     """
 
     def __init__(self, steps: Sequence[tuple[RoundOrder, Coefficient | None]]) -> None:
-        self.runner: StageRunner | None = None
+        self.runner: SyncStageExecutor | None = None
         self.room = asyncio.Semaphore(STEPS_AHEAD)
         self.all_ready = asyncio.Event()
         self._left = list(reversed(steps))
 
-    async def send_output(self, piece: Piece, values: Sequence[Value]) -> None:
+    async def send_output(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """Nothing is evaluated."""
 
-    async def send_started(self, piece: Piece, targets: bool) -> None:
+    async def send_started(self, piece: MicroBatchSlice, targets: bool) -> None:
         """Inputs are asked for."""
 
     async def exchange_gradients(self, order: RoundOrder) -> bool:
@@ -239,14 +246,18 @@ class _Ends:
 
 
 async def send_logged(
-    engagement: Engagement | None, switchboard: Switchboard, mesh: Mesh, peer: str, message: Message
+    engagement: HostedStages | None,
+    switchboard: TensorRouter,
+    mesh: Mesh,
+    peer: str,
+    message: Message,
 ) -> Message:
     """Answer `log.send`, once all is on its way.
 
     Raises:
         PeerError: it is not kept any more.
     """
-    wanted = LogSend.read(message.fields)
+    wanted = ResendLogged.read(message.fields)
     if engagement is None or engagement.assignment.key != wanted.key:
         raise PeerError(f"{mesh.name} has nothing of that epoch any more")
     line, wire = wanted.line, engagement.assignment.wire

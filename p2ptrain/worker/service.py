@@ -29,10 +29,10 @@ from p2ptrain.mesh.interface import (
     MemberState,
     Mesh,
     MeshEvent,
-    called,
+    display_name,
 )
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.calls import Route
+from p2ptrain.messages.calls import MessageRoute
 from p2ptrain.messages.findings import finding_fields
 from p2ptrain.messages.kinds import (
     ALIVE,
@@ -61,41 +61,41 @@ from p2ptrain.messages.kinds import (
 from p2ptrain.messages.measured import ProfileAsked
 from p2ptrain.messages.passed_over import PassedOver
 from p2ptrain.messages.requesters import Due
-from p2ptrain.messages.round_orders import Commit, EpochKey, NoMoreRounds, RoundOrder
-from p2ptrain.messages.snapshots import ReplicaKeeper, ReplicaOffer, VersionsKeep
-from p2ptrain.model.stage.failures import NonFinite
+from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder
+from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotOffer
+from p2ptrain.model.stage.failures import NonFiniteUnit
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.fields import integer, text
 from p2ptrain.net.message import Fields, Message
 from p2ptrain.net.parts import SMALL, limited
 from p2ptrain.net.read_form import read_form
-from p2ptrain.process.allocator import Ceiling
+from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.cores.worker_events import HolderState
-from p2ptrain.recovery.stall_detector import Counters
+from p2ptrain.recovery.stall_detector import ProgressCounters
 from p2ptrain.recovery.state_report import version_fields
 from p2ptrain.recovery.unsent import Standing
 from p2ptrain.recovery.work_signs import WorkSign
-from p2ptrain.runtime.device import Shell
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.arrivals import ARRIVALS_LIMIT, Arrivals
-from p2ptrain.runtime.io.tensor_router import Switchboard
-from p2ptrain.state.transfer_server import StateServer
-from p2ptrain.worker.context import Surroundings
-from p2ptrain.worker.device_profile import DeviceMeasures
-from p2ptrain.worker.hosted_stages import Engagement, failure_fields
+from p2ptrain.runtime.io.tensor_router import TensorRouter
+from p2ptrain.state.transfer_server import TransferServer
+from p2ptrain.worker.context import WorkerContext
+from p2ptrain.worker.device_profile import DeviceProfiler
+from p2ptrain.worker.hosted_stages import HostedStages, failure_fields
 from p2ptrain.worker.rebuild import send_logged
-from p2ptrain.worker.session import Participation
+from p2ptrain.worker.session import WorkerSession
 
 log = get_logger(__name__)
 
-PARK_LEAST_SECONDS = 600.0
+MIN_PARK_SECONDS = 600.0
 """So long a job whose holder is gone keeps its devices from other holders' jobs."""
 
 
-class TrainingService:
+class WorkerService:
     """One a device, from the start to the end of its membership.
 
     Attributes:
@@ -110,7 +110,7 @@ class TrainingService:
         profiles: ProfileCache,
         memory_bytes: int | None = None,
         emit: Callable[[Event], None] | None = None,
-        ceiling: Ceiling | None = None,
+        ceiling: MemoryCeiling | None = None,
         only_for: Collection[str] = (),
         box: Box | None = None,
     ) -> None:
@@ -124,23 +124,23 @@ class TrainingService:
         """
         self.mesh = mesh
         self.compute = compute
-        self.switchboard = Switchboard(mesh)
-        self.states = StateServer(mesh)
+        self.switchboard = TensorRouter(mesh)
+        self.states = TransferServer(mesh)
         self.idle = asyncio.Event()
         self.idle.set()
-        self.measures = DeviceMeasures(mesh, compute, profiles, memory_bytes, ceiling, box, emit)
+        self.measures = DeviceProfiler(mesh, compute, profiles, memory_bytes, ceiling, box, emit)
         self._emit = emit
         self.due = Due(mesh, only_for, lambda: self.holder)
-        self._part: Participation | None = None
+        self._part: WorkerSession | None = None
         self._holder_names: dict[str, str] = {}  # of the last one that ended, by id
-        self._surroundings = Surroundings(
+        self._surroundings = WorkerContext(
             mesh=mesh,
             states=self.states,
-            shell=Shell(mesh, self.switchboard, compute),
+            shell=LocalDevice(mesh, self.switchboard, compute),
             measures=self.measures,
             on_failure=self._report_failure,
-            told=self._tell_holder,
-            waits=self._tell_waiting,
+            notify_holder=self._notify_holder,
+            waits=self._report_waiting,
             changed=self._on_change,
         )
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
@@ -150,26 +150,26 @@ class TrainingService:
         mesh.route_now(VERSIONS_KEEP, self._keep)  # before a round that asks for the next copy
 
     @property
-    def routes(self) -> Mapping[str, Route]:
+    def routes(self) -> Mapping[str, MessageRoute]:
         """What this device answers, by kind."""
         return {
-            MEASURE_PROFILE: Route(self._measure_profile),
-            MEASURED: Route(self.measures.all_measured),
-            MEASURE_LINKS: Route(self._measure_links),
-            INVENTORY: Route(self._inventory),
-            FACTS: Route(self._facts),
-            PREPARE: Route(self._prepare, limited(SMALL.most_bytes, 2, self._in_charge)),
-            BEGIN: Route(self._begin),
-            ROUND: Route(self._round),
-            DIAGNOSE: Route(self._diagnose),
-            ARRIVED: Route(self._arrived),
-            STANDING: Route(self._standing),
-            FIND: Route(self._find),
-            ALIVE: Route(self._alive),
-            SETTLED: Route(self._settled),
-            LOG_SEND: Route(self._send_logged),
-            PASSED_OVER: Route(self._passed_over),
-            END: Route(self._end),
+            MEASURE_PROFILE: MessageRoute(self._measure_profile),
+            MEASURED: MessageRoute(self.measures.all_measured),
+            MEASURE_LINKS: MessageRoute(self._measure_links),
+            INVENTORY: MessageRoute(self._inventory),
+            FACTS: MessageRoute(self._facts),
+            PREPARE: MessageRoute(self._prepare, limited(SMALL.most_bytes, 2, self._in_charge)),
+            BEGIN: MessageRoute(self._begin),
+            ROUND: MessageRoute(self._round),
+            DIAGNOSE: MessageRoute(self._diagnose),
+            ARRIVED: MessageRoute(self._arrived),
+            STANDING: MessageRoute(self._standing),
+            FIND: MessageRoute(self._find),
+            ALIVE: MessageRoute(self._alive),
+            SETTLED: MessageRoute(self._settled),
+            LOG_SEND: MessageRoute(self._send_logged),
+            PASSED_OVER: MessageRoute(self._passed_over),
+            END: MessageRoute(self._end),
         }
 
     @property
@@ -178,7 +178,7 @@ class TrainingService:
         return self._part.job if self._part is not None and self._part.is_busy else None
 
     @property
-    def engagement(self) -> Engagement | None:
+    def engagement(self) -> HostedStages | None:
         """The stages that this device has, if any."""
         return self._part.engagement if self._part is not None else None
 
@@ -211,7 +211,7 @@ class TrainingService:
     def _name(self, device: str) -> str:
         """A member's name, also of a holder that was removed since."""
         known = None if device in self.mesh.members else self._holder_names.get(device)
-        return known or called(self.mesh, device)
+        return known or display_name(self.mesh, device)
 
     async def close(self) -> None:
         """Drop any job and stop serving."""
@@ -250,9 +250,9 @@ class TrainingService:
         self.due.check_job_of(peer)
         await self._make_way(job)
         if self._part is None or self._part.job != job:
-            self._part = Participation(job, self._surroundings)
+            self._part = WorkerSession(job, self._surroundings)
         part = self._part
-        reply = await part.take_stock(peer, message)
+        reply = await part.report_state(peer, message)
         holder = self.mesh.members.get(part.holder or "")
         if holder is not None and holder.state in GONE:
             part.holder_is(HolderState.GONE)  # it ended before this device heard of its job
@@ -268,7 +268,7 @@ class TrainingService:
             raise PeerError(f"{self.mesh.name} already computes for another training{whose}")
         await self.drop()
 
-    def _gives_way(self, part: Participation) -> bool:
+    def _gives_way(self, part: WorkerSession) -> bool:
         """Whether another holder's job goes before this one.
 
         Its holder has been gone for long, or was removed from the household: that one cannot even
@@ -278,7 +278,7 @@ class TrainingService:
             return True
         if part.alone_since is None:
             return False
-        is_old = monotonic() - part.alone_since >= PARK_LEAST_SECONDS
+        is_old = monotonic() - part.alone_since >= MIN_PARK_SECONDS
         return is_old or part.holder not in self.mesh.members
 
     async def _find(self, peer: str, message: Message) -> Message:
@@ -313,40 +313,40 @@ class TrainingService:
         self.due.check_in_charge(peer)
 
     async def _begin(self, peer: str, message: Message) -> None:
-        key = EpochKey.read(message.fields)
+        key = GenerationKey.read(message.fields)
         part = self._part_in(key.job, peer, message)
         if part is not None:
             part.begin(peer, key.epoch)
 
     async def _round(self, peer: str, message: Message) -> None:
-        key = EpochKey.read(message.fields)
+        key = GenerationKey.read(message.fields)
         part = self._part_in(key.job, peer, message)
         if part is not None:
-            last = NoMoreRounds.among(message.fields)
+            last = EndOfRounds.among(message.fields)
             if last is None:
                 await part.order(peer, key, RoundOrder.read(message.fields))
             elif (engagement := self._engaged(peer, message)) is not None:
                 engagement.no_more(last.rounds)
 
     def _commit(self, peer: str, message: Message) -> None:
-        key = EpochKey.read(message.fields)
+        key = GenerationKey.read(message.fields)
         part = self._part_in(key.job, peer, message)
         if part is not None:
             part.commit(peer, key, Commit.read(message.fields))
 
     def _offered(self, peer: str, message: Message) -> None:
-        key = EpochKey.read(message.fields)
+        key = GenerationKey.read(message.fields)
         if self._part is not None and self._part.job == key.job:
-            self._part.replication.offered(peer, key.epoch, ReplicaOffer.read(message.fields))
+            self._part.replication.offered(peer, key.epoch, SnapshotOffer.read(message.fields))
 
     def _keeper(self, peer: str, message: Message) -> None:
-        key = EpochKey.read(message.fields)
+        key = GenerationKey.read(message.fields)
         part = self._part_in(key.job, peer, message)
         if part is not None:
-            part.replication.keeper_is(peer, key.epoch, ReplicaKeeper.read(message.fields))
+            part.replication.keeper_is(peer, key.epoch, BackupAssignment.read(message.fields))
 
     def _keep(self, peer: str, message: Message) -> None:
-        keep = VersionsKeep.read(message.fields)
+        keep = RetainSnapshots.read(message.fields)
         part = self._part_in(keep.job, peer, message)
         if part is not None:
             part.keep(peer, keep.versions)
@@ -403,12 +403,12 @@ class TrainingService:
             self.compute.is_busy or any(one.waits_for_group for one in runners.values()),
             frozenset(m.id for m in members if m.state is not MemberState.ALIVE),
         )
-        done = count(self.mesh, self.compute.finished).fields()
+        done = count_progress(self.mesh, self.compute.finished).fields()
         return Message(STANDING, done, (standing.to_part(),))
 
     async def _alive(self, peer: str, message: Message) -> Message:
         """What this device has done so far: whoever asks twice sees whether it moves."""
-        done, part = count(self.mesh, self.compute.finished), self._part
+        done, part = count_progress(self.mesh, self.compute.finished), self._part
         works = self.compute.is_busy or self.due.is_measuring
         sign = WorkSign(
             done.tasks,
@@ -432,7 +432,7 @@ class TrainingService:
         if part is not None and part.job == said.job and peer == part.holder and part.is_busy:
             self.mesh.distrust(said.device, said.seconds)
 
-    def _part_in(self, job: str, peer: str, message: Message) -> Participation | None:
+    def _part_in(self, job: str, peer: str, message: Message) -> WorkerSession | None:
         """This device's part in that job, if it has one. Raises NotItsPart."""
         part = self._part
         if part is None or part.job != job:
@@ -441,9 +441,9 @@ class TrainingService:
             raise NotItsPart(f"{message.kind} from a device that is not the holder")
         return part
 
-    def _engaged(self, peer: str, message: Message) -> Engagement | None:
+    def _engaged(self, peer: str, message: Message) -> HostedStages | None:
         """The engagement a holder's message is for, or None if it is over. Refuses strangers."""
-        key = EpochKey.read(message.fields)
+        key = GenerationKey.read(message.fields)
         engagement = self.engagement
         if engagement is None or engagement.assignment.key != key:
             return None
@@ -463,7 +463,7 @@ class TrainingService:
             log.debug("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
         await self._send_failed(assignment, fields)
 
-    async def _tell_holder(self, assignment: Assignment, fields: Mapping[str, object]) -> None:
+    async def _notify_holder(self, assignment: Assignment, fields: Mapping[str, object]) -> None:
         stage = assignment.stages_of(self.mesh.self_id)[0]
         await self._send_failed(assignment, {**assignment.key.fields(), "stage": stage, **fields})
 
@@ -473,7 +473,7 @@ class TrainingService:
         except PeerError as gone:
             log.warning("failure_not_reported", why=str(gone))
 
-    def _tell_waiting(self, holder: str) -> None:
+    def _report_waiting(self, holder: str) -> None:
         if self._emit is not None:
             self._emit(Waiting(self._name(holder)))
 
@@ -496,7 +496,7 @@ class TrainingService:
             self._on_holder(part, event.member)
 
     @staticmethod
-    def _on_holder(part: Participation, holder: Member) -> None:
+    def _on_holder(part: WorkerSession, holder: Member) -> None:
         """That it is alive says nothing: another process may have its place."""
         if holder.state is MemberState.DEAD:
             part.holder_is(HolderState.GONE)
@@ -504,13 +504,13 @@ class TrainingService:
             part.holder_is(HolderState.LEFT)
 
 
-def _first_non_finite(stage: Stage, piece: int) -> NonFinite | None:
+def _first_non_finite(stage: Stage, piece: int) -> NonFiniteUnit | None:
     """In the compute thread, where nothing takes the piece away meanwhile."""
     return stage.first_non_finite(piece) if stage.holds(piece) else None
 
 
-def count(mesh: Mesh, tasks: int) -> Counters:
+def count_progress(mesh: Mesh, tasks: int) -> ProgressCounters:
     """What this device has done so far."""
     links = [mesh.link_statistics(peer) for peer in mesh.connected]
     moved = sum(link.sent_bytes + link.received_bytes for link in links if link is not None)
-    return Counters(tasks, moved, process_time())
+    return ProgressCounters(tasks, moved, process_time())

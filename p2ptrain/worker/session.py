@@ -13,36 +13,36 @@ from functools import partial
 from time import monotonic
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.waiting import until_linked
-from p2ptrain.messages.assign import Fetches, placed_of
+from p2ptrain.mesh.waiting import wait_until_linked
+from p2ptrain.messages.assign import Fetches, placement_of
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.calls import PendingAnswers
+from p2ptrain.messages.calls import PendingReplies
 from p2ptrain.messages.kinds import INVENTORY, PREPARE
 from p2ptrain.messages.requesters import Booking
-from p2ptrain.messages.round_orders import Commit, EpochKey, RoundOrder
+from p2ptrain.messages.round_orders import Commit, GenerationKey, RoundOrder
 from p2ptrain.net.fields import ids, integer, text
 from p2ptrain.net.message import Message
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.recovery.cores import worker_events as rules
 from p2ptrain.recovery.cores import worker_instructions as to_do
-from p2ptrain.recovery.cores.worker_core import DeviceCore, Phase
+from p2ptrain.recovery.cores.worker_core import WorkerCore, WorkerPhase
 from p2ptrain.recovery.rebuild_plan import read_rebuild
-from p2ptrain.recovery.state_report import Inventory, read_coefficient, read_version
+from p2ptrain.recovery.state_report import StateReport, read_coefficient, read_version
 from p2ptrain.recovery.version import Version
-from p2ptrain.worker.context import Surroundings
-from p2ptrain.worker.generation_builder import MakingReady
-from p2ptrain.worker.hosted_stages import Engagement
+from p2ptrain.worker.context import WorkerContext
+from p2ptrain.worker.generation_builder import GenerationBuild
+from p2ptrain.worker.hosted_stages import HostedStages
 from p2ptrain.worker.job_store import JobStore
-from p2ptrain.worker.rebuild import MakingAnew
-from p2ptrain.worker.snapshot_service import Replication
+from p2ptrain.worker.rebuild import StageRebuilder
+from p2ptrain.worker.snapshot_service import SnapshotService
 
 log = get_logger(__name__)
 
 
-class Participation:
+class WorkerSession:
     """See the module. Create it in a running event loop; `close` it.
 
     Attributes:
@@ -53,46 +53,48 @@ class Participation:
             that it has, and as soon as another one goes on with the job.
     """
 
-    def __init__(self, job: str, around: Surroundings) -> None:
+    def __init__(self, job: str, around: WorkerContext) -> None:
         self.job = job
         self.holder: str | None = None
         self.alone_since: float | None = None
         self._around = around
         self._booking = Booking(monotonic())
         self._store = JobStore(job, around.states, around.mesh.name, self._look)
-        self.replication = Replication(around.mesh, job, self._store, self._feed)
-        self._core = DeviceCore(around.mesh.self_id)
+        self.replication = SnapshotService(around.mesh, job, self._store, self._feed)
+        self._core = WorkerCore(around.mesh.self_id)
         self._digest = ""
         self._others: frozenset[str] = frozenset()  # whom the holder sees alive
         self._committed: Version | None = None  # newest that this device was told to apply
-        self._answers = PendingAnswers()
+        self._answers = PendingReplies()
         self._todo: deque[to_do.DeviceInstruction] = deque()
         self._is_queued = False  # whether the order that is taken in counts
         self._carrying_out = False
-        self._tasks = OwnedTasks(self._on_failed)
-        self._anew = MakingAnew(around.shell, self._store, self._tasks, self._feed)
-        self._asked: MakingReady | None = None  # the rules say whether it is obeyed
-        self._making: MakingReady | None = None  # under way, or done
+        self._tasks = TaskOwner(self._on_failed)
+        self._rebuilder = StageRebuilder(around.shell, self._store, self._tasks, self._feed)
+        self._asked: GenerationBuild | None = None  # the rules say whether it is obeyed
+        self._making: GenerationBuild | None = None  # under way, or done
         self._given_up: Assignment | None = None  # the last one made ready in vain
 
     @property
-    def engagement(self) -> Engagement | None:
+    def engagement(self) -> HostedStages | None:
         """The stages of the epoch that runs here or, stopped, ran last."""
         return self._store.engagement
 
     @property
     def is_busy(self) -> bool:
         """Whether this device does something, or keeps something, for the job."""
-        return self._core.phase is not Phase.IDLE or self.engagement is not None
+        return self._core.phase is not WorkerPhase.IDLE or self.engagement is not None
 
     @property
     def is_over(self) -> bool:
         """Whether this device has no part in the job any more, though it may still be stopping."""
-        return self._core.phase is Phase.IDLE
+        return self._core.phase is WorkerPhase.IDLE
 
     def has_expired(self, now: float) -> bool:
         """Whether nothing came of what this device was asked to stand ready for."""
-        return self._booking.has_expired(now, is_preparing=self._core.phase is Phase.PREPARING)
+        return self._booking.has_expired(
+            now, is_preparing=self._core.phase is WorkerPhase.PREPARING
+        )
 
     @property
     def newest(self) -> Version | None:
@@ -112,17 +114,17 @@ class Participation:
 
     # -- the holder's ----------------------------------------------------------------------------
 
-    async def take_stock(self, peer: str, message: Message) -> Message:
+    async def report_state(self, peer: str, message: Message) -> Message:
         """Stop, and say what is here. Raises PeerError: this is not obeyed."""
         if failpoints.armed:
             await self._reach("inventory.receive.before")
         fields = message.fields
         apply, coefficient = fields.get("apply"), fields.get("coefficient")
         digest, others = text(fields, "digest", 64), ids(fields, "alive")
-        if self._core.phase is Phase.IDLE:  # nothing runs that must be stopped first
-            await until_linked(self._around.mesh, others)
+        if self._core.phase is WorkerPhase.IDLE:  # nothing runs that must be stopped first
+            await wait_until_linked(self._around.mesh, others)
         number, me = self._answers.number(), self._around.mesh.self_id
-        asked = rules.InventoryAsked(
+        asked = rules.StateReportAsked(
             request=number,
             peer=peer,
             epoch=integer(fields, "epoch"),
@@ -141,7 +143,7 @@ class Participation:
     async def prepare(self, peer: str, assignment: Assignment, message: Message) -> Message:
         """Fetch and build what the message's `assignment` gives this device.
 
-        Raises as `take_stock`.
+        Raises as `report_state`.
         """
         if failpoints.armed:
             await self._reach("prepare.receive.before")
@@ -149,11 +151,11 @@ class Participation:
             raise ProtocolError("an assignment without this device")
         fetches = (await Fetches.from_part(message, 1)).parts
         number = self._answers.number()
-        placed = placed_of(assignment)
+        placed = placement_of(assignment)
         needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)
         asked = rules.PrepareAsked(number, peer, placed, fetches)
         gathers = message.fields.get("gather") is True
-        self._asked = MakingReady(
+        self._asked = GenerationBuild(
             *(assignment, self._around, self._store, self._tasks, self._feed, self._look),
             needed_bytes,
             gathers=gathers,
@@ -165,7 +167,7 @@ class Participation:
         return answer
 
     async def _answer(
-        self, number: int, asked: rules.InventoryAsked | rules.PrepareAsked
+        self, number: int, asked: rules.StateReportAsked | rules.PrepareAsked
     ) -> Message:
         with self._answers.open(number) as answer:
             self._feed(asked)
@@ -175,13 +177,13 @@ class Participation:
         """An epoch is in force."""
         if failpoints.armed:
             failpoints.reach_now("begin.receive.before", device=self._around.mesh.self_id)
-        self._feed(rules.BeginHeard(peer, epoch))
+        self._feed(rules.BeginReceived(peer, epoch))
 
-    async def order(self, peer: str, key: EpochKey, order: RoundOrder) -> None:
+    async def order(self, peer: str, key: GenerationKey, order: RoundOrder) -> None:
         """A round of an epoch."""
         self._is_queued = False
         heard = (peer, key.epoch, order.round.step, order.keep, order.stay, order.offer)
-        self._feed(rules.OrderHeard(*heard))
+        self._feed(rules.RoundOrdered(*heard))
         engagement = self.engagement
         if self._is_queued and engagement is not None:
             if order.keep and engagement.keeps:
@@ -196,16 +198,16 @@ class Participation:
             # a keeper makes a lost stage anew from the stable one, however new the others are
             engagement.log.forget_before(versions[0].step)
 
-    def commit(self, peer: str, key: EpochKey, commit: Commit) -> None:
+    def commit(self, peer: str, key: GenerationKey, commit: Commit) -> None:
         """An update counts."""
-        self._tell_progress()
-        self._feed(rules.CommitHeard(peer, key.epoch, commit.step, commit.coefficient))
+        self._report_progress()
+        self._feed(rules.CommitReceived(peer, key.epoch, commit.step, commit.coefficient))
 
     def holder_is(self, state: rules.HolderState) -> None:
         """What became of the holder, or of its job."""
         if state is rules.HolderState.GONE and self.alone_since is None:
             self.alone_since = monotonic()
-        self._feed(rules.HolderIs(state))
+        self._feed(rules.HolderChanged(state))
 
     def link_ended(self, peer: str) -> None:
         """What was queued on the link to `peer` is lost."""
@@ -240,43 +242,48 @@ class Participation:
 
     def _carry_out(self, instruction: to_do.DeviceInstruction) -> None:
         match instruction:
-            case to_do.AnswerInventory():
+            case to_do.AnswerStateReport():
                 self._send_inventory(instruction)
             case to_do.AnswerReady():
                 self._send_ready(instruction)
-            case to_do.Refuse(request, _, reason):
+            case to_do.RefuseCommand(request, _, reason):
                 self._answers.refuse(request, reason)
-            case to_do.Stop(epoch):
+            case to_do.StopStages(epoch):
                 self._tasks.spawn(self._stop(), f"stop epoch {epoch}")
-            case to_do.MakeAnew(request, what):
-                self._anew.make(request, what, self._core.epoch)
-            case to_do.CancelAnew():
-                self._anew.cancel()
+            case to_do.RebuildStage(request, what):
+                self._rebuilder.make(request, what, self._core.epoch)
+            case to_do.CancelRebuild():
+                self._rebuilder.cancel()
             case to_do.FetchParts(_, _, fetches):
                 assert self._asked is not None
                 self._making = self._asked
                 self._making.fetch(fetches)
-            case to_do.Build():
+            case to_do.BuildStages():
                 assert self._making is not None
                 self._making.build()
             case to_do.CancelPrepare():
                 self._give_up("is made ready for another plan")
-            case to_do.Start():
+            case to_do.StartStages():
                 self._start()
-            case to_do.Queue():
+            case to_do.QueueRound():
                 self._is_queued = True
-            case to_do.Apply():
+            case to_do.ApplyUpdate():
                 self._apply(instruction)
-            case to_do.Drop(holdings):
+            case to_do.DropState(holdings):
                 self._store.drop(holdings)
-            case to_do.TellLink(_, epoch, peer, back):
-                self._tell_link(epoch, peer, back=back)
-            case to_do.Wait(holder):
+            case to_do.ReportLink(_, epoch, peer, back):
+                self._report_link(epoch, peer, back=back)
+            case to_do.ReportOrphaned(holder):
                 log.info("holder_gone", job=self.job)
                 self._around.waits(holder)
-            case to_do.Release():
+            case to_do.ReleaseJob():
                 self._release()
-            case to_do.Copy() | to_do.Offer() | to_do.Collect() | to_do.TellReplica():
+            case (
+                to_do.TakeSnapshot()
+                | to_do.OfferSnapshot()
+                | to_do.CollectSnapshot()
+                | to_do.ReportSnapshot()
+            ):
                 self.replication.carry_out(instruction)
             case _:
                 raise InternalError(f"nobody carries out {type(instruction).__name__}")
@@ -292,21 +299,21 @@ class Participation:
         await self.replication.stop()
         held = await self._store.rest()
         self._store.keep(self._core.holdings)
-        self._feed(rules.Stopped(held))
+        self._feed(rules.GenerationStopped(held))
 
     def _look(self, version: Version) -> None:
         """Something of that version does not fit its digests: what it is must not be counted on."""
 
         async def look() -> None:
             for holding in await self._store.look(version):
-                self._feed(rules.Damaged(holding))
+                self._feed(rules.SnapshotDamaged(holding))
 
         self._tasks.spawn(look(), f"look through version {version.step}")
 
-    def _send_inventory(self, answer: to_do.AnswerInventory) -> None:
+    def _send_inventory(self, answer: to_do.AnswerStateReport) -> None:
         self.alone_since = None  # this is asked for in the name of a holder that goes on
         mesh = self._around.mesh
-        inventory = Inventory(
+        inventory = StateReport(
             mesh.self_id,
             answer.epoch,
             answer.holdings,
@@ -317,31 +324,31 @@ class Participation:
         blob = memoryview(whole.to_bytes())
         self._answers.give(answer.request, Message(INVENTORY, {}, (blob,)))
 
-    def _apply(self, what: to_do.Apply) -> None:
+    def _apply(self, what: to_do.ApplyUpdate) -> None:
         self._committed = what.version
         engagement = self.engagement
         assert engagement is not None
         engagement.log.counts(what.version.step - 1, what.coefficient)
-        if self._core.phase is Phase.RUNNING:
+        if self._core.phase is WorkerPhase.RUNNING:
             engagement.commit(Commit(0, what.version.step - 1, what.coefficient))
         else:
             self._tasks.spawn(self._catch_up(engagement, what), f"apply {what.version.step}")
 
-    async def _catch_up(self, engagement: Engagement, what: to_do.Apply) -> None:
+    async def _catch_up(self, engagement: HostedStages, what: to_do.ApplyUpdate) -> None:
         """An update that counts elsewhere already; nothing else of the stages runs."""
         outcome = await engagement.apply_ready(what.version, what.coefficient)
         for first, error in outcome.items():
             if error is not None:
                 log.warning("update_failed", step=what.version.step, why=str(error))
-                self._feed(rules.Torn(what.epoch, first))
+                self._feed(rules.UpdateTorn(what.epoch, first))
             else:
                 self._store.offer(what.version)
                 self._feed(rules.Applied(what.epoch, first, what.version, what.coefficient))
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         """What the stages have done since, before the rules decide by it."""
         engagement = self.engagement
-        if engagement is None or self._core.phase is not Phase.RUNNING:
+        if engagement is None or self._core.phase is not WorkerPhase.RUNNING:
             return
         for index, runner in engagement.runners.items():
             first, live = engagement.assignment.stages[index].first, runner.live
@@ -365,8 +372,8 @@ class Participation:
         trouble = answer.trouble
         moved_bytes = 0 if self._making is None else self._making.moved_bytes
         if trouble is None:
-            told = {"ready": True, "moved_bytes": moved_bytes}
-            self._answers.give(answer.request, Message(PREPARE, told))
+            answer_fields = {"ready": True, "moved_bytes": moved_bytes}
+            self._answers.give(answer.request, Message(PREPARE, answer_fields))
             return
         self._give_up("could not be made ready")
         fields = {
@@ -398,18 +405,18 @@ class Participation:
         engagement.start(partial(self._around.on_failure, engagement.assignment))
         trim_heap()  # and with the old epoch what only it had
 
-    def _tell_link(self, epoch: int, peer: str, *, back: bool) -> None:
+    def _report_link(self, epoch: int, peer: str, *, back: bool) -> None:
         engagement = self.engagement
         known = (self._given_up, None if engagement is None else engagement.assignment)
         for assignment in known:
             if assignment is not None and assignment.key.epoch == epoch:
                 message = "a link is back" if back else "a link ended"
                 fields = {"cause": "link", "peer": peer, "back": back, "message": message}
-                self._tasks.spawn(self._around.told(assignment, fields), "tell of a link")
+                self._tasks.spawn(self._around.notify_holder(assignment, fields), "tell of a link")
 
     def _release(self) -> None:
         self._give_up("has left the job")
-        self._anew.cancel()
+        self._rebuilder.cancel()
         self._store.release()
         self._answers.refuse_all("the job has ended")
         self._tasks.spawn(self._end(), "end the job")

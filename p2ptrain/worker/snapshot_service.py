@@ -23,80 +23,82 @@ from typing import Any
 from torch import Tensor
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import OwnedTasks
-from p2ptrain.aio.threads import in_background
+from p2ptrain.aio.tasks import TaskOwner
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import PeerError, size_text
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import REPLICA_KEPT, REPLICA_OFFER
-from p2ptrain.messages.round_orders import EpochKey
-from p2ptrain.messages.snapshots import ReplicaKeeper, ReplicaKept, ReplicaOffer
+from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.messages.snapshots import BackupAssignment, SnapshotKept, SnapshotOffer
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.process.memory_budget import available_memory_bytes, is_out_of_memory
 from p2ptrain.recovery.cores import worker_events as rules
 from p2ptrain.recovery.cores import worker_instructions as to_do
-from p2ptrain.recovery.snapshot_schedule import Pacing, ReadRates, paced_seconds
-from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.snapshot_schedule import ReadPacing, ReadRates, paced_seconds
+from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checksums import Digest, digests_of
 from p2ptrain.state.fetch import version_source
-from p2ptrain.state.snapshot_store import Named, VersionStore
-from p2ptrain.state.transfer_client import Pace, StateReading, StateRequest
+from p2ptrain.state.snapshot_store import Named, SnapshotStore
+from p2ptrain.state.transfer_client import Pace, TransferClient, TransferRequest
 from p2ptrain.state.transfer_server import Check
-from p2ptrain.worker.hosted_stages import Engagement
+from p2ptrain.worker.hosted_stages import HostedStages
 from p2ptrain.worker.job_store import JobStore
 
 log = get_logger(__name__)
 
-CopyInstruction = to_do.Copy | to_do.Offer | to_do.Collect | to_do.TellReplica
+CopyInstruction = (
+    to_do.TakeSnapshot | to_do.OfferSnapshot | to_do.CollectSnapshot | to_do.ReportSnapshot
+)
 
 
-class Replication:
+class SnapshotService:
     """See the module. One a job; `stop` before an epoch ends."""
 
     def __init__(
-        self, mesh: Mesh, job: str, store: JobStore, tell: Callable[[rules.DeviceEvent], None]
+        self, mesh: Mesh, job: str, store: JobStore, notify: Callable[[rules.DeviceEvent], None]
     ) -> None:
-        """Nothing is copied yet; `tell` hears what has become of each copy."""
+        """Nothing is copied yet; `notify` hears what has become of each copy."""
         self._mesh = mesh
         self._job = job
         self._store = store
-        self._tell = tell
-        self._collecting = Collecting(mesh, job, store, tell)
+        self._notify = notify
+        self._collecting = SnapshotCollector(mesh, job, store, notify)
         self._offered_bytes = 0  # of the offer that is being heard
-        self._tasks = OwnedTasks(self._on_failed)
+        self._tasks = TaskOwner(self._on_failed)
 
-    def begin(self, engagement: Engagement) -> None:
+    def begin(self, engagement: HostedStages) -> None:
         """These are the stages from now on."""
         self._collecting.begin()
         for runner in engagement.runners.values():
             runner.update.on_kept = partial(self._copied, engagement)
 
-    def offered(self, peer: str, epoch: int, offer: ReplicaOffer) -> None:
+    def offered(self, peer: str, epoch: int, offer: SnapshotOffer) -> None:
         """`peer` has a copy to be kept here."""
         self._offered_bytes = offer.nbytes
-        self._tell(rules.OfferHeard(peer, epoch, offer.first, offer.end, offer.version))
+        self._notify(rules.OfferReceived(peer, epoch, offer.first, offer.end, offer.version))
 
-    def keeper_is(self, peer: str, epoch: int, keeper: ReplicaKeeper) -> None:
+    def keeper_is(self, peer: str, epoch: int, keeper: BackupAssignment) -> None:
         """Copies of a stage here go to another device from now on."""
         place = (keeper.first, keeper.end, keeper.version)
-        self._tell(rules.KeeperIs(peer, epoch, *place, keeper.keeper))
+        self._notify(rules.BackupPeerAssigned(peer, epoch, *place, keeper.keeper))
 
     def keep(self, peer: str, versions: tuple[Version, ...]) -> None:
         """Older versions than these may go."""
-        self._tell(rules.KeepHeard(peer, versions))
+        self._notify(rules.RetainReceived(peer, versions))
 
     def carry_out(self, instruction: CopyInstruction) -> None:
         """What the rules say must be done."""
         match instruction:
-            case to_do.Copy():
+            case to_do.TakeSnapshot():
                 self._tasks.spawn(self._copy(), "copy the stages")
-            case to_do.Offer():
+            case to_do.OfferSnapshot():
                 self._tasks.spawn(self._offer(instruction), "offer a copy")
-            case to_do.Collect():
+            case to_do.CollectSnapshot():
                 self._collecting.collect(instruction, self._offered_bytes)
-            case to_do.TellReplica():
-                self._tasks.spawn(self._tell_holder(instruction), "tell of a copy")
+            case to_do.ReportSnapshot():
+                self._tasks.spawn(self._notify_holder(instruction), "tell of a copy")
 
     async def stop(self) -> None:
         """Copy, offer and collect nothing any more. May be called again."""
@@ -115,17 +117,17 @@ class Replication:
             await engagement.copy()
 
     def _copied(
-        self, engagement: Engagement, stage: int, version: Version, why_not: str | None
+        self, engagement: HostedStages, stage: int, version: Version, why_not: str | None
     ) -> None:
         place, epoch = engagement.assignment.stages[stage], engagement.assignment.key.epoch
         if why_not is not None:
             log.warning("no_copy", stage=stage, step=version.step, why=why_not)
-            self._tell(rules.CopyFailed(epoch, place.first, place.end, version, why_not))
+            self._notify(rules.SnapshotFailed(epoch, place.first, place.end, version, why_not))
             return
-        holding = Holding(place.first, place.end, version, Kind.KEPT)
+        holding = StateEntry(place.first, place.end, version, StateKind.KEPT)
         self._tasks.spawn(self._seal(engagement, stage, holding), f"checksums of stage {stage}")
 
-    async def _seal(self, engagement: Engagement, stage: int, holding: Holding) -> None:
+    async def _seal(self, engagement: HostedStages, stage: int, holding: StateEntry) -> None:
         """Take the copy's checksums, beside the computing, and let others read it."""
         if failpoints.armed:
             place = {"stage": stage, "step": holding.version.step - 1}
@@ -133,36 +135,36 @@ class Replication:
         copy = engagement.store.of(holding)
         if copy is None:
             return
-        digests = await in_background(partial(digests_of, copy.tensors))
+        digests = await run_in_background(partial(digests_of, copy.tensors))
         if engagement.store.seal(holding, copy, digests):
             self._store.offer(holding.version)
-            self._tell(rules.Kept(holding.first, holding.end, holding.version))
+            self._notify(rules.SnapshotTaken(holding.first, holding.end, holding.version))
 
     # -- messages --------------------------------------------------------------------------------
 
-    async def _offer(self, what: to_do.Offer) -> None:
+    async def _offer(self, what: to_do.OfferSnapshot) -> None:
         try:
             found = await self._store.find(what.version, what.first, what.end)
         except PeerError as error:  # dropped since: there is a newer one
             log.info("copy_not_offered", step=what.version.step, why=str(error))
             return
         nbytes = sum(tensor.nbytes for tensor in found.tensors.values())
-        offer = ReplicaOffer(what.version, what.first, what.end, nbytes)
+        offer = SnapshotOffer(what.version, what.first, what.end, nbytes)
         await self._send(what.keeper, REPLICA_OFFER, what.epoch, offer.fields())
         if failpoints.armed:
             await failpoints.reach("replica.offer.after", device=self._mesh.self_id)
 
-    async def _tell_holder(self, what: to_do.TellReplica) -> None:
+    async def _notify_holder(self, what: to_do.ReportSnapshot) -> None:
         if failpoints.armed:
             await failpoints.reach("replica.kept.before", device=self._mesh.self_id)
-        kept = ReplicaKept(what.version, what.first, what.end, what.failed)
+        kept = SnapshotKept(what.version, what.first, what.end, what.failed)
         await self._send(what.holder, REPLICA_KEPT, what.epoch, kept.fields())
         if failpoints.armed:
             await failpoints.reach("replica.kept.after", device=self._mesh.self_id)
 
     async def _send(self, peer: str, kind: str, epoch: int, fields: dict[str, Any]) -> None:
         try:
-            key = EpochKey(self._job, epoch)
+            key = GenerationKey(self._job, epoch)
             await self._mesh.send(peer, Message(kind, {**key.fields(), **fields}))
         except PeerError as error:
             # The end of the link ends the epoch; the next one copies anew.
@@ -172,7 +174,7 @@ class Replication:
 _Units = tuple[int, int]
 
 
-class Collecting:
+class SnapshotCollector:
     """The copies that this device reads for others; one at a time of any stage."""
 
     def __init__(
@@ -180,18 +182,18 @@ class Collecting:
         mesh: Mesh,
         job: str,
         store: JobStore,
-        tell: Callable[[rules.DeviceEvent], None],
+        notify: Callable[[rules.DeviceEvent], None],
     ) -> None:
         """Nothing is read yet.
 
         Args:
             store: where copies go.
-            tell: hears `ReplicaWhole` or `CopyFailed` of each.
+            notify: hears `SnapshotCollected` or `SnapshotFailed` of each.
         """
         self._mesh = mesh
         self._job = job
         self._store = store
-        self._tell = tell
+        self._notify = notify
         self._clock = asyncio.get_running_loop().time
         self._begun = self._clock()  # the epoch
         self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
@@ -202,7 +204,7 @@ class Collecting:
         """An epoch begins: its first copies are spread over a part of what passes until then."""
         self._begun = self._clock()
 
-    def collect(self, order: to_do.Collect, nbytes: int) -> None:
+    def collect(self, order: to_do.CollectSnapshot, nbytes: int) -> None:
         """Read a copy of `nbytes`; what is being read of an older one is given up."""
         units = (order.first, order.end)
         under_way = self._tasks.pop(units, None)
@@ -211,7 +213,7 @@ class Collecting:
         now = self._clock()
         seconds = paced_seconds(now - self._offered.get(units, self._begun))
         self._offered[units] = now
-        work = self._collect(order, nbytes, Pacing(now, seconds))
+        work = self._collect(order, nbytes, ReadPacing(now, seconds))
         task = asyncio.create_task(work, name=f"collect layers {order.first} to {order.end}")
         self._tasks[units] = task
         task.add_done_callback(partial(self._ended, units))
@@ -231,7 +233,7 @@ class Collecting:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("copy_not_kept", units=units, exc_info=error)
 
-    async def _collect(self, order: to_do.Collect, nbytes: int, pacing: Pacing) -> None:
+    async def _collect(self, order: to_do.CollectSnapshot, nbytes: int, pacing: ReadPacing) -> None:
         try:
             await self._read(order, nbytes, pacing)
         except (PeerError, TimeoutError, RuntimeError, MemoryError) as error:
@@ -240,21 +242,23 @@ class Collecting:
             reason = "not enough memory" if is_out_of_memory(error) else str(error) or "too slow"
             log.info("copy_failed", step=order.version.step, why=reason)
             place = (order.epoch, order.first, order.end, order.version)
-            self._tell(rules.CopyFailed(*place, reason))
+            self._notify(rules.SnapshotFailed(*place, reason))
         else:
             if failpoints.armed:
                 await failpoints.reach("replica.whole.before", device=self._mesh.self_id)
-            self._tell(rules.ReplicaWhole(order.epoch, order.first, order.end, order.version))
+            self._notify(
+                rules.SnapshotCollected(order.epoch, order.first, order.end, order.version)
+            )
 
-    async def _read(self, order: to_do.Collect, nbytes: int, pacing: Pacing) -> None:
-        place = (Kind.REPLICA, order.first, order.end)
+    async def _read(self, order: to_do.CollectSnapshot, nbytes: int, pacing: ReadPacing) -> None:
+        place = (StateKind.REPLICA, order.first, order.end)
         check, versions = self._store.check, self._store.copies
         if check is None or versions is None:
             raise PeerError(f"{self._mesh.name} has no part in that job")
         slot = versions.slot(*place) or {}
         self._make_sure_of_memory(nbytes, slot)
         reading = self._reading(versions, order, check, slot, self._paced(order.owner, pacing))
-        request = StateRequest(
+        request = TransferRequest(
             order.owner,
             self._job,
             version_source(order.version),
@@ -274,24 +278,24 @@ class Collecting:
 
     def _reading(
         self,
-        versions: VersionStore,
-        order: to_do.Collect,
+        versions: SnapshotStore,
+        order: to_do.CollectSnapshot,
         check: Check,
         slot: Named,
         pace: Pace,
-    ) -> StateReading:
+    ) -> TransferClient:
         """What is here of the same stage at another version need not come again."""
         known: dict[str, tuple[Tensor, Digest]] = {}
         for holding in versions.holdings():
             here = versions.of(holding)
             units = (holding.kind, holding.first, holding.end)
-            if here is not None and units == (Kind.REPLICA, order.first, order.end):
+            if here is not None and units == (StateKind.REPLICA, order.first, order.end):
                 known |= {
                     name: (tensor, here.digests[name])
                     for name, tensor in here.tensors.items()
                     if name in here.digests
                 }
-        return StateReading(self._mesh, check, known=known, slot=slot, pace=pace)
+        return TransferClient(self._mesh, check, known=known, slot=slot, pace=pace)
 
     def _make_sure_of_memory(self, nbytes: int, slot: Named) -> None:
         """Where the kernel gives away more than it has, taking it would end this process."""
@@ -299,7 +303,7 @@ class Collecting:
         if needed > 0 and needed > available_memory_bytes():
             raise PeerError(f"{self._mesh.name} has no {size_text(needed)} free for a copy")
 
-    def _paced(self, owner: str, pacing: Pacing) -> Pace:
+    def _paced(self, owner: str, pacing: ReadPacing) -> Pace:
         begun, left_before = 0.0, 0
 
         async def pace(left_bytes: int) -> None:

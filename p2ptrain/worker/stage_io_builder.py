@@ -5,39 +5,45 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from p2ptrain.job.rounds import Mode
+from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.round_orders import FED_AHEAD
-from p2ptrain.messages.tensors import Line, Slice
+from p2ptrain.messages.tensors import SampleRange, StreamId
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.sample_independence.division_effects import sample_dimension
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.plan.types.bucket_sizes import BucketSizes
-from p2ptrain.runtime.allreduce import FLOW, GroupReduction
-from p2ptrain.runtime.device import Shell
-from p2ptrain.runtime.executor import StageTask
-from p2ptrain.runtime.io.output_queues import Outlets
-from p2ptrain.runtime.io.sample_division import Division, divisions
-from p2ptrain.runtime.io.tensor_receiver import Contents, Expected, Inlet, _expected, contents_at
+from p2ptrain.runtime.allreduce import FLOW, RingAllReduce
+from p2ptrain.runtime.device import LocalDevice
+from p2ptrain.runtime.executor import StageSpec
+from p2ptrain.runtime.io.output_queues import OutputQueues
+from p2ptrain.runtime.io.sample_division import SampleDivision, divisions
+from p2ptrain.runtime.io.tensor_receiver import (
+    Expected,
+    StreamContents,
+    TensorReceiver,
+    contents_at_cut,
+    expected_of,
+)
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS
-from p2ptrain.runtime.reduced_tensors import Summed
-from p2ptrain.runtime.stage_io import Lines, Nowhere, Reduction
-from p2ptrain.runtime.stage_sender import EpochLinks, shared_tensors
+from p2ptrain.runtime.reduced_tensors import ReducedTensors
+from p2ptrain.runtime.stage_io import AllReduce, DiscardedOutput, StageIo
+from p2ptrain.runtime.stage_sender import LiveStageSender, shared_tensors
 from p2ptrain.runtime.tiled.tile_exchange import FLOW as TILES
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
-from p2ptrain.runtime.tiled.tile_layout import ModeTiles, StageTiles, tiles_of
+from p2ptrain.runtime.tiled.tile_layout import ModeTileLayout, StageTileLayout, tiles_of
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
 
 EARLY_PIECES = 4
 """Pieces of the next round that may arrive while this one ends."""
 
 
-class StageLines:
+class StageIoBuilder:
     """The lines of stage `index` on this device."""
 
     def __init__(
-        self, assignment: Assignment, index: int, description: ModelDescription, shell: Shell
+        self, assignment: Assignment, index: int, description: ModelDescription, shell: LocalDevice
     ) -> None:
         self._assignment = assignment
         self._index = index
@@ -49,16 +55,16 @@ class StageLines:
         self._tiles_before = tiles_of(description, assignment.stages[index - 1]) if index else None
         self._is_last = index == len(assignment.stages) - 1
 
-    def task(self) -> StageTask:
+    def task(self) -> StageSpec:
         """What the stage is."""
         first, end = self._place.first, self._place.end
-        return StageTask(
+        return StageSpec(
             index=self._index,
             last=self._is_last,
             warmup=self._place.warmup,
             held=self._place.held,
             seed=self._assignment.seed,
-            uses_targets=any(self._description.target_uses(first, end, m.value) for m in Mode),
+            uses_targets=any(self._description.target_uses(first, end, m.value) for m in RoundMode),
             division=self._divisions[self._index],
             device=self._shell.mesh.self_id,
             keeps=self._keeps,
@@ -97,7 +103,7 @@ class StageLines:
         reads = self._place.keeper(assignment.holder) == self._shell.mesh.self_id
         return reads or assignment.protects
 
-    def connect(self, stage: Stage, links: EpochLinks) -> Lines:
+    def connect(self, stage: Stage, links: LiveStageSender) -> StageIo:
         """Make inlets and outlets, and let the neighbours' frames in."""
         deepest = max(place.warmup for place in self._assignment.stages)
         return replace(
@@ -107,18 +113,18 @@ class StageLines:
             reduction=self._reduction(stage),
         )
 
-    def connect_alone(self, rounds: int) -> Lines:
+    def connect_alone(self, rounds: int) -> StageIo:
         """Make inlets for the pieces of so many rounds; what comes out goes nowhere."""
         return replace(
             self._incoming(rounds * self._assignment.micro_batches),
-            forward=None if self._is_last else Nowhere(),
-            backward=Nowhere() if self._index else None,
+            forward=None if self._is_last else DiscardedOutput(),
+            backward=DiscardedOutput() if self._index else None,
         )
 
-    def _incoming(self, capacity: int) -> Lines:
-        holder = Division.of_holder(self._assignment)
+    def _incoming(self, capacity: int) -> StageIo:
+        holder = SampleDivision.of_holder(self._assignment)
         before = self._divisions[self._index - 1] if self._index else holder
-        return Lines(
+        return StageIo(
             activations=self._inlet(ACTIVATIONS, self._entering(), before, capacity),
             targets=self._inlet(TARGETS, self._targets(), holder, capacity),
             gradients=None
@@ -131,71 +137,73 @@ class StageLines:
             reduction=None,
         )
 
-    def _entering(self) -> Contents:
+    def _entering(self) -> StreamContents:
         name = f"activations of stage {self._index}"
         if self._tiles is not None:
-            return self._tiles_contents(name, self._tiles, ModeTiles.entering_expected)
-        contents = contents_at(self._description, self._place.first, name)
+            return self._tiles_contents(name, self._tiles, ModeTileLayout.entering_expected)
+        contents = contents_at_cut(self._description, self._place.first, name)
         if self._tiles_before is not None:
             contents = replace(contents, tiles=self._tiles_before)
         # the holder's inputs stay exact
         wire = self._assignment.wire if self._index else WireFormat.EXACT
         return replace(contents, wire=wire)
 
-    def _leaving(self) -> Contents:
+    def _leaving(self) -> StreamContents:
         name = f"gradients of stage {self._index}"
         if self._tiles is not None:
-            contents = self._tiles_contents(name, self._tiles, ModeTiles.leaving_expected)
+            contents = self._tiles_contents(name, self._tiles, ModeTileLayout.leaving_expected)
         else:
-            contents = contents_at(self._description, self._place.end, name)
+            contents = contents_at_cut(self._description, self._place.end, name)
         return replace(contents, optional=True, wire=self._assignment.wire)
 
     def _tiles_contents(
         self,
         name: str,
-        tiles: StageTiles,
-        of: Callable[[ModeTiles, Sequence[int], int], list[Expected]],
-    ) -> Contents:
+        tiles: StageTileLayout,
+        of: Callable[[ModeTileLayout, Sequence[int], int], list[Expected]],
+    ) -> StreamContents:
         """What goes to the tiles of this device, or comes back to them."""
         own = tiles.tiles(self._shell.mesh.self_id)
 
-        def expected(mode: Mode, size: int) -> list[Expected]:
+        def expected(mode: RoundMode, size: int) -> list[Expected]:
             return of(tiles.of(mode), own, size)
 
-        return Contents(name, expected, lambda mode: [0] * len(expected(mode, 1)))
+        return StreamContents(name, expected, lambda mode: [0] * len(expected(mode, 1)))
 
-    def _inlet(self, flow: str, contents: Contents, senders: Division, capacity: int) -> Inlet:
+    def _inlet(
+        self, flow: str, contents: StreamContents, senders: SampleDivision, capacity: int
+    ) -> TensorReceiver:
         own, me = self._divisions[self._index], self._shell.mesh.self_id
 
-        def sources(micro_batch: int, size: int) -> Sequence[Slice]:
+        def sources(micro_batch: int, size: int) -> Sequence[SampleRange]:
             part = own.part(me, micro_batch, size)
             return senders.overlaps(micro_batch, size, part) if part is not None else ()
 
         capacity += FED_AHEAD * len(senders.devices)
         largest = self._assignment.largest
-        inlet = Inlet(contents, sources, capacity=capacity, largest=largest)
-        line = Line(self._assignment.key, self._index, flow)
+        inlet = TensorReceiver(contents, sources, capacity=capacity, largest=largest)
+        line = StreamId(self._assignment.key, self._index, flow)
         self._shell.switchboard.connect_inlet(line, inlet, senders.devices)
         return inlet
 
-    def _targets(self) -> Contents:
+    def _targets(self) -> StreamContents:
         values = self._description.targets
-        return Contents(
+        return StreamContents(
             f"targets of stage {self._index}",
-            lambda _mode, size: [_expected(value, size) for value in values],
+            lambda _mode, size: [expected_of(value, size) for value in values],
             lambda _mode: [sample_dimension(value) for value in values],
         )
 
-    def _forward(self, contents: Contents, links: EpochLinks) -> Outlets:
-        return Outlets(
+    def _forward(self, contents: StreamContents, links: LiveStageSender) -> OutputQueues:
+        return OutputQueues(
             self._divisions[self._index + 1],
             contents.dimensions,
             links.send_forward,
             capacity=self._place.warmup,
         )
 
-    def _backward(self, contents: Contents, links: EpochLinks) -> Outlets:
-        return Outlets(
+    def _backward(self, contents: StreamContents, links: LiveStageSender) -> OutputQueues:
+        return OutputQueues(
             self._divisions[self._index - 1],
             contents.dimensions,
             links.send_backward,
@@ -209,21 +217,21 @@ class StageLines:
         deepest = max(place.warmup for place in self._assignment.stages)
         return TileExchange(
             stage,
-            Line(self._assignment.key, self._index, TILES),
+            StreamId(self._assignment.key, self._index, TILES),
             self._shell.mesh.self_id,
             self._shell.switchboard,
             ahead=2 * deepest + EARLY_PIECES + 2 * FED_AHEAD,
             largest=self._assignment.largest,
         )
 
-    def _reduction(self, stage: Stage) -> Reduction | None:
+    def _reduction(self, stage: Stage) -> AllReduce | None:
         if not self._place.shared or self._assignment.asynchrony is not None:
             return None
-        line = Line(self._assignment.key, self._index, FLOW)
+        line = StreamId(self._assignment.key, self._index, FLOW)
         me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
-        return GroupReduction(self.summed(stage), line, self._place.devices, me, switchboard)
+        return RingAllReduce(self.summed(stage), line, self._place.devices, me, switchboard)
 
-    def summed(self, stage: Stage) -> Summed:
+    def summed(self, stage: Stage) -> ReducedTensors:
         """What its devices sum, in buckets that all of them cut alike."""
         sizes, wire = BucketSizes(self._place.bucket_bytes), self._assignment.wire
-        return Summed(stage, sizes.next_bytes, wire, self._turn, sizes.turned_bytes)
+        return ReducedTensors(stage, sizes.next_bytes, wire, self._turn, sizes.turned_bytes)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from p2ptrain.errors import TooLarge, size_text
-from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.result_sizes import stage_needs
 from p2ptrain.plan.types.allocation import Allocation, sample_ranges
@@ -75,7 +75,7 @@ def refuse_large_stages(
 def stage_bytes(
     assignment: Assignment,
     description: ModelDescription,
-    place: StagePlace,
+    place: StageAssignment,
     device: str,
     state_ratio: float,
 ) -> int:
@@ -92,14 +92,14 @@ def stage_bytes(
     return math.ceil(trained.state_bytes + learned + part * values)
 
 
-def _part(place: StagePlace, device: str) -> float:
+def _part(place: StageAssignment, device: str) -> float:
     """Of every map, where the stage is tiled."""
     if place.tiling is None:
         return 1.0
     return place.tiling.areas(place.shares)[place.devices.index(device)]
 
 
-def _samples(place: StagePlace, device: str, samples: int) -> int:
+def _samples(place: StageAssignment, device: str, samples: int) -> int:
     """Of a micro-batch that the device takes, at most."""
     if not place.shared or place.allocation is not Allocation.SAMPLES:
         return samples
@@ -107,7 +107,7 @@ def _samples(place: StagePlace, device: str, samples: int) -> int:
     return max(end - first, 1)
 
 
-def _in_flight(assignment: Assignment, place: StagePlace) -> int:
+def _in_flight(assignment: Assignment, place: StageAssignment) -> int:
     """Micro-batches that are kept for their backwards."""
     if place.shared and place.allocation is Allocation.MICRO_BATCHES:
         return 1  # how many of its own it has then, the plan counts

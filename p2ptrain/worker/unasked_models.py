@@ -15,10 +15,10 @@ import torch
 
 from p2ptrain.errors import PeerError, TrainingError, size_text
 from p2ptrain.logs import get_logger
-from p2ptrain.process.box import Box, Ended, How, Question
+from p2ptrain.process.box import Box, BoxTask, Ended, How
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.profiling.boxed_measure import WORK, Asked
-from p2ptrain.profiling.profile_cache import BOX_SECONDS, MOST_SECONDS, ProfileCache, measure_boxed
+from p2ptrain.profiling.boxed_measure import WORK, ProfileRequest
+from p2ptrain.profiling.profile_cache import BOX_SECONDS, MAX_SECONDS, ProfileCache, measure_boxed
 from p2ptrain.profiling.unit_chain import WHOLE
 
 log = get_logger(__name__)
@@ -57,7 +57,7 @@ class FetchedModel:
     source: str
 
 
-class Refusals:
+class RefusedModels:
     """Which models are not run again, and why. Pure but for its memory."""
 
     def __init__(self, config: UnaskedConfig) -> None:
@@ -97,7 +97,7 @@ class UnaskedWork:
     ) -> None:
         self._box, self._compute, self._profiles = box, compute, profiles
         self._warn, self._config, self._now = warn, config, now
-        self._refusals = Refusals(config)
+        self._refusals = RefusedModels(config)
         self._asked = 0
 
     def check(self, digest: str) -> None:
@@ -141,8 +141,8 @@ class UnaskedWork:
 
     async def work(self, model: FetchedModel, samples: int, memory_bytes: int) -> None:
         """Run it as training would, for as long as others may still measure."""
-        asked = Asked(model.content, (samples,), memory_bytes, torch.get_num_threads())
-        question = Question(WORK, asked.to_bytes(), memory_bytes, MOST_SECONDS)
+        asked = ProfileRequest(model.content, (samples,), memory_bytes, torch.get_num_threads())
+        question = BoxTask(WORK, asked.to_bytes(), memory_bytes, MAX_SECONDS)
         try:
             await self._box.ask(question)
         except Ended as ended:

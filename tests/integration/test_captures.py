@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.capture.rehearsal import Effort
+from p2ptrain.model.capture.rehearsal import RehearsalEffort
 from tests.support import captures, zoo
 from tests.support.reference import stack
 
@@ -30,7 +30,7 @@ def _mlp() -> Captured:
 
 
 @pytest.fixture
-def made_anew(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+def made_again(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     """The models that were captured; that takes a moment where they have an mlp's tensors."""
     seen: list[nn.Module] = []
 
@@ -51,11 +51,11 @@ def _captured(made: zoo.Made) -> Captured:
 
 @pytest.mark.parametrize("name", ["frozen", "gpt"])
 def test_an_equal_model_is_not_captured_again_and_has_its_own_tensors(
-    name: str, made_anew: list[nn.Module]
+    name: str, made_again: list[nn.Module]
 ) -> None:
     one, other = zoo.make(name), zoo.make(name)
     first, second = _captured(one), _captured(other)
-    assert made_anew == [one.model]
+    assert made_again == [one.model]
     assert second.description == first.description
     own = dict(other.model.state_dict())
     for key, tensor in second.state().items():
@@ -67,11 +67,11 @@ def test_an_equal_model_is_not_captured_again_and_has_its_own_tensors(
         assert torch.equal(before[key], tensor), key
 
 
-def test_an_equal_model_is_compared_in_full_once(made_anew: list[nn.Module]) -> None:
+def test_an_equal_model_is_compared_in_full_once(made_again: list[nn.Module]) -> None:
     def compared(made: zoo.Made) -> int:
         batches = iter([stack(made.data[:3])] * 3)
         return captures.rehearsed(
-            made.model, made.loss, _captured(made), batches, Effort(least=2)
+            made.model, made.loss, _captured(made), batches, RehearsalEffort(least=2)
         ).batches
 
     assert [compared(zoo.make("cnn")) for _ in range(2)] == [3, 1]
@@ -80,7 +80,7 @@ def test_an_equal_model_is_compared_in_full_once(made_anew: list[nn.Module]) -> 
     assert [compared(unknown) for _ in range(2)] == [3, 3]
 
 
-def test_units_that_one_holder_changes_are_its_own(made_anew: list[nn.Module]) -> None:
+def test_units_that_one_holder_changes_are_its_own(made_again: list[nn.Module]) -> None:
     first = _captured(zoo.make("mlp"))
     before = first.description
     first.description = dataclasses.replace(before, name="another")
@@ -105,23 +105,23 @@ def _other_samples(made: zoo.Made) -> None:
         lambda made: made.model.register_forward_hook(print),
     ],
 )
-def test_whatever_differs_is_captured_anew(change: Change, made_anew: list[nn.Module]) -> None:
+def test_whatever_differs_is_captured_anew(change: Change, made_again: list[nn.Module]) -> None:
     one, other = zoo.make("mlp"), zoo.make("mlp")
     change(other)
     _captured(one), _captured(other)
-    assert made_anew == [one.model, other.model]
+    assert made_again == [one.model, other.model]
 
 
-def test_another_loss_or_mode_is_captured_anew(made_anew: list[nn.Module]) -> None:
+def test_another_loss_or_mode_is_captured_anew(made_again: list[nn.Module]) -> None:
     one = zoo.make("mlp")
     example = stack(one.data[:3])
     captures.captured(one.model, cross_entropy, example)
     captures.captured(one.model, zoo.smooth_margin, example)
     captures.captured(one.model, cross_entropy, example, evaluation=False)
-    assert len(made_anew) == 3
+    assert len(made_again) == 3
 
 
-def test_what_a_test_defines_for_itself_is_never_shared(made_anew: list[nn.Module]) -> None:
+def test_what_a_test_defines_for_itself_is_never_shared(made_again: list[nn.Module]) -> None:
     one = zoo.make("mlp")
     for factor in (1.0, 2.0):
         found = captures.captured(
@@ -130,14 +130,16 @@ def test_what_a_test_defines_for_itself_is_never_shared(made_anew: list[nn.Modul
             stack(one.data[:3]),
         )
         assert found.description.units
-    assert len(made_anew) == 2
+    assert len(made_again) == 2
 
 
-def test_a_model_that_refuses_to_be_written_is_captured_as_ever(made_anew: list[nn.Module]) -> None:
+def test_a_model_that_refuses_to_be_written_is_captured_as_ever(
+    made_again: list[nn.Module],
+) -> None:
     one = zoo.make("mlp")
     weight_norm(next(m for m in one.model.modules() if isinstance(m, nn.Linear)))
     assert _captured(one).description.units
-    assert made_anew == [one.model]
+    assert made_again == [one.model]
 
 
 class Noting(nn.Module):
@@ -155,7 +157,7 @@ class Noting(nn.Module):
 
 
 def test_a_model_that_writes_to_what_it_does_not_own_is_never_shared(
-    made_anew: list[nn.Module],
+    made_again: list[nn.Module],
 ) -> None:
     data = zoo.make("mlp").data
     with torch.random.fork_rng(devices=[]):
@@ -165,4 +167,4 @@ def test_a_model_that_writes_to_what_it_does_not_own_is_never_shared(
             models.append(Noting())
     for model in models:
         captures.captured(model, cross_entropy, stack(data[:3]))
-    assert made_anew == models
+    assert made_again == models

@@ -17,7 +17,7 @@ import torch
 
 import p2ptrain
 from p2ptrain.api.node import _member_line
-from p2ptrain.control.lease import Lender, Place
+from p2ptrain.control.lease import LeasedIdentity, Lender
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import OptionError, PlanError, ScriptError
@@ -25,7 +25,7 @@ from p2ptrain.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
 from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE
 from p2ptrain.mesh.interface import Member, MemberState
 from p2ptrain.mesh.network_mesh import NetworkMesh
-from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from tests.support.mesh_household import CODE, FakeDiscovery, FakeNetwork
 
 
@@ -234,7 +234,7 @@ async def test_cancelling_twice_lets_the_others_go_all_the_same(
         letting_go.set()
         await go_on.wait()
 
-    monkeypatch.setattr("p2ptrain.holder.trainer.unfinished.end", end)
+    monkeypatch.setattr("p2ptrain.holder.trainer.unfinished.end_job", end)
     node = await start("desk")
     run = await node.train(make_job(epochs=500), over(1, "single"))
     await events_until(run, Step)
@@ -421,7 +421,9 @@ def test_a_local_run_raises_what_went_wrong() -> None:
 async def test_an_app_has_the_place_of_a_join_that_steps_aside(tmp_path: Path) -> None:
     """The name, the port and the pairing window are the member's, and come back."""
     lender = Lender()
-    place = Place("desk", _free_port(), Window.opened(CODE, asyncio.get_running_loop().time()))
+    place = LeasedIdentity(
+        "desk", _free_port(), PairingWindow.opened(CODE, asyncio.get_running_loop().time())
+    )
 
     async def step_aside(lock: FolderLock) -> None:
         await lender.wanted.wait()

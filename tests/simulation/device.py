@@ -11,22 +11,22 @@ from p2ptrain.mesh.election.election import Election
 from p2ptrain.mesh.election.election_config import ElectionConfig
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import (
-    Changed,
     CoordinatorIs,
     CoordinatorLost,
     ElectionEvent,
     ElectionInstruction,
     Instruction,
     Leave,
-    LinkLost,
     LinkTraffic,
-    LinkUp,
     MemberRecord,
     MembersChanged,
     MembershipEvent,
+    MemberUpdated,
     MessageReceived,
     Misbehaved,
     Payload,
+    PeerLinkLost,
+    PeerLinkUp,
     SelfChanged,
     SendTo,
 )
@@ -204,11 +204,11 @@ class Device:
 
     def on_link_up(self, peer: str) -> None:
         """A link is up, perhaps in place of one that was not known to be dead."""
-        self._receive(lambda: self._member(LinkUp(peer)))
+        self._receive(lambda: self._member(PeerLinkUp(peer)))
 
     def on_link_lost(self, peer: str, *, refused: bool) -> None:
         """The link ended, or its redial was refused."""
-        self._receive(lambda: self._member(LinkLost(peer, refused)))
+        self._receive(lambda: self._member(PeerLinkLost(peer, refused)))
 
     def _receive(self, deliver: Callable[[], None]) -> None:
         if self.is_frozen:
@@ -253,7 +253,7 @@ class Device:
         self.disk.incarnation = self.membership.members[self.id].incarnation
         self.watch(self, list(instructions))
         for instruction in instructions:
-            if isinstance(instruction, Changed):
+            if isinstance(instruction, MemberUpdated):
                 self._on_changed(instruction)
         if changed:
             records = self.membership.members.values()
@@ -261,7 +261,7 @@ class Device:
             self._elect(MembersChanged(alive))
         self._schedule()
 
-    def _on_changed(self, change: Changed) -> None:
+    def _on_changed(self, change: MemberUpdated) -> None:
         closes = self.build.close_links_to_the_dead
         if closes and self.membership.members[change.record.id].state is MemberState.DEAD:
             self._network.close(self.id, change.record.id)

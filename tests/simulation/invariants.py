@@ -18,11 +18,11 @@ from p2ptrain.mesh.conduct import Judgement
 from p2ptrain.mesh.election.election_wire import ElectionKind
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import (
-    Changed,
     CoordinatorIs,
     ElectionInstruction,
     Instruction,
     MemberRecord,
+    MemberUpdated,
     SendTo,
 )
 from tests.simulation.device import Device
@@ -89,7 +89,7 @@ class Invariants:
             match instruction:
                 case SendTo(peer, payload) if "claims" not in payload:
                     self._check_vote(device, peer, payload)
-                case Changed():
+                case MemberUpdated():
                     self._check_report(device, observer, instruction)
                 case CoordinatorIs(id_, term):
                     self._check_coordinator(device, id_, term)
@@ -142,7 +142,7 @@ class Invariants:
 
     # -- membership ------------------------------------------------------------------------
 
-    def _check_report(self, device: Device, observer: _Observer, change: Changed) -> None:
+    def _check_report(self, device: Device, observer: _Observer, change: MemberUpdated) -> None:
         record = change.record
         if record.id == device.id:
             return

@@ -21,7 +21,7 @@ from tests.simulation.device import Build
 class NeverRefutes(Membership):
     """Hears that it is dead, and says nothing."""
 
-    def _hear_of_self(self, record: MemberRecord, peer: str) -> None:
+    def _receive_of_self(self, record: MemberRecord, peer: str) -> None:
         pass
 
 

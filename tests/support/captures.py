@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.capture.rehearsal import Effort, Rehearsal, rehearse
+from p2ptrain.model.capture.rehearsal import Rehearsal, RehearsalEffort, rehearse
 from p2ptrain.model.capture.scored_module import Loss
 from p2ptrain.model.graph.description import TensorKind
 
@@ -57,7 +57,7 @@ def captured(
 
 
 def rehearsed(
-    module: nn.Module, loss: Loss, made: Captured, batches: Batches, effort: Effort
+    module: nn.Module, loss: Loss, made: Captured, batches: Batches, effort: RehearsalEffort
 ) -> Rehearsal:
     """As `rehearse`; what is captured of equal models is compared once in full, then on a batch."""
     if id(made.description) in _REHEARSED:

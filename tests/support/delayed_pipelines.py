@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.job.asynchrony import Asynchrony, Delays
+from p2ptrain.job.asynchrony import Asynchrony, WeightDelays
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.stage.optimizer import StageOptimizer
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.model.stage.stage import Stage
-from p2ptrain.plan.types.schedule import Action, one_f_one_b
+from p2ptrain.plan.types.schedule import ScheduleAction, one_f_one_b
 from p2ptrain.plan.types.weight_versions import Weights, depths_of
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.asynchronous.delayed_stage import DelayedStage
@@ -112,7 +112,7 @@ class Pipeline:
             stage = Stage(whole.description, borders[p], borders[p + 1], model)
             optimizer = StageOptimizer(OPTIMIZER, stage.parameters())
             optimizer.load_state(slots)
-            delays = Delays(how, depths_of([1] * count), version.step)
+            delays = WeightDelays(how, depths_of([1] * count), version.step)
             stages.append(DelayedStage(stage, optimizer, version, EPOCH, p, delays))
         return Pipeline(stages)
 
@@ -164,12 +164,12 @@ class _Run:
                 raise AssertionError("nobody can go on")
         return self.losses
 
-    def _can(self, p: int, action: Action) -> bool:
+    def _can(self, p: int, action: ScheduleAction) -> bool:
         if action.kind == "forward":
             return p == 0 or (p, action.micro_batch) in self.activations
         return p == len(self.stages) - 1 or (p, action.micro_batch) in self.gradients
 
-    def _do(self, p: int, action: Action) -> None:
+    def _do(self, p: int, action: ScheduleAction) -> None:
         (self._forward if action.kind == "forward" else self._backward)(p, action.micro_batch)
 
     def _forward(self, p: int, number: int) -> None:

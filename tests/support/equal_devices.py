@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 
@@ -20,5 +20,5 @@ def vgg_like() -> Profile:
 
 
 def equal(count: int) -> Cluster:
-    devices = tuple(Device(f"d{i:02}", 16 * 10**9, holder=i == 0) for i in range(count))
-    return Cluster(devices, Link(1.25e9, 50e-6))
+    devices = tuple(ClusterDevice(f"d{i:02}", 16 * 10**9, holder=i == 0) for i in range(count))
+    return Cluster(devices, ClusterLink(1.25e9, 50e-6))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, draft_groups
+from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups
 from p2ptrain.plan.simulation.simulate import round_seconds
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
@@ -79,7 +79,7 @@ def _starts(
     cost: CostModel, split: BatchSplit, borders: tuple[int, ...], stages: Sequence[Members]
 ) -> Iterator[Draft]:
     """Both allocations in every group; shares by speed, and by memory."""
-    partial: list[tuple[Group, ...]] = [()]
+    partial: list[tuple[StageGroup, ...]] = [()]
     for members, first, end in zip(stages, borders, borders[1:], strict=False):
         options = list(dict.fromkeys(_groups(cost, split, members, (first, end))))
         partial = [(*before, group) for before in partial for group in options]
@@ -91,9 +91,9 @@ def _starts(
 
 def _groups(
     cost: CostModel, split: BatchSplit, members: Members, units: tuple[int, int]
-) -> Iterator[Group]:
+) -> Iterator[StageGroup]:
     if len(members) == 1:
-        yield Group(members, (split.micro_batch,))
+        yield StageGroup(members, (split.micro_batch,))
         return
     samples = split.first_samples
     speeds = [1 / max(sum(cost.stage_seconds(d, *units, samples)), 1e-12) for d in members]
@@ -105,7 +105,7 @@ def _groups(
         for weights in (speeds, [max(0, min(each, split.batch_size)) for each in room]):
             shares = _proportional(total, weights)
             if shares is not None:
-                yield Group(members, shares, allocation)
+                yield StageGroup(members, shares, allocation)
 
 
 def _proportional(total: int, weights: Sequence[float]) -> tuple[int, ...] | None:
@@ -166,7 +166,7 @@ def _levelled(depths: Sequence[int], p: int, level: int) -> tuple[int, ...]:
     return (*before, level, *(min(level, depth) for depth in depths[p + 1 :]))
 
 
-def _other_groups(group: Group) -> Iterator[Group]:
+def _other_groups(group: StageGroup) -> Iterator[StageGroup]:
     places = range(len(group.devices))
     for giver, taker in permutations(places, 2):
         for step in (1, 2, 4):
@@ -178,7 +178,7 @@ def _other_groups(group: Group) -> Iterator[Group]:
     for a, b in combinations(places, 2):
         order = list(places)
         order[a], order[b] = order[b], order[a]
-        yield Group(
+        yield StageGroup(
             tuple(group.devices[i] for i in order),
             tuple(group.shares[i] for i in order),
             group.allocation,

@@ -10,14 +10,14 @@ from typing import Any
 from unittest.mock import patch
 
 from p2ptrain.coordinator import replan_decision as consideration
-from p2ptrain.coordinator.measured_cluster import MeasuredHousehold, question
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.holder import job_record as job_memory
-from p2ptrain.holder.driver import JobEpochs
-from p2ptrain.holder.generation import HolderEpoch
-from p2ptrain.holder.snapshot_manager import KeptVersions
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.holder.driver import JobDriver
+from p2ptrain.holder.generation import HolderGeneration
+from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import RoundOrder
-from p2ptrain.plan.replan.hysteresis import Action, Decision
+from p2ptrain.plan.replan.hysteresis import ReplanAction, ReplanDecision
 from p2ptrain.plan.replan.migration import plan_migration
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.types.plan import Plan
@@ -54,7 +54,7 @@ class Gate:
         self._closed_from = None
         self._changed.set()
 
-    def _is_closed(self, epoch: HolderEpoch, step: int, stable: KeptVersions) -> bool:
+    def _is_closed(self, epoch: HolderGeneration, step: int, stable: SnapshotManager) -> bool:
         if epoch.is_draining:
             return False  # a change waits for the rounds that are ordered
         if step >= self._first and stable.stable is None:
@@ -64,33 +64,33 @@ class Gate:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """All jobs of this process wait at it."""
-        order, carry_out, take = HolderEpoch.order, JobEpochs._carry_out, KeptVersions._take
-        copies: list[KeptVersions] = []
-        begin = KeptVersions.begin
+        order, carry_out, take = HolderGeneration.order, JobDriver._carry_out, SnapshotManager._take
+        copies: list[SnapshotManager] = []
+        begin = SnapshotManager.begin
 
-        async def gated(epoch: HolderEpoch, what: RoundOrder) -> None:
+        async def gated(epoch: HolderGeneration, what: RoundOrder) -> None:
             while self._is_closed(epoch, what.round.step, copies[-1]):
                 self._changed.clear()
                 await self._changed.wait()
             await order(epoch, what)
 
-        def watched(epochs: JobEpochs, instruction: holder.HolderInstruction) -> None:
+        def watched(epochs: JobDriver, instruction: holder.HolderInstruction) -> None:
             carry_out(epochs, instruction)
             self._changed.set()
 
-        def begun(kept: KeptVersions, *args: Any) -> None:
+        def begun(kept: SnapshotManager, *args: Any) -> None:
             copies.append(kept)
             begin(kept, *args)
 
-        def taken(kept: KeptVersions, results: Any) -> None:
+        def taken(kept: SnapshotManager, results: Any) -> None:
             take(kept, results)
             self._changed.set()
 
         with ExitStack() as stack:
-            stack.enter_context(patch.object(HolderEpoch, "order", gated))
-            stack.enter_context(patch.object(JobEpochs, "_carry_out", watched))
-            stack.enter_context(patch.object(KeptVersions, "begin", begun))
-            stack.enter_context(patch.object(KeptVersions, "_take", taken))
+            stack.enter_context(patch.object(HolderGeneration, "order", gated))
+            stack.enter_context(patch.object(JobDriver, "_carry_out", watched))
+            stack.enter_context(patch.object(SnapshotManager, "begin", begun))
+            stack.enter_context(patch.object(SnapshotManager, "_take", taken))
             yield
 
 
@@ -98,11 +98,11 @@ class Gate:
 def kept_early() -> Iterator[None]:
     """Copies are made after the updates of `KEPT`, and the first weights are no way back."""
 
-    def wants(_copies: KeptVersions, step: int) -> bool:
+    def wants(_copies: SnapshotManager, step: int) -> bool:
         return step in KEPT
 
     with (
-        patch.object(KeptVersions, "wants", wants),
+        patch.object(SnapshotManager, "wants", wants),
         patch.object(job_memory, "REPLAY_LIMIT_SECONDS", 0.0),
     ):
         yield
@@ -119,8 +119,8 @@ def copies_at_any_cost() -> Iterator[None]:
 def made_anew_at_once(seconds: float = job_memory.REPLAY_LIMIT_SECONDS) -> Iterator[None]:
     """A lost stage is made anew for a single step; who cannot may go back to the first weights."""
     with (
-        patch.object(choose, "LEAST_STEPS", 1),
-        patch.object(rebuild, "LEAST_STEPS", 1),
+        patch.object(choose, "MIN_STEPS", 1),
+        patch.object(rebuild, "MIN_STEPS", 1),
         patch.object(job_memory, "REPLAY_LIMIT_SECONDS", seconds),
     ):
         yield
@@ -131,18 +131,18 @@ def nothing_better() -> Iterator[None]:
     """Whatever is looked at, the plan stays: however slow the machine, whoever is idle."""
 
     def decide(
-        request: PlanningRequest,
-        household: MeasuredHousehold,
-        present: consideration.Present,
+        request: JobPlanRequest,
+        household: MeasuredCluster,
+        present: consideration.PresentPlan,
         *_: Any,
         **_rest: Any,
-    ) -> Decision:
-        profile, cluster = question(request, household)
+    ) -> ReplanDecision:
+        profile, cluster = planner_question(request, household)
         held = place_replicas(present.plan, chain=False)
         nothing = plan_migration(profile, cluster, present.plan, held, present.plan)
-        return Decision(Action.STAY, present.plan, nothing, 0.0, "a test wants it")
+        return ReplanDecision(ReplanAction.STAY, present.plan, nothing, 0.0, "a test wants it")
 
-    with patch.object(consideration, "decide", decide):
+    with patch.object(consideration, "decide_replan", decide):
         yield
 
 
@@ -151,22 +151,22 @@ def taken_in(stages: Sequence[Stage], places: Sequence[str]) -> Iterator[None]:
     """Who comes is looked at at once, and a plan of these stages on these devices is better."""
 
     def decide(
-        request: PlanningRequest,
-        household: MeasuredHousehold,
-        present: consideration.Present,
+        request: JobPlanRequest,
+        household: MeasuredCluster,
+        present: consideration.PresentPlan,
         found: Sequence[Plan],
         **_rest: Any,
-    ) -> Decision:
-        profile, cluster = question(request, household)
+    ) -> ReplanDecision:
+        profile, cluster = planner_question(request, household)
         size = PlanRequest(request.batch_size, micro_batch=request.micro_batch)
         forced = plan(stages, profile, cluster, size, names=places)
         better = replace(forced, planner=present.plan.planner)
         held = place_replicas(present.plan, chain=False)
         migration = plan_migration(profile, cluster, present.plan, held, better)
-        return Decision(Action.MOVE, better, migration, None, "a test wants it")
+        return ReplanDecision(ReplanAction.MOVE, better, migration, None, "a test wants it")
 
     with (
         patch.object(elastic, "SETTLE_SECONDS", 0.0),
-        patch.object(consideration, "decide", decide),
+        patch.object(consideration, "decide_replan", decide),
     ):
         yield

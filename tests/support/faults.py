@@ -170,7 +170,7 @@ class Fault:
         return self.first in ("join", "leave") or self.name.startswith(("replica.", "stable."))
 
     @property
-    def makes_anew(self) -> bool:
+    def rebuilds_stage(self) -> bool:
         """Whether it is about a lost stage that is made anew."""
         return self.name.startswith(("anew.", "log."))
 
@@ -399,7 +399,7 @@ async def outcome_of(fault: Fault) -> Outcome:
         stack.enter_context(copies_at_any_cost())
         if fault.copies:
             stack.enter_context(kept_early())
-        if fault.makes_anew:
+        if fault.rebuilds_stage:
             stack.enter_context(made_anew_at_once())
         if fault.first == "join":
             stack.enter_context(taken_in(PIPELINE, NEW_PLACES))

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from p2ptrain.plan.types.feature_maps import (
     ELEMENTWISE,
+    AxisWindow,
     FeatureMap,
     MapNetwork,
     MapUnit,
     Operation,
-    Window,
 )
 
 CHANNELS = 4
 
 
 def chain(
-    windows: Sequence[Window], size: int, *, statistics: Sequence[int] = (), flops: float = 0.0
+    windows: Sequence[AxisWindow], size: int, *, statistics: Sequence[int] = (), flops: float = 0.0
 ) -> MapNetwork:
     """One operator a unit, the same along both axes; `statistics` names those that normalise."""
     maps, operations = [FeatureMap("input", CHANNELS, size, size, differentiable=False)], []
@@ -32,10 +32,10 @@ def chain(
     return MapNetwork(tuple(maps), tuple(operations), units, (0,), (len(windows),))
 
 
-def drawn_windows() -> st.SearchStrategy[Window]:
+def drawn_windows() -> st.SearchStrategy[AxisWindow]:
     """Windows with paddings that torch would take."""
     return st.builds(
-        lambda kernel, stride, dilation, padding: Window(
+        lambda kernel, stride, dilation, padding: AxisWindow(
             kernel, stride, dilation, min(padding, kernel - 1), min(padding, kernel - 1)
         ),
         st.integers(1, 5),

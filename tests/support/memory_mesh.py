@@ -153,7 +153,7 @@ class MemoryMesh:
 
     async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
         self._peer(peer_id)
-        return self._around.link_speed or await probe.measure(self, peer_id, duration_seconds)
+        return self._around.link_speed or await probe.measure_link(self, peer_id, duration_seconds)
 
     async def close(self) -> None:
         """Stop the handlers; calls of this device raise LinkClosed."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from p2ptrain.events import Event
 from p2ptrain.mesh.config import MeshConfig
-from p2ptrain.mesh.discovery.candidates import Candidate
+from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.network_mesh import NetworkMesh
 
@@ -23,9 +23,9 @@ class FakeNetwork:
     """A network on which every announcement is heard by all, at once."""
 
     def __init__(self) -> None:
-        self._heard: dict[FakeDiscovery, Candidate] = {}
+        self._heard: dict[FakeDiscovery, DiscoveredDevice] = {}
 
-    def join(self, who: FakeDiscovery, candidate: Candidate) -> None:
+    def join(self, who: FakeDiscovery, candidate: DiscoveredDevice) -> None:
         """Tell all of the newcomer, and the newcomer of all."""
         for other, known in self._heard.items():
             other.on_found(candidate)
@@ -42,12 +42,14 @@ class FakeDiscovery:
 
     def __init__(self, network: FakeNetwork) -> None:
         self._network = network
-        self.on_found: Callable[[Candidate], None] = lambda _candidate: None
+        self.on_found: Callable[[DiscoveredDevice], None] = lambda _candidate: None
 
-    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
+    async def start(
+        self, device_id: str, port: int, on_found: Callable[[DiscoveredDevice], None]
+    ) -> None:
         """Announce this device at loopback."""
         self.on_found = on_found
-        self._network.join(self, Candidate(device_id, (("127.0.0.1", port),), 1))
+        self._network.join(self, DiscoveredDevice(device_id, (("127.0.0.1", port),), 1))
 
     async def close(self) -> None:
         """Withdraw."""

@@ -10,15 +10,15 @@ from random import Random
 from hypothesis import strategies as st
 
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 
-__all__ = ["BatchSplit", "Cluster", "Device", "LeftOut"]
+__all__ = ["BatchSplit", "Cluster", "ClusterDevice", "LeftOut"]
 
-FREE = Link(bytes_per_s=1e300, latency_s=0.0)
+FREE = ClusterLink(bytes_per_s=1e300, latency_s=0.0)
 PLENTY = 10**15
 
 quick_request = partial(PlanRequest, effort=0.03)
@@ -46,9 +46,9 @@ def profile(
     return Profile("test", input_bytes, target_bytes, units, 1.0, table(forward, backward))
 
 
-def cluster(*names: str, link: Link = FREE, memory_bytes: int = PLENTY) -> Cluster:
+def cluster(*names: str, link: ClusterLink = FREE, memory_bytes: int = PLENTY) -> Cluster:
     """Equal devices; the first one is the holder."""
-    devices = tuple(Device(name, memory_bytes, holder=name == names[0]) for name in names)
+    devices = tuple(ClusterDevice(name, memory_bytes, holder=name == names[0]) for name in names)
     return Cluster(devices, link)
 
 
@@ -71,7 +71,7 @@ def straight_plan(
 SIXTEENTHS = st.integers(0, 32).map(lambda n: n / 16)
 RATES = st.sampled_from([16.0, 64.0, 256.0, 4096.0])
 LATENCIES = st.sampled_from([0.0, 0.0625, 1.0])
-LINKS = st.builds(Link, RATES, LATENCIES)
+LINKS = st.builds(ClusterLink, RATES, LATENCIES)
 
 
 @st.composite
@@ -127,7 +127,7 @@ def clusters(
     holder = draw(st.sampled_from(names))
     memory = st.one_of(st.integers(100, 2000), st.just(PLENTY)) if tight else st.just(PLENTY)
     devices = tuple(
-        Device(name, draw(memory), draw(st.sampled_from([0.5, 1.0, 3.0])), name == holder)
+        ClusterDevice(name, draw(memory), draw(st.sampled_from([0.5, 1.0, 3.0])), name == holder)
         for name in draw(st.permutations(names))
     )
     pairs = [(a, b) for a in names for b in names if a != b]
@@ -158,14 +158,14 @@ def household(seed: int, units: int, devices: int) -> tuple[Profile, Cluster]:
     )
     names = [f"device{i}" for i in range(devices)]
     links = {
-        (a, b): Link(10 ** random.uniform(6, 8), random.choice((0.0, 0.001, 0.005)))
+        (a, b): ClusterLink(10 ** random.uniform(6, 8), random.choice((0.0, 0.001, 0.005)))
         for a in names
         for b in names
         if a != b and random.random() < 0.6
     }
-    members = tuple(Device(n, 10**9, random.uniform(1, 4), n == names[0]) for n in names)
+    members = tuple(ClusterDevice(n, 10**9, random.uniform(1, 4), n == names[0]) for n in names)
     profile = Profile("random", 12288, 8, model, 1.0, TimeTable(sizes, times))
-    return profile, Cluster(members, Link(12.5e6, 0.001), links)
+    return profile, Cluster(members, ClusterLink(12.5e6, 0.001), links)
 
 
 def tight_household(

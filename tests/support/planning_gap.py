@@ -19,7 +19,7 @@ from random import Random
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
@@ -55,7 +55,7 @@ def problem(seed: int, units: int, devices: int) -> Problem:
         members.append(replace(device, holder=i == holder, memory_bytes=memory, times=own))
     slow = random.random() < 0.3
     links = {
-        pair: Link(
+        pair: ClusterLink(
             link.bytes_per_s, random.choice((0.002, 0.005, 0.02)) if slow else link.latency_s
         )
         for pair, link in cluster.links.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2ptrain.plan.types.schedule import Action
+from p2ptrain.plan.types.schedule import ScheduleAction
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,16 +13,16 @@ class Stuck:
     """A stage that waits for ever, and the action it cannot start."""
 
     stage: int
-    action: Action
+    action: ScheduleAction
 
 
-def find_deadlock(orders: Sequence[Sequence[Action]]) -> tuple[Stuck, ...]:
+def find_deadlock(orders: Sequence[Sequence[ScheduleAction]]) -> tuple[Stuck, ...]:
     """Run the stages' orders without time; the stages that never finish, empty if all do.
 
     A forward needs the same micro-batch's forward in the stage before; a backward needs its own
     forward, and its backward in the stage after.
     """
-    done: list[set[Action]] = [set() for _ in orders]
+    done: list[set[ScheduleAction]] = [set() for _ in orders]
     place = [0] * len(orders)
     moved = True
     while moved:
@@ -39,8 +39,8 @@ def find_deadlock(orders: Sequence[Sequence[Action]]) -> tuple[Stuck, ...]:
     )
 
 
-def _ready(done: list[set[Action]], stage: int, action: Action) -> bool:
+def _ready(done: list[set[ScheduleAction]], stage: int, action: ScheduleAction) -> bool:
     if action.kind == "forward":
         return stage == 0 or action in done[stage - 1]
-    own = Action("forward", action.micro_batch) in done[stage]
+    own = ScheduleAction("forward", action.micro_batch) in done[stage]
     return own and (stage == len(done) - 1 or action in done[stage + 1])

@@ -6,12 +6,14 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.snapshot_store import VersionStore
+from p2ptrain.state.snapshot_store import SnapshotStore
 
 
-def stored(store: VersionStore, first: int, end: int, version: Version) -> dict[str, Tensor] | None:
+def stored(
+    store: SnapshotStore, first: int, end: int, version: Version
+) -> dict[str, Tensor] | None:
     """The tensors of units [first, end) at `version` themselves; None unless all are here."""
     found: dict[str, Tensor] = {}
     while first < end:
@@ -23,7 +25,7 @@ def stored(store: VersionStore, first: int, end: int, version: Version) -> dict[
     return found
 
 
-def discard(store: VersionStore, kind: Kind, but: Collection[Version] = ()) -> None:
+def discard(store: SnapshotStore, kind: StateKind, but: Collection[Version] = ()) -> None:
     """Forget what is of this kind, except these versions."""
     for holding in store.holdings():
         if holding.kind is kind and holding.version not in but:

@@ -12,7 +12,7 @@ from p2ptrain.model.graph.description import (
     TensorKind,
     UnitDescription,
 )
-from p2ptrain.model.graph.nodes import Argument, Graph, InputRef, Node, NodeRef, StateRef
+from p2ptrain.model.graph.nodes import Argument, Graph, GraphNode, InputRef, NodeRef, StateRef
 from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription
 
 CHANNELS, HEIGHT, WIDTH = 4, 12, 10
@@ -45,7 +45,7 @@ def describe(
     """
     shapes = {"conv.weight": (CHANNELS, CHANNELS, 3, 3), **(tensors or {})}
     nodes = tuple(
-        Node(f"node{k}", operator, arguments, (), True)
+        GraphNode(f"node{k}", operator, arguments, (), True)
         for k, (operator, arguments) in enumerate(steps)
     )
     graph = Graph(nodes, (NodeRef(len(nodes) - 1),), {})

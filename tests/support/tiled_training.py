@@ -18,7 +18,7 @@ from p2ptrain.model.graph.nodes import InputRef
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
 from p2ptrain.tiling.kernels.tiled_part import TiledPart
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.tiled_models import CLASSES, EXAMPLES
 from tests.support.tiling_in_process import Tiles
 
@@ -110,7 +110,7 @@ def train_plainly(prepared: Prepared, *, reverse: bool = False) -> Run:
     return Run(losses, first, {name: t.detach() for name, t in module.state_dict().items()})
 
 
-def train_tiled(prepared: Prepared, layout: Layout, devices: Sequence[int]) -> tuple[Run, bool]:
+def train_tiled(prepared: Prepared, layout: GridLayout, devices: Sequence[int]) -> tuple[Run, bool]:
     """The same by tiles, each on device `devices[tile]`; the rest of the model as one stage.
 
     Returns:

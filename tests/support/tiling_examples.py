@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from p2ptrain.plan.types.cluster import Link
-from p2ptrain.plan.types.feature_maps import ELEMENTWISE, Window
+from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisWindow
 from p2ptrain.plan.types.overheads import Overheads
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.tiling_cost import Costs
@@ -15,8 +15,8 @@ from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 from tests.support.feature_maps import chain
 from tools.paper_tiles import by_flops
 
-CONVOLUTION = Window(3, 1, 1, 1, 1)
-LINK = Link(1e6, 1e-3)
+CONVOLUTION = AxisWindow(3, 1, 1, 1, 1)
+LINK = ClusterLink(1e6, 1e-3)
 NOTHING = Overheads(0.0, 0.0, 0.0)
 GIGAFLOP = 1e9
 
@@ -25,7 +25,7 @@ def problem(
     units: int,
     *,
     statistics: Sequence[int] = (),
-    link: Link = LINK,
+    link: ClusterLink = LINK,
     overheads: Overheads = NOTHING,
     sums: Overheads = NOTHING,
     size: int = 48,
@@ -58,7 +58,9 @@ def drawn_costs(draw: st.DrawFn) -> Costs:
     question = problem(
         units,
         statistics=sorted(draw(st.sets(st.integers(1, units), max_size=2)) - {units}),
-        link=Link(draw(st.sampled_from((1e5, 1e7))), draw(st.sampled_from((0.0, 1e-3, 0.1)))),
+        link=ClusterLink(
+            draw(st.sampled_from((1e5, 1e7))), draw(st.sampled_from((0.0, 1e-3, 0.1)))
+        ),
         overheads=Overheads(draw(st.sampled_from((0.0, 1e-4))), 1e-9, 0.0),
         size=draw(st.sampled_from((24, 49))),
         flops_per_s=draw(st.sampled_from((1e6, 1e9, 1e12))),

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.tiling.kernels.kernels import cut
-from p2ptrain.tiling.kernels.tile_messages import Message
+from p2ptrain.tiling.kernels.kernels import cut_region
+from p2ptrain.tiling.kernels.tile_messages import TileMessage
 from p2ptrain.tiling.kernels.tile_pass import TilePass
 from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
 from p2ptrain.tiling.kernels.tiled_part import TiledPart
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 
 Traffic: TypeAlias = Counter[str]
 """Bytes by kind of message, between tiles of different devices."""
@@ -38,7 +38,7 @@ class Tiles:
         self,
         description: ModelDescription,
         part: TiledPart,
-        layout: Layout,
+        layout: GridLayout,
         states: Sequence[Mapping[str, Tensor]],
         *,
         device_of_tile: Sequence[int] | None = None,
@@ -79,10 +79,10 @@ class Tiles:
         images = dict(zip(self._part.network.entering, self._part.entering, strict=True))
         samples = inputs[0].shape[0]
         passes = [TilePass(program, samples) for program in self._programs]
-        sent: list[Message] = []
+        sent: list[TileMessage] = []
         for tile, tile_pass in enumerate(passes):
             cuts = {
-                number: cut(inputs[leaf], self._input_region(tile, number))
+                number: cut_region(inputs[leaf], self._input_region(tile, number))
                 for number, leaf in images.items()
             }
             sent += tile_pass.begin_forward(cuts)
@@ -97,12 +97,12 @@ class Tiles:
     def backward(self, key: int, gradients: Sequence[Tensor | None]) -> None:
         """Run it back from the gradients of what `forward` gave; parameters add to `.grad`."""
         passes = self._passes.pop(key)
-        sent: list[Message] = []
+        sent: list[TileMessage] = []
         for tile, tile_pass in enumerate(passes):
             parts: dict[int, Tensor | None] = {}
             for number, gradient in zip(self._part.network.leaving, gradients, strict=True):
                 region = self._owned(tile, number)
-                parts[number] = None if gradient is None else cut(gradient, region)
+                parts[number] = None if gradient is None else cut_region(gradient, region)
             sent += tile_pass.begin_backward(parts)
         self._carry(passes, sent)
 
@@ -123,7 +123,7 @@ class Tiles:
                     replica.parameters[name].grad = None if total is None else total.clone()
         return sums
 
-    def _carry(self, passes: Sequence[TilePass], sent: Sequence[Message]) -> None:
+    def _carry(self, passes: Sequence[TilePass], sent: Sequence[TileMessage]) -> None:
         """Deliver messages until there are none."""
         waiting = deque(sent)
         while waiting:
@@ -142,7 +142,7 @@ class Tiles:
         shape = (*parts[0].shape[:2], feature_map.height, feature_map.width)
         whole = parts[0].new_empty(shape)
         for tile, part in enumerate(parts):
-            cut(whole, self._owned(tile, number)).copy_(part)
+            cut_region(whole, self._owned(tile, number)).copy_(part)
         return whole
 
     def _owned(self, tile: int, number: int) -> tuple[slice, slice]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from p2ptrain.api.loading import loading
+from p2ptrain.api.loading import collector_at_rest
 
-with loading():
+with collector_at_rest():
     import torch.export._trace  # noqa: F401
 
     from p2ptrain.api.loading import import_training

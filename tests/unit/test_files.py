@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import UserError
-from p2ptrain.files import Damaged, is_sealed, open_json, seal_json, seal_lines
-from p2ptrain.mesh.identity.device_record import DEVICE_FILE, DeviceFile
+from p2ptrain.files import SealBroken, is_sealed, open_json, seal_json, seal_lines
+from p2ptrain.mesh.identity.device_record import DEVICE_FILE, DeviceRecord
 from p2ptrain.mesh.identity.identity import IDENTITY_FILE, load_or_create
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.mesh.trust.trust_store import TRUST_FILE, TrustStore
@@ -47,10 +47,10 @@ def test_a_flipped_bit_or_a_cut_is_always_found_out(
         at = data.draw(st.integers(0, 8 * len(content) - 1))
         damaged = bytearray(content)
         damaged[at // 8] ^= 1 << at % 8
-        with pytest.raises(Damaged):
+        with pytest.raises(SealBroken):
             read(bytes(damaged))
     cut = data.draw(st.integers(0, len(seal_json(value)) - 1))
-    with pytest.raises(Damaged):
+    with pytest.raises(SealBroken):
         open_json(seal_json(value)[:cut])
 
 
@@ -63,7 +63,7 @@ def test_every_bit_of_one_file() -> None:
     for at in range(8 * len(content)):
         damaged = bytearray(content)
         damaged[at // 8] ^= 1 << at % 8
-        with pytest.raises(Damaged):
+        with pytest.raises(SealBroken):
             open_json(bytes(damaged))
 
 
@@ -74,7 +74,7 @@ def test_files_of_older_versions_have_no_seal(content: bytes) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_json_is_damaged(content: bytes) -> None:
-    with pytest.raises(Damaged, match="not JSON"):
+    with pytest.raises(SealBroken, match="not JSON"):
         open_json(content)
 
 
@@ -83,7 +83,7 @@ def load_identity(folder: StateFolder) -> object:
 
 
 def load_device(folder: StateFolder) -> object:
-    file = DeviceFile(folder, None, "host")
+    file = DeviceRecord(folder, None, "host")
     return file.name, file.term
 
 
@@ -95,7 +95,7 @@ def load_trust(folder: StateFolder) -> object:
 def folder(tmp_path: Path) -> StateFolder:
     folder = StateFolder(tmp_path / "anna")
     identity = load_or_create(folder)
-    DeviceFile(folder, "anna", "host").keep_term(7)
+    DeviceRecord(folder, "anna", "host").keep_term(7)
     other = load_or_create(StateFolder(tmp_path / "bert"))
     TrustStore(folder, identity).add_paired(other.certificate_der, "bert")
     return folder

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     """How bad it is."""
 
     OK = "ok"
@@ -24,7 +24,7 @@ class Check:
         advice: what to do; empty where there is nothing to do.
     """
 
-    verdict: Verdict
+    verdict: Severity
     subject: str
     found: str
     advice: str = ""
@@ -32,14 +32,14 @@ class Check:
 
 def ok(subject: str, found: str) -> Check:
     """All is well."""
-    return Check(Verdict.OK, subject, found)
+    return Check(Severity.OK, subject, found)
 
 
 def warn(subject: str, found: str, advice: str) -> Check:
     """It works, but slowly or not everywhere."""
-    return Check(Verdict.WARN, subject, found, advice)
+    return Check(Severity.WARN, subject, found, advice)
 
 
 def bad(subject: str, found: str, advice: str) -> Check:
     """It does not work."""
-    return Check(Verdict.BAD, subject, found, advice)
+    return Check(Severity.BAD, subject, found, advice)

@@ -15,7 +15,7 @@ from p2ptrain import torch_version
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.cli.checks.check import Check, bad, ok, warn
 from p2ptrain.errors import UserError, size_text
-from p2ptrain.process.confinement import Protection, protections
+from p2ptrain.process.confinement import Confinement, protections
 
 _LITTLE_MEMORY_BYTES = 512 * 1024**2
 
@@ -69,11 +69,11 @@ def memory() -> Check:
     return ok("memory", found)
 
 
-def box(found: Sequence[Protection] | None = None) -> Check:
+def box(found: Sequence[Confinement] | None = None) -> Check:
     """What protects this device from the models of others that it measures; `found`: of tests."""
     held = protections() if found is None else found
     words = ", ".join(held)
-    if Protection.CALLS in held:
+    if Confinement.CALLS in held:
         return ok("models of other devices", f"are measured with: {words}")
     advice = "pair only devices whose owners you trust with this one"
     return warn(

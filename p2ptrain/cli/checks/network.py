@@ -20,7 +20,7 @@ from p2ptrain.cli.checks.check import Check, bad, ok, warn
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.config import DEFAULT_PORT
 from p2ptrain.mesh.discovery.interfaces import (
-    Address,
+    InterfaceAddress,
     choose,
     interface_statistics,
     machine_addresses,
@@ -43,7 +43,7 @@ def interfaces() -> list[Check]:
     return [_interface(address, addresses) for address in addresses if not address.is_loopback]
 
 
-def _interface(address: Address, addresses: Sequence[Address]) -> Check:
+def _interface(address: InterfaceAddress, addresses: Sequence[InterfaceAddress]) -> Check:
     subject = f"interface {address.interface}"
     if address.ip not in choose((), addresses):
         return ok(subject, f"{address.ip}, not used: it belongs to containers or virtual machines")
@@ -85,9 +85,9 @@ def firewall(
 ) -> Check:
     """One line; what a firewall that is on lets through cannot be seen from here."""
     if platform == "darwin":
-        return _judged("macOS's", "enabled" in _said(_MAC_COMMAND).lower(), _PYTHON_ADVICE)
+        return _judged("macOS's", "enabled" in _output_of(_MAC_COMMAND).lower(), _PYTHON_ADVICE)
     if platform == "win32":
-        words = _said(_WINDOWS_COMMAND).upper().split()
+        words = _output_of(_WINDOWS_COMMAND).upper().split()
         return _judged("Windows's", "ON" in words, _PYTHON_ADVICE)
     if _ufw_is_on(ufw_settings):
         return _judged("ufw", True, _UFW_ADVICE)
@@ -108,7 +108,7 @@ def _ufw_is_on(settings: Path) -> bool:
     return "enabled=yes" in (line.replace(" ", "") for line in lines)
 
 
-def _said(command: Sequence[str]) -> str:
+def _output_of(command: Sequence[str]) -> str:
     """What a command prints; nothing where it is not there or does not end."""
     try:
         done = subprocess.run(

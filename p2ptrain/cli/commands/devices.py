@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from p2ptrain.cli import arguments as groups
-from p2ptrain.cli.ask_member import ask
+from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.cli.output import Output, aligned, words
 from p2ptrain.cli.usage import DONE
 
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """List them."""
-    devices = ask(groups.state_dir_of(args), lambda member: member.devices())
+    devices = ask_member(groups.state_dir_of(args), lambda member: member.devices())
     output.result({"event": "devices", "devices": devices}, devices_text(devices))
     return DONE
 

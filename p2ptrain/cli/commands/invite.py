@@ -7,7 +7,7 @@ from typing import Any
 
 from p2ptrain.cli import arguments as groups
 from p2ptrain.cli import output as qr
-from p2ptrain.cli.ask_member import ask
+from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.usage import DONE
 from p2ptrain.events import Pairing
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Show the code."""
-    code = ask(groups.state_dir_of(args), lambda member: member.invite())
+    code = ask_member(groups.state_dir_of(args), lambda member: member.invite())
     output.show(Pairing(code=code))
     if output.is_terminal:
         output.writer.write(qr.terminal_code(f"p2ptrain join --code {code}"))

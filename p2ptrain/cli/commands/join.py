@@ -16,7 +16,7 @@ from p2ptrain.cli.arguments import name as device_name
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.signals import first_of, sigterm_interrupts, stop_event
 from p2ptrain.cli.usage import DONE
-from p2ptrain.control.lease import Lender, NodeOptions, Place
+from p2ptrain.control.lease import LeasedIdentity, Lender, NodeOptions
 from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.events import Event, Failed, Pairing, Stopped, Warned
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 await _join(options, output, stop, lender, control, lock)
 
     try:
-        if not early.release():
+        if not early.release_signals():
             with sigterm_interrupts():
                 event_loop.run(main())
     except KeyboardInterrupt:
@@ -110,7 +110,7 @@ async def _join(
 
 async def _be_member(
     options: NodeOptions, output: Output, stop: asyncio.Event, lender: Lender
-) -> Place:
+) -> LeasedIdentity:
     """A member until `stop`, or until a train asks for the place; returns what it left."""
     from p2ptrain.api.node import Node
 
@@ -125,7 +125,7 @@ async def _be_member(
             lender.member = None
         status = node.status()
     # The window is asked for last: while the node leaves, tries count and removals close it.
-    return Place(str(status["name"]), int(status["port"]), node.window)
+    return LeasedIdentity(str(status["name"]), int(status["port"]), node.window)
 
 
 def _shown(output: Output) -> Callable[[Event], None]:

@@ -176,10 +176,10 @@ def _text(plan: Plan, profile: Profile, cluster: Cluster) -> str:
 
 def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
     """What the command line asks. Raises UsageError, and OptionError for names in no file."""
-    from p2ptrain.plan.types.request import Mode, PlanRequest, Schedule, all_but
+    from p2ptrain.plan.types.request import PlanMode, PlanRequest, Schedule, all_but
 
-    mode = Mode(args.mode)
-    _check(args, mode is Mode.SYNC)
+    mode = PlanMode(args.mode)
+    _check(args, mode is PlanMode.SYNC)
     caps = dict(args.cap)
     if len(caps) < len(args.cap):
         raise UsageError("--cap: a device is given twice")

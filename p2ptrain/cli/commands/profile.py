@@ -17,7 +17,7 @@ from p2ptrain.cli.usage import DONE, UsageError
 from p2ptrain.events import Warned
 
 if TYPE_CHECKING:
-    from p2ptrain.holder.start.prepare import Prepared
+    from p2ptrain.holder.start.prepare import PreparedJob
     from p2ptrain.job.job import Job
     from p2ptrain.plan.types.profile import Profile
 
@@ -125,7 +125,7 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
     return Profile.from_json(body, "profile")
 
 
-def _windows(prepared: Prepared) -> list[dict[str, Any]]:
+def _windows(prepared: PreparedJob) -> list[dict[str, Any]]:
     """Of the first units, those that can be cut into tiles: as a file says it."""
     from p2ptrain.runtime.tiled.tile_layout import tileable
     from p2ptrain.tiling.kernels.tileable_operators import NotTiled

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from p2ptrain.cli import arguments as groups
-from p2ptrain.cli.ask_member import ask
+from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.usage import DONE
 
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Remove it."""
     name: str = args.name
-    ask(groups.state_dir_of(args), lambda member: member.remove(name))
+    ask_member(groups.state_dir_of(args), lambda member: member.remove(name))
     output.result(
         {"event": "removed", "name": name}, f"{name} is not part of the household any more"
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p2ptrain.cli import arguments as groups
-from p2ptrain.cli.ask_member import ask
+from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.cli.output import Output, aligned, words
 from p2ptrain.cli.usage import DONE
 
@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Show it."""
-    status = ask(groups.state_dir_of(args), lambda member: member.status())
+    status = ask_member(groups.state_dir_of(args), lambda member: member.status())
     output.result({"event": "status", **status}, status_text(status))
     return DONE
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.aio import event_loop
-from p2ptrain.api.loading import load_training, loading
+from p2ptrain.api.loading import collector_at_rest, load_training
 from p2ptrain.cli import arguments as groups
 from p2ptrain.cli import arguments as options
 from p2ptrain.cli.commands.train_arguments import (
-    _add_asynchronous,
-    _add_files,
-    _add_household,
-    _add_overrides,
-    _check,
+    add_asynchronous,
+    add_files,
+    add_household,
+    add_overrides,
+    check_options,
     override,
     train_options,
 )
@@ -52,9 +52,9 @@ def add_parser(commands: Any) -> None:
         example=_EXAMPLE,
     )
     groups.add_script_options(parser)
-    _add_household(parser)
-    _add_overrides(parser)
-    _add_files(parser)
+    add_household(parser)
+    add_overrides(parser)
+    add_files(parser)
     groups.add_node(parser)
     groups.add_common(parser)
     _add_experimental(Experimental(parser))
@@ -76,15 +76,15 @@ def _add_experimental(group: Experimental) -> None:
         text="keep a copy of everything in this device's memory, renewed about every N updates; "
         "used when several devices fail at once",
     )
-    _add_asynchronous(group)
+    add_asynchronous(group)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Train; returns when the weights are written."""
-    _check(args)
+    check_options(args)
     groups.find_code(args)
     here = Path.cwd()
-    with loading():
+    with collector_at_rest():
         job = override(load_job(args.script, args.job_options), args)
     _keep_places(args, here)
     chosen = train_options(args)

@@ -15,12 +15,12 @@ from p2ptrain.errors import OptionError
 
 if TYPE_CHECKING:
     from p2ptrain.job.asynchrony import Asynchrony
-    from p2ptrain.job.ftpipehd_options import Ftpipehd
+    from p2ptrain.job.ftpipehd_options import FtpipehdOptions
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
 
 
-def _add_household(parser: argparse.ArgumentParser) -> None:
+def add_household(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("who trains")
     group.add_argument(
         "--wait-for",
@@ -71,7 +71,7 @@ def _add_household(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_asynchronous(group: Experimental) -> None:
+def add_asynchronous(group: Experimental) -> None:
     group.add(
         "--vertical-sync",
         action="store_true",
@@ -115,7 +115,7 @@ def _add_asynchronous(group: Experimental) -> None:
     )
 
 
-def _add_overrides(parser: argparse.ArgumentParser) -> None:
+def add_overrides(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("instead of what the script's Job says")
     group.add_argument(
         "--epochs", metavar="E", type=options.positive, help="how often to go through the data"
@@ -135,7 +135,7 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_files(parser: argparse.ArgumentParser) -> None:
+def add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("files")
     group.add_argument(
         "--out", metavar="FILE.safetensors", type=_weights_file, help="write the weights here"
@@ -173,7 +173,7 @@ def _weights_file(text: str) -> Path:
     return path
 
 
-def _check(args: argparse.Namespace) -> None:
+def check_options(args: argparse.Namespace) -> None:
     """Refuse what is wrong without the script before it is loaded, which may take a while."""
     if args.local and args.wait_for > 1:
         raise UsageError("--local trains on this device alone: leave out --wait-for")
@@ -236,15 +236,15 @@ def _check_ftpipehd(args: argparse.Namespace) -> None:
             raise UsageError(f"{name} needs --mode async --planner ftpipehd")
 
 
-def _ftpipehd(args: argparse.Namespace) -> Ftpipehd:
-    from p2ptrain.job.ftpipehd_options import Ftpipehd
+def _ftpipehd(args: argparse.Namespace) -> FtpipehdOptions:
+    from p2ptrain.job.ftpipehd_options import FtpipehdOptions
 
     chosen: dict[str, int] = {}
     if args.repartition is not None:
         chosen["first_repartition"], chosen["repartition"] = args.repartition
     if args.replicate is not None:
         chosen["chain"], chosen["whole"] = args.replicate
-    return Ftpipehd(**chosen)
+    return FtpipehdOptions(**chosen)
 
 
 def _asynchrony(args: argparse.Namespace) -> Asynchrony | None:
@@ -278,7 +278,7 @@ def override(job: Job, args: argparse.Namespace) -> Job:
 
 def train_options(args: argparse.Namespace) -> TrainOptions:
     """How to run the job."""
-    from p2ptrain.job.train_options import Recovery, TrainOptions
+    from p2ptrain.job.train_options import ReplanMethod, TrainOptions
     from p2ptrain.model.wire.wire_format import WireFormat
 
     return TrainOptions(
@@ -295,7 +295,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         fresh=args.fresh,
         replan=not args.no_replan,
         wire=WireFormat(args.wire),
-        recovery=Recovery(args.recovery),
+        recovery=ReplanMethod(args.recovery),
         asynchrony=_asynchrony(args),
         chooses_mode=args.mode == "auto",
         ftpipehd=_ftpipehd(args),

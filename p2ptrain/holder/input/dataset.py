@@ -32,7 +32,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from p2ptrain.errors import ScriptError
 from p2ptrain.job.job import MapDataset
-from p2ptrain.job.user_code import RAISED, doings, told
+from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.process.memory_budget import is_out_of_memory
 
 Collated: TypeAlias = Any
@@ -48,7 +48,7 @@ _LOCK_SLICE_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class SampleLeaf:
     """One tensor of a sample: where it stands, and what every sample must have there."""
 
     path: str
@@ -56,7 +56,7 @@ class Leaf:
     shape: tuple[int, ...]
 
 
-class Samples:
+class CheckedDataset:
     """A dataset of (input, target) whose samples all look like the first one.
 
     Args:
@@ -80,11 +80,11 @@ class Samples:
     ) -> None:
         self._data = data
         self._name = name
-        self._said = "the data" if name == "data" else name
+        self._described = "the data" if name == "data" else name
         self._length = _length(data, name)
         self._lock = lock if lock is not None else threading.Lock()
         self._clock = clock
-        with self._lock, _Streams(f"{name} example").active():
+        with self._lock, _RandomStreams(f"{name} example").active():
             self._example = self._read(0)
             self.leaves = tuple(_describe(*item) for item in self._flatten(0, self._example))
         self._tensors = tensor_rows(data)
@@ -99,7 +99,7 @@ class Samples:
             for first in range(0, len(self), _READY_PIECE):
                 yield range(first, min(first + _READY_PIECE, len(self)))
 
-    def check_like(self, first: Samples) -> None:
+    def check_like(self, first: CheckedDataset) -> None:
         """Raises ScriptError: these samples do not look like those that the model is made for."""
         ours, theirs = ({leaf.path: leaf for leaf in one.leaves} for one in (self, first))
         if ours.keys() != theirs.keys():
@@ -129,7 +129,7 @@ class Samples:
         The random streams run on from piece to piece, so the samples are the same however a batch
         is cut into micro-batches.
         """
-        streams = _Streams(seed)
+        streams = _RandomStreams(seed)
         for piece in pieces:
             try:
                 batch = self._batch(piece, streams)
@@ -139,13 +139,15 @@ class Samples:
                 raise MemoryError(str(error)) from error
             yield batch
 
-    def _batch(self, indices: Sequence[int], streams: _Streams) -> tuple[Collated, Collated]:
+    def _batch(self, indices: Sequence[int], streams: _RandomStreams) -> tuple[Collated, Collated]:
         if self._tensors is not None:
             with suppress(IndexError):  # one by one it is said which sample is not there
                 return self._tensors(indices)
         return self._stack(list(self._rows(indices, streams)))
 
-    def _rows(self, indices: Sequence[int], streams: _Streams) -> Iterator[list[torch.Tensor]]:
+    def _rows(
+        self, indices: Sequence[int], streams: _RandomStreams
+    ) -> Iterator[list[torch.Tensor]]:
         """One list of leaves a sample; the lock is given up between slices of time."""
         done = 0
         while done < len(indices):
@@ -164,7 +166,7 @@ class Samples:
             raise _other_parts(f"{self._name}[{index}]", self._name, found, paths)
         return [self._checked(index, leaf, found[leaf.path]) for leaf in self.leaves]
 
-    def _checked(self, index: int, leaf: Leaf, tensor: torch.Tensor) -> torch.Tensor:
+    def _checked(self, index: int, leaf: SampleLeaf, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype != leaf.dtype or tuple(tensor.shape) != leaf.shape:
             found = _looks(_describe(leaf.path, tensor))
             raise ScriptError(
@@ -180,10 +182,12 @@ class Samples:
     def _read(self, index: int) -> tuple[Any, Any]:
         """Sample `index` as the user's code gives it."""
         try:
-            with doings.doing("reading sample {} of {}", index, self._said):
+            with doings.doing("reading sample {} of {}", index, self._described):
                 sample = self._data[index]
         except RAISED as error:
-            raise ScriptError(f"{self._name}[{index}] failed: {told(error)}") from error
+            raise ScriptError(
+                f"{self._name}[{index}] failed: {describe_user_error(error)}"
+            ) from error
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
             raise ScriptError(
                 f"{self._name}[{index}] must be a pair (input, target), not {_shown(sample)}"
@@ -206,7 +210,7 @@ def _length(data: MapDataset, name: str) -> int:
     try:
         return len(data)
     except Exception as error:
-        raise ScriptError(f"len({name}) failed: {told(error)}") from error
+        raise ScriptError(f"len({name}) failed: {describe_user_error(error)}") from error
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -248,8 +252,8 @@ def _tensor(leaf: object) -> torch.Tensor:
     raise TypeError(f"expected a tensor, an array or a number, not {_shown(leaf)}")
 
 
-def _describe(path: str, tensor: torch.Tensor) -> Leaf:
-    return Leaf(path, tensor.dtype, tuple(tensor.shape))
+def _describe(path: str, tensor: torch.Tensor) -> SampleLeaf:
+    return SampleLeaf(path, tensor.dtype, tuple(tensor.shape))
 
 
 def _other_parts(
@@ -260,7 +264,7 @@ def _other_parts(
     )
 
 
-def _looks(leaf: Leaf) -> str:
+def _looks(leaf: SampleLeaf) -> str:
     return f"{leaf.dtype} {list(leaf.shape)}"
 
 
@@ -284,7 +288,7 @@ def _shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-class _Streams:
+class _RandomStreams:
     """Random streams of their own for torch, numpy and `random`, swapped in while active."""
 
     def __init__(self, seed: str) -> None:

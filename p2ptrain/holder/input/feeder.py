@@ -16,14 +16,14 @@ from contextlib import aclosing
 
 from torch import Tensor
 
-from p2ptrain.holder.input.loader import Feed
+from p2ptrain.holder.input.loader import FeedItem
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.round_orders import FED_AHEAD
-from p2ptrain.messages.tensors import Line, Piece, Slice
+from p2ptrain.messages.tensors import MicroBatchSlice, SampleRange, StreamId
 from p2ptrain.net.message import PartKind
-from p2ptrain.runtime.io.sample_division import Division
-from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, TARGETS, Credits, Switchboard
-from p2ptrain.runtime.tiled.tile_layout import StageTiles
+from p2ptrain.runtime.io.sample_division import SampleDivision
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, TARGETS, Credits, TensorRouter
+from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
 
 
 class Feeder:
@@ -37,15 +37,17 @@ class Feeder:
         self,
         assignment: Assignment,
         target_stages: Sequence[int],
-        switchboard: Switchboard,
-        tiles: StageTiles | None = None,
+        switchboard: TensorRouter,
+        tiles: StageTileLayout | None = None,
     ) -> None:
         """`tiles`: of the first stage, where it is tiled."""
-        self._inputs = _Flow(assignment, 0, ACTIVATIONS, switchboard, tiles)
-        self._targets = [_Flow(assignment, stage, TARGETS, switchboard) for stage in target_stages]
+        self._inputs = _FeedStream(assignment, 0, ACTIVATIONS, switchboard, tiles)
+        self._targets = [
+            _FeedStream(assignment, stage, TARGETS, switchboard) for stage in target_stages
+        ]
         self.waits_for_data = True
 
-    async def run(self, feeds: AsyncGenerator[Feed, None]) -> None:
+    async def run(self, feeds: AsyncGenerator[FeedItem, None]) -> None:
         """Send everything `feeds` gives, close it, then wait until all is sent."""
         flows = (self._inputs, *self._targets)
         async with asyncio.TaskGroup() as group:
@@ -63,7 +65,7 @@ class Feeder:
                 await flow.end()
 
 
-class _Flow:
+class _FeedStream:
     """Inputs or targets for all devices of one stage."""
 
     def __init__(
@@ -71,22 +73,24 @@ class _Flow:
         assignment: Assignment,
         stage: int,
         flow: str,
-        switchboard: Switchboard,
-        tiles: StageTiles | None = None,
+        switchboard: TensorRouter,
+        tiles: StageTileLayout | None = None,
     ) -> None:
         self._tiles = tiles
         place = assignment.stages[stage]
-        line = Line(assignment.key, stage, flow)
+        line = StreamId(assignment.key, stage, flow)
         lead = assignment.stages[0].warmup + 2 * FED_AHEAD
-        self._division = Division(place)
-        self._pumps = {device: _Pump(line, device, switchboard, lead) for device in place.devices}
+        self._division = SampleDivision(place)
+        self._pumps = {
+            device: _FeedQueue(line, device, switchboard, lead) for device in place.devices
+        }
 
     @property
-    def pumps(self) -> Sequence[_Pump]:
+    def pumps(self) -> Sequence[_FeedQueue]:
         """One a device."""
         return list(self._pumps.values())
 
-    async def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
+    async def put(self, piece: MicroBatchSlice, values: Sequence[Tensor]) -> None:
         """Queue a whole micro-batch; its samples stand in dimension 0 of every value."""
         for part in self._division.slices(piece.key.micro_batch, piece.size):
             rows = _rows(values, part, piece.size)
@@ -100,18 +104,20 @@ class _Flow:
             await pump.end()
 
 
-class _Pump:
+class _FeedQueue:
     """One bounded queue of pieces to one device."""
 
-    def __init__(self, line: Line, device: str, switchboard: Switchboard, lead: int) -> None:
+    def __init__(self, line: StreamId, device: str, switchboard: TensorRouter, lead: int) -> None:
         self._line = line
         self._device = device
         self._switchboard = switchboard
         self._credits = Credits(FED_AHEAD)
-        self._queue: asyncio.Queue[tuple[Piece, Sequence[Tensor]] | None] = asyncio.Queue(lead)
+        self._queue: asyncio.Queue[tuple[MicroBatchSlice, Sequence[Tensor]] | None] = asyncio.Queue(
+            lead
+        )
         switchboard.connect_credits(line, self._credits, device)
 
-    async def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
+    async def put(self, piece: MicroBatchSlice, values: Sequence[Tensor]) -> None:
         await self._queue.put((piece, values))
 
     async def end(self) -> None:
@@ -126,7 +132,7 @@ class _Pump:
             )
 
 
-def _rows(values: Sequence[Tensor], part: Slice, size: int) -> Sequence[Tensor]:
+def _rows(values: Sequence[Tensor], part: SampleRange, size: int) -> Sequence[Tensor]:
     if part.size == size:
         return values
     return [value.narrow(0, part.first, part.size) for value in values]

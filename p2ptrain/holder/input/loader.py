@@ -19,36 +19,40 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from p2ptrain.aio.threads import in_background
-from p2ptrain.holder.input.dataset import Collated, Samples
+from p2ptrain.aio.threads import run_in_background
+from p2ptrain.holder.input.dataset import CheckedDataset, Collated
 from p2ptrain.holder.input.sample_order import SampleOrder, ordered_batches
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.logs import get_logger
 from p2ptrain.messages.round_orders import LOADED_AHEAD
-from p2ptrain.messages.tensors import Piece, PieceKey
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice
 from p2ptrain.model.capture.captured import Captured
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedMicroBatch:
     """One piece, flattened for the wire, and its target as metrics take it."""
 
-    feed: Feed
+    feed: FeedItem
     target: Collated
 
 
-class PieceLoader:
+class MicroBatchLoader:
     """Reads the pieces of given rounds in order."""
 
     def __init__(
-        self, captured: Captured, data: Samples, order: SampleOrder, evaluation: Samples | None
+        self,
+        captured: Captured,
+        data: CheckedDataset,
+        order: SampleOrder,
+        evaluation: CheckedDataset | None,
     ) -> None:
         self._captured = captured
         self._data = data
         self._order = order
         self._evaluation = evaluation
 
-    async def pieces(self, rounds: Iterable[Round]) -> AsyncGenerator[Loaded, None]:
+    async def pieces(self, rounds: Iterable[Round]) -> AsyncGenerator[LoadedMicroBatch, None]:
         """The pieces; raises ScriptError where the user's dataset fails.
 
         Close it (`aclosing`): else a call of the dataset may outlive whoever has stopped iterating.
@@ -56,7 +60,7 @@ class PieceLoader:
         """
         pieces = self._pieces(rounds)
 
-        def load(_number: int) -> Loaded | None:
+        def load(_number: int) -> LoadedMicroBatch | None:
             return next(pieces, None)
 
         async with Prefetcher(load, _count(), ahead=LOADED_AHEAD) as loaded:
@@ -65,14 +69,14 @@ class PieceLoader:
                     return
                 yield piece
 
-    def now(self, rounds: Iterable[Round]) -> Iterator[Loaded]:
+    def now(self, rounds: Iterable[Round]) -> Iterator[LoadedMicroBatch]:
         """The same, each read when it is asked for: not for the event loop."""
         return self._pieces(rounds)
 
-    def _pieces(self, rounds: Iterable[Round]) -> Iterator[Loaded]:
+    def _pieces(self, rounds: Iterable[Round]) -> Iterator[LoadedMicroBatch]:
         for shape in rounds:
             indices = list(self._indices(shape))
-            data = self._data if shape.mode is Mode.TRAIN else self._evaluation
+            data = self._data if shape.mode is RoundMode.TRAIN else self._evaluation
             assert data is not None, "an evaluation round without eval_data"
             seed = f"{self._order.seed} {shape.mode} {shape.step}"
             pieces = data.collate_pieces(indices, seed)
@@ -80,17 +84,21 @@ class PieceLoader:
                 yield self._loaded(shape, number, (inputs, target))
 
     def _indices(self, shape: Round) -> Iterator[Sequence[int]]:
-        if shape.mode is Mode.EVAL:
+        if shape.mode is RoundMode.EVAL:
             yield from ordered_batches(shape.samples, shape.micro_batch)
         else:
             for split in self._order.splits(shape.step, shape.micro_batch):
                 yield split.indices
 
-    def _loaded(self, shape: Round, number: int, sample: tuple[Collated, Collated]) -> Loaded:
+    def _loaded(
+        self, shape: Round, number: int, sample: tuple[Collated, Collated]
+    ) -> LoadedMicroBatch:
         inputs: list[Tensor] = self._captured.entering(sample[0], shape.mode.value)
         targets: list[Tensor] = self._captured.flatten_target(sample[1])
-        piece = Piece.whole(PieceKey(shape.index, number), shape.mode, shape.size(number))
-        return Loaded(Feed(piece, inputs, targets), sample[1])
+        piece = MicroBatchSlice.whole(
+            MicroBatchKey(shape.index, number), shape.mode, shape.size(number)
+        )
+        return LoadedMicroBatch(FeedItem(piece, inputs, targets), sample[1])
 
 
 def _count() -> Iterator[int]:
@@ -134,7 +142,7 @@ class Prefetcher(Generic[K, V]):
         self._drop()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await in_background(self._executor.shutdown)
+                await run_in_background(self._executor.shutdown)
         except TimeoutError:
             log.info("still_loading", after_seconds=CLOSE_SECONDS)
 
@@ -169,7 +177,7 @@ class Prefetcher(Generic[K, V]):
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class FeedItem:
     """One piece as the loader gives it: flattened tensors.
 
     Attributes:
@@ -177,6 +185,6 @@ class Feed:
         targets: all leaves.
     """
 
-    piece: Piece
+    piece: MicroBatchSlice
     inputs: Sequence[Tensor]
     targets: Sequence[Tensor]

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from p2ptrain.errors import CaptureError, ScriptError, size_text
-from p2ptrain.holder.input.dataset import Samples
+from p2ptrain.holder.input.dataset import CheckedDataset
 from p2ptrain.job.job import Metric, accumulates
-from p2ptrain.job.user_code import RAISED, doings, told
+from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.sample_independence.division_probe import with_own_buffers
 from p2ptrain.model.stage.determinism import randomness_lock
@@ -105,7 +105,7 @@ class MetricValues:
             with doings.doing("the metric {!r}", name):
                 return act()
         except RAISED as error:
-            self.failures[name] = told(error)
+            self.failures[name] = describe_user_error(error)
             return None
 
 
@@ -131,7 +131,9 @@ def tried(metrics: Mapping[str, Metric], output: Any, target: Any) -> frozenset[
                 continue
             number(metric(output, target))
         except RAISED as error:
-            raise ScriptError(f"the metric {name!r} failed: {told(error)}") from error
+            raise ScriptError(
+                f"the metric {name!r} failed: {describe_user_error(error)}"
+            ) from error
         if not _is_mean(metric, output, target):
             found.add(name)
     return frozenset(found)
@@ -240,7 +242,7 @@ def missing_loss(metrics: Mapping[str, Metric], captured: Captured) -> str:
 
 
 def tried_metrics(
-    metrics: Mapping[str, Metric], captured: Captured, evaluation: Samples
+    metrics: Mapping[str, Metric], captured: Captured, evaluation: CheckedDataset
 ) -> frozenset[str]:
     """Compute every metric once, with the untrained model's outputs.
 

@@ -17,7 +17,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StepPosition:
     """Where a step lies: both count from 0."""
 
     epoch: int
@@ -25,7 +25,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class MicroBatchIndices:
     """One micro-batch of a batch.
 
     Attributes:
@@ -56,9 +56,9 @@ class SampleOrder:
         """Whole batches in one pass over the data."""
         return self.samples // self.batch_size
 
-    def position(self, step: int) -> Position:
+    def position(self, step: int) -> StepPosition:
         """Epoch and step within it of step `step`, counted from 0 over the whole job."""
-        return Position(*divmod(step, self.steps_per_epoch))
+        return StepPosition(*divmod(step, self.steps_per_epoch))
 
     def batch(self, step: int) -> tuple[int, ...]:
         """Dataset indices of step `step`'s batch: `batch_size` of them, in order."""
@@ -67,11 +67,11 @@ class SampleOrder:
         first = position.step_in_epoch * self.batch_size
         return tuple(permutation[first : first + self.batch_size].tolist())
 
-    def splits(self, step: int, micro_batch: int) -> tuple[Split, ...]:
+    def splits(self, step: int, micro_batch: int) -> tuple[MicroBatchIndices, ...]:
         """Step `step`'s batch as micro-batches, in the order their gradients are added."""
         batch = self.batch(step)
         pieces = (batch[k : k + micro_batch] for k in range(0, len(batch), micro_batch))
-        return tuple(Split(piece, len(piece) / len(batch)) for piece in pieces)
+        return tuple(MicroBatchIndices(piece, len(piece) / len(batch)) for piece in pieces)
 
 
 @lru_cache(maxsize=2)

@@ -18,7 +18,7 @@ from p2ptrain.errors import CaptureError, ScriptError, UserError
 from p2ptrain.holder.input.dataset import Collated
 from p2ptrain.model.capture.export_errors import FailsItself, user_place
 from p2ptrain.model.capture.scored_module import call_model
-from p2ptrain.model.capture.trial_runs import torch_is_quiet
+from p2ptrain.model.capture.trial_runs import silence_torch_logs
 from p2ptrain.model.stage.determinism import randomness_lock
 from p2ptrain.model.stage.failures import first_line
 from p2ptrain.process.memory_budget import is_out_of_memory
@@ -55,7 +55,7 @@ def explained(
         batches: (input, target): the job's first one, and any other that `error` may come from.
     """
     for index, batch in enumerate(batches):
-        run = _Run(module, loss)
+        run = _FirstRun(module, loss)
         failure = run.failure(batch)
         if failure is not None:
             return error if is_out_of_memory(failure) else ScriptError(run.words(batch, failure))
@@ -64,7 +64,7 @@ def explained(
     return error
 
 
-def _one_size(run: _Run, batch: tuple[Collated, Collated], error: FailsItself) -> CaptureError:
+def _one_size(run: _FirstRun, batch: tuple[Collated, Collated], error: FailsItself) -> CaptureError:
     samples = len(_leaves(batch)[0])
     fewer = run.failure(_cut(batch, samples - 1)) if samples > 1 else None
     own = error.own if fewer is None else fewer
@@ -84,7 +84,7 @@ def _one_size(run: _Run, batch: tuple[Collated, Collated], error: FailsItself) -
     )
 
 
-class _Run:
+class _FirstRun:
     """Of the user's module and loss, with a note of the layer that was computed last."""
 
     def __init__(self, module: nn.Module, loss: Callable[[Any, Any], Tensor]) -> None:
@@ -99,7 +99,7 @@ class _Run:
         self._layers.clear()
         self._is_computed = False
         try:
-            with randomness_lock, self._left_alone(), torch_is_quiet(), torch.no_grad():
+            with randomness_lock, self._left_alone(), silence_torch_logs(), torch.no_grad():
                 self._output = call_model(self._module, batch[0])
                 self._is_computed = True
                 self._loss(self._output, batch[1])

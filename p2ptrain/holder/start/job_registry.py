@@ -14,16 +14,16 @@ from dataclasses import asdict
 from torch import Tensor
 
 from p2ptrain.errors import Error, PeerError
-from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import MemberState, Mesh
-from p2ptrain.mesh.waiting import within
+from p2ptrain.mesh.waiting import wait_within
 from p2ptrain.messages.kinds import END, FIND
 from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.net.fields import text
 from p2ptrain.net.message import Message
-from p2ptrain.recovery.resume_decision import Kept
+from p2ptrain.recovery.resume_decision import KeptJob
 from p2ptrain.recovery.state_report import read_version
 
 log = get_logger(__name__)
@@ -35,13 +35,13 @@ END_TIMEOUT_SECONDS = 2.0
 REACHABLE = (MemberState.ALIVE, MemberState.SUSPECT)
 
 
-async def wait_for(mesh: Mesh, devices: Collection[str], seconds: float) -> None:
+async def wait_for_devices(mesh: Mesh, devices: Collection[str], seconds: float) -> None:
     """Wait until these are alive, at most so long."""
 
     def are_here() -> bool:
         return all(is_alive(mesh, device) for device in devices)
 
-    if not await within(mesh, are_here, seconds):
+    if not await wait_within(mesh, are_here, seconds):
         log.info("not_all_here", missing=[d[:12] for d in devices if not is_alive(mesh, d)])
 
 
@@ -51,32 +51,34 @@ def is_alive(mesh: Mesh, device: str) -> bool:
     return member is not None and member.state is MemberState.ALIVE
 
 
-async def ask_all(mesh: Mesh) -> dict[str, Kept | None]:
+async def ask_unfinished_jobs(mesh: Mesh) -> dict[str, KeptJob | None]:
     """What every member keeps of a job of this device; who does not answer is left out."""
     members = [d for d in mesh.members if d != mesh.self_id and is_alive(mesh, d)]
     answers = await asyncio.gather(*(_ask(mesh, member) for member in members))
     return {device: kept for device, (heard, kept) in zip(members, answers, strict=True) if heard}
 
 
-async def _ask(mesh: Mesh, member: str) -> tuple[bool, Kept | None]:
+async def _ask(mesh: Mesh, member: str) -> tuple[bool, KeptJob | None]:
     try:
         reply = await mesh.call(member, Message(FIND), timeout_seconds=FIND_TIMEOUT_SECONDS)
         if "job" not in reply.fields:
             return True, None
-        return True, Kept(text(reply.fields, "job", 64), read_version(reply.fields.get("newest")))
+        return True, KeptJob(
+            text(reply.fields, "job", 64), read_version(reply.fields.get("newest"))
+        )
     except (Error, TimeoutError) as error:
         log.info("not_found_out", member=member[:12], why=str(error))
         return False, None
 
 
-async def end_others(mesh: Mesh, member: str, job: str) -> None:
+async def end_other_jobs(mesh: Mesh, member: str, job: str) -> None:
     """Free a member that comes late from an older job of this device."""
     _, kept = await _ask(mesh, member)
     if kept is not None and kept.job != job:
         await _end_there(mesh, member, kept.job)
 
 
-async def end_old(mesh: Mesh, jobs: Collection[str]) -> None:
+async def end_earlier_jobs(mesh: Mesh, jobs: Collection[str]) -> None:
     """Free every member from these jobs of an earlier process, before they are asked for more."""
     members = [d for d in mesh.members if d != mesh.self_id and is_alive(mesh, d)]
     await asyncio.gather(*(_end_there(mesh, m, job) for m in members for job in sorted(jobs)))
@@ -90,7 +92,7 @@ async def _end_there(mesh: Mesh, member: str, job: str) -> None:
         log.info("end_not_delivered", member=member[:12], why=str(error))
 
 
-async def end(mesh: Mesh, job: str, reason: str) -> None:
+async def end_job(mesh: Mesh, job: str, reason: str) -> None:
     """Free every member from a job, also those that an abandoned plan had made ready.
 
     Who is out of reach now hears of it when this device leaves, or is asked by its next job.
@@ -98,7 +100,9 @@ async def end(mesh: Mesh, job: str, reason: str) -> None:
     members = [m.id for m in mesh.members.values() if m.state in REACHABLE]
     try:
         async with asyncio.timeout(END_TIMEOUT_SECONDS):
-            await asyncio.gather(*(_tell(mesh, member, _end(job, reason)) for member in members))
+            await asyncio.gather(
+                *(_send_or_log(mesh, member, _end(job, reason)) for member in members)
+            )
     except TimeoutError:
         log.info("end_not_delivered", reason=reason)
 
@@ -107,7 +111,7 @@ def _end(job: str, reason: str) -> Message:
     return Message(END, {"job": job, "reason": reason[:1000]})
 
 
-async def _tell(mesh: Mesh, member: str, message: Message) -> None:
+async def _send_or_log(mesh: Mesh, member: str, message: Message) -> None:
     try:
         await mesh.send(member, message)
     except PeerError as error:
@@ -117,7 +121,7 @@ async def _tell(mesh: Mesh, member: str, message: Message) -> None:
 _JOB_DIGITS = 16
 
 
-def fingerprint(prepared: Prepared, options: TrainOptions) -> str:
+def job_fingerprint(prepared: PreparedJob, options: TrainOptions) -> str:
     """SHA-256, in hex, of everything that changes what a job computes.
 
     A script that is started again with other options, or changed, is another job. What cannot be

@@ -17,31 +17,31 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from p2ptrain.aio.tasks import task_scope
-from p2ptrain.aio.threads import in_background
-from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.aio.threads import run_in_background
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import OptionError, UserError
 from p2ptrain.events import Event, Warned
 from p2ptrain.holder.start import job_registry as unfinished
 from p2ptrain.holder.start import journal
-from p2ptrain.holder.start.job_registry import fingerprint, job_id, job_prefix, weights_digest
+from p2ptrain.holder.start.job_registry import job_fingerprint, job_id, job_prefix, weights_digest
 from p2ptrain.holder.start.journal import JournalEntry
-from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.holder.start.prepare import PreparedJob, prepare
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberState, Mesh
-from p2ptrain.mesh.waiting import changes, within
+from p2ptrain.mesh.waiting import membership_changes, wait_within
 from p2ptrain.recovery.cores.holder_core import START_SECONDS
-from p2ptrain.recovery.cores.job_history import Reported
-from p2ptrain.recovery.resume_decision import Start, decide
+from p2ptrain.recovery.cores.job_history import ReportedProgress
+from p2ptrain.recovery.resume_decision import ResumeMode, decide_resume
 from p2ptrain.state import ended_jobs
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedJob:
     """A job about to ask for its first, or next, epoch.
 
     Attributes:
@@ -49,12 +49,12 @@ class Started:
         has_first_weights: whether those that the job began with are here.
     """
 
-    prepared: Prepared
+    prepared: PreparedJob
     entry: JournalEntry
     has_first_weights: bool
 
 
-class StartOfJob:
+class JobStart:
     """Create it as soon as this device is a member, then `run` once.
 
     Args:
@@ -67,7 +67,7 @@ class StartOfJob:
         folder: StateFolder | None,
         options: TrainOptions,
         emit: Callable[[Event], None],
-        surveyor: Surveyor,
+        surveyor: ClusterProfiler,
     ) -> None:
         self._mesh = mesh
         self._surveyor = surveyor
@@ -76,42 +76,42 @@ class StartOfJob:
         self._emit = emit
         self._since = monotonic()
 
-    async def run(self, job: Job) -> Started:
+    async def run(self, job: Job) -> StartedJob:
         """Export the model while the household gathers; then it is known which job this is.
 
         Raises:
             UserError: the job, the script's data or the options have to change.
         """
-        found = None if self._folder is None else journal.find(self._folder, self._warn)
+        found = None if self._folder is None else journal.find_journal(self._folder, self._warn)
         wanted = None if self._options.fresh else found
         with timed(log, "captured_and_gathered"):
             async with task_scope() as group:
                 capturing = group.create_task(self._capture(job))
                 group.create_task(self._gather(wanted))
         prepared, weights = capturing.result()
-        mark = fingerprint(prepared, self._options)
+        mark = job_fingerprint(prepared, self._options)
         going_on = await self._decide(mark, weights, found)
         if going_on is not None:
             log.info("job_goes_on", job=going_on.job, step=going_on.reported.step)
             same = weights == going_on.weights
             prepared = replace(prepared, first_step=going_on.first_step)
-            return Started(prepared, going_on, same)
+            return StartedJob(prepared, going_on, same)
         if wanted is not None:
             await self._gather(None)
         first = prepared.first_step
-        reported = Reported(first, prepared.evaluated)
+        reported = ReportedProgress(first, prepared.evaluated)
         entry = JournalEntry(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
-        return Started(prepared, entry, has_first_weights=True)
+        return StartedJob(prepared, entry, has_first_weights=True)
 
     def _warn(self, message: str) -> None:
         self._emit(Warned(message))
 
-    async def _capture(self, job: Job) -> tuple[Prepared, str]:
-        prepared = await in_background(lambda: prepare(job, self._options))
+    async def _capture(self, job: Job) -> tuple[PreparedJob, str]:
+        prepared = await run_in_background(lambda: prepare(job, self._options))
         if self._folder is None:
             return prepared, ""
         with timed(log, "first_weights_digested"):
-            return prepared, await in_background(lambda: weights_digest(prepared.state))
+            return prepared, await run_in_background(lambda: weights_digest(prepared.state))
 
     async def _gather(self, found: JournalEntry | None) -> None:
         """Those that had a part in the job found; without one, as many as are asked for."""
@@ -119,14 +119,14 @@ class StartOfJob:
             return
         if found is not None:
             left = self._since + START_SECONDS - monotonic()
-            await unfinished.wait_for(self._mesh, self._others(found), max(left, 0.0))
+            await unfinished.wait_for_devices(self._mesh, self._others(found), max(left, 0.0))
             return
         with timed(log, "members_gathered"):
             await wait_for_members(
                 self._mesh, self._options.wait_for, self._options.wait_timeout_seconds
             )
             if self._options.wait_for == 1:
-                await settle(self._mesh)
+                await wait_until_stable(self._mesh)
         with timed(log, "links_surveyed"):
             me, members = self._mesh.self_id, self._mesh.members.values()  # this one exports still
             here = sorted(m.id for m in members if m.state is MemberState.ALIVE and m.id != me)
@@ -140,28 +140,28 @@ class StartOfJob:
         self, mark: str, weights: str, found: JournalEntry | None
     ) -> JournalEntry | None:
         """The job to go on with, if there is one; others of this device's are over then."""
-        kept = {} if self._options.local else await unfinished.ask_all(self._mesh)
-        verdict = decide(
+        kept = {} if self._options.local else await unfinished.ask_unfinished_jobs(self._mesh)
+        verdict = decide_resume(
             job_prefix(mark),
             None if found is None else (found.job, found.fingerprint == mark),
             () if found is None else self._others(found),
             kept,
             fresh=self._options.fresh,
             begun=found is not None and found.got_somewhere(weights),
-            over=() if self._folder is None else ended_jobs.find(self._folder),
+            over=() if self._folder is None else ended_jobs.find_ended(self._folder),
         )
-        if verdict.start is Start.REFUSE:
+        if verdict.start is ResumeMode.REFUSE:
             raise OptionError(verdict.reason)
         if verdict.reason:
             self._emit(Warned(verdict.reason))
         if verdict.ending:
             if self._folder is not None:
-                ended_jobs.note(self._folder, verdict.ending)
-            await unfinished.end_old(self._mesh, verdict.ending)
-        if verdict.start is Start.GO_ON:
+                ended_jobs.note_ended(self._folder, verdict.ending)
+            await unfinished.end_earlier_jobs(self._mesh, verdict.ending)
+        if verdict.start is ResumeMode.GO_ON:
             return found
         if self._folder is not None:
-            journal.forget(self._folder)
+            journal.forget_journal(self._folder)
         return None
 
 
@@ -174,7 +174,7 @@ async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None
     Raises:
         UserError: not within `timeout_seconds`.
     """
-    if not await within(mesh, lambda: len(_alive(mesh)) >= count, timeout_seconds):
+    if not await wait_within(mesh, lambda: len(_alive(mesh)) >= count, timeout_seconds):
         names = ", ".join(sorted(_alive(mesh)))
         raise UserError(
             f"waited {timeout_seconds:g} s for {count} devices, but only {len(_alive(mesh))} "
@@ -183,9 +183,9 @@ async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None
         )
 
 
-async def settle(mesh: Mesh, seconds: float = SETTLE_SECONDS) -> None:
+async def wait_until_stable(mesh: Mesh, seconds: float = SETTLE_SECONDS) -> None:
     """Wait until the membership has not changed for `seconds`."""
-    with changes(mesh) as changed:
+    with membership_changes(mesh) as changed:
         while True:
             changed.clear()
             try:

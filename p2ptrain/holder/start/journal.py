@@ -25,16 +25,16 @@ from typing import Annotated, Any, Literal
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.messages.assign import placed_of
+from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.assignment import FIRST, Assignment
-from p2ptrain.messages.reconfigure import InForce
+from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.net.forms import By, Count, Id, Positive
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.recovery.cores.holder_instructions import Journal as Noted
-from p2ptrain.recovery.cores.job_history import Reported
+from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
+from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.version import Lineage, Version, VersionRow
-from p2ptrain.state.ended_jobs import note
+from p2ptrain.state.ended_jobs import note_ended
 
 log = get_logger(__name__)
 
@@ -76,10 +76,10 @@ class JournalEntry:
     fingerprint: str
     weights: str
     first_step: int
-    reported: Reported
+    reported: ReportedProgress
     next_epoch: int = FIRST_EPOCH
     lineage: Lineage = FIRST
-    in_force: InForce | None = None
+    in_force: PlanInForce | None = None
     stable: Version | None = None
     took_part: tuple[tuple[str, int], ...] = ()
 
@@ -89,13 +89,13 @@ class JournalEntry:
         Nothing is before the first plan; nor, where the process that begins now has drawn other
         weights, before people heard of a step: what this device had itself may be nowhere else yet.
         """
-        told = self.reported.step > self.first_step
-        return self.in_force is not None and (told or weights == self.weights)
+        is_reported = self.reported.step > self.first_step
+        return self.in_force is not None and (is_reported or weights == self.weights)
 
     @property
     def noted(self) -> Noted:
         """As the rules wrote it down."""
-        placed = None if self.in_force is None else placed_of(self.in_force.assignment)
+        placed = None if self.in_force is None else placement_of(self.in_force.assignment)
         return Noted(self.next_epoch, self.lineage, placed, self.stable, self.took_part)
 
 
@@ -125,7 +125,7 @@ class Journal:
         """Whether there is a journal at all, though it may not be possible to write it now."""
         return self._folder is not None
 
-    async def begun(self, noted: Noted, in_force: InForce | None) -> None:
+    async def begun(self, noted: Noted, in_force: PlanInForce | None) -> None:
         """Write down what the rules say, in a thread; nobody may be told of it before.
 
         A disk takes milliseconds to seconds, and this device's links must not stand still for it.
@@ -158,7 +158,7 @@ class Journal:
         """The same for a version that is now safe; within a second, off the event loop."""
         self._entry = self._late = replace(self._entry, stable=version)
 
-    def committed(self, reported: Reported) -> None:
+    def committed(self, reported: ReportedProgress) -> None:
         """Write down what people are about to be told."""
         self._entry = replace(self._entry, reported=reported)
         if self._descriptor is None:
@@ -188,11 +188,11 @@ class Journal:
     def done(self) -> None:
         """The job is over: there is nothing to go on with, and who keeps it may hear so."""
         if self._folder is not None:
-            note(self._folder, {self._entry.job})
+            note_ended(self._folder, {self._entry.job})
         folder, self._folder = self._folder, None
         self._close()
         if folder is not None:
-            forget(folder)
+            forget_journal(folder)
 
     def _put_down(self) -> None:
         with self._writing:
@@ -223,7 +223,7 @@ class Journal:
                 "not be continued if p2ptrain stopped on this device"
             )
         self._close()
-        forget(self._folder)
+        forget_journal(self._folder)
 
     def _close(self) -> None:
         with self._writing:
@@ -232,10 +232,10 @@ class Journal:
                 os.close(descriptor)
 
 
-def find(folder: StateFolder, warn: Callable[[str], None]) -> JournalEntry | None:
+def find_journal(folder: StateFolder, warn: Callable[[str], None]) -> JournalEntry | None:
     """The unfinished job of this folder, if there is one that can be read; damage is told."""
     try:
-        job = folder.read_form(JOB_FILE, _Job)
+        job = folder.read_form(JOB_FILE, _JobFile)
         return None if job is None else _entry(job, folder.read(REPORTED_FILE))
     except (UserError, ProtocolError) as error:
         why = error.why if isinstance(error, BrokenFile) else str(error)
@@ -246,7 +246,7 @@ def find(folder: StateFolder, warn: Callable[[str], None]) -> JournalEntry | Non
         return None
 
 
-def forget(folder: StateFolder) -> None:
+def forget_journal(folder: StateFolder) -> None:
     """Remove the journal; a disk that refuses even that is only told of."""
     for name in (JOB_FILE, REPORTED_FILE):  # without the first one, the second means nothing
         try:
@@ -265,7 +265,7 @@ def _write_assignment(assignment: Assignment) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _JobFile:
     """What `JOB_FILE` holds."""
 
     format: Literal["p2ptrain.job/1"]
@@ -283,7 +283,7 @@ class _Job:
 
 def _to_json(entry: JournalEntry) -> dict[str, Any]:
     in_force = entry.in_force
-    job = _Job(
+    job = _JobFile(
         *("p2ptrain.job/1", entry.job, entry.fingerprint, entry.weights, entry.first_step),
         *(entry.next_epoch, entry.lineage),
         assignment=None if in_force is None else in_force.assignment,
@@ -294,13 +294,13 @@ def _to_json(entry: JournalEntry) -> dict[str, Any]:
     return write_form(job)
 
 
-def _entry(job: _Job, reported: bytes | None) -> JournalEntry:
+def _entry(job: _JobFile, reported: bytes | None) -> JournalEntry:
     """Raises ProtocolError, or OptionError of what is no plan, or a newer version's."""
     in_force = None
     if (job.assignment is None) is not (job.plan is None):
         raise ProtocolError("a plan in force is an assignment and a plan")
     if job.assignment is not None and job.plan is not None:
-        in_force = InForce(job.assignment, job.plan)
+        in_force = PlanInForce(job.assignment, job.plan)
         Plan.from_json(job.plan, "the plan in force", batch_size=job.assignment.batch_size)
     return JournalEntry(
         *(job.job, job.fingerprint, job.weights, job.first_step, _read_reported(reported)),
@@ -309,15 +309,15 @@ def _entry(job: _Job, reported: bytes | None) -> JournalEntry:
     )
 
 
-def _reported_bytes(reported: Reported) -> bytes:
+def _reported_bytes(reported: ReportedProgress) -> bytes:
     numbers = struct.pack("<qq", reported.step, reported.evaluated)
     return numbers + struct.pack("<Q", zlib.crc32(numbers))
 
 
-def _read_reported(content: bytes | None) -> Reported:
+def _read_reported(content: bytes | None) -> ReportedProgress:
     if content is None or len(content) != _REPORTED.size:
         raise ProtocolError("what people were told was not written down whole")
     step, evaluated, check = _REPORTED.unpack(content)
     if check != zlib.crc32(content[:16]):
         raise ProtocolError("what people were told was not written down whole")
-    return Reported(step, evaluated)
+    return ReportedProgress(step, evaluated)

@@ -17,12 +17,12 @@ from __future__ import annotations
 import torch
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.holder.input.dataset import Samples
+from p2ptrain.holder.input.dataset import CheckedDataset
 from p2ptrain.holder.start.model_limits import Across
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import AUTO, Job, MicroBatch
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.stage.failures import OPERATORS_RAISE, first_line, unit_of
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, first_line
 from p2ptrain.model.stage.program import Program
 from p2ptrain.model.stage.stage import NO_SEED
 
@@ -44,12 +44,12 @@ def settled(asked: MicroBatch, batch_size: int, across: Across) -> tuple[int | N
         if across.sum_of and not whole:
             raise CaptureError(_sum_in_parts(size, batch_size))
         if whole:
-            told = (
+            reason = (
                 f"{across.samples}: micro_batch is the whole mini-batch of {batch_size}. Set "
                 'micro_batch for parts of it, or "auto" for parts as the plan likes, which train '
                 "something else"
             )
-            return batch_size, told if asked is None else ""
+            return batch_size, reason if asked is None else ""
         parts = "parts as the plan likes" if size is None else f"parts of {size}"
         return size, (
             f"{across.samples}: the mini-batch of {batch_size} is computed in {parts}, which "
@@ -83,7 +83,9 @@ def _times(size: int, batch_size: int) -> str:
     return f"{batch_size / size:g} times too small"
 
 
-def least_piece(job: Job, captured: Captured, samples: Samples, how: Asynchrony | None) -> int:
+def min_micro_batch(
+    job: Job, captured: Captured, samples: CheckedDataset, how: Asynchrony | None
+) -> int:
     """The fewest samples that a micro-batch of the job may have.
 
     Args:
@@ -111,7 +113,7 @@ def least_piece(job: Job, captured: Captured, samples: Samples, how: Asynchrony 
     )
 
 
-def check_evaluation_sizes(captured: Captured, evaluation: Samples | None) -> None:
+def check_evaluation_sizes(captured: Captured, evaluation: CheckedDataset | None) -> None:
     """Raises CaptureError: `evaluation` has fewer samples than the model is known for."""
     known = captured.evaluates.known
     if evaluation is not None and len(evaluation) < known:
@@ -121,7 +123,7 @@ def check_evaluation_sizes(captured: Captured, evaluation: Samples | None) -> No
         )
 
 
-def why_only_rounds(job: Job, least: int, how: Asynchrony) -> str:
+def why_synchronous_only(job: Job, least: int, how: Asynchrony) -> str:
     """Why a job that may train without a barrier cannot: its pieces would be too small; else ""."""
     size = _smallest(job, how)
     if size >= least:
@@ -137,7 +139,7 @@ def _smallest(job: Job, how: Asynchrony | None) -> int:
     return job.batch_size % size or size
 
 
-def _failure(captured: Captured, samples: Samples, size: int) -> str | None:
+def _failure(captured: Captured, samples: CheckedDataset, size: int) -> str | None:
     """Why the first `size` samples do not go through the graph and back; None where they do."""
     inputs, targets = samples.collate(list(range(size)), "example")
     description, state = captured.description, captured.state()
@@ -148,7 +150,7 @@ def _failure(captured: Captured, samples: Samples, size: int) -> str | None:
     try:
         torch.autograd.backward(program.run(*leaves, NO_SEED)[0])
     except OPERATORS_RAISE as error:
-        unit = unit_of(error)
+        unit = failing_unit(error)
         return f"{'' if unit is None else f'layer {unit}: '}{first_line(error)}"
     if size < captured.trains.known:
         return f"it may do something else with fewer than {captured.trains.known}"

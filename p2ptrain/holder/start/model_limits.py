@@ -17,9 +17,9 @@ from torch import Tensor
 from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import Job
-from p2ptrain.job.rounds import Mode
+from p2ptrain.job.rounds import RoundMode
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.messages.plan_request import _TEXT_LIMIT, Sharing
+from p2ptrain.messages.plan_request import SHARING_TEXT_LIMIT, SharingLimits
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.sample_independence.division_effects import (
     LEAVES_OUT,
@@ -29,7 +29,7 @@ from p2ptrain.model.sample_independence.division_effects import (
 )
 from p2ptrain.model.sample_independence.division_probe import SAMPLES, Mixing, first_mixing_unit
 from p2ptrain.model.sample_independence.masked_losses import DEFAULT_IGNORED
-from p2ptrain.model.stage.failures import OPERATORS_RAISE, first_line, unit_of
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, first_line
 from p2ptrain.model.stage.mutated_state import written_names
 from p2ptrain.model.stage.running_statistics import shareable
 from p2ptrain.plan.types.weight_versions import Weights
@@ -68,7 +68,7 @@ def check_asynchronous(job: Job, description: ModelDescription, options: TrainOp
         )
 
 
-def unshared(how: Asynchrony, description: ModelDescription) -> str:
+def why_unshared(how: Asynchrony, description: ModelDescription) -> str:
     """Why every stage needs a device of its own; "" where devices may take mini-batches in turn."""
     if not how.may_share:
         return f"asynchronous training with {_NAMES[how.weights]} has one device for each part"
@@ -96,12 +96,12 @@ def private_units(description: ModelDescription) -> tuple[int, int]:
     (all, 0) where they meet.
     """
     count = len(description.units)
-    first = max((_last_raw_boundary(description, mode) for mode in Mode), default=0) + 1
-    last = count - min(_first_target_unit(description, mode) for mode in Mode)
+    first = max((_last_raw_boundary(description, mode) for mode in RoundMode), default=0) + 1
+    last = count - min(_first_target_unit(description, mode) for mode in RoundMode)
     return (first, last) if first + last < count else (count, 0)
 
 
-def _last_raw_boundary(description: ModelDescription, mode: Mode) -> int:
+def _last_raw_boundary(description: ModelDescription, mode: RoundMode) -> int:
     """The last cut that a raw input crosses; 0, before the first unit, is always one."""
     raw = {value.name for value in description.crossing(0, mode.value)}
     crossed = [
@@ -112,7 +112,7 @@ def _last_raw_boundary(description: ModelDescription, mode: Mode) -> int:
     return max(crossed, default=0)
 
 
-def _first_target_unit(description: ModelDescription, mode: Mode) -> int:
+def _first_target_unit(description: ModelDescription, mode: RoundMode) -> int:
     users = [
         unit
         for unit in range(len(description.units))
@@ -125,10 +125,10 @@ SEEN = 16
 """Samples of the data that are looked at for targets that a loss leaves out."""
 
 
-def sharing_of(description: ModelDescription) -> Sharing:
+def read_sharing(description: ModelDescription) -> SharingLimits:
     """Read from the model's graph."""
-    return Sharing(
-        unshared=(shareable(description, 0, len(description.units)) or "")[:_TEXT_LIMIT],
+    return SharingLimits(
+        unshared=(shareable(description, 0, len(description.units)) or "")[:SHARING_TEXT_LIMIT],
         divisible=not indivisible_boundaries(description),
         effects=division_effects(description),
     )
@@ -199,7 +199,7 @@ def _first_mixing(
     try:
         return first_mixing_unit(description, state, inputs, targets)
     except OPERATORS_RAISE as error:
-        unit = unit_of(error)
+        unit = failing_unit(error)
         if unit is None:
             raise
         why = first_line(error).rstrip(".")

@@ -13,31 +13,31 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import CaptureError, OptionError, ScriptError, UserError
-from p2ptrain.holder.input.dataset import Samples
+from p2ptrain.holder.input.dataset import CheckedDataset
 from p2ptrain.holder.input.metrics import check_evaluation, tried_metrics
 from p2ptrain.holder.input.sample_order import SampleOrder
 from p2ptrain.holder.start.first_batch import explained
 from p2ptrain.holder.start.micro_batch import (
     check_evaluation_sizes,
-    least_piece,
+    min_micro_batch,
     settled,
-    why_only_rounds,
+    why_synchronous_only,
 )
 from p2ptrain.holder.start.model_limits import (
     SEEN,
     Across,
     check_asynchronous,
     looks_across,
-    sharing_of,
+    read_sharing,
 )
 from p2ptrain.job.job import Job, check_fits
-from p2ptrain.job.rounds import Mode
+from p2ptrain.job.rounds import RoundMode
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger, timed
-from p2ptrain.messages.plan_request import Sharing
+from p2ptrain.messages.plan_request import SharingLimits
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.capture.rehearsal import Effort, rehearse
+from p2ptrain.model.capture.rehearsal import RehearsalEffort, rehearse
 from p2ptrain.model.capture.stale_globals import Outdated
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.sample_independence.masked_losses import DefaultIgnored
@@ -47,15 +47,15 @@ from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.runtime.tiled.tile_layout import tileable
 from p2ptrain.state import checkpoint_files as checkpoint
-from p2ptrain.state.checkpoint_files import Checkpoint, Progress
-from p2ptrain.state.snapshot_store import laid_out, of_units
+from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress
+from p2ptrain.state.snapshot_store import as_laid_out, tensors_of_units
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
 from p2ptrain.tiling.planning.make_plan import NAMES
 
 log = get_logger(__name__)
 
-REHEARSED = Effort()
+REHEARSED = RehearsalEffort()
 """Batches on which the captured model is compared with the user's own."""
 
 _REHEARSAL_FLOPS = 1e9
@@ -68,7 +68,7 @@ _REHEARSAL_COPIES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedJob:
     """A job, captured and checked.
 
     Attributes:
@@ -89,11 +89,11 @@ class Prepared:
 
     job: Job
     captured: Captured
-    samples: Samples
-    evaluation: Samples | None
+    samples: CheckedDataset
+    evaluation: CheckedDataset | None
     order: SampleOrder
     least_piece: int
-    sharing: Sharing
+    sharing: SharingLimits
     input_bytes: int
     target_bytes: int
     state: Mapping[str, Tensor]
@@ -107,9 +107,9 @@ class Prepared:
     changes: tuple[str, ...] = ()
     over_all: frozenset[str] = frozenset()
 
-    def progress(self, step: int) -> Progress:
+    def progress(self, step: int) -> CheckpointProgress:
         """What a checkpoint of update `step` says of the job."""
-        return Progress(
+        return CheckpointProgress(
             step=step,
             digest=_weights_digest(self.captured.description),
             samples=len(self.samples),
@@ -120,10 +120,10 @@ class Prepared:
 
     def slice_state(self, first: int, end: int) -> dict[str, Tensor]:
         """The initial tensors that units [first, end) need."""
-        return of_units(self.captured.description, self.state, first, end)
+        return tensors_of_units(self.captured.description, self.state, first, end)
 
 
-def prepare(job: Job, options: TrainOptions) -> Prepared:
+def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     """Read the first samples, export the model, and read the checkpoint to go on from.
 
     Runs the user's code and torch.export, for seconds: call it off the event loop.
@@ -140,12 +140,12 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     if options.checkpoint is not None:
         checkpoint.check_folder(options.checkpoint)
     job.lr_factor(0)
-    samples = Samples(job.data, lock=randomness_lock)
+    samples = CheckedDataset(job.data, lock=randomness_lock)
     check_fits(len(samples), job.batch_size)
     order = SampleOrder(len(samples), job.batch_size, job.seed)
     evaluation = None
     if job.eval_data is not None:
-        evaluation = Samples(job.eval_data, "eval_data", lock=randomness_lock)
+        evaluation = CheckedDataset(job.eval_data, "eval_data", lock=randomness_lock)
         evaluation.check_like(samples)
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
@@ -173,16 +173,16 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
     micro_batch, changed = settled(job.micro_batch, job.batch_size, across)
     job = replace(job, micro_batch=micro_batch)
     how = options.asynchrony
-    least = least_piece(job, captured, samples, None if options.chooses_mode else how)
+    least = min_micro_batch(job, captured, samples, None if options.chooses_mode else how)
     if how is not None and options.chooses_mode and not only_rounds:
-        only_rounds = why_only_rounds(job, least, how)
+        only_rounds = why_synchronous_only(job, least, how)
     steps = job.total_steps(options.steps, samples=len(samples))
     sharing = _sharing(captured, across)
     with timed(log, "rehearsed"):
         changes = _compared(job, captured, samples, order, least)
     if changed:
         changes = (changed, *changes)
-    prepared = Prepared(
+    prepared = PreparedJob(
         job=job,
         captured=captured,
         samples=samples,
@@ -205,7 +205,7 @@ def prepare(job: Job, options: TrainOptions) -> Prepared:
 
 
 @contextmanager
-def _explained(job: Job, samples: Samples, order: SampleOrder) -> Iterator[None]:
+def _explained(job: Job, samples: CheckedDataset, order: SampleOrder) -> Iterator[None]:
     """What fails here is said in plain torch's words where the module itself fails too."""
     try:
         yield
@@ -219,7 +219,7 @@ def _explained(job: Job, samples: Samples, order: SampleOrder) -> Iterator[None]
         raise explained(job.model, job.loss, batches, error) from error
 
 
-def _seen(samples: Samples) -> list[int]:
+def _seen(samples: CheckedDataset) -> list[int]:
     return [k * len(samples) // SEEN for k in range(SEEN)]
 
 
@@ -258,7 +258,7 @@ def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
 
 
 def _compared(
-    job: Job, captured: Captured, samples: Samples, order: SampleOrder, least: int
+    job: Job, captured: Captured, samples: CheckedDataset, order: SampleOrder, least: int
 ) -> tuple[str, ...]:
     """Whether the captured model computes what the user's module does, on the first batches.
 
@@ -298,7 +298,7 @@ def _not_compared() -> tuple[str, ...]:
     )
 
 
-def _rehearsed_samples(job: Job, captured: Captured, samples: Samples, least: int) -> int:
+def _rehearsed_samples(job: Job, captured: Captured, samples: CheckedDataset, least: int) -> int:
     """Of one batch."""
     flops = sum(unit.flops for unit in captured.description.units) + 1
     begun = monotonic()
@@ -309,10 +309,10 @@ def _rehearsed_samples(job: Job, captured: Captured, samples: Samples, least: in
 
 
 def _seed(order: SampleOrder, step: int) -> str:
-    return f"{order.seed} {Mode.TRAIN} {step}"
+    return f"{order.seed} {RoundMode.TRAIN} {step}"
 
 
-def _across(captured: Captured, samples: Samples) -> Across:
+def _across(captured: Captured, samples: CheckedDataset) -> Across:
     description = captured.description
     inputs, targets = samples.collate(_seen(samples), "example")
     batch = captured.entering(inputs, "train"), captured.flatten_target(targets)
@@ -327,8 +327,8 @@ def _across(captured: Captured, samples: Samples) -> Across:
     return looks_across(description, captured.state(), batch, ignored, least)
 
 
-def _sharing(captured: Captured, across: Across) -> Sharing:
-    sharing = sharing_of(captured.description)
+def _sharing(captured: Captured, across: Across) -> SharingLimits:
+    sharing = read_sharing(captured.description)
     if captured.trains.least > 1:  # a part might get fewer
         return replace(sharing, divisible=False)
     if sharing.unshared or sharing.effects or not sharing.divisible or not across.samples:
@@ -336,7 +336,7 @@ def _sharing(captured: Captured, across: Across) -> Sharing:
     return replace(sharing, effects=(across.samples,))
 
 
-def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
+def _resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:
     assert options.resume is not None
     damages: list[str] = []
     found = checkpoint.load(options.resume, damages.append)
@@ -351,7 +351,7 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
     slots = {
         f"optimizer:{name}": tensor for name, tensor in _slots(prepared, found, options).items()
     }
-    read = {name: laid_out(prepared.state, name, t) for name, t in {**model, **slots}.items()}
+    read = {name: as_laid_out(prepared.state, name, t) for name, t in {**model, **slots}.items()}
     state = {**prepared.state, **read}
     if found.progress.step > prepared.steps:
         raise OptionError(
@@ -366,7 +366,7 @@ def _resumed(prepared: Prepared, options: TrainOptions) -> Prepared:
     )
 
 
-def _slots(prepared: Prepared, found: Checkpoint, options: TrainOptions) -> dict[str, Tensor]:
+def _slots(prepared: PreparedJob, found: Checkpoint, options: TrainOptions) -> dict[str, Tensor]:
     """What the checkpoint has of the optimizer's, of the parameters that are trained now.
 
     Raises:

@@ -30,7 +30,7 @@ _PORTS = range(1, 65536)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DiscoveredDevice:
     """A device that may be reachable.
 
     Attributes:
@@ -56,7 +56,7 @@ def may_be_ours(name: str) -> bool:
 
 def parse(
     name: str, properties: Mapping[bytes, bytes | None], ips: list[str], port: int | None
-) -> Candidate | None:
+) -> DiscoveredDevice | None:
     """A service's record as a candidate, or None where it cannot be one of us."""
     device_id = (properties.get(b"id") or b"").decode("ascii", "replace")
     if not _ID.fullmatch(device_id) or name != service_name(device_id):
@@ -65,28 +65,28 @@ def parse(
         return None
     version = (properties.get(b"v") or b"").decode("ascii", "replace")
     number = int(version) if version.isascii() and version.isdigit() and len(version) < 6 else 0
-    return Candidate(device_id, tuple((ip, port) for ip in ips[:ADDRESSES_LIMIT]), number)
+    return DiscoveredDevice(device_id, tuple((ip, port) for ip in ips[:ADDRESSES_LIMIT]), number)
 
 
-class CandidateTable:
+class DiscoveredDevices:
     """The latest candidate of each device, at most CANDIDATES_LIMIT of them."""
 
     def __init__(self, is_trusted: Callable[[str], bool]) -> None:
         self._is_trusted = is_trusted
-        self._candidates: OrderedDict[str, Candidate] = OrderedDict()
+        self._candidates: OrderedDict[str, DiscoveredDevice] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._candidates)
 
-    def get(self, device_id: str) -> Candidate | None:
+    def get(self, device_id: str) -> DiscoveredDevice | None:
         """What was last heard of that device."""
         return self._candidates.get(device_id)
 
-    def values(self) -> list[Candidate]:
+    def values(self) -> list[DiscoveredDevice]:
         """All candidates, the oldest first."""
         return list(self._candidates.values())
 
-    def put(self, candidate: Candidate) -> bool:
+    def put(self, candidate: DiscoveredDevice) -> bool:
         """Keep the candidate; False where the table is full of trusted devices."""
         self._candidates.pop(candidate.id, None)
         if len(self._candidates) >= CANDIDATES_LIMIT and not self._make_room():

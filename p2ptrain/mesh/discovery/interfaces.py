@@ -37,7 +37,7 @@ _VIRTUAL_PREFIXES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class InterfaceAddress:
     """One address of an interface that is up; an IPv6 one of one link has its scope behind a %."""
 
     interface: str
@@ -54,11 +54,11 @@ class Address:
         return self.interface.lower().startswith(_VIRTUAL_PREFIXES)
 
 
-def machine_addresses() -> list[Address]:
+def machine_addresses() -> list[InterfaceAddress]:
     """The addresses of all interfaces that are up and can be used now; IPv4 first."""
     statistics = interface_statistics()
     found = [
-        Address(interface, entry.address)
+        InterfaceAddress(interface, entry.address)
         for interface, entries in psutil.net_if_addrs().items()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6) and _is_up(interface, statistics)
@@ -77,7 +77,7 @@ def interface_statistics() -> Mapping[str, Any]:
         return {}
 
 
-def choose(wanted: Sequence[str], available: Sequence[Address]) -> list[str]:
+def choose(wanted: Sequence[str], available: Sequence[InterfaceAddress]) -> list[str]:
     """The IPs to listen, advertise and look on.
 
     Args:
@@ -122,7 +122,7 @@ def _rank(ip: str) -> int:
     return is_ipv6(ip) + (is_ipv6(ip) and ipaddress.ip_address(ip).is_link_local)
 
 
-def _named(name: str, available: Sequence[Address]) -> list[str]:
+def _named(name: str, available: Sequence[InterfaceAddress]) -> list[str]:
     found = [a.ip for a in available if name in (a.interface, a.ip, without_scope(a.ip))]
     if not found:
         there = ", ".join(f"{a.interface} ({a.ip})" for a in available) or "none"
@@ -135,7 +135,7 @@ def _is_up(interface: str, statistics: Mapping[str, Any]) -> bool:
     return interface not in statistics or bool(statistics[interface].isup)
 
 
-def _is_usable(address: Address) -> bool:
+def _is_usable(address: InterfaceAddress) -> bool:
     """An IPv6 address cannot be used for a second or two after it came (RFC 4862, 5.4)."""
     if not is_ipv6(address.ip):
         return True

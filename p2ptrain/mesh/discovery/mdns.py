@@ -24,7 +24,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovery.candidates import (
     INSTANCE_DIGITS,
     SERVICE,
-    Candidate,
+    DiscoveredDevice,
     may_be_ours,
     parse,
     service_name,
@@ -46,7 +46,9 @@ RESOLVE_SECONDS = 3.0
 class Discovery(Protocol):
     """What the mesh needs of any way of discovery."""
 
-    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
+    async def start(
+        self, device_id: str, port: int, on_found: Callable[[DiscoveredDevice], None]
+    ) -> None:
         """Announce this device, `device_id`, at `port`; report whoever announces a change.
 
         This device's own announcement may come back too: a copy of its identity looks the same.
@@ -59,7 +61,9 @@ class Discovery(Protocol):
 class NoDiscovery:
     """For networks and tests where devices are told each other's addresses."""
 
-    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
+    async def start(
+        self, device_id: str, port: int, on_found: Callable[[DiscoveredDevice], None]
+    ) -> None:
         """Nothing to announce."""
 
     async def close(self) -> None:
@@ -93,9 +97,11 @@ class MdnsDiscovery:
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._announcing: asyncio.Future[None] | None = None
-        self._on_found: Callable[[Candidate], None] = lambda _candidate: None
+        self._on_found: Callable[[DiscoveredDevice], None] = lambda _candidate: None
 
-    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
+    async def start(
+        self, device_id: str, port: int, on_found: Callable[[DiscoveredDevice], None]
+    ) -> None:
         self._on_found = on_found
         self._zeroconf = listen_on(self._ips)
         # Uniqueness needs no probing (0.75 s): the name is a hash of this device's key.

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from p2ptrain.errors import OptionError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.candidates import Candidate
-from p2ptrain.mesh.discovery.interfaces import Address, choose, dialable, machine_addresses
+from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
+from p2ptrain.mesh.discovery.interfaces import InterfaceAddress, choose, dialable, machine_addresses
 from p2ptrain.mesh.discovery.mdns import Discovery, MdnsDiscovery, NoDiscovery
 
 log = get_logger(__name__)
@@ -25,7 +25,7 @@ LOOK_SECONDS = 3.0
 """Reading the addresses takes about a millisecond. Longer: found later on a new network."""
 
 
-class OwnAddresses:
+class LocalAddresses:
     """Where this device can be reached.
 
     Attributes:
@@ -33,7 +33,7 @@ class OwnAddresses:
     """
 
     def __init__(
-        self, wanted: Sequence[str], read: Callable[[], list[Address]] = machine_addresses
+        self, wanted: Sequence[str], read: Callable[[], list[InterfaceAddress]] = machine_addresses
     ) -> None:
         """`wanted`: `--interface` values. Raises OptionError where one of them is not there."""
         self._wanted = wanted
@@ -81,7 +81,7 @@ class RoamingDiscovery:
 
     def __init__(
         self,
-        own: OwnAddresses,
+        own: LocalAddresses,
         make: Callable[[Sequence[str]], Discovery],
         warn: Callable[[str], None],
         look_seconds: float = LOOK_SECONDS,
@@ -94,7 +94,9 @@ class RoamingDiscovery:
         self._begun_on: Sequence[str] = ()
         self._watching: asyncio.Task[None] | None = None
 
-    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
+    async def start(
+        self, device_id: str, port: int, on_found: Callable[[DiscoveredDevice], None]
+    ) -> None:
         """See `Discovery`. Without any network it waits for one."""
         await self._begin(device_id, port, on_found)
         watch = self._watch(device_id, port, on_found)
@@ -108,7 +110,7 @@ class RoamingDiscovery:
         await self._inner.close()
 
     async def _watch(
-        self, device_id: str, port: int, on_found: Callable[[Candidate], None]
+        self, device_id: str, port: int, on_found: Callable[[DiscoveredDevice], None]
     ) -> None:
         while True:
             await asyncio.sleep(self._look_seconds)  # the period of looking
@@ -120,7 +122,7 @@ class RoamingDiscovery:
                 await self._begin(device_id, port, on_found)
 
     async def _begin(
-        self, device_id: str, port: int, on_found: Callable[[Candidate], None]
+        self, device_id: str, port: int, on_found: Callable[[DiscoveredDevice], None]
     ) -> None:
         ips = self._begun_on = self._own.ips
         if not ips:
@@ -145,14 +147,14 @@ def _is_loopback(ip: str) -> bool:
 
 
 def over_mdns(
-    own: OwnAddresses, trusted_ids: Callable[[], Iterable[str]], warn: Callable[[str], None]
+    own: LocalAddresses, trusted_ids: Callable[[], Iterable[str]], warn: Callable[[str], None]
 ) -> RoamingDiscovery:
     """Discovery by multicast DNS wherever this machine's addresses lead."""
     return RoamingDiscovery(own, lambda ips: MdnsDiscovery(ips, trusted_ids), warn)
 
 
-async def follow(
-    own: OwnAddresses,
+async def follow_addresses(
+    own: LocalAddresses,
     move: Callable[[Sequence[str]], None],
     warn: Callable[[str], None],
     look_seconds: float = LOOK_SECONDS,

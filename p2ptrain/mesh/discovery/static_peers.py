@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from p2ptrain.errors import LinkClosed
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.transport.sockets import host
 
 
-async def resolve(peer: Address) -> list[Address]:
+async def resolve_peer(peer: Address) -> list[Address]:
     """The addresses of a host name or IP; IPv4 first.
 
     Raises:
@@ -37,7 +37,7 @@ LOOK_SECONDS = 10.0
 """As long as the longest pause between two dials of a device. Longer: found later."""
 
 
-class GivenPeers:
+class StaticPeers:
     """Looks up `peers` for as long as `run` runs.
 
     Args:
@@ -51,9 +51,9 @@ class GivenPeers:
         peers: Sequence[Address],
         found: Callable[[Sequence[Address]], None],
         is_needed: Callable[[], bool],
-        notices: Notices,
+        notices: WarnOnce,
         look_seconds: float = LOOK_SECONDS,
-        resolve: Callable[[Address], Awaitable[list[Address]]] = resolve,
+        resolve: Callable[[Address], Awaitable[list[Address]]] = resolve_peer,
     ) -> None:
         self._peers = peers
         self._found = found

@@ -31,7 +31,7 @@ class CoordinatorClaim:
         return self.support < 2
 
 
-class Verdict(Enum):
+class ClaimVerdict(Enum):
     """What whoever holds to one claim does on hearing another."""
 
     FOLLOW = auto()
@@ -44,15 +44,15 @@ class Verdict(Enum):
     """Give up ours; theirs will come back with a higher term."""
 
 
-def judge(ours: CoordinatorClaim, theirs: CoordinatorClaim) -> tuple[Verdict, str]:
+def judge(ours: CoordinatorClaim, theirs: CoordinatorClaim) -> tuple[ClaimVerdict, str]:
     """What to do, and why. Both sides judge, and come to matching verdicts."""
     they_win, reason = _preferred(ours, theirs)
     fenced = not (ours.term == theirs.term and not ours.is_lone and not theirs.is_lone)
     if they_win:
         can_follow = theirs.term >= ours.term and fenced
-        return (Verdict.FOLLOW if can_follow else Verdict.YIELD), reason
+        return (ClaimVerdict.FOLLOW if can_follow else ClaimVerdict.YIELD), reason
     can_stay = ours.term >= theirs.term and fenced
-    return (Verdict.STAY if can_stay else Verdict.RAISE), reason
+    return (ClaimVerdict.STAY if can_stay else ClaimVerdict.RAISE), reason
 
 
 def _preferred(ours: CoordinatorClaim, theirs: CoordinatorClaim) -> tuple[bool, str]:

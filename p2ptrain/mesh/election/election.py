@@ -31,7 +31,7 @@ from random import Random
 
 from p2ptrain.errors import InternalError
 from p2ptrain.mesh.conduct import Offence
-from p2ptrain.mesh.election.claims import CoordinatorClaim, Verdict, judge
+from p2ptrain.mesh.election.claims import ClaimVerdict, CoordinatorClaim, judge
 from p2ptrain.mesh.election.election_config import ElectionConfig
 from p2ptrain.mesh.election.election_wire import (
     SUPPORT_LIMIT,
@@ -432,15 +432,15 @@ class Election:
     def _on_rival(self, ours: CoordinatorClaim, theirs: CoordinatorClaim) -> None:
         verdict, reason = judge(ours, theirs)
         match verdict:
-            case Verdict.FOLLOW if theirs.term >= self._terms.own:
+            case ClaimVerdict.FOLLOW if theirs.term >= self._terms.own:
                 self._follow_or_refuse(theirs, reason)
-            case Verdict.FOLLOW | Verdict.YIELD:
+            case ClaimVerdict.FOLLOW | ClaimVerdict.YIELD:
                 self._lose(reason)
                 self._send_stale(theirs.id)
-            case Verdict.RAISE if self._coordinates:
+            case ClaimVerdict.RAISE if self._coordinates:
                 self._raise_term()
                 self._answer_by_announcing(theirs.id)
-            case Verdict.STAY if self._coordinates:
+            case ClaimVerdict.STAY if self._coordinates:
                 self._answer_by_announcing(theirs.id)
             case _:
                 self._send_stale(theirs.id)

@@ -37,7 +37,7 @@ class Terms:
         self._config = config
         self._room = float(config.term_jump)
         self._filled_at: float | None = None
-        self._told: dict[str, int] = {}  # peer -> its own term, as it said last
+        self._reported: dict[str, int] = {}  # peer -> its own term, as it said last
 
     @property
     def next(self) -> int:
@@ -57,24 +57,24 @@ class Terms:
 
     def hear(self, peer: str, term: int, now: float) -> None:
         """`peer` gave `term` as its own: a hint for candidates where it can be, no more."""
-        self._told[peer] = term
+        self._reported[peer] = term
         if not self.is_absurd(term, now):
             self.hint = max(self.hint, term)
 
     def forget_others_than(self, alive: Collection[str]) -> None:
         """Only those count that are there."""
-        for peer in self._told.keys() - set(alive):
-            del self._told[peer]
+        for peer in self._reported.keys() - set(alive):
+            del self._reported[peer]
 
     def household(self, others: Collection[str]) -> int | None:
         """The term that this device must come to because its own is absurd; None: it is not."""
-        told = sorted(self._told[peer] for peer in others if peer in self._told)
+        reported = sorted(self._reported[peer] for peer in others if peer in self._reported)
         jump = self._config.term_jump
         below_needed, above_needed = len(others) // 2 + 1, (len(others) + 1) // 2 + 1
-        if len(told) >= below_needed and told[below_needed - 1] + jump < self.own:
-            return told[below_needed - 1]
-        if len(told) >= above_needed and told[-above_needed] > self.own + jump:
-            return told[-above_needed]
+        if len(reported) >= below_needed and reported[below_needed - 1] + jump < self.own:
+            return reported[below_needed - 1]
+        if len(reported) >= above_needed and reported[-above_needed] > self.own + jump:
+            return reported[-above_needed]
         return None
 
     def come_to(self, term: int) -> None:

@@ -22,7 +22,7 @@ from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovery.addresses import Address, is_usable
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.fields import NAME_LIMIT_CHARACTERS, checked_name, peer_name
 from p2ptrain.net.forms import Range
 from p2ptrain.net.read_form import read_form
@@ -36,7 +36,7 @@ ADDRESSES_FILE = "addresses.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class _DeviceFields:
     name: str = ""
     asked_name: str = ""
     term: Annotated[int, Range(0)] = 0
@@ -47,7 +47,7 @@ class _Hints:
     devices: Mapping[str, tuple[Address, ...]]
 
 
-class DeviceFile:
+class DeviceRecord:
     """Name and election term of this device, and the addresses at which others proved themselves.
 
     Attributes:
@@ -69,7 +69,7 @@ class DeviceFile:
             UserError: a file is broken.
         """
         self._folder = folder
-        known = folder.read_form(DEVICE_FILE, _Device) or _Device()
+        known = folder.read_form(DEVICE_FILE, _DeviceFields) or _DeviceFields()
         self.term = known.term
         self.asked_name = checked_name(asked_name or known.asked_name or fallback)
         self.name = known.name if known.asked_name == self.asked_name else self.asked_name
@@ -115,7 +115,7 @@ class DeviceFile:
 
     def _save(self) -> None:
         self._is_saved = False
-        device = _Device(self.name, self.asked_name, self.term)
+        device = _DeviceFields(self.name, self.asked_name, self.term)
         self._folder.write_json(DEVICE_FILE, write_form(device))
         self._is_saved = True
 
@@ -131,7 +131,7 @@ class DiskWriter:
     def __init__(
         self,
         tasks: TaskScope,
-        notices: Notices,
+        notices: WarnOnce,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._tasks = tasks
@@ -172,7 +172,7 @@ class DiskWriter:
                 self._notices.warn(f"{error}: {loss}")
 
 
-_SAYS_NOTHING = frozenset({"localhost", "unnamed", ""})
+_MEANINGLESS_NAMES = frozenset({"localhost", "unnamed", ""})
 
 
 def default_name(device_id: str) -> str:
@@ -184,4 +184,4 @@ def name_of_host(host_name: str) -> str | None:
     """`host_name` as a device's name, or None where it tells nobody which device this is."""
     first = host_name.partition(".")[0]
     name = peer_name(first)[:NAME_LIMIT_CHARACTERS].strip(" .")
-    return None if name.lower() in _SAYS_NOTHING else name
+    return None if name.lower() in _MEANINGLESS_NAMES else name

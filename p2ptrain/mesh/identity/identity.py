@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from p2ptrain.files import Damaged, is_sealed, seal_lines
+from p2ptrain.files import SealBroken, is_sealed, seal_lines
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.net.transport.tls import can_be_pinned
 
@@ -104,7 +104,7 @@ def load_or_create(folder: StateFolder) -> Identity:
         folder.write(IDENTITY_FILE, content)
     try:
         sealed = is_sealed(content)
-    except Damaged as error:
+    except SealBroken as error:
         raise BrokenFile(file, str(error)) from error
     identity = _parse(content, file)
     if not sealed:  # of an older version

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import psutil
 
 from p2ptrain.errors import OptionError, ProtocolError, UserError
-from p2ptrain.files import Damaged, open_json, replace_file, seal_json
+from p2ptrain.files import SealBroken, open_json, replace_file, seal_json
 from p2ptrain.net.read_form import read_form
 
 _PRIVATE_FOLDER = 0o700
@@ -101,7 +101,7 @@ class StateFolder:
             return None
         try:
             return open_json(content)
-        except Damaged as error:
+        except SealBroken as error:
             raise BrokenFile(self.path / name, str(error)) from error
 
     def read_form(self, name: str, form: type[T]) -> T | None:

@@ -31,27 +31,27 @@ from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.links.connection_settings import ConnectionTimes, Dial
 from p2ptrain.mesh.links.hello import (
     Hello,
-    Refusal,
+    LinkRefusal,
     mismatch,
     new_token,
     refusal_of,
     refused,
     to_message,
 )
-from p2ptrain.mesh.links.link_probe import PING_KIND, TIMEOUT_SECONDS, all_refuse
+from p2ptrain.mesh.links.link_probe import PING_KIND, TIMEOUT_SECONDS, all_ports_refuse
 from p2ptrain.mesh.links.link_rules import (
-    Action,
-    Decision,
-    Situation,
+    LinkAction,
+    LinkDecision,
+    LinkSituation,
     between_instances,
     judge_incoming,
 )
 from p2ptrain.mesh.links.paths import PathConfig, PathProbe, PathSchedule, better_path
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.mesh.links.router import Router
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.link.link import Link
-from p2ptrain.net.link.stream import Arrival
+from p2ptrain.net.link.stream import StreamArrival
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.transport.dial import Backoff
 
@@ -92,7 +92,7 @@ class Connections:
         self_id: str,
         router: Router,
         guard: Guard,
-        notices: Notices,
+        notices: WarnOnce,
         tasks: TaskScope,
         rng: Random,
         *,
@@ -145,7 +145,7 @@ class Connections:
         """Ids of the devices with a link that is up."""
         return [peer_id for peer_id, peer in self._peers.items() if _is_up(peer)]
 
-    def arrivals(self) -> dict[str, Arrival]:
+    def arrivals(self) -> dict[str, StreamArrival]:
         """What came so far over each link that is up, by the device's id."""
         arrivals = {}
         for peer_id in self._peers:
@@ -225,10 +225,10 @@ class Connections:
         for peer in self._peers.values():
             if peer.task is not None:
                 peer.task.cancel()
-        await asyncio.gather(*(self._say_goodbye(link) for link in tuple(self._all_links)))
+        await asyncio.gather(*(self._send_goodbye(link) for link in tuple(self._all_links)))
         self._executor.shutdown(wait=False)
 
-    async def _say_goodbye(self, link: PeerLink) -> None:
+    async def _send_goodbye(self, link: PeerLink) -> None:
         try:
             async with asyncio.timeout(self._times.goodbye_seconds):
                 await link.flush_post()
@@ -248,7 +248,7 @@ class Connections:
         """
         if self._leaving:
             raise LinkClosed("this device is leaving")
-        if peer_id != self._self_id and not self._guard.is_heard(peer_id):
+        if peer_id != self._self_id and not self._guard.is_listened_to(peer_id):
             raise NotPaired(f"device {peer_id[:16]} is not paired")
         self._make_room(peer_id)
         link = self._new_link(peer_id, None)
@@ -271,7 +271,7 @@ class Connections:
         if patience is not None:
             patience.cancel()
 
-    def said_hello(self, link: PeerLink, hello: Hello) -> None:
+    def hello_received(self, link: PeerLink, hello: Hello) -> None:
         """See `LinkOwner`."""
         self._tasks.spawn(self._welcome(link, hello), "welcome")
 
@@ -306,7 +306,7 @@ class Connections:
 
     async def _welcome(self, link: PeerLink, hello: Hello) -> None:
         if self._leaving:
-            await _send_last(link, refused(Refusal.LEAVING))
+            await _send_last(link, refused(LinkRefusal.LEAVING))
             return
         peer = self._peers.get(link.peer_id)
         own = self._say()
@@ -314,13 +314,13 @@ class Connections:
         if current is not None and peer is not None and peer.current is not None:
             current = replace(current, token=peer.current.token)
         dialling = peer is not None and peer.dialling
-        here = Situation(self._self_id, own, current, dialling)
+        here = LinkSituation(self._self_id, own, current, dialling)
         decision = judge_incoming(link.peer_id, hello, here)
-        if decision.action is Action.ASK_OLD and peer is not None and peer.current is not None:
+        if decision.action is LinkAction.ASK_OLD and peer is not None and peer.current is not None:
             decision = await self._ask_old(peer.current, hello)
         await self._act(link, hello, own, decision)
 
-    async def _ask_old(self, old: PeerLink, hello: Hello) -> Decision:
+    async def _ask_old(self, old: PeerLink, hello: Hello) -> LinkDecision:
         """Whether the process connected so far, at the end of `old`, still answers."""
         before = old.theirs_now()
         try:
@@ -328,25 +328,25 @@ class Connections:
                 ping = Message(PING_KIND)
                 await self._router.call(old.peer_id, ping, TIMEOUT_SECONDS, Priority.CONTROL, None)
         except (Error, TimeoutError):  # a peer's answer may name any error of ours
-            return Decision(Action.ACCEPT, "its earlier process does not answer")
+            return LinkDecision(LinkAction.ACCEPT, "its earlier process does not answer")
         if before is None or self.link(old.peer_id) is not old:
-            return Decision(Action.ACCEPT, "its earlier process is gone")
+            return LinkDecision(LinkAction.ACCEPT, "its earlier process is gone")
         decision = between_instances(old.peer_id, before, hello)
-        if decision.action is Action.ACCEPT:
-            await _send_last(old, refused(Refusal.COPIED, hello))
+        if decision.action is LinkAction.ACCEPT:
+            await _send_last(old, refused(LinkRefusal.COPIED, hello))
         return decision
 
-    async def _act(self, link: PeerLink, hello: Hello, own: Hello, decision: Decision) -> None:
+    async def _act(self, link: PeerLink, hello: Hello, own: Hello, decision: LinkDecision) -> None:
         log.debug("hello", peer=link.peer_id[:16], action=decision.action.name, why=decision.reason)
-        if decision.action is Action.STOP_SELF:
-            await _send_last(link, refused(Refusal.LEAVING))
+        if decision.action is LinkAction.STOP_SELF:
+            await _send_last(link, refused(LinkRefusal.LEAVING))
             self._end_this_process()
             return
-        if decision.refusal is Refusal.VERSION:
+        if decision.refusal is LinkRefusal.VERSION:
             self._notices.mismatch(link.peer_id, mismatch(hello.version, hello.software))
         if decision.refusal is not None or self._leaving:
-            older = self.hello_of(link.peer_id) if decision.refusal is Refusal.COPIED else None
-            await _send_last(link, refused(decision.refusal or Refusal.LEAVING, older))
+            older = self.hello_of(link.peer_id) if decision.refusal is LinkRefusal.COPIED else None
+            await _send_last(link, refused(decision.refusal or LinkRefusal.LEAVING, older))
             return
         peer = self._peers.get(link.peer_id)
         if peer is None:
@@ -495,7 +495,7 @@ class Connections:
             self._notices.mismatch(peer_id, str(error))
         except PeerError as error:
             log.debug("dial_failed", peer=peer_id[:16], why=str(error))
-            if peer.missed and await all_refuse(peer.at) and peer.current is None:
+            if peer.missed and await all_ports_refuse(peer.at) and peer.current is None:
                 self._on_lost(peer_id, True)
 
     async def dial(
@@ -563,11 +563,11 @@ class Connections:
 
     def _refused(self, link: PeerLink, message: Message) -> None:
         said = refusal_of(message)
-        if said.reason is Refusal.COPIED and link.peer_id == self._self_id:
+        if said.reason is LinkRefusal.COPIED and link.peer_id == self._self_id:
             self._end_this_process()  # it has our key: that is proved
-        elif said.reason is Refusal.COPIED:
+        elif said.reason is LinkRefusal.COPIED:
             self._on_copied(link.peer_id, said.elsewhere)
-        if said.reason is Refusal.VERSION:
+        if said.reason is LinkRefusal.VERSION:
             raise VersionMismatch(mismatch(said.version, said.software))
         raise LinkClosed(f"device {link.peer_id[:16]} refused the link: {said.reason.value}")
 

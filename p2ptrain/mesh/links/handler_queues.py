@@ -35,7 +35,7 @@ LaneKey: TypeAlias = tuple[str, str]
 """(peer id, kind)."""
 
 
-class _Lane:
+class _HandlerQueue:
     def __init__(self) -> None:
         self.waiting: deque[Message] = deque()
         self.waiting_bytes = 0  # of their parts
@@ -65,7 +65,7 @@ class _Lane:
         return len(self.waiting) <= LANE_RESUME and self.waiting_bytes < LANE_LIMIT_BYTES
 
 
-class _Headers:
+class _HeaderBudget:
     """Bytes of the headers that wait, by the device that sent them."""
 
     def __init__(self) -> None:
@@ -98,15 +98,15 @@ class _Headers:
         return True
 
 
-class Lanes:
+class HandlerQueues:
     """All lanes of one device."""
 
     def __init__(self, handle: Handle, on_room: Callable[[str], None]) -> None:
         """`handle` must not raise; `on_room(peer id)` is called when a full lane has room."""
         self._handle = handle
         self._on_room = on_room
-        self._lanes: dict[LaneKey, _Lane] = {}
-        self._headers = _Headers()
+        self._lanes: dict[LaneKey, _HandlerQueue] = {}
+        self._headers = _HeaderBudget()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -140,14 +140,14 @@ class Lanes:
             lane.waiting.clear()
             lane.room.set()  # whoever waits for room goes on
 
-    def _open(self, key: LaneKey) -> _Lane:
-        lane = self._lanes[key] = _Lane()
+    def _open(self, key: LaneKey) -> _HandlerQueue:
+        lane = self._lanes[key] = _HandlerQueue()
         task = asyncio.create_task(self._run(key[0], lane), name=f"lane {key[1]}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return lane
 
-    async def _run(self, peer_id: str, lane: _Lane) -> None:
+    async def _run(self, peer_id: str, lane: _HandlerQueue) -> None:
         while True:
             await lane.filled.wait()
             await self._handle(peer_id, self._next(peer_id, lane))
@@ -158,7 +158,7 @@ class Lanes:
             if resumes:
                 self._on_room(peer_id)
 
-    def _next(self, peer_id: str, lane: _Lane) -> Message:
+    def _next(self, peer_id: str, lane: _HandlerQueue) -> Message:
         message = lane.popleft()
         self._headers.remove(peer_id, message)
         return message

@@ -36,7 +36,7 @@ Port: TypeAlias = Annotated[int, Range(1, 65535)]
 _Token: TypeAlias = Annotated[str, Text(16)]
 
 
-class Refusal(StrEnum):
+class LinkRefusal(StrEnum):
     """For which reason a link is not taken."""
 
     VERSION = "version"
@@ -95,7 +95,7 @@ class Refused:
         elsewhere: where the older process of the identity listens (copied).
     """
 
-    reason: Refusal
+    reason: LinkRefusal
     version: Version = PROTOCOL_VERSION
     software: Software = __version__
     elsewhere: Annotated[tuple[Address, ...], Length(ADDRESSES_LIMIT)] = ()
@@ -133,7 +133,7 @@ def from_message(message: Message) -> Hello:
     return replace(hello, addresses=usable)
 
 
-def refused(reason: Refusal, older: Hello | None = None) -> Message:
+def refused(reason: LinkRefusal, older: Hello | None = None) -> Message:
     """What the dialled device answers instead; `older`: of the process that has its identity."""
     elsewhere = () if older is None else tuple((host, older.port) for host in older.addresses)
     return Message(REFUSED_KIND, write_form(Refused(reason, elsewhere=elsewhere)))

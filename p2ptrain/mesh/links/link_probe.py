@@ -42,7 +42,7 @@ CHUNK_BYTES = 256 * 1024
 
 CHUNKS_IN_FLIGHT = 4
 
-MOST_BY_ALL = 1.15
+MAX_BY_ALL = 1.15
 """A line's slope, by the rate of all from the first byte on. Larger believes bursts of
 acknowledgements, smaller counts the way of the first bytes again."""
 
@@ -72,7 +72,7 @@ class ProbeReceiver:
         return Message("mesh.probed")
 
 
-async def measure(mesh: Mesh, peer_id: str, duration_seconds: float) -> LinkSpeed:
+async def measure_link(mesh: Mesh, peer_id: str, duration_seconds: float) -> LinkSpeed:
     """Measure the direction from `mesh`'s device to `peer_id`.
 
     Raises:
@@ -107,7 +107,7 @@ def chunks_per_s(started: float, arrivals: Sequence[float]) -> float:
     by_all = len(arrivals) / max(arrivals[-1] - started, 1e-9)
     if arrivals[-1] == arrivals[0]:
         return by_all
-    return min(linear_regression(arrivals, range(len(arrivals))).slope, MOST_BY_ALL * by_all)
+    return min(linear_regression(arrivals, range(len(arrivals))).slope, MAX_BY_ALL * by_all)
 
 
 async def _round_trip_seconds(mesh: Mesh, peer_id: str) -> float:
@@ -129,7 +129,7 @@ async def _stream(mesh: Mesh, peer_id: str, until: float, arrivals: list[float])
 CONNECT_SECONDS = 1.0
 
 
-async def all_refuse(addresses: Sequence[Address]) -> bool:
+async def all_ports_refuse(addresses: Sequence[Address]) -> bool:
     """Whether each of `addresses` (at least one) refuses connections."""
     if not addresses:
         return False

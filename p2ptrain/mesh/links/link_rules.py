@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from p2ptrain._version import PROTOCOL_VERSION
-from p2ptrain.mesh.links.hello import Hello, Refusal, is_younger
+from p2ptrain.mesh.links.hello import Hello, LinkRefusal, is_younger
 
 
-class Action(Enum):
+class LinkAction(Enum):
     """What to do with an incoming link."""
 
     ACCEPT = auto()
@@ -28,16 +28,16 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class LinkDecision:
     """An action and why."""
 
-    action: Action
+    action: LinkAction
     reason: str
-    refusal: Refusal | None = None
+    refusal: LinkRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class LinkSituation:
     """What this device knows when a hello comes in.
 
     Attributes:
@@ -52,38 +52,38 @@ class Situation:
     dialling: bool
 
 
-def judge_incoming(peer_id: str, theirs: Hello, here: Situation) -> Decision:
+def judge_incoming(peer_id: str, theirs: Hello, here: LinkSituation) -> LinkDecision:
     """What to do with a link on which `theirs` is the first message."""
     if theirs.version != PROTOCOL_VERSION:
-        return _refuse(Refusal.VERSION, f"it speaks protocol version {theirs.version}")
+        return _refuse(LinkRefusal.VERSION, f"it speaks protocol version {theirs.version}")
     if peer_id == here.own_id:
         return _judge_own(theirs, here)
     current = here.current
     if current is None:
         if here.dialling and here.own_id < peer_id:
-            return _refuse(Refusal.CROSSED, "our own dial to it wins")
-        return Decision(Action.ACCEPT, "first link")
+            return _refuse(LinkRefusal.CROSSED, "our own dial to it wins")
+        return LinkDecision(LinkAction.ACCEPT, "first link")
     if current.instance != theirs.instance:
-        return Decision(Action.ASK_OLD, "another process than the one connected")
+        return LinkDecision(LinkAction.ASK_OLD, "another process than the one connected")
     if theirs.last_token == current.token:
-        return Decision(Action.ACCEPT, "the device lost the link we have")
-    return _refuse(Refusal.CROSSED, "a link is up already")
+        return LinkDecision(LinkAction.ACCEPT, "the device lost the link we have")
+    return _refuse(LinkRefusal.CROSSED, "a link is up already")
 
 
-def between_instances(peer_id: str, old: Hello, new: Hello) -> Decision:
+def between_instances(peer_id: str, old: Hello, new: Hello) -> LinkDecision:
     """Two processes with one identity, both alive: the younger one must stop."""
     if is_younger(new, peer_id, old, peer_id):
-        return _refuse(Refusal.COPIED, "an older process with its identity is connected")
-    return Decision(Action.ACCEPT, "it is older than the process connected so far")
+        return _refuse(LinkRefusal.COPIED, "an older process with its identity is connected")
+    return LinkDecision(LinkAction.ACCEPT, "it is older than the process connected so far")
 
 
-def _judge_own(theirs: Hello, here: Situation) -> Decision:
+def _judge_own(theirs: Hello, here: LinkSituation) -> LinkDecision:
     if theirs.instance == here.own.instance:
-        return _refuse(Refusal.OWN, "this device dialled itself")
+        return _refuse(LinkRefusal.OWN, "this device dialled itself")
     if is_younger(theirs, here.own_id, here.own, here.own_id):
-        return _refuse(Refusal.COPIED, "a younger process with our identity")
-    return Decision(Action.STOP_SELF, "an older process with our identity")
+        return _refuse(LinkRefusal.COPIED, "a younger process with our identity")
+    return LinkDecision(LinkAction.STOP_SELF, "an older process with our identity")
 
 
-def _refuse(refusal: Refusal, reason: str) -> Decision:
-    return Decision(Action.REFUSE, reason, refusal)
+def _refuse(refusal: LinkRefusal, reason: str) -> LinkDecision:
+    return LinkDecision(LinkAction.REFUSE, reason, refusal)

@@ -32,7 +32,7 @@ POSTBOX_LIMIT = 512
 class LinkOwner(Protocol):
     """What a link tells: implemented by `Connections`."""
 
-    def said_hello(self, link: PeerLink, hello: Hello) -> None:
+    def hello_received(self, link: PeerLink, hello: Hello) -> None:
         """The first message of a link that was dialled by the peer."""
 
     def answered(self, link: PeerLink, hello: Hello) -> None:
@@ -85,7 +85,7 @@ class PeerLink:
     @property
     def token(self) -> str:
         """The name that the dialling side gave this link."""
-        return (self.own or self.theirs or _NOBODY).token
+        return (self.own or self.theirs or _NO_HELLO).token
 
     def come_up(self, theirs: Hello) -> None:
         """Both hellos are said: from now on messages may pass."""
@@ -168,7 +168,7 @@ class PeerLink:
         if self._greeted or message.kind != HELLO_KIND:
             raise ProtocolError("the first message of a link must be its hello")
         self._greeted = True
-        self._owner.said_hello(self, from_message(message))
+        self._owner.hello_received(self, from_message(message))
 
     def _take_answer(self, message: Message) -> None:
         if message.kind == HELLO_KIND:
@@ -184,4 +184,4 @@ class PeerLink:
             self.settled.exception()  # marked as seen: only a dialler awaits it
 
 
-_NOBODY = Hello("", "", 0.0, 1)
+_NO_HELLO = Hello("", "", 0.0, 1)

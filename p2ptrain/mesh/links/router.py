@@ -32,7 +32,7 @@ from p2ptrain.errors import Error, InternalError, LinkClosed, NotItsPart, PeerEr
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.interface import Handler, Take
-from p2ptrain.mesh.links.handler_queues import Lanes
+from p2ptrain.mesh.links.handler_queues import HandlerQueues
 from p2ptrain.net.fields import printable
 from p2ptrain.net.message import Fields, Message, PartsAllocator, Priority
 
@@ -60,7 +60,7 @@ Note: TypeAlias = Callable[[str, Offence, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Route:
+class _KindRoute:
     """Who takes a kind; `take` where it needs no task of its own."""
 
     handler: Handler
@@ -100,14 +100,14 @@ class Router:
         self._name = name
         self._send = send
         self._note = note
-        self._routes: dict[str, _Route] = {}
-        self._calls = Calls()
-        self._lanes = Lanes(self._handle, on_room)
+        self._routes: dict[str, _KindRoute] = {}
+        self._calls = PendingCalls()
+        self._lanes = HandlerQueues(self._handle, on_room)
         self._closed = False
 
     def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
         """See `Mesh.route`."""
-        self._routes[kind] = _Route(handler, parts)
+        self._routes[kind] = _KindRoute(handler, parts)
 
     def route_now(self, kind: str, take: Take, parts: PartsAllocator | None = None) -> None:
         """See `Mesh.route_now`."""
@@ -115,7 +115,7 @@ class Router:
         async def handle(peer_id: str, message: Message) -> None:
             take(peer_id, message)
 
-        self._routes[kind] = _Route(handle, parts, take)
+        self._routes[kind] = _KindRoute(handle, parts, take)
 
     def unroute(self, kind: str) -> None:
         """See `Mesh.unroute`."""
@@ -322,7 +322,7 @@ class _Pending:
     reply: asyncio.Future[Message]
 
 
-class Calls:
+class PendingCalls:
     """The calls of one device that have no reply yet."""
 
     def __init__(self) -> None:

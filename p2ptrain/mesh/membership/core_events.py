@@ -82,19 +82,19 @@ class MessageReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkUp:
+class PeerLinkUp:
     """The first link to `peer` is up: its application hello was answered."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
-class LinkLost:
+class PeerLinkLost:
     """The last link to `peer` ended.
 
     Attributes:
         refused: a redial was refused, so nobody listens there: its process is gone. May follow
-            an earlier `LinkLost(peer, refused=False)` of the same loss.
+            an earlier `PeerLinkLost(peer, refused=False)` of the same loss.
     """
 
     peer: str
@@ -138,7 +138,7 @@ class TrustChanged:
 
 
 MembershipEvent: TypeAlias = (
-    MessageReceived | LinkUp | LinkLost | LinkTraffic | Leave | SelfChanged | TrustChanged
+    MessageReceived | PeerLinkUp | PeerLinkLost | LinkTraffic | Leave | SelfChanged | TrustChanged
 )
 
 
@@ -151,7 +151,7 @@ class SendTo:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class MemberUpdated:
     """A member appeared (previous state None) or changed its state, its name or its info."""
 
     record: MemberRecord
@@ -168,7 +168,7 @@ class Misbehaved:
     about: str = ""
 
 
-Instruction: TypeAlias = SendTo | Changed | Misbehaved
+Instruction: TypeAlias = SendTo | MemberUpdated | Misbehaved
 
 
 @dataclass(frozen=True, slots=True)

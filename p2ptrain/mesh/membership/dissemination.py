@@ -23,13 +23,13 @@ from random import Random
 
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import Instruction, MemberRecord, SendTo
-from p2ptrain.mesh.membership.member_table import MemberTable, PeerLinks
+from p2ptrain.mesh.membership.member_table import LinkState, MemberTable
 from p2ptrain.mesh.membership.membership_config import MembershipConfig
 from p2ptrain.mesh.membership.membership_wire import (
     CLAIMS_LIMIT,
     ENVELOPE_BYTES,
     Claim,
-    Kind,
+    MembershipKind,
     MembershipMessage,
     claim_bytes,
     encode,
@@ -43,7 +43,7 @@ class Dissemination:
     def __init__(
         self,
         table: MemberTable,
-        links: PeerLinks,
+        links: LinkState,
         suspicions: Mapping[str, Suspicion],
         config: MembershipConfig,
         rng: Random,
@@ -99,10 +99,10 @@ class Dissemination:
         return Claim(record, suspicion.accusers)
 
     def spread(
-        self, record: MemberRecord, told: Collection[str] = (), *, eager: bool = False
+        self, record: MemberRecord, informed: Collection[str] = (), *, eager: bool = False
     ) -> None:
-        """Pass `record` on, except to `told`; `eager`: to many members at once."""
-        self._news.put(self.claim(record), told)
+        """Pass `record` on, except to `informed`; `eager`: to many members at once."""
+        self._news.put(self.claim(record), informed)
         self._eager = self._eager or eager
 
     def stop_spreading(self, device: str) -> None:
@@ -130,7 +130,7 @@ class Dissemination:
         peers = self.reachable()
         fanout = self._config.eager_fanout if self._eager else self._config.gossip_fanout
         for peer in self.sample(self._news.untold(peers), fanout):
-            self.send(peer, MembershipMessage(Kind.GOSSIP))
+            self.send(peer, MembershipMessage(MembershipKind.GOSSIP))
         self._news.prune(peers)
         self._eager = False
         self._next_gossip = now + self._config.gossip_interval_seconds
@@ -143,7 +143,7 @@ class Dissemination:
         """
         if self._may(self._corrected.get(peer, float("-inf")), now):
             self._corrected[peer] = now
-            self.send(peer, MembershipMessage(Kind.GOSSIP, (self.claim(record),)))
+            self.send(peer, MembershipMessage(MembershipKind.GOSSIP, (self.claim(record),)))
 
     def _may(self, last: float, now: float) -> bool:
         return now >= last + self._config.gossip_interval_seconds
@@ -152,7 +152,7 @@ class Dissemination:
         """Tell `peer` who we are and what our table sums up to."""
         me = (Claim(self._table.me),)
         digest = self._table.digest()
-        self.send(peer, MembershipMessage(Kind.SYNC, me, digest=digest, answer=answer))
+        self.send(peer, MembershipMessage(MembershipKind.SYNC, me, digest=digest, answer=answer))
 
     def on_sync(self, peer: str, message: MembershipMessage) -> None:
         """Send our table where the digests differ, our digest where it was asked for."""
@@ -183,14 +183,14 @@ class Dissemination:
         self._send_page(peer, page)
 
     def _send_page(self, peer: str, page: list[Claim]) -> None:
-        self.out.append(SendTo(peer, encode(MembershipMessage(Kind.GOSSIP, tuple(page)))))
+        self.out.append(SendTo(peer, encode(MembershipMessage(MembershipKind.GOSSIP, tuple(page)))))
 
 
 @dataclass(slots=True)
 class _News:
     claim: Claim
     size_bytes: int
-    told: set[str] = field(default_factory=set)
+    informed: set[str] = field(default_factory=set)
 
 
 class BroadcastQueue:
@@ -203,11 +203,12 @@ class BroadcastQueue:
     def __len__(self) -> int:
         return len(self._news)
 
-    def put(self, claim: Claim, told: Collection[str] = ()) -> None:
-        """Spread `claim`, except to those already `told` (and to its subject, told directly)."""
+    def put(self, claim: Claim, informed: Collection[str] = ()) -> None:
+        """Spread `claim`, except to those already `informed` (and to its subject, told
+        directly)."""
         subject = claim.record.id
         self._news.pop(subject, None)
-        self._news[subject] = _News(claim, claim_bytes(claim), {*told, subject})
+        self._news[subject] = _News(claim, claim_bytes(claim), {*informed, subject})
 
     def discard(self, subject: str) -> None:
         """Spread nothing more about `subject`."""
@@ -215,15 +216,19 @@ class BroadcastQueue:
 
     def untold(self, peers: Collection[str]) -> list[str]:
         """Those of `peers` whom at least one piece of news has not reached, in their order."""
-        return [p for p in peers if any(p not in news.told for news in self._news.values())]
+        return [p for p in peers if any(p not in news.informed for news in self._news.values())]
 
     def take(self, peer: str, room_bytes: int) -> tuple[Claim, ...]:
         """News for `peer`, newest first, at most `room_bytes` of it; counted as told."""
         taken: list[Claim] = []
         for news in reversed(self._news.values()):
-            if peer in news.told or news.size_bytes > room_bytes or len(taken) == CLAIMS_LIMIT // 2:
+            if (
+                peer in news.informed
+                or news.size_bytes > room_bytes
+                or len(taken) == CLAIMS_LIMIT // 2
+            ):
                 continue
-            news.told.add(peer)
+            news.informed.add(peer)
             room_bytes -= news.size_bytes
             taken.append(news.claim)
         return tuple(taken)
@@ -232,5 +237,5 @@ class BroadcastQueue:
         """Drop news told to enough members: to all `peers`, or to the limit."""
         limit = self._limit_factor * math.ceil(math.log2(len(peers) + 2))
         for subject, news in list(self._news.items()):
-            if len(news.told) > limit or all(peer in news.told for peer in peers):
+            if len(news.informed) > limit or all(peer in news.informed for peer in peers):
                 del self._news[subject]

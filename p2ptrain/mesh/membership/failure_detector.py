@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from random import Random
 
 from p2ptrain.mesh.membership.dissemination import Dissemination
-from p2ptrain.mesh.membership.member_table import MemberTable, PeerLinks
+from p2ptrain.mesh.membership.member_table import LinkState, MemberTable
 from p2ptrain.mesh.membership.membership_config import MembershipConfig
-from p2ptrain.mesh.membership.membership_wire import Kind, MembershipMessage
-from p2ptrain.mesh.membership.probing import Probe, Prober, Relay
+from p2ptrain.mesh.membership.membership_wire import MembershipKind, MembershipMessage
+from p2ptrain.mesh.membership.probing import Probe, Prober, ProbeRelay
 from p2ptrain.mesh.membership.suspicion import Suspicion
 
 _WITNESSES_FACTOR = 2
@@ -32,7 +32,7 @@ lasts. Lower: where one alone gets signs of it, the others declare it dead befor
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SilenceFinding:
     """`target` was found silent, or (certain) surely gone."""
 
     target: str
@@ -57,7 +57,7 @@ class FailureDetector:
     def __init__(
         self,
         table: MemberTable,
-        links: PeerLinks,
+        links: LinkState,
         dissemination: Dissemination,
         config: MembershipConfig,
         rng: Random,
@@ -79,9 +79,9 @@ class FailureDetector:
         """When `tick` next has something to do."""
         return min(self._next_probe, self._prober.next_due())
 
-    def tick(self, now: float) -> list[Finding | SilentWitness]:
+    def tick(self, now: float) -> list[SilenceFinding | SilentWitness]:
         """End what is due, probe the next member; returns who was found silent."""
-        findings: list[Finding | SilentWitness] = []
+        findings: list[SilenceFinding | SilentWitness] = []
         if self._prober.next_due() <= now:
             findings = self._judge_probes(now)
             for relay in self._prober.pop_relays(now=now):
@@ -124,7 +124,7 @@ class FailureDetector:
         if self._links.is_lost(target):
             self._ask_helpers(number, self._prober.probes[number])
         else:
-            self._send(target, MembershipMessage(Kind.PING, sequence=number))
+            self._send(target, MembershipMessage(MembershipKind.PING, sequence=number))
 
     def ask_again(self, target: str, now: float) -> None:
         """Probe a suspect both ways at once: whoever has a sign of it says so."""
@@ -132,7 +132,7 @@ class FailureDetector:
         probe = self._prober.probes[number]
         probe.again = True
         if not self._links.is_lost(target):
-            self._send(target, MembershipMessage(Kind.PING, sequence=number))
+            self._send(target, MembershipMessage(MembershipKind.PING, sequence=number))
         self._ask_helpers(number, probe, _WITNESSES_FACTOR * self._config.helpers)
         probe.due = now + self._config.probe_deadline_seconds
 
@@ -143,14 +143,16 @@ class FailureDetector:
         probe.due = self._end_of(probe)
         claim = (self._dissemination.claim(self._table.records[probe.target]),)
         for helper in probe.helpers:
-            self._send(helper, MembershipMessage(Kind.REQUEST, claim, number, probe.target))
+            self._send(
+                helper, MembershipMessage(MembershipKind.REQUEST, claim, number, probe.target)
+            )
 
     def _end_of(self, probe: Probe) -> float:
         """When it has failed. This device is given more time while it doubts itself."""
         return probe.started + self._config.probe_deadline_seconds * self.health.multiplier
 
-    def _judge_probes(self, now: float) -> list[Finding | SilentWitness]:
-        findings: list[Finding | SilentWitness] = []
+    def _judge_probes(self, now: float) -> list[SilenceFinding | SilentWitness]:
+        findings: list[SilenceFinding | SilentWitness] = []
         for number, probe in self._prober.due_probes(now):
             if self._links.last_flow(probe.target) >= probe.started:
                 self._prober.end(number)  # it only has to wait behind data, there or back
@@ -169,7 +171,7 @@ class FailureDetector:
             if self._config.local_health:
                 self.health.penalise(len(probe.silent_helpers))
             reason = f"it did not answer a probe within {now - probe.started:.1f} s"
-            findings.append(Finding(probe.target, certain=False, reason=reason))
+            findings.append(SilenceFinding(probe.target, certain=False, reason=reason))
         return findings
 
     def on_ack(self, peer: str, sequence: int, now: float) -> tuple[str, float]:
@@ -180,7 +182,7 @@ class FailureDetector:
         """
         relay = self._prober.relayed(sequence, peer)
         if relay is not None:
-            self._send(relay.origin, MembershipMessage(Kind.ACK, sequence=relay.sequence))
+            self._send(relay.origin, MembershipMessage(MembershipKind.ACK, sequence=relay.sequence))
             return peer, now
         probe = self._prober.answered(sequence, peer)
         if probe is not None:
@@ -189,7 +191,7 @@ class FailureDetector:
             return peer, now
         return probe.target, now - self._config.probe_deadline_seconds
 
-    def on_nack(self, peer: str, message: MembershipMessage) -> Finding | None:
+    def on_nack(self, peer: str, message: MembershipMessage) -> SilenceFinding | None:
         """A helper did not reach our target.
 
         Where our own link to the target has ended, and so have those of all helpers asked, its
@@ -204,7 +206,7 @@ class FailureDetector:
         if not self._links.is_lost(probe.target) or probe.lost != set(probe.helpers):
             return None
         reason = f"its links to this device and to {len(probe.lost)} others ended"
-        return Finding(probe.target, certain=True, reason=reason)
+        return SilenceFinding(probe.target, certain=True, reason=reason)
 
     # -- probes for others -----------------------------------------------------------------
 
@@ -234,17 +236,17 @@ class FailureDetector:
             and suspicion.seconds(now) > config.probe_deadline_seconds
         )
         if vouches or target == self._table.me.id:
-            self._send(peer, MembershipMessage(Kind.ACK, sequence=message.sequence))
+            self._send(peer, MembershipMessage(MembershipKind.ACK, sequence=message.sequence))
         elif is_asked or self._links.is_lost(target):
-            self._answer_relay(Relay(peer, message.sequence, target, due))
+            self._answer_relay(ProbeRelay(peer, message.sequence, target, due))
         elif target in self._table.records:
             number = self._prober.start_relay(peer, message.sequence, target, due)
             if number is not None:
-                self._send(target, MembershipMessage(Kind.PING, sequence=number))
+                self._send(target, MembershipMessage(MembershipKind.PING, sequence=number))
 
-    def _answer_relay(self, relay: Relay) -> None:
+    def _answer_relay(self, relay: ProbeRelay) -> None:
         lost = self._links.is_lost(relay.target)
-        nack = MembershipMessage(Kind.NACK, sequence=relay.sequence, lost=lost)
+        nack = MembershipMessage(MembershipKind.NACK, sequence=relay.sequence, lost=lost)
         self._send(relay.origin, nack)
 
     def _send(self, peer: str, message: MembershipMessage) -> None:

@@ -160,7 +160,7 @@ def _fingerprint(device: str, incarnation: int, instance: str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
-class PeerLinks:
+class LinkState:
     """A peer never linked is neither linked nor lost: messages to it may or may not arrive."""
 
     def __init__(self) -> None:

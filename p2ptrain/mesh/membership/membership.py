@@ -27,27 +27,27 @@ from p2ptrain.errors import InternalError
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.interface import GONE, MemberState
 from p2ptrain.mesh.membership.core_events import (
-    Changed,
     Info,
     Instruction,
     Leave,
-    LinkLost,
     LinkTraffic,
-    LinkUp,
     MemberRecord,
     MembershipEvent,
+    MemberUpdated,
     MessageReceived,
     Misbehaved,
+    PeerLinkLost,
+    PeerLinkUp,
     SelfChanged,
     TrustChanged,
 )
 from p2ptrain.mesh.membership.dissemination import Dissemination
-from p2ptrain.mesh.membership.failure_detector import FailureDetector, Finding, SilentWitness
-from p2ptrain.mesh.membership.member_table import LIVE, MemberTable, PeerLinks, supersedes
+from p2ptrain.mesh.membership.failure_detector import FailureDetector, SilenceFinding, SilentWitness
+from p2ptrain.mesh.membership.member_table import LIVE, LinkState, MemberTable, supersedes
 from p2ptrain.mesh.membership.membership_config import MembershipConfig
 from p2ptrain.mesh.membership.membership_wire import (
     Claim,
-    Kind,
+    MembershipKind,
     MembershipMessage,
     check_record,
     decode,
@@ -85,7 +85,7 @@ class Membership:
         self._rng = rng
         self._table = MemberTable(me, config)
         self._table.trust(trusted)
-        self._links = PeerLinks()
+        self._links = LinkState()
         self._suspicions: dict[str, Suspicion] = {}  # exactly the members in state SUSPECT
         self._returned: dict[str, float] = {}  # when members that were away came back
         self._goodbyes: dict[str, tuple[int, float]] = {}  # linked -> incarnation, told when
@@ -132,10 +132,10 @@ class Membership:
         match event:
             case MessageReceived(peer) if message is not None:
                 self._on_message(peer, message)
-            case LinkUp(peer):
+            case PeerLinkUp(peer):
                 self._links.up(peer, self._now)
                 self._sending.sync_with(peer, answer=False)
-            case LinkLost(peer, refused):
+            case PeerLinkLost(peer, refused):
                 self._on_link_lost(peer, refused)
             case LinkTraffic(came, signs):
                 self._on_traffic(came, signs)
@@ -210,20 +210,22 @@ class Membership:
         for claim in message.claims:
             self._learn(claim, peer)
         match message.kind:
-            case Kind.PING:
-                self._sending.send(peer, MembershipMessage(Kind.ACK, sequence=message.sequence))
-            case Kind.ACK:
+            case MembershipKind.PING:
+                self._sending.send(
+                    peer, MembershipMessage(MembershipKind.ACK, sequence=message.sequence)
+                )
+            case MembershipKind.ACK:
                 self._on_answer(*self._detector.on_ack(peer, message.sequence, self._now))
-            case Kind.REQUEST:
+            case MembershipKind.REQUEST:
                 suspicion = self._suspicions.get(message.target)
                 self._detector.on_request(peer, message, self._now, suspicion)
-            case Kind.NACK:
+            case MembershipKind.NACK:
                 finding = self._detector.on_nack(peer, message)
                 if finding is not None:
                     self._on_finding(finding)
-            case Kind.SYNC:
+            case MembershipKind.SYNC:
                 self._sending.on_sync(peer, message)
-            case Kind.GOSSIP:
+            case MembershipKind.GOSSIP:
                 pass  # its claims were all of it
 
     def _on_traffic(self, came: Mapping[str, float], signs: Mapping[str, float]) -> None:
@@ -291,7 +293,7 @@ class Membership:
         )
         check_record(described)
         self._put_self(described)
-        self._emit(Changed(described, me.state, "this device describes itself anew"))
+        self._emit(MemberUpdated(described, me.state, "this device describes itself anew"))
 
     def _on_trust_changed(self, trusted: frozenset[str] | None) -> None:
         for record in self._table.trust(trusted):
@@ -299,7 +301,7 @@ class Membership:
             self._sending.stop_spreading(record.id)
             if record.state in LIVE:
                 dead = dataclasses.replace(record, state=MemberState.DEAD, certain=True)
-                self._emit(Changed(dead, record.state, "it is no longer paired"))
+                self._emit(MemberUpdated(dead, record.state, "it is no longer paired"))
 
     # -- claims of others ------------------------------------------------------------------
 
@@ -311,7 +313,7 @@ class Membership:
             return
         known = self._table.records.get(record.id)
         if record.id == self._table.me.id:
-            self._hear_of_self(record, peer)
+            self._receive_of_self(record, peer)
         elif known is None:
             self._adopt(record, self._hearsay(record, peer), claim.accusers, peer)
         elif supersedes(record, known):
@@ -330,7 +332,7 @@ class Membership:
         """
         record = claim.record
         is_hearsay = known.state in LIVE and peer != record.id
-        heard = self._hears(record.id)
+        heard = self._receives_from(record.id)
         self._judge_teller(record, known, peer, heard=heard)
         linked = heard or self._links.is_up(record.id)
         if is_hearsay and record.state is MemberState.LEFT and linked:
@@ -390,7 +392,7 @@ class Membership:
             return True
         return self._now - self._returned.get(peer, -math.inf) <= self._config.return_seconds
 
-    def _hear_of_self(self, record: MemberRecord, peer: str) -> None:
+    def _receive_of_self(self, record: MemberRecord, peer: str) -> None:
         """Contradict whatever would replace our own word about ourselves."""
         me = self._table.me
         foreign = record.instance != me.instance and record.incarnation >= me.incarnation
@@ -423,7 +425,7 @@ class Membership:
         if peer is None and self._links.is_up(record.id):
             # so that it can contradict at once
             claim = self._sending.claim(record)
-            self._sending.send(record.id, MembershipMessage(Kind.GOSSIP, (claim,)))
+            self._sending.send(record.id, MembershipMessage(MembershipKind.GOSSIP, (claim,)))
 
     def _bury_predecessor(
         self, record: MemberRecord, known: MemberRecord | None
@@ -439,7 +441,7 @@ class Membership:
         if known.certain or known.state is MemberState.LEFT:
             return known.state
         dead = dataclasses.replace(known, state=MemberState.DEAD, certain=True)
-        self._emit(Changed(dead, known.state, "a new process of the same device replaced it"))
+        self._emit(MemberUpdated(dead, known.state, "a new process of the same device replaced it"))
         return MemberState.DEAD
 
     def _report(
@@ -453,11 +455,11 @@ class Membership:
             return  # gone before we came: remembered, but nothing that happened here
         same = known is not None and _shown(known) == _shown(record)
         if record.state is not previous or not same:
-            self._emit(Changed(record, previous, reason))
+            self._emit(MemberUpdated(record, previous, reason))
 
     # -- findings and suspicions -----------------------------------------------------------
 
-    def _on_finding(self, finding: Finding | SilentWitness) -> None:
+    def _on_finding(self, finding: SilenceFinding | SilentWitness) -> None:
         if isinstance(finding, SilentWitness):
             self._on_silent_witness(finding)
             return
@@ -559,13 +561,13 @@ class Membership:
     def _has_left(self) -> bool:
         return self._table.me.state is MemberState.LEFT
 
-    def _emit(self, change: Changed) -> None:
+    def _emit(self, change: MemberUpdated) -> None:
         self._sending.out.append(change)
 
     def _flag(self, peer: str, offence: Offence, about: str = "") -> None:
         self._sending.out.append(Misbehaved(peer, offence, about))
 
-    def _hears(self, device: str) -> bool:
+    def _receives_from(self, device: str) -> bool:
         since = self._now - self._config.evidence_seconds
         suspicion = self._suspicions.get(device)
         if suspicion is not None and suspicion.has_sign_since(since, self._config.excuse_seconds):

@@ -31,7 +31,7 @@ ENVELOPE_BYTES = 160
 """Room for every field of a message other than its claims."""
 
 
-class Kind(StrEnum):
+class MembershipKind(StrEnum):
     """What a message asks or answers."""
 
     PING = "ping"
@@ -68,7 +68,7 @@ class MembershipMessage:
         answer: the receiver shall send its digest back (sync).
     """
 
-    kind: Kind
+    kind: MembershipKind
     claims: Annotated[tuple[Claim, ...], Length(CLAIMS_LIMIT)] = ()
     sequence: Count = 0
     target: DeviceId = ""
@@ -77,13 +77,13 @@ class MembershipMessage:
     answer: bool = False
 
 
-_FIELDS: dict[Kind, tuple[str, ...]] = {
-    Kind.PING: ("sequence",),
-    Kind.ACK: ("sequence",),
-    Kind.REQUEST: ("sequence", "target"),
-    Kind.NACK: ("sequence", "lost"),
-    Kind.SYNC: ("digest", "answer"),
-    Kind.GOSSIP: (),
+_FIELDS: dict[MembershipKind, tuple[str, ...]] = {
+    MembershipKind.PING: ("sequence",),
+    MembershipKind.ACK: ("sequence",),
+    MembershipKind.REQUEST: ("sequence", "target"),
+    MembershipKind.NACK: ("sequence", "lost"),
+    MembershipKind.SYNC: ("digest", "answer"),
+    MembershipKind.GOSSIP: (),
 }
 
 

@@ -40,7 +40,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class ProbeRelay:
     """One probe that we do for `origin`, who calls it `sequence`."""
 
     origin: str
@@ -58,7 +58,7 @@ class Prober:
         self._round: list[str] = []
         self._sequence = 0
         self.probes: dict[int, Probe] = {}
-        self.relays: dict[int, Relay] = {}
+        self.relays: dict[int, ProbeRelay] = {}
 
     def next_target(self, candidates: Sequence[str]) -> str | None:
         """The next of `candidates` in this round; None where there are none."""
@@ -82,7 +82,7 @@ class Prober:
         if len(self.relays) >= self._relays_limit:
             return None
         self._sequence += 1
-        self.relays[self._sequence] = Relay(origin, sequence, target, due)
+        self.relays[self._sequence] = ProbeRelay(origin, sequence, target, due)
         return self._sequence
 
     def is_probing(self, target: str) -> bool:
@@ -96,7 +96,7 @@ class Prober:
             return None
         return self.probes.pop(sequence)
 
-    def relayed(self, sequence: int, peer: str) -> Relay | None:
+    def relayed(self, sequence: int, peer: str) -> ProbeRelay | None:
         """End and return the relay whose target `peer` answered."""
         relay = self.relays.get(sequence)
         if relay is None or relay.target != peer:
@@ -111,7 +111,7 @@ class Prober:
         """End a probe."""
         del self.probes[sequence]
 
-    def pop_relays(self, now: float | None = None, target: str | None = None) -> list[Relay]:
+    def pop_relays(self, now: float | None = None, target: str | None = None) -> list[ProbeRelay]:
         """End and return the relays due by `now`, or those to `target`."""
         chosen = [
             number

@@ -18,10 +18,10 @@ from p2ptrain.net.write_form import write_form
 
 CODES_FILE = "codes.json"
 
-MOST_CODES = 64
+MAX_CODES = 64
 """The newest of either kind."""
 
-Marks: TypeAlias = Annotated[tuple[str, ...], Length(MOST_CODES)]
+Marks: TypeAlias = Annotated[tuple[str, ...], Length(MAX_CODES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class KnownCodes:
         """
         mark = self._mark(code)
         if mark not in self._taken:
-            self._taken = (*self._taken, mark)[-MOST_CODES:]
+            self._taken = (*self._taken, mark)[-MAX_CODES:]
             self._write()
 
     def spend(self) -> None:
@@ -66,7 +66,7 @@ class KnownCodes:
             UserError: it cannot be written.
         """
         if self._taken:
-            self._spent = tuple(dict.fromkeys([*self._spent, *self._taken]))[-MOST_CODES:]
+            self._spent = tuple(dict.fromkeys([*self._spent, *self._taken]))[-MAX_CODES:]
             self._taken = ()
             self._write()
 

@@ -51,7 +51,7 @@ MESSAGE_BYTES = 33
 """One byte for the side, 32 for the point."""
 
 
-class Side(Enum):
+class PakeSide(Enum):
     """Which half of the exchange: the device that dialled is the client."""
 
     CLIENT = "client"
@@ -61,8 +61,8 @@ class Side(Enum):
 class Spake2:
     """One run by the spake2 package (Ed25519 group); each method is called once."""
 
-    def __init__(self, side: Side, code: str, client_id: bytes, server_id: bytes) -> None:
-        kind = SPAKE2_A if side is Side.CLIENT else SPAKE2_B
+    def __init__(self, side: PakeSide, code: str, client_id: bytes, server_id: bytes) -> None:
+        kind = SPAKE2_A if side is PakeSide.CLIENT else SPAKE2_B
         self._run = kind(code.encode(), idA=client_id, idB=server_id)
 
     def start(self) -> bytes:
@@ -94,7 +94,7 @@ _Proof: TypeAlias = Annotated[bytes, Length(256)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Hello:
+class _PairingHello:
     kind: Literal["hello"]
     version: Version
     software: Annotated[Software, Rare()] = "unknown"
@@ -110,13 +110,13 @@ class _Confirm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Done:
+class _PairingDone:
     kind: Literal["done"]
     name: PeerName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Refused:
+class _PairingRefused:
     kind: Literal["refused"]
     reason: Annotated[str, Text(32)]
     version: Version = PROTOCOL_VERSION
@@ -149,19 +149,19 @@ class WrongCode(PairingError):
         self.tries_left = tries_left
 
 
-class BrokenOff(PairingError):
+class PairingBrokenOff(PairingError):
     """The other side ended it after our guess: a stranger's try, or only a connection cut."""
 
 
-class WindowClosed(PairingError):
+class PairingWindowClosed(PairingError):
     """The other side takes no codes now."""
 
 
-class Busy(PairingError):
+class PairingBusy(PairingError):
     """Another attempt goes first: the other side's own, or those that the last tries may go to."""
 
 
-class Client:
+class PairingClient:
     """The dialling side of one attempt: `hello`, `confirm`, `done`, `finished`, in this order."""
 
     def __init__(
@@ -175,13 +175,13 @@ class Client:
         self._name = name
         self._server_certificate = server_certificate_der
         ids = _pake_ids(identity.id, device_id(server_certificate_der))
-        self._pake = Spake2(Side.CLIENT, code, *ids)
+        self._pake = Spake2(PakeSide.CLIENT, code, *ids)
         self._hello = b""
         self._keys: _Keys | None = None
 
     def hello(self) -> bytes:
         """The first message."""
-        hello = _Hello(
+        hello = _PairingHello(
             kind="hello",
             version=PROTOCOL_VERSION,
             software=__version__,
@@ -197,11 +197,11 @@ class Client:
         Raises:
             VersionMismatch, PairingError, ProtocolError: the server refuses or is malformed.
         """
-        key = self._pake.finish(_decode(answer, _Hello).pake)
+        key = self._pake.finish(_decode(answer, _PairingHello).pake)
         self._keys = _Keys(key, self._hello, answer, self._server_certificate)
-        signature = self._identity.sign(self._keys.to_sign(Side.CLIENT))
+        signature = self._identity.sign(self._keys.to_sign(PakeSide.CLIENT))
         return _encode(
-            _Confirm(kind="confirm", mac=self._keys.mac(Side.CLIENT), signature=signature)
+            _Confirm(kind="confirm", mac=self._keys.mac(PakeSide.CLIENT), signature=signature)
         )
 
     def done(self, answer: bytes) -> bytes:
@@ -212,16 +212,16 @@ class Client:
         """
         said = _decode(answer, _Confirm)
         assert self._keys is not None, "confirm comes first"
-        if not self._keys.is_confirmed(Side.SERVER, said, self._server_certificate):
+        if not self._keys.is_confirmed(PakeSide.SERVER, said, self._server_certificate):
             raise WrongCode("the other device does not know the code")
-        return _encode(_Done(kind="done", name=self._name))
+        return _encode(_PairingDone(kind="done", name=self._name))
 
     def finished(self, answer: bytes) -> PairedDevice:
         """Whom to store, from the server's last message: it has stored us."""
-        return PairedDevice(self._server_certificate, _decode(answer, _Done).name)
+        return PairedDevice(self._server_certificate, _decode(answer, _PairingDone).name)
 
 
-class Server:
+class PairingServer:
     """The listening side of one attempt: `hello`, `confirm`, `done`, in this order."""
 
     def __init__(self, identity: Identity, name: str) -> None:
@@ -242,11 +242,11 @@ class Server:
             VersionMismatch: the client speaks another version; tell it with `refusal`.
             ProtocolError: the message is malformed.
         """
-        said = _decode(message, _Hello)
+        said = _decode(message, _PairingHello)
         self._client_certificate = said.certificate
         ids = _pake_ids(self.client_id, self._identity.id)
-        pake = Spake2(Side.SERVER, code, *ids)
-        answer = _encode(_Hello(kind="hello", version=PROTOCOL_VERSION, pake=pake.start()))
+        pake = Spake2(PakeSide.SERVER, code, *ids)
+        answer = _encode(_PairingHello(kind="hello", version=PROTOCOL_VERSION, pake=pake.start()))
         key = pake.finish(said.pake)
         self._keys = _Keys(key, message, answer, self._identity.certificate_der)
         return answer
@@ -263,23 +263,23 @@ class Server:
         keys, self._keys = self._keys, None  # one guess only
         if keys is None:
             raise ProtocolError("a pairing attempt allows one confirmation")
-        if not keys.is_signed(Side.CLIENT, said, self._client_certificate):
+        if not keys.is_signed(PakeSide.CLIENT, said, self._client_certificate):
             raise NotPaired("the other device did not prove its own key")
-        if not keys.is_confirmed(Side.CLIENT, said, self._client_certificate):
+        if not keys.is_confirmed(PakeSide.CLIENT, said, self._client_certificate):
             raise WrongCode("a device tried a wrong code")
-        signature = self._identity.sign(keys.to_sign(Side.SERVER))
-        return _encode(_Confirm(kind="confirm", mac=keys.mac(Side.SERVER), signature=signature))
+        signature = self._identity.sign(keys.to_sign(PakeSide.SERVER))
+        return _encode(_Confirm(kind="confirm", mac=keys.mac(PakeSide.SERVER), signature=signature))
 
     def done(self, message: bytes) -> tuple[PairedDevice, bytes]:
         """Whom to store, and the last message, to be sent once that is on disk."""
-        paired = PairedDevice(self._client_certificate, _decode(message, _Done).name)
-        return paired, _encode(_Done(kind="done", name=self._name))
+        paired = PairedDevice(self._client_certificate, _decode(message, _PairingDone).name)
+        return paired, _encode(_PairingDone(kind="done", name=self._name))
 
 
 _REASONS: dict[type[Exception], str] = {
     WrongCode: "wrong code",
-    WindowClosed: "closed",
-    Busy: "busy",
+    PairingWindowClosed: "closed",
+    PairingBusy: "busy",
     VersionMismatch: "version",
 }
 
@@ -287,7 +287,7 @@ _REASONS: dict[type[Exception], str] = {
 def refusal(error: Exception, tries_left: int | None = None) -> bytes:
     """What the server answers instead, where it refuses."""
     reason = _REASONS.get(type(error), "malformed")
-    return _encode(_Refused(kind="refused", reason=reason, tries_left=tries_left))
+    return _encode(_PairingRefused(kind="refused", reason=reason, tries_left=tries_left))
 
 
 class _Keys:
@@ -302,21 +302,21 @@ class _Keys:
         self._transcript = digest.digest()
         kdf = HKDF(hashes.SHA256(), length=64, salt=self._transcript, info=_LABEL)
         material = kdf.derive(shared)
-        self._mac_keys = {Side.CLIENT: material[:32], Side.SERVER: material[32:]}
+        self._mac_keys = {PakeSide.CLIENT: material[:32], PakeSide.SERVER: material[32:]}
 
-    def mac(self, side: Side) -> bytes:
+    def mac(self, side: PakeSide) -> bytes:
         """What `side` proves its key with."""
         return hmac.digest(self._mac_keys[side], self._transcript, "sha256")
 
-    def to_sign(self, side: Side) -> bytes:
+    def to_sign(self, side: PakeSide) -> bytes:
         """What `side` signs with its device key."""
         return _LABEL + side.value.encode() + self._transcript
 
-    def is_signed(self, side: Side, said: _Confirm, certificate_der: bytes) -> bool:
+    def is_signed(self, side: PakeSide, said: _Confirm, certificate_der: bytes) -> bool:
         """Whether the signature of a confirmation is by that certificate's key."""
         return is_signed(certificate_der, self.to_sign(side), said.signature)
 
-    def is_confirmed(self, side: Side, said: _Confirm, certificate_der: bytes) -> bool:
+    def is_confirmed(self, side: PakeSide, said: _Confirm, certificate_der: bytes) -> bool:
         """Whether a confirmation proves code and device key."""
         mac_fits = hmac.compare_digest(self.mac(side), said.mac)
         return mac_fits and self.is_signed(side, said, certificate_der)
@@ -337,29 +337,29 @@ def _decode(message: bytes, form: type[T]) -> T:
 
     Raises:
         VersionMismatch: it is another version's hello, of which no more is read.
-        VersionMismatch, WrongCode, WindowClosed, PairingError: the other side refuses.
+        VersionMismatch, WrongCode, PairingWindowClosed, PairingError: the other side refuses.
         ProtocolError: it is something else.
     """
     fields = cbor.loads(message, MESSAGE_LIMIT_BYTES, 2)
     if isinstance(fields, dict) and fields.get("kind") == "refused":
-        raise _refused(read_form(_Refused, fields, "a pairing message", extra=True))
-    if form is _Hello:
+        raise _refused(read_form(_PairingRefused, fields, "a pairing message", extra=True))
+    if form is _PairingHello:
         spoken = read_form(Spoken, fields, "a pairing hello", extra=True)
         if spoken.version != PROTOCOL_VERSION:
             raise VersionMismatch(mismatch(spoken.version, spoken.software))
     return read_form(form, fields, "a pairing message", extra=True)
 
 
-def _refused(said: _Refused) -> PairingError | VersionMismatch:
+def _refused(said: _PairingRefused) -> PairingError | VersionMismatch:
     match said.reason:
         case "version":
             return VersionMismatch(mismatch(said.version, said.software))
         case "closed":
-            return WindowClosed(
+            return PairingWindowClosed(
                 "the other device does not accept a code now: run `p2ptrain invite` on it"
             )
         case "busy":
-            return Busy("the other device is pairing with this one already")
+            return PairingBusy("the other device is pairing with this one already")
         case "wrong code":
             why = "the code is wrong: give the one that the other device shows"
             return WrongCode(why, said.tries_left)

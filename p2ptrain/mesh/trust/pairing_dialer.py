@@ -15,8 +15,13 @@ from random import Random
 from p2ptrain.errors import LinkClosed, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import Candidate
-from p2ptrain.mesh.trust.pairing import BrokenOff, Busy, WindowClosed, WrongCode
+from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
+from p2ptrain.mesh.trust.pairing import (
+    PairingBrokenOff,
+    PairingBusy,
+    PairingWindowClosed,
+    WrongCode,
+)
 from p2ptrain.mesh.trust.pairing_service import PairingService
 from p2ptrain.net.transport.dial import Backoff
 
@@ -47,7 +52,7 @@ class PairingDialer:
     def __init__(
         self,
         service: PairingService,
-        found: Callable[[], Iterable[Candidate]],
+        found: Callable[[], Iterable[DiscoveredDevice]],
         is_paired: Callable[[str], bool],
         warn: Callable[[str], None],
         rng: Random,
@@ -110,11 +115,11 @@ class PairingDialer:
         try:
             await self._service.dial(addresses)
             self._forget(addresses)
-        except WindowClosed as error:
+        except PairingWindowClosed as error:
             self._later(key, str(error))
             if self._service.is_open:  # else the answer is our own
                 self._warn(f"pairing with {addresses[0][0]} failed: {error}")
-        except (BrokenOff, Busy, LinkClosed, socket.gaierror) as error:
+        except (PairingBrokenOff, PairingBusy, LinkClosed, socket.gaierror) as error:
             self._later(key, str(error))
         except WrongCode:
             self._forget(addresses)  # its person has been told

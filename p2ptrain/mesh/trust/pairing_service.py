@@ -23,20 +23,20 @@ from p2ptrain.errors import LinkClosed, NotPaired, PairingError, PeerError, Vers
 from p2ptrain.events import Pairing, PairingClosed, PairingFailed
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.identity.device_record import DeviceFile
+from p2ptrain.mesh.identity.device_record import DeviceRecord
 from p2ptrain.mesh.identity.identity import Identity, device_id
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust.pairing import (
-    BrokenOff,
-    Busy,
-    Client,
     PairedDevice,
-    Server,
-    WindowClosed,
+    PairingBrokenOff,
+    PairingBusy,
+    PairingClient,
+    PairingServer,
+    PairingWindowClosed,
     WrongCode,
     refusal,
 )
-from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.net.transport.dial import dial_unpaired
 from p2ptrain.net.transport.pace import Pace, Rate
@@ -70,9 +70,9 @@ class PairingService:
     def __init__(
         self,
         identity: Identity,
-        file: DeviceFile,
+        file: DeviceRecord,
         trust: TrustStore,
-        notices: Notices,
+        notices: WarnOnce,
         store: Callable[[PairedDevice], None],
         is_paired: Callable[[str], bool],
         now: Callable[[], float],
@@ -88,7 +88,7 @@ class PairingService:
             now: monotonic seconds.
             hellos_each, hellos: answered, of one address and of all.
         """
-        self.window: Window | None = None
+        self.window: PairingWindow | None = None
         self._identity = identity
         self._file = file
         self._trust = trust
@@ -99,9 +99,9 @@ class PairingService:
         self._tried: set[str] = set()  # devices with which a code was tried in this window
         self._broken_off: Counter[str] = Counter()  # how often, by device, in this window
         self._dialling: set[str] = set()  # devices that we are pairing with as client
-        self._serving: dict[str, Server] = {}  # the same as server
+        self._serving: dict[str, PairingServer] = {}  # the same as server
         self._hellos: Pace[str] = Pace(hellos_each, hellos)
-        self._is_said = True  # that the window is closed
+        self._is_reported = True  # that the window is closed
         self._guesses = 0  # of ours, as client, that have no answer yet: each may cost a try
 
     @property
@@ -111,30 +111,30 @@ class PairingService:
 
     def open(self, code: str, *, invited: bool = False) -> None:
         """Open the window, for the person at this device; `invited`: for removed devices too."""
-        self.go_on(Window.opened(code, self._now(), invited=invited))
+        self.go_on(PairingWindow.opened(code, self._now(), invited=invited))
 
-    def go_on(self, window: Window) -> None:
+    def go_on(self, window: PairingWindow) -> None:
         """Let devices pair in `window`, which may have been open before: its end stays."""
         self.window = window
         self._tried.clear()
         self._broken_off.clear()
-        self._is_said = False
+        self._is_reported = False
         self._notices.emit(Pairing(window.code))
 
     def close(self) -> None:
         """A device was removed: forget the code, which it knows."""
         was_open, self.window = self.is_open, None
         if was_open:
-            self._say_closed("a removed device knows the code")
+            self._report_closed("a removed device knows the code")
 
     def time_passed(self) -> None:
         """Say so once the window's time is over; harmless when repeated."""
         if self.window is not None and not self.is_open:
-            self._say_closed(self.window.why_closed(self._now()))
+            self._report_closed(self.window.why_closed(self._now()))
 
-    def _say_closed(self, why: str) -> None:
-        if not self._is_said:
-            self._is_said = True
+    def _report_closed(self, why: str) -> None:
+        if not self._is_reported:
+            self._is_reported = True
             self._notices.emit(PairingClosed(why))
 
     def may_try(self, device: str) -> bool:
@@ -144,11 +144,11 @@ class PairingService:
 
     async def serve(self, channel: PairingChannel) -> None:
         """See a device through that has dialled us to pair. Never raises a PeerError."""
-        server = Server(self._identity, self._file.name)
+        server = PairingServer(self._identity, self._file.name)
         try:
             self._open_window()  # before anything is waited for
             await self._serve(channel, server)
-        except (Busy, WindowClosed, WrongCode, VersionMismatch) as error:
+        except (PairingBusy, PairingWindowClosed, WrongCode, VersionMismatch) as error:
             log.info("pairing_refused", address=channel.address, why=str(error))
             if isinstance(error, VersionMismatch):
                 self._notices.warn(f"{channel.address} could not pair with this device: {error}")
@@ -169,7 +169,7 @@ class PairingService:
         """Pair with the device at `addresses`; None where it is paired or was tried already.
 
         Raises:
-            WindowClosed, Busy, LinkClosed, BrokenOff: try again later.
+            PairingWindowClosed, Busy, LinkClosed, PairingBrokenOff: try again later.
             PairingError, VersionMismatch, ProtocolError: this device will not pair.
         """
         channel, certificate = await dial_unpaired(addresses)
@@ -181,7 +181,7 @@ class PairingService:
         self._dialling.add(device)
         try:
             return await self._dial(channel, certificate)
-        except BrokenOff as error:
+        except PairingBrokenOff as error:
             self._count_broken_off(device, error)
             raise
         except WrongCode as error:
@@ -191,11 +191,11 @@ class PairingService:
             self._dialling.discard(device)
             channel.close()
 
-    async def _serve(self, channel: PairingChannel, server: Server) -> None:
+    async def _serve(self, channel: PairingChannel, server: PairingServer) -> None:
         hello = await _message(channel)
         window = self._window_with_a_try()
         if not self._hellos.take(channel.address, self._now()):
-            raise Busy("many devices try to pair at once")
+            raise PairingBusy("many devices try to pair at once")
         answer = server.hello(hello, window.code)
         self._admit(server)
         await channel.send(answer)
@@ -211,7 +211,7 @@ class PairingService:
         self._store(device)
         await _send_last(channel, last)
 
-    def _admit(self, server: Server) -> None:
+    def _admit(self, server: PairingServer) -> None:
         """Let one attempt of a pair of devices go on.
 
         Raises:
@@ -221,16 +221,18 @@ class PairingService:
         if client_id == self._identity.id:
             raise PairingError("a device cannot pair with itself")
         if client_id in self._serving:
-            raise Busy("that device is pairing already")
+            raise PairingBusy("that device is pairing already")
         if client_id in self._dialling and self._identity.id < client_id:
-            raise Busy("this device is pairing with it already")
+            raise PairingBusy("this device is pairing with it already")
         if not self._may_come(client_id):
-            raise WindowClosed("that device was removed: run `p2ptrain invite` to let it in again")
+            raise PairingWindowClosed(
+                "that device was removed: run `p2ptrain invite` to let it in again"
+            )
         self._serving[client_id] = server
 
     async def _dial(self, channel: PairingChannel, certificate: bytes) -> PairedDevice:
         code = self._open_window().code
-        client = Client(self._identity, self._file.name, code, certificate)
+        client = PairingClient(self._identity, self._file.name, code, certificate)
         await _say_hello(channel, client)
         guess = client.confirm(await channel.receive())
         await channel.send(await self._guess(channel, client, guess))
@@ -238,12 +240,12 @@ class PairingService:
         self._store(device)
         return device
 
-    async def _guess(self, channel: PairingChannel, client: Client, guess: bytes) -> bytes:
+    async def _guess(self, channel: PairingChannel, client: PairingClient, guess: bytes) -> bytes:
         """Give our guess away; returns what follows the server's confirmation.
 
         Raises:
-            WindowClosed, Busy, LinkClosed: the guess was not sent.
-            WrongCode, BrokenOff: it was, and costs a try.
+            PairingWindowClosed, Busy, LinkClosed: the guess was not sent.
+            WrongCode, PairingBrokenOff: it was, and costs a try.
         """
         self._window_with_a_try()  # others may have closed it meanwhile
         self._guesses += 1
@@ -257,28 +259,28 @@ class PairingService:
         invited = self.window is not None and self.window.invited
         return invited or not self._trust.is_removed(device)
 
-    def _open_window(self) -> Window:
+    def _open_window(self) -> PairingWindow:
         if self.window is None:
-            raise WindowClosed("this device does not accept a code now")
+            raise PairingWindowClosed("this device does not accept a code now")
         if not self.is_open:
-            raise WindowClosed(
+            raise PairingWindowClosed(
                 f"this device does not accept a code now: {self.window.why_closed(self._now())}"
             )
         return self.window
 
-    def _window_with_a_try(self) -> Window:
+    def _window_with_a_try(self) -> PairingWindow:
         """The open window, with a try for one guess more.
 
         Raises:
-            WindowClosed: it is not open.
+            PairingWindowClosed: it is not open.
             Busy: our own guesses under way may use up the tries that are left.
         """
         window = self._open_window()
         if self._guesses >= window.tries_left:
-            raise Busy("other devices are trying codes now, and few tries are left")
+            raise PairingBusy("other devices are trying codes now, and few tries are left")
         return window
 
-    def _count_broken_off(self, device: str, error: BrokenOff) -> None:
+    def _count_broken_off(self, device: str, error: PairingBrokenOff) -> None:
         """One try less, without a word as long as it is made again. Raises WrongCode: it is not."""
         self._broken_off[device] += 1
         last = self.window is None or self.window.tries_left <= 1
@@ -309,20 +311,20 @@ class PairingService:
         return self.window.tries_left if self.window is not None else 0
 
 
-async def _answer_to_guess(channel: PairingChannel, client: Client) -> bytes:
+async def _answer_to_guess(channel: PairingChannel, client: PairingClient) -> bytes:
     """Our third message, once the server has proved to know the code.
 
     Raises:
         WrongCode: it says or shows that the codes differ.
-        BrokenOff: anything else. A refusal of another kind too: whoever has our guess has tested a
-            code with it and says what it likes.
+        PairingBrokenOff: anything else. A refusal of another kind too: whoever has our guess has
+            tested a code with it and says what it likes.
     """
     try:
         return client.done(await channel.receive())
     except WrongCode:
         raise
     except PeerError as error:
-        raise BrokenOff(f"the other device stopped the pairing: {error}") from error
+        raise PairingBrokenOff(f"the other device stopped the pairing: {error}") from error
 
 
 async def _message(channel: PairingChannel) -> bytes:
@@ -331,7 +333,7 @@ async def _message(channel: PairingChannel) -> bytes:
     return await channel.receive()
 
 
-async def _say_hello(channel: PairingChannel, client: Client) -> None:
+async def _say_hello(channel: PairingChannel, client: PairingClient) -> None:
     try:
         await channel.send(client.hello())
     except LinkClosed as error:  # a refusal may have come before, which is read next

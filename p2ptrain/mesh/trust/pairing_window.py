@@ -40,7 +40,7 @@ def normalised_code(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PairingWindow:
     """One opening of the window; values, not a clock.
 
     Attributes:
@@ -56,7 +56,7 @@ class Window:
     invited: bool = False
 
     @classmethod
-    def opened(cls, code: str, now: float, *, invited: bool = False) -> Window:
+    def opened(cls, code: str, now: float, *, invited: bool = False) -> PairingWindow:
         """A window that opens now."""
         return cls(code, now + WINDOW_SECONDS, invited=invited)
 
@@ -69,7 +69,7 @@ class Window:
         """Whether a device may still pair."""
         return self.tries_left > 0 and now < self.closes_at
 
-    def after_wrong_try(self) -> Window:
+    def after_wrong_try(self) -> PairingWindow:
         """The same window, one try poorer; its end does not move."""
         return replace(self, wrong_tries=self.wrong_tries + 1)
 

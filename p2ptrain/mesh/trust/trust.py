@@ -95,7 +95,7 @@ TrustBook = Mapping[str, TrustedDevice]
 """By device id; never this device itself."""
 
 
-class Verdict(NamedTuple):
+class TrustDecision(NamedTuple):
     """What `judge` decided: the entry to remember, or None, and why; `gone` makes room for it.
 
     `too_many`: its signer has introduced more devices than one may.
@@ -113,36 +113,36 @@ def sign_record(device: TrustedDevice, signer: Identity) -> TrustRecord:
     return TrustRecord(said, signer.sign(_signed_bytes(said)))
 
 
-def judge(record: TrustRecord, book: TrustBook, self_id: str) -> Verdict:
+def judge(record: TrustRecord, book: TrustBook, self_id: str) -> TrustDecision:
     """Whether `record` changes what this device remembers. Pure."""
     device, known = record.device, book.get(record.device.id)
     if device.id == self_id:
-        return Verdict(None, "it is about this device")
+        return TrustDecision(None, "it is about this device")
     if device.id == device.introduced_by:
-        return Verdict(None, "it is about its own signer")
+        return TrustDecision(None, "it is about its own signer")
     signer = book.get(device.introduced_by)
     if signer is None or signer.revoked:
-        return Verdict(None, "its signer is not trusted")
+        return TrustDecision(None, "its signer is not trusted")
     if not is_signed(signer.certificate_der, _signed_bytes(device), record.signature):
-        return Verdict(None, "its signature is wrong")
+        return TrustDecision(None, "its signature is wrong")
     gone = None
     if known is None:
         introduced, most = introductions(signer.id, book)
         if introduced >= most:
             reason = f"{signer.name} has introduced {introduced} devices already"
-            return Verdict(None, reason, too_many=True)
+            return TrustDecision(None, reason, too_many=True)
         if len(book) >= DEVICES_LIMIT:
             gone = _least_worth(book)
             if gone is None:
-                return Verdict(None, f"{DEVICES_LIMIT} devices are remembered already")
+                return TrustDecision(None, f"{DEVICES_LIMIT} devices are remembered already")
     if known is not None and not _is_newer(device, known):
-        return Verdict(None, "nothing new")
+        return TrustDecision(None, "nothing new")
     if device.counter > (known.counter if known else 0) + COUNTER_JUMP_LIMIT:
-        return Verdict(None, "its counter jumps")
+        return TrustDecision(None, "its counter jumps")
     if not can_be_a_device(device.certificate_der):
         # Not a breach that ends the link: who tells it may have had it from the one who made it up.
-        return Verdict(None, "its certificate is none")
-    return Verdict(device, "removed" if device.revoked else "introduced", gone)
+        return TrustDecision(None, "its certificate is none")
+    return TrustDecision(device, "removed" if device.revoked else "introduced", gone)
 
 
 def introductions(introducer: str, book: TrustBook) -> tuple[int, int]:
@@ -171,21 +171,23 @@ def _least_worth(book: TrustBook, self_id: str | None = None) -> str | None:
     return next((entry.id for entry in (*orphans, *reversed(removed), *crowded)), None)
 
 
-def after_pairing(book: TrustBook, certificate_der: bytes, name: str, self_id: str) -> Verdict:
+def after_pairing(
+    book: TrustBook, certificate_der: bytes, name: str, self_id: str
+) -> TrustDecision:
     """The entry for a device that has just proved to know the code."""
     known = book.get(device_id(certificate_der))
     gone = None
     if known is None and len(book) >= DEVICES_LIMIT:
         gone = _least_worth(book, self_id)
         if gone is None:
-            return Verdict(None, f"it is paired with {DEVICES_LIMIT} devices already")
+            return TrustDecision(None, f"it is paired with {DEVICES_LIMIT} devices already")
     counter = known.counter if known else 0
     if known is None or known.revoked:
         counter += 1
     entry = TrustedDevice(
         device_id(certificate_der), certificate_der, name, counter, False, self_id
     )
-    return Verdict(entry, "paired", gone)
+    return TrustDecision(entry, "paired", gone)
 
 
 def after_removal(known: TrustedDevice, self_id: str) -> TrustedDevice:

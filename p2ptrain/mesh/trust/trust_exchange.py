@@ -17,7 +17,7 @@ from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.links.connections import Connections
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust.trust import (
     RECORD_LIMIT_BYTES,
     TrustedDevice,
@@ -39,7 +39,7 @@ ADDRESSES_LIMIT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _TrustNotice:
     record: Annotated[bytes, Length(RECORD_LIMIT_BYTES)]
     addresses: Annotated[tuple[Address, ...], Length(ADDRESSES_LIMIT)]
 
@@ -56,7 +56,7 @@ class TrustExchange:
         store: TrustStore,
         connections: Connections,
         guard: Guard,
-        notices: Notices,
+        notices: WarnOnce,
         changed: Callable[[TrustedDevice, Sequence[Address]], None],
     ) -> None:
         self._store = store
@@ -68,20 +68,20 @@ class TrustExchange:
     def link_up(self, peer_id: str) -> None:
         """Tell the device all that we know."""
         for record in self._store.records():
-            self._tell(peer_id, record)
+            self._notify(peer_id, record)
 
     def spread(self, device_id: str, except_for: str = "") -> None:
         """Tell all what we know of one device."""
         record = self._store.record(device_id)
         for peer_id in self._connections.connected():
             if peer_id != except_for:
-                self._tell(peer_id, record)
+                self._notify(peer_id, record)
 
     async def take(self, peer_id: str, message: Message) -> None:
         """Handler of TRUST_KIND."""
         try:
-            told = read_form(_Told, message.fields, "a trust record's message", extra=True)
-            record = decode_record(told.record)
+            notice = read_form(_TrustNotice, message.fields, "a trust record's message", extra=True)
+            record = decode_record(notice.record)
         except ProtocolError as error:
             self._guard.note(peer_id, Offence.MALFORMED, why=str(error))
             self._connections.cut(peer_id, str(error))
@@ -90,7 +90,7 @@ class TrustExchange:
         log.debug("trust_record", about=record.device.id[:16], by=peer_id[:16], why=reason)
         if entry is not None:
             log.info("trust", name=entry.name, change=reason, by=peer_id[:16])
-            self._changed(entry, told.addresses)
+            self._changed(entry, notice.addresses)
             self.spread(entry.id, except_for=peer_id)
 
     def _taken(self, record: TrustRecord, peer_id: str) -> tuple[TrustedDevice | None, str]:
@@ -111,9 +111,9 @@ class TrustExchange:
             self._guard.note(peer_id, Offence.INTRODUCTIONS)
         return verdict.entry, verdict.reason
 
-    def _tell(self, peer_id: str, record: TrustRecord) -> None:
+    def _notify(self, peer_id: str, record: TrustRecord) -> None:
         about = record.device.id
         if about != peer_id:
             addresses = tuple(self._connections.addresses(about).proven[:ADDRESSES_LIMIT])
-            told = _Told(encode_record(record), addresses)
-            self._connections.post(peer_id, Message(TRUST_KIND, write_form(told)))
+            notice = _TrustNotice(encode_record(record), addresses)
+            self._connections.post(peer_id, Message(TRUST_KIND, write_form(notice)))

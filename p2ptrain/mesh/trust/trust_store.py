@@ -21,9 +21,9 @@ from p2ptrain.mesh.trust.trust import (
     Counter,
     Digest,
     TrustBook,
+    TrustDecision,
     TrustedDevice,
     TrustRecord,
-    Verdict,
     after_pairing,
     after_removal,
     judge,
@@ -94,7 +94,7 @@ class TrustStore:
         self._keep(verdict.entry, verdict.gone)
         return verdict.entry, verdict.gone
 
-    def take(self, record: TrustRecord) -> Verdict:
+    def take(self, record: TrustRecord) -> TrustDecision:
         """Merge what another device says; the verdict says whether it changed anything.
 
         Raises:
@@ -163,7 +163,7 @@ def _to_base64(der: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _StoredDevice:
     """A device in the file."""
 
     id: Digest
@@ -175,13 +175,13 @@ class _Kept:
 
 
 def _read_kept(value: object) -> TrustedDevice:
-    kept = read_form(_Kept, value, "a device")
+    kept = read_form(_StoredDevice, value, "a device")
     rest = (kept.name, kept.counter, kept.revoked, kept.introduced_by)
     return TrustedDevice(kept.id, kept.certificate, *rest)
 
 
 def _write_kept(d: TrustedDevice) -> dict[str, Any]:
-    kept = _Kept(d.id, d.name, d.certificate_der, d.counter, d.revoked, d.introduced_by)
+    kept = _StoredDevice(d.id, d.name, d.certificate_der, d.counter, d.revoked, d.introduced_by)
     return write_form(kept)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from p2ptrain.model.capture.translated import Translated
 from p2ptrain.model.graph.effects import aliased_references, mutated_references
-from p2ptrain.model.graph.nodes import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.graph.nodes import GraphNode, InputRef, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.tracing.autograd_graph import storage_of, tensors_in
 
 
@@ -39,7 +39,7 @@ class _Classes:
 class Aliases:
     """The values of one graph, sorted by the memory that they may share."""
 
-    def __init__(self, nodes: Sequence[Node], classes: _Classes) -> None:
+    def __init__(self, nodes: Sequence[GraphNode], classes: _Classes) -> None:
         self._nodes = nodes
         self._classes = classes
         self.members: dict[Reference, set[Reference]] = defaultdict(set)
@@ -101,12 +101,12 @@ def traced_aliases(graph: Translated) -> Aliases:
     return Aliases(graph.nodes, classes)
 
 
-def declared_aliases(nodes: Sequence[Node]) -> Aliases:
+def declared_aliases(nodes: Sequence[GraphNode]) -> Aliases:
     """By what operators declare alone: of a graph that arrived from elsewhere."""
     return Aliases(nodes, _declared(nodes))
 
 
-def _declared(nodes: Sequence[Node]) -> _Classes:
+def _declared(nodes: Sequence[GraphNode]) -> _Classes:
     classes = _Classes()
     for index, node in enumerate(nodes):
         for reference in aliased_references(node):

@@ -25,13 +25,13 @@ from torch.fx.graph_module import _loader
 
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.capture.aliases import Aliases, traced_aliases
-from p2ptrain.model.capture.captured import Captured, Limits, StateTable
-from p2ptrain.model.capture.cuts import Cuts, possible_cuts
+from p2ptrain.model.capture.captured import Captured, SampleLimits, StateTable
+from p2ptrain.model.capture.cuts import GraphCuts, possible_cuts
 from p2ptrain.model.capture.export import Exported, export
 from p2ptrain.model.capture.export_errors import LossRefuses
 from p2ptrain.model.capture.matching import Matched, match_cuts
-from p2ptrain.model.capture.min_batch import least_samples, refuses_one_sample
-from p2ptrain.model.capture.scored_module import Example, Loss, Scored
+from p2ptrain.model.capture.min_batch import min_batch, refuses_one_sample
+from p2ptrain.model.capture.scored_module import Example, Loss, ScoredModule
 from p2ptrain.model.capture.structure import structure_of
 from p2ptrain.model.capture.translate import translate
 from p2ptrain.model.capture.translated import Translated
@@ -86,13 +86,13 @@ def _capture(
     refuse_unready(module)
     taken = _take_apart(example)
     table = StateTable(module)
-    scored = Scored(module, loss, taken)
+    scored = ScoredModule(module, loss, taken)
     exported = export(scored, taken, training=True)
     train = evaluate = _translate(exported, taken, table)
     trains = evaluates = _limits(exported, train)
     unscored = ""
     if evaluation:
-        with _told_of_evaluation():
+        with _blaming_evaluation():
             exported, unscored = _export_evaluation(scored, taken)
             evaluate = _translate(exported, taken, table)
         evaluates = _limits(exported, evaluate)
@@ -132,13 +132,13 @@ def _given_back() -> Iterator[None]:
             linecache.cache.pop(source, None)
 
 
-def _limits(exported: Exported, graph: Translated) -> Limits:
+def _limits(exported: Exported, graph: Translated) -> SampleLimits:
     one = refuses_one_sample(graph)
     known = graph.batch.least(exported.program)
-    return Limits(one, known, max(known, 2 if one else 1, least_samples(graph)))
+    return SampleLimits(one, known, max(known, 2 if one else 1, min_batch(graph)))
 
 
-def _export_evaluation(scored: Scored, example: Example) -> tuple[Exported, str]:
+def _export_evaluation(scored: ScoredModule, example: Example) -> tuple[Exported, str]:
     """The second export, and why it is without the loss, where it is; "" where it has it."""
     try:
         return export(scored, example, training=False), ""
@@ -148,7 +148,7 @@ def _export_evaluation(scored: Scored, example: Example) -> tuple[Exported, str]
 
 
 @contextmanager
-def _told_of_evaluation() -> Iterator[None]:
+def _blaming_evaluation() -> Iterator[None]:
     """Say of what fails that it is not the training: that was captured before."""
     try:
         yield
@@ -197,7 +197,7 @@ def _describe(
         evaluate_cuts.widths,
         trainable | written,
     )
-    with _told_of_evaluation():
+    with _blaming_evaluation():
         evaluated = _graph(evaluate, matched.evaluate, evaluate_cuts)
     return ModelDescription(
         name=name,
@@ -224,7 +224,7 @@ def _leaves(kind: str, leaves: Sequence[Tensor]) -> tuple[ValueDescription, ...]
     )
 
 
-def _refuse_without_gradient(train: Translated, cuts: Cuts) -> None:
+def _refuse_without_gradient(train: Translated, cuts: GraphCuts) -> None:
     """Plain torch would refuse the backward. Raises CaptureError."""
     loss = train.outputs[0]
     value = cuts.values.get(loss.index) if isinstance(loss, NodeRef) else None
@@ -236,7 +236,7 @@ def _refuse_without_gradient(train: Translated, cuts: Cuts) -> None:
     )
 
 
-def _landscape(graph: Translated, cuts: Cuts) -> Landscape:
+def _landscape(graph: Translated, cuts: GraphCuts) -> Landscape:
     arguments = [[graph.value_of(argument) for argument in node.args] for node in graph.nodes]
     from_state = _from_state(graph)
     return Landscape(
@@ -275,7 +275,7 @@ def _state_used(*graphs: Translated) -> frozenset[str]:
     )
 
 
-def _graph(graph: Translated, positions: Sequence[int], cuts: Cuts) -> Graph:
+def _graph(graph: Translated, positions: Sequence[int], cuts: GraphCuts) -> Graph:
     """The finished graph, with a description of every value that crosses a cut between units."""
     last = last_uses(graph.nodes, graph.outputs)
     bare = Graph(graph.nodes, graph.outputs, {})

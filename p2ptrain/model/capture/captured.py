@@ -37,7 +37,7 @@ class StateTable:
         self._names: dict[int, str] = {}
         self._tied: dict[str, str] = {}
         self._constants: dict[tuple[object, ...], str] = {}
-        self._taken: list[Placed] = []
+        self._taken: list[TensorMemory] = []
         for name, parameter in module.named_parameters(remove_duplicate=False):
             self._add(name, parameter, TensorKind.PARAMETER)
         for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -64,7 +64,7 @@ class StateTable:
         name = self._find(exported.startswith("module."), own, tensor, written)
         constant = self._kinds[name] is TensorKind.CONSTANT
         kept = tensor if constant else self._tensors[name]
-        self._taken.append(Placed(_label(own), kept, written))
+        self._taken.append(TensorMemory(_label(own), kept, written))
         return name
 
     def _find(self, of_module: bool, own: str, tensor: Tensor, written: bool) -> str:
@@ -87,7 +87,7 @@ class StateTable:
         """
         trainable = self.trainable_names()
         own = [
-            Placed(repr(name), tensor, name in trainable)
+            TensorMemory(repr(name), tensor, name in trainable)
             for name, tensor in self._tensors.items()
             if self._kinds[name] is not TensorKind.CONSTANT
         ]
@@ -143,7 +143,7 @@ class StateTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SampleLimits:
     """How few samples one graph is for.
 
     Attributes:
@@ -175,8 +175,8 @@ class Captured:
         example: Example,
         output: Structure,
         table: StateTable,
-        trains: Limits,
-        evaluates: Limits,
+        trains: SampleLimits,
+        evaluates: SampleLimits,
         unscored: str,
     ) -> None:
         self.description = description
@@ -262,7 +262,7 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class TensorMemory:
     """A tensor of the model.
 
     Attributes:
@@ -294,7 +294,7 @@ def repeats_itself(tensor: Tensor) -> bool:
     return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def refuse_shared_memory(tensors: Iterable[Placed]) -> None:
+def refuse_shared_memory(tensors: Iterable[TensorMemory]) -> None:
     """Refuse memory that tensors, or elements of one, have in common and training writes to.
 
     Raises:
@@ -316,7 +316,7 @@ def refuse_shared_memory(tensors: Iterable[Placed]) -> None:
             )
 
 
-def _neighbours(tensors: Iterable[Placed]) -> Iterator[tuple[Placed, Placed]]:
+def _neighbours(tensors: Iterable[TensorMemory]) -> Iterator[tuple[TensorMemory, TensorMemory]]:
     """Pairs whose first and last elements leave room for common ones."""
     placed = [t for t in tensors if t.tensor.numel() and t.first]
     placed.sort(key=lambda t: t.first)
@@ -327,7 +327,7 @@ def _neighbours(tensors: Iterable[Placed]) -> Iterator[tuple[Placed, Placed]]:
             yield one, other
 
 
-def _meet(one: Placed, other: Placed) -> bool:
+def _meet(one: TensorMemory, other: TensorMemory) -> bool:
     """Whether they have an element in common: columns of one matrix, for example, have none."""
     size = one.tensor.element_size()
     start = min(one.first, other.first)

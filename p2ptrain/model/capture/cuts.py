@@ -24,7 +24,7 @@ REFERENCE_BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
+class GraphCuts:
     """Every possible cut of one graph.
 
     Attributes:
@@ -41,7 +41,7 @@ def possible_cuts(
     aliases: Aliases,
     inputs: tuple[ValueDescription, ...],
     trainable: frozenset[str],
-) -> Cuts:
+) -> GraphCuts:
     """All positions where `graph` may be cut; `trainable` names its parameters with gradients."""
     values = _describe_values(graph, aliases, trainable)
     forbidden = {p for first, last in aliases.uncut_ranges() for p in range(first + 1, last + 1)}
@@ -61,7 +61,7 @@ def possible_cuts(
         width = _width(crossing, inputs, values)
         if width is not None:
             widths[position] = width
-    return Cuts(widths, values)
+    return GraphCuts(widths, values)
 
 
 def _width(
@@ -70,15 +70,15 @@ def _width(
     values: Mapping[int, ValueDescription],
 ) -> float | None:
     """Bytes a sample, or None where this cannot cross."""
-    width, tells_batch = 0.0, False
+    width, depends_on_batch = 0.0, False
     for value in crossing:
         table = inputs if isinstance(value, InputRef) else values
         if isinstance(value, NodeRef) and value.index not in values:
             return None
         description = table[value.index]
         width += description.nbytes(REFERENCE_BATCH) / REFERENCE_BATCH
-        tells_batch = tells_batch or description.tells_batch
-    return width if tells_batch else None
+        depends_on_batch = depends_on_batch or description.depends_on_batch
+    return width if depends_on_batch else None
 
 
 def _describe_values(

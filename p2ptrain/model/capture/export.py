@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.capture.export_errors import LossRefuses, explain, next_least
-from p2ptrain.model.capture.scored_module import Example, Scored
+from p2ptrain.model.capture.export_errors import LossRefuses, explain, next_min_batch
+from p2ptrain.model.capture.scored_module import Example, ScoredModule
 from p2ptrain.model.capture.structure import Structure
-from p2ptrain.model.capture.trial_runs import TrialRuns, resized, torch_is_quiet
-from p2ptrain.model.capture.two_call_check import Twice, refuse_changing, repeats
+from p2ptrain.model.capture.trial_runs import TrialRuns, resized, silence_torch_logs
+from p2ptrain.model.capture.two_call_check import TwoCalls, computes_the_same_twice, refuse_changing
 from p2ptrain.model.tracing.autograd_functions import UndefinedGradientsError
 from p2ptrain.model.tracing.derivatives import DifferentiatesError
 from p2ptrain.model.tracing.trace_patches import as_written, refuse_gradient_hooks
@@ -36,10 +36,10 @@ _EXPORT_BATCHES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 _LARGE = (211, 223, 227, 229, 233, 239)
 """The same, for models that need many samples."""
 
-_MOST_GUESSES = 8
+_MAX_GUESSES = 8
 """Times that a model is traced, each with what the last time has shown of its gradients."""
 
-_MOST_BOUNDS = 4
+_MAX_BOUNDS = 4
 """Lower bounds of the batch size that are tried before the last."""
 
 
@@ -56,7 +56,7 @@ class Exported:
     output: Structure
 
 
-def export(scored: Scored, example: Example, training: bool) -> Exported:
+def export(scored: ScoredModule, example: Example, training: bool) -> Exported:
     """Trace one mode; the user's module is as it was afterwards.
 
     Raises:
@@ -86,7 +86,7 @@ def export(scored: Scored, example: Example, training: bool) -> Exported:
     return Exported(program, scored.last_output)
 
 
-def _trials(scored: Scored, example: Example) -> TrialRuns:
+def _trials(scored: ScoredModule, example: Example) -> TrialRuns:
     def run(inputs: list[Tensor], targets: list[Tensor]) -> None:
         with _put_back(scored):
             scored(inputs, targets)
@@ -95,7 +95,7 @@ def _trials(scored: Scored, example: Example) -> TrialRuns:
 
 
 def _export_large_enough(
-    scored: Scored, example: Example, trials: TrialRuns
+    scored: ScoredModule, example: Example, trials: TrialRuns
 ) -> tuple[list[Tensor], list[Tensor], torch.export.ExportedProgram]:
     """Export with few samples, which is quick; with many where only that many work.
 
@@ -122,7 +122,7 @@ def _export_large_enough(
 
 
 def _export_as_eager(
-    scored: Scored, inputs: list[Tensor], targets: list[Tensor]
+    scored: ScoredModule, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
     """Export what the model does in plain torch; else what it does when it is told of the export.
 
@@ -137,7 +137,9 @@ def _export_as_eager(
         return _export(scored, scored, inputs, targets)
 
 
-def _refuse_unless_repeated(scored: Scored, inputs: list[Tensor], targets: list[Tensor]) -> None:
+def _refuse_unless_repeated(
+    scored: ScoredModule, inputs: list[Tensor], targets: list[Tensor]
+) -> None:
     """Refuse a model that computes with what the last export has seen it change.
 
     Raises:
@@ -146,42 +148,42 @@ def _refuse_unless_repeated(scored: Scored, inputs: list[Tensor], targets: list[
     changed = scored.changed
     held = [value for *_, value in scored.held().values() if isinstance(value, Tensor)]
     try:
-        twice = _export(scored, Twice(scored), _and_copies(inputs), _and_copies(targets))
+        twice = _export(scored, TwoCalls(scored), _and_copies(inputs), _and_copies(targets))
     except Exception as error:  # of the second call, which meets what the first one has left
         _log.debug("a second call of forward() failed", exc_info=error)
         refuse_changing(changed)
     scored.unseen.put_back()
-    if not repeats(twice, len(inputs), held):
+    if not computes_the_same_twice(twice, len(inputs), held):
         refuse_changing(changed)
 
 
 def _export(
-    scored: Scored, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
+    scored: ScoredModule, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
     """Export `module`, of which `scored` is a part, for all batches but those too small for it."""
     scored.undefined = frozenset()
-    for _ in range(_MOST_GUESSES):
+    for _ in range(_MAX_GUESSES):
         try:
-            return _export_from_least(scored, module, inputs, targets)
+            return _export_from_min(scored, module, inputs, targets)
         except DifferentiatesError:
             scored.differentiates = True
         except UndefinedGradientsError as error:
             scored.undefined = error.places
         except KeptBuffersError as error:
             scored.copied |= error.paths
-    return _export_from_least(scored, module, inputs, targets)
+    return _export_from_min(scored, module, inputs, targets)
 
 
-def _export_from_least(
-    scored: Scored, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
+def _export_from_min(
+    scored: ScoredModule, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
     least = 0
-    for _ in range(_MOST_BOUNDS):
+    for _ in range(_MAX_BOUNDS):
         try:
             with _put_back(scored):
                 return _trace(module, inputs, targets, least)
         except Exception as error:
-            wanted = next_least(error, least)
+            wanted = next_min_batch(error, least)
             if wanted is None:
                 raise
             least = wanted
@@ -194,11 +196,11 @@ def _trace(
 ) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=least or None)
     dynamic = ([{0: batch} for _ in inputs], [{0: batch} for _ in targets])
-    with torch_is_quiet():
+    with silence_torch_logs():
         return torch.export.export(module, (inputs, targets), dynamic_shapes=dynamic, strict=False)
 
 
-def _export_batch(scored: Scored, example: Example, sizes: Sequence[int]) -> int:
+def _export_batch(scored: ScoredModule, example: Example, sizes: Sequence[int]) -> int:
     """A batch size that is no dimension of any tensor, so that equal sizes are no coincidence."""
     taken = {size for tensor in scored.state_dict().values() for size in _sizes(tensor)}
     for leaf in (*example.input_leaves, *example.target_leaves):
@@ -216,7 +218,7 @@ def _and_copies(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def undisturbed(scored: Scored, training: bool) -> Iterator[None]:
+def undisturbed(scored: ScoredModule, training: bool) -> Iterator[None]:
     """The module in the mode asked for; on leaving, everything that it keeps as it was.
 
     Parts that its author has put in evaluation mode stay in it, as in a loop of plain torch. Where
@@ -234,7 +236,7 @@ def undisturbed(scored: Scored, training: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _put_back(scored: Scored) -> Iterator[None]:
+def _put_back(scored: ScoredModule) -> Iterator[None]:
     """On leaving, attributes of every part, containers and helper objects are as they were."""
     before = scored.held()
     try:

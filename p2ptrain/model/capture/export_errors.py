@@ -29,7 +29,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.capture.trial_runs import Asking, TrialRuns
+from p2ptrain.model.capture.trial_runs import BatchSizeRead, TrialRuns
 from p2ptrain.model.tracing.function_modes import BatchLength
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -100,11 +100,11 @@ _NOT_TRACEABLE = (
     "no random numbers of Python's own"
 )
 
-_SUGGESTED_LEAST = re.compile(r"batch = Dim\('batch', min=(\d+)")
+_SUGGESTED_MIN = re.compile(r"batch = Dim\('batch', min=(\d+)")
 
 _GUARD, _CONSTANT = "satisfy the generated guard", "specialized it to be a constant"
 
-_TRIED_LEAST = (3, 8)
+_TRIED_MINIMA = (3, 8)
 
 _MAKES_NUMBER = ("__index__", "__int__")
 
@@ -123,10 +123,10 @@ class FailsItself(CaptureError):
     """
 
     def __init__(self, own: Exception) -> None:
-        told = " ".join(filter(None, (_at(user_place(own)), _in_layer(own))))
+        description = " ".join(filter(None, (_at(user_place(own)), _in_layer(own))))
         super().__init__(
             "the model or its loss fails on the first samples of the data, in plain torch too: "
-            f"{told + ': ' if told else ''}{_telling_line(own)}"
+            f"{description + ': ' if description else ''}{_informative_line(own)}"
         )
         self.own = own
 
@@ -155,8 +155,10 @@ def explain(error: Exception, trials: TrialRuns) -> CaptureError:
         own = trials.in_plain_torch()
         if own is not None and not isinstance(own, CaptureError):
             return FailsItself(own)
-    told = f"{where}: " if where else ""
-    return CaptureError(f"the model cannot be captured: {told}{cause}. ({_telling_line(error)})")
+    description = f"{where}: " if where else ""
+    return CaptureError(
+        f"the model cannot be captured: {description}{cause}. ({_informative_line(error)})"
+    )
 
 
 def _in_layer(error: BaseException) -> str:
@@ -168,7 +170,7 @@ def _in_layer(error: BaseException) -> str:
     return f"in {str(leaves[-1])[:120]}" if leaves else ""
 
 
-def next_least(error: Exception, least: int) -> int | None:
+def next_min_batch(error: Exception, least: int) -> int | None:
     """With how many samples at least to export again; None where that is not why it failed.
 
     torch.export says with how many, or only that it could not show something for all numbers, which
@@ -178,11 +180,11 @@ def next_least(error: Exception, least: int) -> int | None:
         error: what torch.export raised, asked for `least` samples or more.
     """
     texts = [str(link) for link in _chain(error)]
-    found = next(filter(None, map(_SUGGESTED_LEAST.search, texts)), None)
+    found = next(filter(None, map(_SUGGESTED_MIN.search, texts)), None)
     if found is not None:
         return int(found[1]) if int(found[1]) > least else None
     is_unshown = any(_GUARD in text and _CONSTANT not in text for text in texts)
-    return next((few for few in _TRIED_LEAST if few > least), None) if is_unshown else None
+    return next((few for few in _TRIED_MINIMA if few > least), None) if is_unshown else None
 
 
 def _multiples_only(divisor: int) -> str:
@@ -195,7 +197,7 @@ def _multiples_only(divisor: int) -> str:
 def refusal(error: Exception) -> str:
     """Where the user's code refuses something, and with what words."""
     place = user_place(error)
-    return f"at {place}: {_telling_line(error)}" if place else _telling_line(error)
+    return f"at {place}: {_informative_line(error)}" if place else _informative_line(error)
 
 
 def _cause(error: BaseException) -> str:
@@ -226,9 +228,9 @@ def _of_values(error: BaseException, *, is_number: bool) -> str:
 
 def _of_torch_layer(error: BaseException) -> str | None:
     for frame in traceback.extract_tb(error.__traceback__):
-        told = _BY_TORCH_FUNCTION.get((Path(frame.filename).name, frame.name))
-        if told is not None and frame.filename.startswith(_TORCH):
-            return told
+        description = _BY_TORCH_FUNCTION.get((Path(frame.filename).name, frame.name))
+        if description is not None and frame.filename.startswith(_TORCH):
+            return description
     return None
 
 
@@ -243,13 +245,13 @@ def _where_asked(trials: TrialRuns, *, fixes: bool) -> str:
     return "" if asking is None else _at(_place(asking.stack))
 
 
-def _of_fixing(asking: Asking | None) -> str:
+def _of_fixing(asking: BatchSizeRead | None) -> str:
     """Why the batch size is one number, where no line of the user's own fails with another one."""
     if asking is None:
         return _FIXED_BATCH
     operator = control_flow_in(asking.stack)
     if operator is not None:
-        return f"p2ptrain does not carry {operator} to other devices. {instead_of(operator)}"
+        return f"p2ptrain does not carry {operator} to other devices. {control_flow_hint(operator)}"
     if _is_taken_by_python(asking.stack):
         return _PYTHON_NUMBER
     layer = type(asking.module)
@@ -322,7 +324,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
-def _telling_line(error: BaseException) -> str:
+def _informative_line(error: BaseException) -> str:
     """The first; of a batch size that torch.export refuses, the one that says which."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     guards = [line for line in lines if _GUARD in line]
@@ -364,7 +366,7 @@ _INSTEAD: Mapping[str, str] = {
 }
 
 
-def instead_of(name: str) -> str | None:
+def control_flow_hint(name: str) -> str | None:
     """What to write instead of the operator `name`; None where it is none of these."""
     return _INSTEAD.get(name.removesuffix("_impl"))
 

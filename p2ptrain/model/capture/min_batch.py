@@ -25,11 +25,11 @@ from torch._subclasses.fake_tensor import (
 )
 
 from p2ptrain.model.capture.translated import Translated
-from p2ptrain.model.capture.trial_runs import torch_is_quiet
+from p2ptrain.model.capture.trial_runs import silence_torch_logs
 from p2ptrain.model.graph.nodes import (
     Argument,
+    GraphNode,
     InputRef,
-    Node,
     NodeRef,
     Reference,
     StateRef,
@@ -38,10 +38,10 @@ from p2ptrain.model.graph.nodes import (
 from p2ptrain.model.graph.operators import resolve
 from p2ptrain.model.graph.values import Polynomial
 
-MOST = 256
+MAX_BATCH = 256
 """Samples up to which is searched: what needs more cannot be exported either."""
 
-_UNTOLD = (
+_DATA_DEPENDENT = (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedFakeTensorException,
@@ -53,14 +53,14 @@ _REFUSED = (RuntimeError, IndexError, ValueError, TypeError, ArithmeticError)
 """What operators raise where they cannot compute."""
 
 
-def least_samples(graph: Translated) -> int:
+def min_batch(graph: Translated) -> int:
     """The fewest samples of which every value has the shape that the graph says.
 
     1 where no number does: whatever fails then, the number of samples is not why.
     """
     too_few, samples = 0, 1
     while not _computes(graph, samples):
-        if samples == MOST:
+        if samples == MAX_BATCH:
             return 1
         too_few, samples = samples, 2 * samples
     while samples - too_few > 1:
@@ -71,9 +71,9 @@ def least_samples(graph: Translated) -> int:
 
 def _computes(graph: Translated, samples: int) -> bool:
     try:
-        with torch_is_quiet(), FakeTensorMode(), torch.no_grad():
+        with silence_torch_logs(), FakeTensorMode(), torch.no_grad():
             return _Trial(graph, samples).agrees()
-    except _UNTOLD:
+    except _DATA_DEPENDENT:
         return True
     except _REFUSED:
         return False
@@ -150,7 +150,7 @@ def refuses_one_sample(train: Translated) -> bool:
     return any(_normalises_one(train, node) for node in train.nodes)
 
 
-def _normalises_one(graph: Translated, node: Node) -> bool:
+def _normalises_one(graph: Translated, node: GraphNode) -> bool:
     function = node.operator.split(".")[1]
     if function in _BATCH_NORMS and node.args[_TRAINING]:
         shape = _shape_of_one(graph, node)
@@ -162,7 +162,7 @@ def _normalises_one(graph: Translated, node: Node) -> bool:
     return False
 
 
-def _shape_of_one(graph: Translated, node: Node) -> list[int] | None:
+def _shape_of_one(graph: Translated, node: GraphNode) -> list[int] | None:
     """The shape of a node's first argument for a batch of one; None where it is not known."""
     value = graph.value_of(node.args[0])
     if not isinstance(value, Tensor):

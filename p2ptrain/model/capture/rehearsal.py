@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.capture.export import undisturbed
-from p2ptrain.model.capture.scored_module import Example, Loss, Scored
+from p2ptrain.model.capture.scored_module import Example, Loss, ScoredModule
 from p2ptrain.model.capture.trial_runs import warned_once
 from p2ptrain.model.graph.description import TensorKind
 from p2ptrain.model.stage.determinism import randomness_lock
@@ -33,7 +33,7 @@ from p2ptrain.model.stage.stage import Stage
 _STEP = 0.01
 """Relative size of an update: what a stale copy of a weight changes is far above rounding."""
 
-_LEAST_NORM = 1e-3
+_MIN_NORM = 1e-3
 """Of a parameter that an update is relative to: those that begin with zeros move too."""
 
 _SMALL = 1e-4
@@ -49,7 +49,7 @@ _UNSEEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class RehearsalEffort:
     """How many batches are compared: at least `least`, then more up to `most` within `seconds`."""
 
     least: int = 2
@@ -77,7 +77,7 @@ def rehearse(
     loss: Loss,
     captured: Captured,
     batches: Iterable[tuple[Any, Any]],
-    effort: Effort,
+    effort: RehearsalEffort,
     clock: Callable[[], float] = time.monotonic,
 ) -> Rehearsal:
     """Compare `captured` with `module` and `loss`; both are as they were afterwards.
@@ -103,7 +103,7 @@ def rehearse(
                     return Rehearsal(count, inexact, "it draws random numbers in another order")
                 raise CaptureError(pair.explain(difference, batch, count))
             if difference is not None:
-                inexact = inexact or difference.told
+                inexact = inexact or difference.text
             pair.update()
             count += 1
     return Rehearsal(count, inexact)
@@ -113,7 +113,7 @@ def rehearse(
 class _Difference:
     """The first thing that differs."""
 
-    told: str
+    text: str
     is_rounding: bool
 
 
@@ -127,7 +127,9 @@ class _Pair:
     def __init__(self, module: nn.Module, loss: Loss, captured: Captured) -> None:
         inputs: list[Tensor] = []
         self._captured = captured
-        self._scored = Scored(module, loss, Example(captured.input, captured.target, inputs, []))
+        self._scored = ScoredModule(
+            module, loss, Example(captured.input, captured.target, inputs, [])
+        )
         description = captured.description
         self._own = {t.name: captured.tensor(t.name) for t in description.tensors}
         self._trainable = [t.name for t in description.tensors if t.trainable]
@@ -189,7 +191,7 @@ class _Pair:
             for name in self._trainable:
                 own, theirs = self._own[name], stage.get(name, self._own[name])
                 if own.grad is not None and own.grad.isfinite().all():
-                    size = own.norm().clamp_min(_LEAST_NORM * own.numel() ** 0.5)
+                    size = own.norm().clamp_min(_MIN_NORM * own.numel() ** 0.5)
                     own.sub_(own.grad * (_STEP * size / own.grad.norm().clamp_min(1e-30)))
                 if own.data_ptr() != theirs.data_ptr():
                     theirs.copy_(own)
@@ -202,7 +204,7 @@ class _Pair:
         where = "" if layer is None else f"; {layer} gives something else for the same input"
         return (
             "the captured model computes something else than the module itself in plain torch: "
-            f"{difference.told}{where}. {_UNSEEN}"
+            f"{difference.text}{where}. {_UNSEEN}"
         )
 
     def _run_own(self, batch: tuple[Any, Any], number: int) -> tuple[Tensor, Tensor]:
@@ -284,8 +286,8 @@ class _Pair:
         finally:
             for hook in hooks:
                 hook.remove()
-        for (part, given, made), (other, again, anew) in zip(*calls, strict=False):
-            if part is other and _equal(given, again) and not _equal(made, anew):
+        for (part, given, made), (other, again, made_again) in zip(*calls, strict=False):
+            if part is other and _equal(given, again) and not _equal(made, made_again):
                 name = names[part]
                 return f"layer {name!r} ({type(part).__name__})" if name else "its own forward()"
         return None
@@ -302,17 +304,17 @@ def _difference(what: str, own: Tensor, theirs: Tensor, floor: float = 0.0) -> _
     if not unequal.any():
         return None
     first = tuple(int(k) for k in unequal.nonzero()[0])
-    told = f"{what} is {_number(one[first])}, captured {_number(other[first])}"
+    text = f"{what} is {_number(one[first])}, captured {_number(other[first])}"
     if first:
-        told = (
+        text = (
             f"{what} (at {list(first)}) is {_number(one[first])}, captured {_number(other[first])}"
         )
     if not one.is_floating_point() and not one.is_complex():
-        return _Difference(told, is_rounding=False)
+        return _Difference(text, is_rounding=False)
     scale = max(float(one.abs().nan_to_num().max()), floor)
     rounding = scale * float(torch.finfo(one.dtype).eps) ** 0.5
     apart = (one - other)[unequal].abs()
-    return _Difference(told, is_rounding=bool((apart <= rounding).all()))
+    return _Difference(text, is_rounding=bool((apart <= rounding).all()))
 
 
 def _number(value: Tensor) -> str:

@@ -18,10 +18,10 @@ from p2ptrain.model.tracing.attention_masks import CausalMasks
 from p2ptrain.model.tracing.autograd_functions import Place, own_backwards_as_traced
 from p2ptrain.model.tracing.derivatives import derivatives_as_traced
 from p2ptrain.model.tracing.function_modes import calls_as_traced
-from p2ptrain.model.tracing.python_state import Held
+from p2ptrain.model.tracing.python_state import PythonState
 from p2ptrain.model.tracing.trace_patches import unseeded
-from p2ptrain.model.tracing.untraced_changes import ReassignedBuffers, Unseen, uses_buffer
-from p2ptrain.model.tracing.vmap_autocast import told_eager
+from p2ptrain.model.tracing.untraced_changes import ReassignedBuffers, UntracedChanges, uses_buffer
+from p2ptrain.model.tracing.vmap_autocast import reported_as_eager
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -41,7 +41,7 @@ class Example:
     target_leaves: list[Tensor]
 
 
-class Scored(nn.Module):
+class ScoredModule(nn.Module):
     """The user's module, then the user's loss, over flat leaves.
 
     Attributes:
@@ -64,7 +64,7 @@ class Scored(nn.Module):
         self.is_scored = True
         self.masks = CausalMasks()
         self._roots = {"": module, "loss": loss}
-        self.unseen = Unseen(self, self._roots)
+        self.unseen = UntracedChanges(self, self._roots)
         self._example = example
         self._record = _Record()
 
@@ -77,7 +77,7 @@ class Scored(nn.Module):
         with (
             calls_as_traced(),
             unseeded(value for *_, value in held.values()),
-            told_eager() if self.as_eager else contextlib.nullcontext(),
+            reported_as_eager() if self.as_eager else contextlib.nullcontext(),
             derivatives_as_traced(expected=self.differentiates),
             own_backwards_as_traced(self.undefined, training=self.module.training) as calls,
         ):
@@ -123,9 +123,9 @@ class Scored(nn.Module):
             raise CaptureError("the model was not run")
         return self._record.output
 
-    def held(self) -> Held:
+    def held(self) -> PythonState:
         """What module and loss keep in Python, as it is now."""
-        return Held(self._roots)
+        return PythonState(self._roots)
 
     @property
     def changed(self) -> Sequence[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.model.tracing.python_state import REGISTERS, Held, current
+from p2ptrain.model.tracing.python_state import REGISTERS, PythonState, current
 
 _COMPARED_BYTES = 2**20
 """Larger tensors are data: their values are not watched."""
@@ -24,7 +24,7 @@ class Outdated:
     """Of one captured model; to be made before anything of the user's runs again."""
 
     def __init__(self, module: nn.Module, loss: object) -> None:
-        self._held = Held({"": module, "loss": loss}, code=True)
+        self._held = PythonState({"": module, "loss": loss}, code=True)
         registered = {
             id(tensor)
             for _, part in self._held.modules()
@@ -38,7 +38,7 @@ class Outdated:
             and id(value) not in registered
             and value.nbytes <= _COMPARED_BYTES
         ]
-        self._said = set[str]()
+        self._reported = set[str]()
 
     def news(self) -> list[str]:
         """Names of what has changed and was not named before."""
@@ -48,8 +48,8 @@ class Outdated:
             for path, holder, key, value in self._values
             if not _equal(current(holder, key), value)
         ]
-        new = [path for path in dict.fromkeys(changed) if path not in self._said]
-        self._said.update(new)
+        new = [path for path in dict.fromkeys(changed) if path not in self._reported]
+        self._reported.update(new)
         return new
 
 

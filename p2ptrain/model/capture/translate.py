@@ -19,15 +19,15 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.batch_symbol import BatchSymbol
-from p2ptrain.model.capture.export_errors import instead_of, is_own
+from p2ptrain.model.capture.export_errors import control_flow_hint, is_own
 from p2ptrain.model.capture.translated import Traced, Translated
 from p2ptrain.model.graph import operators
 from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references
 from p2ptrain.model.graph.nodes import (
     Argument,
+    GraphNode,
     InputRef,
-    Node,
     NodeRef,
     Reference,
     StateRef,
@@ -53,7 +53,7 @@ def translate(
     """Translate one mode.
 
     Args:
-        program: of `Scored`: first the model's input leaves, then the target's.
+        program: of `ScoredModule`: first the model's input leaves, then the target's.
         leaves: how many of its inputs are the model's.
         state_names: names for the tensors it takes besides.
 
@@ -136,7 +136,7 @@ class _Walk:
         returned: frozenset[StateRef],
     ) -> None:
         """What tracing knows of state and targets; which state the graph returns as it is."""
-        self.nodes: list[Node] = []
+        self.nodes: list[GraphNode] = []
         self.traced: list[Traced] = []
         self.batch = batch
         self.moved: set[int] = set()
@@ -221,10 +221,10 @@ class _Walk:
     ) -> NodeRef:
         if name is None or not operators.is_allowed(name):
             called = name or _called(node.target)
-            told = instead_of(called)
+            hint = control_flow_hint(called)
             raise CaptureError(
                 f"the model uses {called}, which p2ptrain does not carry to other devices"
-                f"{_where(node)}{f'. {told}' if told else ''}"
+                f"{_where(node)}{f'. {hint}' if hint else ''}"
             )
         arguments = tuple(_argument(argument) for argument in _dense(name, args))
         named = tuple(
@@ -273,7 +273,7 @@ class _Walk:
         while unique in self._names:
             unique, attempt = f"{name}_r{attempt}", attempt + 1
         self._names.add(unique)
-        self.nodes.append(Node(unique, operator, args, kwargs, grad_enabled))
+        self.nodes.append(GraphNode(unique, operator, args, kwargs, grad_enabled))
         return NodeRef(len(self.nodes) - 1)
 
 
@@ -338,11 +338,11 @@ def _where(node: fx.Node) -> str:
 
 
 def _without_unused(
-    nodes: Sequence[Node],
+    nodes: Sequence[GraphNode],
     traced: Sequence[Traced],
     outputs: tuple[InputRef | NodeRef, ...],
     moved: Collection[int],
-) -> tuple[tuple[Node, ...], tuple[Traced, ...], tuple[InputRef | NodeRef, ...]]:
+) -> tuple[tuple[GraphNode, ...], tuple[Traced, ...], tuple[InputRef | NodeRef, ...]]:
     """Drop nodes that nothing uses, unless they write to something or draw random numbers.
 
     Those of `moved` do so elsewhere.

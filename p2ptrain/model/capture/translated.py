@@ -11,8 +11,8 @@ from torch import Tensor
 from p2ptrain.model.capture.batch_symbol import BatchSymbol
 from p2ptrain.model.graph.nodes import (
     Argument,
+    GraphNode,
     InputRef,
-    Node,
     NodeRef,
     Reference,
     StateRef,
@@ -48,7 +48,7 @@ class Translated:
         batch: reads the batch size's polynomials off symbolic sizes.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     traced: tuple[Traced, ...]
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]

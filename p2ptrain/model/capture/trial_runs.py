@@ -47,7 +47,7 @@ def resized(leaves: Sequence[Tensor], size: int) -> list[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class BatchSizeRead:
     """Where the size of a batch is asked for.
 
     Attributes:
@@ -70,7 +70,7 @@ class TrialRuns:
     def failure(self, samples: int) -> Exception | None:
         """What so many samples raise; None where they do not."""
         try:
-            with torch_is_quiet(), FakeTensorMode(allow_non_fake_inputs=True):
+            with silence_torch_logs(), FakeTensorMode(allow_non_fake_inputs=True):
                 self._run(resized(self._inputs, samples), resized(self._targets, samples))
         except Exception as error:  # whatever the user's code raises: it is looked at
             return error
@@ -87,7 +87,7 @@ class TrialRuns:
 
     def _real_failure(self, samples: int) -> Exception | None:
         try:
-            with torch_is_quiet():
+            with silence_torch_logs():
                 self._run(resized(self._inputs, samples), resized(self._targets, samples))
         except Exception as error:  # whatever the user's code raises: it is told
             return error
@@ -105,7 +105,7 @@ class TrialRuns:
             self.failure(n + 1) is not None for n in multiples
         )
 
-    def asking(self, *, fixes: bool) -> Asking | None:
+    def asking(self, *, fixes: bool) -> BatchSizeRead | None:
         """Where the batch's size is first asked for; None where it is not, or cannot be.
 
         Args:
@@ -115,7 +115,7 @@ class TrialRuns:
         mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
         inputs = [_of_any_size(mode, leaf) for leaf in self._inputs]
         targets = [_of_any_size(mode, leaf) for leaf in self._targets]
-        with torch_is_quiet(), mode, suppress(Exception):  # what it asked before counts
+        with silence_torch_logs(), mode, suppress(Exception):  # what it asked before counts
             self._run(inputs, targets)
         return environment.found
 
@@ -141,7 +141,7 @@ class _Watching(ShapeEnv):
 
     def __init__(self, kind: Callable[[sympy.Expr], bool]) -> None:
         super().__init__()
-        self.found: Asking | None = None
+        self.found: BatchSizeRead | None = None
         self._kind = kind
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
@@ -154,19 +154,19 @@ class _Watching(ShapeEnv):
         return value
 
 
-def _asking(frame: FrameType | None) -> Asking:
+def _asking(frame: FrameType | None) -> BatchSizeRead:
     entered = TrialRuns.asking.__code__
     below = [*takewhile(lambda at: at[0].f_code is not entered, traceback.walk_stack(frame))]
     selves = (at.f_locals.get("self") for at, _ in below)
     module = next((one for one in selves if isinstance(one, nn.Module)), None)
-    return Asking(traceback.StackSummary.extract(reversed(below)), module)
+    return BatchSizeRead(traceback.StackSummary.extract(reversed(below)), module)
 
 
 Show = Callable[[Warning | str, type[Warning], str, int, TextIO | None, str | None], None]
 
 
 @contextlib.contextmanager
-def torch_is_quiet() -> Iterator[None]:
+def silence_torch_logs() -> Iterator[None]:
     """Meanwhile no logger of torch says anything in this thread, and nothing warns in it."""
     thread = threading.get_ident()
 

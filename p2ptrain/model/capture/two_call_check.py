@@ -21,7 +21,7 @@ from p2ptrain.model.capture.aliases import traced_aliases
 from p2ptrain.model.capture.translate import translate
 from p2ptrain.model.capture.translated import Translated
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references
-from p2ptrain.model.graph.nodes import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.graph.nodes import GraphNode, InputRef, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.graph.operators import resolve, words
 from p2ptrain.model.tracing.autograd_graph import storage_of
 
@@ -36,7 +36,7 @@ _ITSELF_UNLESS_CHANGED = words(
 """Operators that give their argument itself, no view of it, where it is as asked for already."""
 
 
-class Twice(nn.Module):
+class TwoCalls(nn.Module):
     """Two calls; the first one's loss is marked by a node behind all others of that call."""
 
     def __init__(self, scored: nn.Module) -> None:
@@ -59,11 +59,13 @@ def refuse_changing(changed: Sequence[str]) -> NoReturn:
     )
 
 
-def repeats(program: torch.export.ExportedProgram, leaves: int, held: Sequence[Tensor]) -> bool:
+def computes_the_same_twice(
+    program: torch.export.ExportedProgram, leaves: int, held: Sequence[Tensor]
+) -> bool:
     """Whether both calls compute the same.
 
     Args:
-        program: of `Twice`.
+        program: of `TwoCalls`.
         leaves: how many inputs one call has.
         held: tensors that the user keeps outside parameters and buffers.
     """
@@ -72,7 +74,7 @@ def repeats(program: torch.export.ExportedProgram, leaves: int, held: Sequence[T
     middle = len(graph.outputs) // 2
     if len(graph.outputs) % 2:
         return False
-    return _Calls(graph, states).same(graph.outputs[:middle], graph.outputs[middle:])
+    return _ComparedCalls(graph, states).same(graph.outputs[:middle], graph.outputs[middle:])
 
 
 class _States:
@@ -103,7 +105,7 @@ def _content(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} {content}"
 
 
-class _Calls:
+class _ComparedCalls:
     """Terms for the nodes of two calls: equal where the same is computed from the same things."""
 
     def __init__(self, graph: Translated, states: _States) -> None:
@@ -134,7 +136,7 @@ class _Calls:
         other = [self._reference(self._returned(output), 1, 1) for output in second]
         return effects[0] == effects[1] and one == other
 
-    def _node_term(self, node: Node, call: int, own: int) -> _Term:
+    def _node_term(self, node: GraphNode, call: int, own: int) -> _Term:
         """`node`, which runs in the call `own`, as the call `call` sees it."""
         arguments = self._argument(node.args, call, own)
         named = tuple((key, self._argument(value, call, own)) for key, value in node.kwargs)
@@ -184,7 +186,7 @@ class _Calls:
         kept = isinstance(behind, StateRef) and behind.name in self._states.kept
         return behind if kept else reference
 
-    def _gives_itself(self, made: NodeRef, node: Node) -> bool:
+    def _gives_itself(self, made: NodeRef, node: GraphNode) -> bool:
         if node.operator.split(".")[1] not in _ITSELF_UNLESS_CHANGED:
             return False
         before, after = self._graph.value_of(node.args[0]), self._graph.value_of(made)
@@ -199,7 +201,7 @@ class _Calls:
     def _number(self, term: _Term) -> int:
         return self._numbers.setdefault(term, len(self._numbers))
 
-    def _lasts(self, node: Node) -> bool:
+    def _lasts(self, node: GraphNode) -> bool:
         """Whether it draws random numbers or writes to what is there after the call."""
         return draws_random_numbers(node) or any(
             not isinstance(member, NodeRef)
@@ -207,12 +209,12 @@ class _Calls:
             for member in self._written(node)
         )
 
-    def _writes_to_what_is_left(self, node: Node) -> bool:
+    def _writes_to_what_is_left(self, node: GraphNode) -> bool:
         """Whether a node of the second call writes to a value that the first one made."""
         members = self._written(node)
         kept = any(isinstance(m, StateRef) and m.name in self._states.kept for m in members)
         return not kept and any(isinstance(m, NodeRef) and m.index <= self._last for m in members)
 
-    def _written(self, node: Node) -> set[Reference]:
+    def _written(self, node: GraphNode) -> set[Reference]:
         roots = {self._aliases.find(reference) for reference in mutated_references(node)}
         return set().union(*(self._aliases.members[root] for root in roots))

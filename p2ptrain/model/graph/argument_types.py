@@ -16,14 +16,14 @@ import torch
 from p2ptrain.model.graph.nodes import Argument, InputRef, NodeRef, StateRef, TargetRef
 from p2ptrain.model.graph.values import Polynomial
 
-_MOST_TIMES = 1 << 10
+_MAX_TIMES = 1 << 10
 
 Check: TypeAlias = Callable[[Argument], bool]
 
 _NUMBERS_MAY_BE_INFINITE = frozenset({"p", "ord", "nan", "posinf", "neginf", "value"})
 """Arguments whose type is a float and that mean something where they are infinite: norms."""
 
-_MOST_SCALE = 1e6
+_MAX_SCALE = 1e6
 """Of a picture that grows or shrinks, by each side."""
 
 
@@ -50,7 +50,7 @@ def _is_finite(argument: Argument) -> bool:
 
 def _is_scale(argument: Argument) -> bool:
     if isinstance(argument, float | int):
-        return 1 / _MOST_SCALE <= argument <= _MOST_SCALE
+        return 1 / _MAX_SCALE <= argument <= _MAX_SCALE
     return False
 
 
@@ -61,7 +61,7 @@ def _is_exact(argument: Argument) -> bool:
 
 def _is_few(argument: Argument) -> bool:
     """As often something is done for each element, where shapes do not show it."""
-    return type(argument) is int and 0 <= argument <= _MOST_TIMES
+    return type(argument) is int and 0 <= argument <= _MAX_TIMES
 
 
 def _is_text(argument: Argument) -> bool:

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from p2ptrain.model.graph.packed_sequences import are_made_up
 
-MOST_BINS = 1 << 16
+MAX_BINS = 1 << 16
 """Classes that are counted without a number of them."""
 
 _ROUNDED = 1e-3
@@ -427,7 +427,7 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
     Raises:
         IndexError: there are others.
     """
-    if self.numel() and int(self.max()) >= (minlength or MOST_BINS):
+    if self.numel() and int(self.max()) >= (minlength or MAX_BINS):
         raise IndexError("bincount finds classes beyond minlength")
     result: Tensor = _aten("bincount")(self, weights, minlength)
     return result

@@ -133,7 +133,9 @@ if _operator is not None:
     _register(_operator.default)(traced_shape)
 
 
-def _traced(mode: Any, func: Any, self: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+def _fake_quantize_traced(
+    mode: Any, func: Any, self: Tensor, *settings: Any
+) -> tuple[Tensor, Tensor]:
     """What was rounded, and where it has a gradient: both as `self`."""
     return torch.empty_like(self), torch.empty_like(self, dtype=torch.bool)
 
@@ -146,7 +148,7 @@ def know_shapes() -> None:
         "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
         "fake_quantize_per_channel_affine_cachemask",
     ):
-        register(getattr(torch.ops.aten, name).default)(_traced)
+        register(getattr(torch.ops.aten, name).default)(_fake_quantize_traced)
 
 
 NAMESPACE = "p2ptrain"

@@ -30,8 +30,8 @@ from p2ptrain.model.graph.nodes import (
     Argument,
     BackwardGraph,
     Graph,
+    GraphNode,
     InputRef,
-    Node,
     NodeRef,
     Reference,
     StateRef,
@@ -160,13 +160,13 @@ class _GraphReader:
         last_uses(nodes, outputs)
         return Graph(nodes, outputs, values)
 
-    def nodes(self, value: Any) -> tuple[Node, ...]:
+    def nodes(self, value: Any) -> tuple[GraphNode, ...]:
         nodes = tuple(self._node(item, k) for k, item in enumerate(_items(value, _NODES)))
         if len({node.name for node in nodes}) < len(nodes):
             _refuse("two nodes have one name")
         return nodes
 
-    def _node(self, value: Any, index: int) -> Node:
+    def _node(self, value: Any, index: int) -> GraphNode:
         name, operator, args, kwargs, grad_enabled = _fields(value, 5)
         if not isinstance(name, str) or not _NODE_NAME.fullmatch(name):
             _refuse("a node's name is no identifier")
@@ -174,9 +174,9 @@ class _GraphReader:
             _refuse("a node is malformed")
         if operator == OWN_BACKWARD:
             given = self._own_backward(args, kwargs, index)
-            return Node(name, operator, given, (), grad_enabled)
+            return GraphNode(name, operator, given, (), grad_enabled)
         allowed = resolve(operator)
-        node = Node(
+        node = GraphNode(
             name,
             operator,
             tuple(self._argument(item, index, 4) for item in _items(args, 64)),
@@ -239,7 +239,7 @@ class _GraphReader:
         return _refuse("an argument refers to nothing")
 
 
-def check_arguments(node: Node, operator: Operator) -> None:
+def check_arguments(node: GraphNode, operator: Operator) -> None:
     """Do nothing where the node's arguments are of the types that its operator takes.
 
     Raises:

@@ -32,8 +32,8 @@ from p2ptrain.model.graph.nodes import (
     Argument,
     BackwardGraph,
     Graph,
+    GraphNode,
     InputRef,
-    Node,
     NodeRef,
     StateRef,
     TargetRef,
@@ -337,7 +337,7 @@ def _graph(graph: Graph) -> dict[str, Any]:
     }
 
 
-def _node(node: Node) -> list[Any]:
+def _node(node: GraphNode) -> list[Any]:
     args = [_argument(argument) for argument in node.args]
     kwargs = [[name, _argument(argument)] for name, argument in node.kwargs]
     return [node.name, node.operator, args, kwargs, node.grad_enabled]
@@ -377,7 +377,7 @@ def _argument(argument: Argument) -> Any:
 Crossing = InputRef | NodeRef
 
 
-def last_uses(nodes: Iterable[Node], outputs: Iterable[Crossing]) -> dict[Crossing, int]:
+def last_uses(nodes: Iterable[GraphNode], outputs: Iterable[Crossing]) -> dict[Crossing, int]:
     """Input or node -> index of the last node that reads it; the number of nodes for a result."""
     last: dict[Crossing, int] = {}
     count = 0

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from p2ptrain.model.graph.nodes import (
     Argument,
+    GraphNode,
     InputRef,
-    Node,
     NodeRef,
     Reference,
     TargetRef,
@@ -20,7 +20,7 @@ _SWITCHES = ("train", "training", "use_input_stats")
 _PROBABILITIES = ("p", "dropout_p", "dropout")
 
 
-def mutated_references(node: Node) -> tuple[Reference, ...]:
+def mutated_references(node: GraphNode) -> tuple[Reference, ...]:
     """The values that `node` writes to."""
     operator = resolve(node.operator)
     if not operator.mutates or (_is_statistics(operator) and _is_switched_off(node)):
@@ -31,7 +31,7 @@ def mutated_references(node: Node) -> tuple[Reference, ...]:
     return tuple(reference for argument in written for reference in references_in(argument))
 
 
-def aliased_references(node: Node) -> tuple[Reference, ...]:
+def aliased_references(node: GraphNode) -> tuple[Reference, ...]:
     """The values that the result of `node` may share memory with."""
     positions = resolve(node.operator).returned
     if positions is None:
@@ -40,7 +40,7 @@ def aliased_references(node: Node) -> tuple[Reference, ...]:
     return tuple(reference for argument in arguments for reference in references_in(argument))
 
 
-def draws_random_numbers(node: Node) -> bool:
+def draws_random_numbers(node: GraphNode) -> bool:
     """Whether running `node` in the graph's mode draws from the random generator."""
     operator = resolve(node.operator)
     if not operator.seeded or _is_switched_off(node):
@@ -53,7 +53,7 @@ def draws_random_numbers(node: Node) -> bool:
     return "scaled_dot_product_attention" not in node.operator or "dropout_p" in given
 
 
-def uses_batch_statistics(node: Node) -> bool:
+def uses_batch_statistics(node: GraphNode) -> bool:
     """Whether running `node` computes with statistics over all samples of the micro-batch.
 
     Not an instance normalisation: what it keeps for evaluation is a plain mean over samples, which
@@ -65,7 +65,7 @@ def uses_batch_statistics(node: Node) -> bool:
     return node.operator.split(".")[1] != "instance_norm"
 
 
-def scales_by_frequency(node: Node) -> bool:
+def scales_by_frequency(node: GraphNode) -> bool:
     """Whether gradients of `node` are divided by how often the micro-batch has each index."""
     return any(
         name == "scale_grad_by_freq" and argument is True
@@ -77,17 +77,17 @@ def _is_statistics(operator: Operator) -> bool:
     return "running_mean" in operator.schema_arguments
 
 
-def _is_switched_off(node: Node) -> bool:
+def _is_switched_off(node: GraphNode) -> bool:
     return any(name in _SWITCHES and argument is False for name, argument in named_arguments(node))
 
 
-def named_arguments(node: Node) -> Iterator[tuple[str, Argument]]:
+def named_arguments(node: GraphNode) -> Iterator[tuple[str, Argument]]:
     """The arguments that `node` gives, by the names of its operator's schema."""
     yield from zip(resolve(node.operator).schema_arguments, node.args, strict=False)
     yield from node.kwargs
 
 
-def written_leaves(nodes: Sequence[Node], start: int) -> frozenset[Reference]:
+def written_leaves(nodes: Sequence[GraphNode], start: int) -> frozenset[Reference]:
     """Leaves of the batch that some node writes to, directly or through a view."""
     source: dict[Reference, set[Reference]] = {}
     written: set[Reference] = set()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.graph.checked_operators import MOST_BINS, refuse_no_heads
+from p2ptrain.model.graph.checked_operators import MAX_BINS, refuse_no_heads
 from p2ptrain.model.graph.custom_operators import GROUPED_MM, traced_shape
 from p2ptrain.model.graph.packed_sequences import full_length
 
@@ -200,7 +200,7 @@ def _unique_dim(x: Tensor, dim: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor
 
 def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     dtype = torch.int64 if weights is None else torch.float64
-    return bound(minlength or MOST_BINS, like=x, dtype=dtype)
+    return bound(minlength or MAX_BINS, like=x, dtype=dtype)
 
 
 def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:

@@ -53,7 +53,7 @@ class BackwardGraph:
         gradients: what it gives, one for each input that takes a gradient; None = no gradient.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     gradients: tuple[InputRef | NodeRef | None, ...]
 
 
@@ -76,7 +76,7 @@ Argument: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class GraphNode:
     """One application of an operator.
 
     Attributes:
@@ -100,7 +100,7 @@ class Node:
         for _, argument in self.kwargs:
             yield from references_in(argument)
 
-    def reading(self, other: Callable[[Reference], Reference]) -> Node:
+    def reading(self, other: Callable[[Reference], Reference]) -> GraphNode:
         """The same node with `other` of each of its references in its place."""
         args = tuple(_reading(argument, other) for argument in self.args)
         kwargs = tuple((name, _reading(argument, other)) for name, argument in self.kwargs)
@@ -135,6 +135,6 @@ class Graph:
         crossing_values: by index of the node, for each node whose value crosses a unit's border.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     outputs: tuple[InputRef | NodeRef, ...]
     crossing_values: dict[int, ValueDescription]

@@ -26,14 +26,14 @@ from p2ptrain.model.graph.custom_operators import OWN_BACKWARD, own_backward
 from p2ptrain.model.graph.description import Mode, ModelDescription, TensorDescription
 from p2ptrain.model.graph.meta_common import COMMON, Unfit
 from p2ptrain.model.graph.meta_rules import INDEXED, NODES, PARTS, UNKNOWN, Unknown, without_masks
-from p2ptrain.model.graph.nodes import InputRef, Node, NodeRef
+from p2ptrain.model.graph.nodes import GraphNode, InputRef, NodeRef
 from p2ptrain.model.graph.operators import resolve
 from p2ptrain.model.graph.packed_sequences import CHECKED, noted_steps
 from p2ptrain.model.graph.values import ValueDescription
 from p2ptrain.model.stage.instructions import BoundBackward, allocate, bind
 from p2ptrain.model.stage.program import Program
 
-MOST_WORK = 1e16
+MAX_WORK = 1e16
 """Arithmetic of one unit's forward: months of a small computer's."""
 
 MEASURED_WORK = 1e14
@@ -42,15 +42,15 @@ MEASURED_WORK = 1e14
 _ELEMENT_WORK = 16.0
 """Of reading or writing one element, in multiplications: memory is slower."""
 
-_MOST_PARTS = 1 << 16
+_MAX_PARTS = 1 << 16
 """Results of all operators that one graph is made of: each takes some 50 microseconds here."""
 
-_MOST_RESULTS = 1 << 13
+_MAX_RESULTS = 1 << 13
 """The same of one node, which may give as many views."""
 
-_MOST_BYTES = 1 << 50
+_MAX_BYTES = 1 << 50
 
-_LEAST_BYTES = 64 << 20
+_MIN_BYTES = 64 << 20
 """What is run however little a device offers, so that planners can say what it lacks."""
 
 _META = torch.device("meta")
@@ -97,7 +97,7 @@ def needs_of(
     ledger.enter([*inputs, *targets])
     recording = torch.set_grad_enabled(mode == "train")
     hooks = torch.autograd.graph.saved_tensors_hooks(ledger.keep, ledger.kept)
-    with recording, hooks, _Parts(ledger), closing(ledger):
+    with recording, hooks, _ShapeMode(ledger), closing(ledger):
         program.run(inputs, targets, (0, 0, 0), before=ledger.begin)
     for unit in range(first, end):
         own = description.state_names(unit, unit + 1)
@@ -119,7 +119,7 @@ def shortest_packed(description: ModelDescription) -> int | None:
     return min(steps) if len(steps) > 1 else None
 
 
-def node_needs(node: Node, inputs: Sequence[Tensor]) -> Needs:
+def node_needs(node: GraphNode, inputs: Sequence[Tensor]) -> Needs:
     """Of one node by itself, whose inputs are like these. Raises: as `needs_of`."""
     made = [_without_memory(tensor) for tensor in inputs]
     ledger = _Ledger(())
@@ -132,7 +132,7 @@ def node_needs(node: Node, inputs: Sequence[Tensor]) -> Needs:
             values[register] = made[reference.index]
     instruction = bind(node, 0, registers, None, (), call=_computed(node, ledger))
     hooks = torch.autograd.graph.saved_tensors_hooks(ledger.keep, ledger.kept)
-    with hooks, _Parts(ledger), closing(ledger):
+    with hooks, _ShapeMode(ledger), closing(ledger):
         instruction.run(values)
         ledger.made(0, values[instruction.result])
     return ledger.needs[0]
@@ -154,7 +154,7 @@ def refuse_too_large(description: ModelDescription, batch: int, offered_bytes: i
         ProtocolError: nobody can know.
         ValueError: torch refuses the shapes.
     """
-    memory_bytes = max(offered_bytes, _LEAST_BYTES)
+    memory_bytes = max(offered_bytes, _MIN_BYTES)
     units = range(len(description.units))
     states = [_sizes_of_state(description, unit, unit + 1) for unit in units]
     for unit, sizes in zip(units, states, strict=True):
@@ -213,8 +213,8 @@ def _fit(what: str, needed_bytes: int, memory_bytes: int) -> None:
 
 
 def _limit(size_bytes: int, what: str) -> None:
-    if size_bytes > _MOST_BYTES:
-        raise TooLarge(f"the model fits no device: {what} needs more than {size_text(_MOST_BYTES)}")
+    if size_bytes > _MAX_BYTES:
+        raise TooLarge(f"the model fits no device: {what} needs more than {size_text(_MAX_BYTES)}")
 
 
 def _made(tensor: TensorDescription) -> Tensor:
@@ -224,7 +224,7 @@ def _made(tensor: TensorDescription) -> Tensor:
 
 def _arriving(value: ValueDescription, batch: int, may_require_grad: bool) -> Tensor:
     shape = value.shape(batch)
-    if min(shape, default=0) < 0 or value.nbytes(batch) > _MOST_BYTES:
+    if min(shape, default=0) < 0 or value.nbytes(batch) > _MAX_BYTES:
         raise ProtocolError(f"a model description was refused: {value.name} has no possible size")
     made = torch.empty(shape, dtype=value.dtype, device=_META)
     if may_require_grad and value.may_require_grad and made.is_floating_point():
@@ -280,7 +280,7 @@ class _Ledger:
         read = sum(map(_extent, _tensors(given)))
         made = list(_tensors(result))
         self._parts += max(len(made), 1)
-        if self._parts > min(_MOST_PARTS, self._parts_before + _MOST_RESULTS):
+        if self._parts > min(_MAX_PARTS, self._parts_before + _MAX_RESULTS):
             raise TooLarge("it is made of too many operators")
         elements = sum(map(_extent, made))
         self._new_bytes += sum(t.untyped_storage().nbytes() for t in made)
@@ -290,7 +290,7 @@ class _Ledger:
     def charge(self, work: float) -> None:
         """So much is computed."""
         self._unit.work += work
-        if self._unit.work > MOST_WORK:
+        if self._unit.work > MAX_WORK:
             raise TooLarge("it would compute for weeks")
 
     def keep(self, tensor: Tensor) -> int:
@@ -334,7 +334,7 @@ class _Ledger:
         self._users[key] = self._users.get(key, 0) + 1
 
 
-class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ShapeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees each operator below autograd, and computes its shapes."""
 
     def __init__(self, ledger: _Ledger) -> None:
@@ -394,7 +394,7 @@ class _Dry(Program):
         return call
 
 
-def _computed(node: Node, ledger: _Ledger) -> Callable[..., Any]:
+def _computed(node: GraphNode, ledger: _Ledger) -> Callable[..., Any]:
     """What gives the shapes of a node's results, and says which node it was where it cannot."""
     compute = _shapes(node, ledger)
 
@@ -415,7 +415,7 @@ def _computed(node: Node, ledger: _Ledger) -> Callable[..., Any]:
     return call
 
 
-def _shapes(node: Node, ledger: _Ledger) -> Callable[..., Any]:
+def _shapes(node: GraphNode, ledger: _Ledger) -> Callable[..., Any]:
     operator, rule = resolve(node.operator), NODES.get(node.operator)
     if node.operator == OWN_BACKWARD:
         return partial(_own_backward, ledger)
@@ -443,7 +443,7 @@ def _arithmetic(call: Callable[..., Any], *args: Any) -> Any:
     return UNKNOWN if any(map(_is_unknown, args)) else call(*args)
 
 
-def _known_numbers(node: Node, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _known_numbers(node: GraphNode, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """With a number in the place of an unknown one, unless it is a size; and without devices."""
     names = resolve(node.operator).schema_arguments
     given = [_known(value, name, node) for name, value in zip(names, args, strict=False)]
@@ -451,7 +451,7 @@ def _known_numbers(node: Node, call: Callable[..., Any], *args: Any, **kwargs: A
     return call(*given, **named)
 
 
-def _known(value: Any, name: str, node: Node) -> Any:
+def _known(value: Any, name: str, node: GraphNode) -> Any:
     if isinstance(value, torch.device):
         return _META
     if isinstance(value, list):
@@ -468,7 +468,7 @@ def _is_unknown(value: Any) -> bool:
     return isinstance(value, Unknown)
 
 
-def _named(node: Node) -> str:
+def _named(node: GraphNode) -> str:
     return f"{node.name[:40]} ({node.operator[:60]})"
 
 
@@ -504,8 +504,8 @@ def _refuse_many(func: OpOverload, args: Sequence[Any]) -> None:
         return
     size = 1 if name == "unbind.int" else max(args[1], 1)
     dims = args[1:] if name == "unbind.int" else args[2:]
-    if args[0].shape[dims[0] if dims else 0] > size * _MOST_RESULTS:
-        raise TooLarge(f"it gives more than {_MOST_RESULTS} results")
+    if args[0].shape[dims[0] if dims else 0] > size * _MAX_RESULTS:
+        raise TooLarge(f"it gives more than {_MAX_RESULTS} results")
 
 
 _INNER = {

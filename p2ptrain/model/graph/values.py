@@ -87,7 +87,7 @@ class ValueDescription:
         return None
 
     @property
-    def tells_batch(self) -> bool:
+    def depends_on_batch(self) -> bool:
         """Whether `batch_of` can tell."""
         return any(len(dimension.coefficients) == 2 for dimension in self.dimensions)
 

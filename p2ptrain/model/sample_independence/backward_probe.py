@@ -51,7 +51,7 @@ def gradients_agree(
     described = [value for value in program.inputs if value.may_require_grad]
     dimensions = [sample_dimension(value) for value in described]
     for scale in _SCALES:
-        arriving = _Arriving(program.outputs, scale)
+        arriving = _ProbeGradients(program.outputs, scale)
         whole, first, second = (
             _gradients(program, leaves, given, target, arriving, part)
             for part, (given, target) in enumerate(zip(entering, targets, strict=True))
@@ -77,7 +77,7 @@ def close(whole: Tensor, joined: Tensor) -> bool:
     return bool((whole - joined).abs().le(tolerance * scale).all())
 
 
-class _Arriving:
+class _ProbeGradients:
     """Gradients for what comes out of a unit, different for each sample, about `scale` large."""
 
     def __init__(self, described: Sequence[ValueDescription], scale: float) -> None:
@@ -105,7 +105,7 @@ def _gradients(
     leaves: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
     targets: Sequence[Tensor],
-    arriving: _Arriving,
+    arriving: _ProbeGradients,
     part: int,
 ) -> list[Tensor]:
     """Of the inputs that take gradients, then of the parameters."""

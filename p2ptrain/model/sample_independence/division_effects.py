@@ -17,7 +17,7 @@ from p2ptrain.model.graph.effects import (
     scales_by_frequency,
     uses_batch_statistics,
 )
-from p2ptrain.model.graph.nodes import Node
+from p2ptrain.model.graph.nodes import GraphNode
 from p2ptrain.model.graph.values import BATCH, ValueDescription
 from p2ptrain.model.sample_independence.masked_losses import leaves_out_a_class, weighs_classes
 
@@ -71,7 +71,7 @@ def statistics_effects(description: ModelDescription) -> tuple[str, ...]:
 
 LEAVES_OUT = "the loss leaves targets out, each part of a micro-batch for itself"
 
-_EFFECTS: Sequence[tuple[Callable[[Node], bool], str]] = (
+_EFFECTS: Sequence[tuple[Callable[[GraphNode], bool], str]] = (
     (uses_batch_statistics, "BatchNorm statistics are those of each part of a micro-batch"),
     (draws_random_numbers, "dropout and its like draw other random numbers"),
     (scales_by_frequency, "embeddings divide gradients by how often a part has each index"),
@@ -82,7 +82,7 @@ _EFFECTS: Sequence[tuple[Callable[[Node], bool], str]] = (
 _BY_SIZE = (uses_batch_statistics, draws_random_numbers)
 
 
-def _nodes(description: ModelDescription, unit: int) -> Sequence[Node]:
+def _nodes(description: ModelDescription, unit: int) -> Sequence[GraphNode]:
     return description.train.nodes[slice(*description.units[unit].train)]
 
 

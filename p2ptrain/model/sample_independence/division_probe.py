@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
-from p2ptrain.model.graph.nodes import Argument, InputRef, Node, TargetRef
+from p2ptrain.model.graph.nodes import Argument, GraphNode, InputRef, TargetRef
 from p2ptrain.model.graph.values import ValueDescription
 from p2ptrain.model.sample_independence.backward_probe import (
     close,
@@ -36,7 +36,7 @@ from p2ptrain.model.sample_independence.division_effects import (
     sample_dimension,
 )
 from p2ptrain.model.sample_independence.equal_draws import DrawnAlike
-from p2ptrain.model.sample_independence.masked_losses import telling_values
+from p2ptrain.model.sample_independence.masked_losses import mask_values
 from p2ptrain.model.stage.mutated_state import written_names
 from p2ptrain.model.stage.program import Program
 from p2ptrain.model.stage.stage import NO_SEED
@@ -44,7 +44,7 @@ from p2ptrain.model.stage.stage import NO_SEED
 SAMPLES = 4
 """Taken together, and in halves."""
 
-MOST_TRIED = 8
+MAX_TRIED = 8
 """Values tried in each leaf of the batch."""
 
 
@@ -80,20 +80,20 @@ def first_mixing_unit(
     Returns:
         None where there is none.
     """
-    probe = _Probe(description, with_own_buffers(description, state))
+    probe = _DivisionProbe(description, with_own_buffers(description, state))
     found = probe.run(inputs, targets)
     if found is not None:
         return found
-    telling = telling_values(description)
+    telling = mask_values(description)
     for index, value in enumerate(description.targets):
-        for number in dict.fromkeys([0, 1, *telling.get(TargetRef(index), ())][:MOST_TRIED]):
+        for number in dict.fromkeys([0, 1, *telling.get(TargetRef(index), ())][:MAX_TRIED]):
             with suppress(RuntimeError, IndexError):  # no such class, for one: it shows nothing
                 found = probe.run_loss(_with_first(targets, index, value, number))
                 if found is not None:
                     return Mixing(found.unit)
     for place, leaf in enumerate(description.crossing_values(0, "train")):
         described = description.describe(leaf, "train")
-        for number in telling.get(InputRef(leaf.index), [])[:MOST_TRIED]:
+        for number in telling.get(InputRef(leaf.index), [])[:MAX_TRIED]:
             with suppress(RuntimeError, IndexError):
                 found = probe.run(_with_first(inputs, place, described, number), targets)
                 if found is not None:
@@ -101,7 +101,7 @@ def first_mixing_unit(
     return None
 
 
-class _Probe:
+class _DivisionProbe:
     """Runs samples together and in halves; finds the first unit that mixes them, or None."""
 
     def __init__(self, description: ModelDescription, state: Mapping[str, Tensor]) -> None:
@@ -264,7 +264,7 @@ def computing_in_double(description: ModelDescription) -> ModelDescription:
     return replace(description, train=replace(description.train, nodes=nodes))
 
 
-def _doubled(node: Node) -> Node:
+def _doubled(node: GraphNode) -> GraphNode:
     named = tuple((name, _argument(argument)) for name, argument in node.kwargs)
     return replace(node, args=tuple(map(_argument, node.args)), kwargs=named)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.effects import named_arguments
-from p2ptrain.model.graph.nodes import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.graph.nodes import GraphNode, InputRef, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.graph.operators import words
 
 DEFAULT_IGNORED = -100
@@ -46,13 +46,13 @@ _EQUAL, _ORDERED = words("eq ne"), words("lt le gt ge")
 _LEAVES = (InputRef, TargetRef)
 
 
-def weighs_classes(node: Node) -> bool:
+def weighs_classes(node: GraphNode) -> bool:
     """Whether `node` is a mean of losses with a weight for each class."""
     arguments = _class_loss(node)
     return isinstance(arguments.get("weight"), NodeRef | StateRef)
 
 
-def leaves_out_a_class(node: Node) -> bool:
+def leaves_out_a_class(node: GraphNode) -> bool:
     """Whether `node` is a mean over all targets but those of a class that the user named."""
     return _ignored(node) not in (None, DEFAULT_IGNORED)
 
@@ -83,7 +83,7 @@ class DefaultIgnored:
         return any(bool((leaf == DEFAULT_IGNORED).any()) for leaf in labels)
 
 
-def telling_values(description: ModelDescription) -> dict[InputRef | TargetRef, list[float]]:
+def mask_values(description: ModelDescription) -> dict[InputRef | TargetRef, list[float]]:
     """Leaves of the batch -> what the graph compares them with: values that a mask is made of."""
     found: dict[InputRef | TargetRef, list[float]] = {}
     for node, leaf in _uses(description):
@@ -97,7 +97,7 @@ def telling_values(description: ModelDescription) -> dict[InputRef | TargetRef, 
     return found
 
 
-def _class_loss(node: Node) -> Mapping[str, object]:
+def _class_loss(node: GraphNode) -> Mapping[str, object]:
     """The arguments of torch's mean over classified targets, by name; of other nodes none."""
     if node.operator not in _CLASS_LOSSES:
         return {}
@@ -105,13 +105,13 @@ def _class_loss(node: Node) -> Mapping[str, object]:
     return arguments if arguments.get("reduction", _MEAN) == _MEAN else {}
 
 
-def _ignored(node: Node) -> object:
+def _ignored(node: GraphNode) -> object:
     """The target that `node` leaves out of its mean; None where it is none or leaves none out."""
     arguments = _class_loss(node)
     return arguments.get("ignore_index", DEFAULT_IGNORED) if arguments else None
 
 
-def _uses(description: ModelDescription) -> Iterator[tuple[Node, InputRef | TargetRef]]:
+def _uses(description: ModelDescription) -> Iterator[tuple[GraphNode, InputRef | TargetRef]]:
     """Every node of the training graph that reads a leaf's own values, in whatever shape."""
     origins: dict[Reference, InputRef | TargetRef] = {}
     for index, node in enumerate(description.train.nodes):

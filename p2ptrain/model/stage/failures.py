@@ -18,7 +18,7 @@ from p2ptrain.process.memory_budget import is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
-class NonFinite:
+class NonFiniteUnit:
     """What was found.
 
     Attributes:
@@ -42,7 +42,7 @@ def find_non_finite(
     inputs: Sequence[Tensor],
     targets: Sequence[Tensor],
     seed: Seed,
-) -> NonFinite | None:
+) -> NonFiniteUnit | None:
     """Run `units` one by one without gradients; None where all that crosses is finite.
 
     Buffers are copied first, so that running statistics do not move.
@@ -50,7 +50,7 @@ def find_non_finite(
     private = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
     values = list(inputs)
     if not all_finite(description.crossing(units.start, "train"), values):
-        return NonFinite(None, any_broken(private.values()))
+        return NonFiniteUnit(None, any_broken(private.values()))
     for unit in units:
         program = Program(description, unit, unit + 1, "train", private)
         needed = targets if description.target_uses(unit, unit + 1, "train") else ()
@@ -58,7 +58,7 @@ def find_non_finite(
             values = program.run(values, needed, seed)
         if not all_finite(program.outputs, values):
             names = description.state_names(unit, unit + 1)
-            return NonFinite(unit, any_broken(private[name] for name in names), unit)
+            return NonFiniteUnit(unit, any_broken(private[name] for name in names), unit)
     return None
 
 
@@ -80,7 +80,7 @@ def any_broken(tensors: Iterable[Tensor]) -> bool:
 OPERATORS_RAISE = (IndexError, RuntimeError, ValueError)
 
 
-def unit_of(error: BaseException) -> str | None:
+def failing_unit(error: BaseException) -> str | None:
     """The unit whose forward raised it (`model.program` notes its name); None: something else did.
 
     Where memory was short it is no unit's fault.
@@ -97,6 +97,6 @@ def first_line(error: BaseException) -> str:
 
 def failure_text(error: BaseException) -> str:
     """Of a model that fails as it does in plain torch."""
-    unit = unit_of(error)
+    unit = failing_unit(error)
     where = "its backward" if unit is None else f"layer {unit}"
     return f"the model fails in {where}: {first_line(error)}"

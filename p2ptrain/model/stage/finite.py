@@ -22,7 +22,7 @@ _ROOM = 16.0
 
 _SMALL_ELEMENTS = 16384
 
-_LEAST = 1e-30
+_MIN = 1e-30
 """Added to sums of squares: what they lose of the smallest values is less."""
 
 
@@ -232,7 +232,7 @@ def _one_norm(tensor: Tensor) -> float:
     """
     if tensor.is_floating_point() and tensor.is_contiguous():
         flat = tensor.view(-1)
-        return math.sqrt(float(torch.dot(flat, flat)) + _LEAST)
+        return math.sqrt(float(torch.dot(flat, flat)) + _MIN)
     return float(torch.linalg.vector_norm(tensor))
 
 

@@ -18,8 +18,8 @@ from p2ptrain.model.graph.effects import written_leaves
 from p2ptrain.model.graph.nodes import (
     Argument,
     BackwardGraph,
+    GraphNode,
     InputRef,
-    Node,
     NodeRef,
     Reference,
     StateRef,
@@ -34,7 +34,7 @@ _Build: TypeAlias = Callable[[Registers], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class GraphInstruction:
     """One node, ready to run.
 
     Attributes:
@@ -86,7 +86,7 @@ class BoundBackward:
         self,
         graph: BackwardGraph,
         batch: int | None,
-        computing: Callable[[Node], Callable[..., Any]] | None = None,
+        computing: Callable[[GraphNode], Callable[..., Any]] | None = None,
     ) -> None:
         """`computing`: what computes a node, instead of its operator."""
         self.graph, self.batch = graph, batch
@@ -118,14 +118,14 @@ class BoundBackward:
         return [None if g is None else registers[self._registers[g]] for g in self._gradients]
 
 
-def call_of(node: Node) -> Callable[..., Any]:
+def call_of(node: GraphNode) -> Callable[..., Any]:
     """Its operator, without what torch puts around one."""
     call = resolve(node.operator).call
     return call._op if isinstance(call, OpOverload) else call
 
 
 def bind(
-    node: Node,
+    node: GraphNode,
     index: int,
     registers: Mapping[Reference, int],
     batch: int | None,
@@ -133,7 +133,7 @@ def bind(
     *,
     call: Callable[..., Any] | None = None,
     weighs: bool = False,
-) -> Instruction:
+) -> GraphInstruction:
     """The instruction of the node of that index.
 
     Args:
@@ -154,7 +154,7 @@ def bind(
             built.append((position, _builder(argument, registers, batch)))
     fixed = {k: _constant(a, batch) for k, a in node.kwargs if _is_constant(a)}
     dynamic = [(k, _builder(a, registers, batch)) for k, a in node.kwargs if not _is_constant(a)]
-    return Instruction(
+    return GraphInstruction(
         call=call or call_of(node),
         args=constants,
         holes=tuple(holes),
@@ -199,7 +199,7 @@ def _constant(argument: Argument, batch: int | None) -> Any:
 
 
 def allocate(
-    nodes: Sequence[Node], start: int, entering: Iterable[Reference]
+    nodes: Sequence[GraphNode], start: int, entering: Iterable[Reference]
 ) -> dict[Reference, int]:
     """A register for everything that enters, is read or is made by nodes numbered from `start`."""
     registers: dict[Reference, int] = {}
@@ -213,7 +213,7 @@ def allocate(
 
 
 def frees(
-    nodes: Sequence[Node],
+    nodes: Sequence[GraphNode],
     start: int,
     stop: int,
     registers: Mapping[Reference, int],

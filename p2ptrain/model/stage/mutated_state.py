@@ -30,7 +30,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.effects import aliased_references, mutated_references
-from p2ptrain.model.graph.nodes import Node, NodeRef, Reference, StateRef
+from p2ptrain.model.graph.nodes import GraphNode, NodeRef, Reference, StateRef
 from p2ptrain.model.stage.embedding_rows import EMBEDDING
 from p2ptrain.model.wire.tensor_codec import copy_into, like
 
@@ -43,7 +43,7 @@ def written_names(description: ModelDescription, first: int, end: int) -> frozen
 
 
 def names_written(
-    nodes: Iterable[Node], views: Mapping[Reference, frozenset[str]]
+    nodes: Iterable[GraphNode], views: Mapping[Reference, frozenset[str]]
 ) -> frozenset[str]:
     """The tensors of the state that some of `nodes` writes; `views` as `state_views` gives it."""
     return frozenset(
@@ -54,7 +54,9 @@ def names_written(
     )
 
 
-def state_views(nodes: Sequence[Node], start: int, stop: int) -> dict[Reference, frozenset[str]]:
+def state_views(
+    nodes: Sequence[GraphNode], start: int, stop: int
+) -> dict[Reference, frozenset[str]]:
     """Value of nodes [start, stop) -> the tensors of the state whose memory it may share."""
     views: dict[Reference, frozenset[str]] = {}
     for index in range(start, stop):
@@ -138,7 +140,7 @@ def rewritten_names(description: ModelDescription, first: int, end: int) -> froz
     return written & read
 
 
-def _may_be_kept(node: Node) -> bool:
+def _may_be_kept(node: GraphNode) -> bool:
     """Whether autograd may keep what it reads: it records it, and it is no mere view."""
     is_view = bool(aliased_references(node)) and not mutated_references(node)
     keeps = node.operator == OWN_BACKWARD or not is_view
@@ -155,7 +157,7 @@ def hidden(call: Callable[..., Any], position: int) -> Callable[..., Any]:
     return run
 
 
-class Rewritten:
+class MutatedParameters:
     """Those of one stage."""
 
     def __init__(self, names: Collection[str], state: Mapping[str, Tensor]) -> None:

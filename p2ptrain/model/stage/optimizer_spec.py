@@ -94,8 +94,8 @@ class _Spec:
 
     def _require(self, ok: bool, field: str, value: object, wanted: str) -> None:
         if not ok:
-            told = f"{field} must be {wanted}, not {_shown(value)}"
-            raise OptionError(f"p2ptrain.{self.name}: {told}")
+            message = f"{field} must be {wanted}, not {_shown(value)}"
+            raise OptionError(f"p2ptrain.{self.name}: {message}")
 
 
 _SWITCHES = frozenset(

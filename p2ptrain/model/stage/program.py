@@ -18,10 +18,17 @@ from torch import Tensor
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import Mode, ModelDescription
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references, written_leaves
-from p2ptrain.model.graph.nodes import Node, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.graph.nodes import GraphNode, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.stage.determinism import seeded
 from p2ptrain.model.stage.embedding_rows import EMBEDDING, embedding
-from p2ptrain.model.stage.instructions import Instruction, Registers, allocate, bind, call_of, frees
+from p2ptrain.model.stage.instructions import (
+    GraphInstruction,
+    Registers,
+    allocate,
+    bind,
+    call_of,
+    frees,
+)
 from p2ptrain.model.stage.mutated_state import hidden, state_views
 
 Seed: TypeAlias = tuple[int, int, int]
@@ -107,7 +114,7 @@ class Program:
         self._free = frees(self._nodes, start, stop, self._registers, self._leaving)
         self._written = written_leaves(self._nodes[start:stop], start)
         self._hidden = _writes_to(frozenset(hiding), self._nodes, start, stop)
-        self._bound: dict[int | None, list[tuple[_UnitNodes, list[Instruction]]]] = {}
+        self._bound: dict[int | None, list[tuple[_UnitNodes, list[GraphInstruction]]]] = {}
 
     def run(
         self,
@@ -169,7 +176,7 @@ class Program:
         sizes = (value.batch_of(tuple(tensor.shape)) for value, tensor in described)
         return next((size for size in sizes if size is not None), None)
 
-    def _instructions(self, batch: int | None) -> list[tuple[_UnitNodes, list[Instruction]]]:
+    def _instructions(self, batch: int | None) -> list[tuple[_UnitNodes, list[GraphInstruction]]]:
         if batch not in self._bound:
             if len(self._bound) >= _BATCHES_KEPT:
                 del self._bound[next(iter(self._bound))]
@@ -179,7 +186,7 @@ class Program:
             ]
         return self._bound[batch]
 
-    def _instruction(self, index: int, batch: int | None) -> Instruction:
+    def _instruction(self, index: int, batch: int | None) -> GraphInstruction:
         node = self._nodes[index]
         call = self._call(index)
         for position in self._hidden.get(index, ()):
@@ -193,7 +200,7 @@ class Program:
         node = self._nodes[index]
         return embedding if self._adds_rows(node) else call_of(node)
 
-    def _adds_rows(self, node: Node) -> bool:
+    def _adds_rows(self, node: GraphNode) -> bool:
         """Whether it reads a table that takes gradients, and is all that does."""
         if node.operator != EMBEDDING or not node.args:
             return False
@@ -204,7 +211,7 @@ class Program:
             and table.name not in self._separate
         )
 
-    def _weighs(self, node: Node) -> bool:
+    def _weighs(self, node: GraphNode) -> bool:
         position = _PRODUCTS.get(node.operator)
         if position is None or position >= len(node.args):
             return False
@@ -217,7 +224,7 @@ def _seeded(seed: Seed | None, node: int | None) -> AbstractContextManager[None]
 
 
 def _execute(
-    instructions: Iterable[Instruction],
+    instructions: Iterable[GraphInstruction],
     registers: Registers,
     recording: bool,
     watch: Watch | None,
@@ -237,17 +244,17 @@ def _execute(
             torch.set_grad_enabled(True)
 
 
-def _parameter_uses(nodes: Iterable[Node], state: Mapping[str, Tensor]) -> Mapping[str, int]:
+def _parameter_uses(nodes: Iterable[GraphNode], state: Mapping[str, Tensor]) -> Mapping[str, int]:
     read = [r.name for node in nodes for r in node.references() if isinstance(r, StateRef)]
     return Counter(name for name in read if name in state and state[name].requires_grad)
 
 
-def _unit_nodes(nodes: Sequence[Node], unit: int, first: int, end: int) -> _UnitNodes:
+def _unit_nodes(nodes: Sequence[GraphNode], unit: int, first: int, end: int) -> _UnitNodes:
     random = (k for k, n in enumerate(nodes[first:end], first) if draws_random_numbers(n))
     return _UnitNodes(unit, first, end, next(random, None))
 
 
-def _refuse_missing(nodes: Iterable[Node], state: Mapping[str, Tensor]) -> None:
+def _refuse_missing(nodes: Iterable[GraphNode], state: Mapping[str, Tensor]) -> None:
     read = (reference for node in nodes for reference in node.references())
     for reference in read:
         if isinstance(reference, StateRef) and reference.name not in state:
@@ -255,7 +262,7 @@ def _refuse_missing(nodes: Iterable[Node], state: Mapping[str, Tensor]) -> None:
 
 
 def _writes_to(
-    names: frozenset[str], nodes: Sequence[Node], start: int, stop: int
+    names: frozenset[str], nodes: Sequence[GraphNode], start: int, stop: int
 ) -> dict[int, list[int]]:
     """Node -> positions of its arguments through which it writes to one of these tensors."""
     if not names:

@@ -45,7 +45,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ReplayBatch:
     """A micro-batch as the loader gives it.
 
     Attributes:
@@ -86,7 +86,7 @@ class Replay:
             for unit in range(len(description.units))
         ]
 
-    def find(self, number: int, batch: Batch) -> Origin | None:
+    def find(self, number: int, batch: ReplayBatch) -> Origin | None:
         """Do micro-batch `number` again, after those before it; None = all of it is finite."""
         found = self._forward(number, batch) or self._backward(number)
         for unit in self._units:
@@ -104,7 +104,7 @@ class Replay:
             tensors += [p.grad for p in parameters if p.grad is not None]
         return max((float(value.abs().max()) for value in tensors if value.numel()), default=0.0)
 
-    def _forward(self, number: int, batch: Batch) -> Origin | None:
+    def _forward(self, number: int, batch: ReplayBatch) -> Origin | None:
         description = self._description
         row = _broken_row([*batch.inputs, *batch.targets], len(batch.inputs[0]))
         values = list(batch.inputs)
@@ -158,13 +158,13 @@ class Replay:
             rows |= set(_broken_rows(tensor.movedim(dimension, 0)))
         return min(rows) if len(rows) == 1 else None
 
-    def _row(self, number: int, batch: Batch, found: Origin) -> int | None:
+    def _row(self, number: int, batch: ReplayBatch, found: Origin) -> int | None:
         """Each sample by itself: the first in which the same begins; none where all do."""
         samples = len(batch.inputs[0])
         broken = []
         for row in range(samples):
             alone = Replay(self._description, self._state, self._seed, self._step)
-            one = Batch(
+            one = ReplayBatch(
                 [value[row : row + 1] for value in batch.inputs],
                 [value[row : row + 1] for value in batch.targets],
                 batch.weight / samples,

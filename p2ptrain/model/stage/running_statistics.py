@@ -28,7 +28,7 @@ from torch import Tensor
 from p2ptrain.errors import InternalError, PlanError
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.graph.effects import mutated_references
-from p2ptrain.model.graph.nodes import Argument, Node, NodeRef, Reference, StateRef
+from p2ptrain.model.graph.nodes import Argument, GraphNode, NodeRef, Reference, StateRef
 from p2ptrain.model.graph.operators import resolve
 from p2ptrain.model.stage.mutated_state import names_written, state_views
 
@@ -40,7 +40,7 @@ class NotShareable(PlanError):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class BufferUpdate:
     """What one micro-batch does to a buffer: b <- kept · b + its own term.
 
     Attributes:
@@ -61,14 +61,14 @@ def shareable(description: ModelDescription, first: int, end: int) -> str | None
     return None
 
 
-def written_buffers(description: ModelDescription, first: int, end: int) -> dict[str, Written]:
+def written_buffers(description: ModelDescription, first: int, end: int) -> dict[str, BufferUpdate]:
     """What training writes in units [first, end), by canonical name.
 
     Raises:
         NotShareable: a parameter is written, or a buffer otherwise than by a normalisation's
             momentum or a counter's `add_`, or a buffer that is written is read.
     """
-    written: dict[str, Written] = {}
+    written: dict[str, BufferUpdate] = {}
     for index, name, new in _writes(description, first, end):
         if new is None or description.tensors_by_name[name].kind is TensorKind.PARAMETER:
             unit = next(u for u in description.units[first:end] if index < u.train[1])
@@ -79,20 +79,20 @@ def written_buffers(description: ModelDescription, first: int, end: int) -> dict
     return written
 
 
-def _both(name: str, old: Written | None, new: Written) -> Written:
+def _both(name: str, old: BufferUpdate | None, new: BufferUpdate) -> BufferUpdate:
     """One update of a buffer after another in the same micro-batch."""
     if old is None:
         return new
     if old.added is None and new.added is None:
-        return Written(old.kept * new.kept, None)
+        return BufferUpdate(old.kept * new.kept, None)
     if old.added is None or new.added is None:
         raise NotShareable(f"{name} is both a counter and a running statistic")
-    return Written(1.0, old.added + new.added)
+    return BufferUpdate(1.0, old.added + new.added)
 
 
 def _writes(
     description: ModelDescription, first: int, end: int
-) -> Iterator[tuple[int, str, Written | None]]:
+) -> Iterator[tuple[int, str, BufferUpdate | None]]:
     """(node, tensor that some node here writes, what this node does to it); None = anything else.
 
     A node that only reads such a tensor does something else too: it would see what another
@@ -116,7 +116,7 @@ def _writes(
                 yield index, name, None
 
 
-def _updates(node: Node) -> Iterator[tuple[Reference, Written]]:
+def _updates(node: GraphNode) -> Iterator[tuple[Reference, BufferUpdate]]:
     """What the node writes in a way that adds up."""
     operator = resolve(node.operator)
     arguments: dict[str, Argument] = dict(zip(operator.schema_arguments, node.args, strict=False))
@@ -125,10 +125,10 @@ def _updates(node: Node) -> Iterator[tuple[Reference, Written]]:
     if node.operator in _COUNTERS:
         target, rise = arguments["self"], arguments["other"]
         if isinstance(rise, int | float) and target in written and "alpha" not in arguments:
-            yield written[0], Written(1.0, rise)
+            yield written[0], BufferUpdate(1.0, rise)
     momentum = arguments.get("momentum")
     if "running_mean" in arguments and isinstance(momentum, int | float):
-        yield from ((reference, Written(1.0 - momentum, None)) for reference in written)
+        yield from ((reference, BufferUpdate(1.0 - momentum, None)) for reference in written)
 
 
 class RunningStatistics:
@@ -143,7 +143,7 @@ class RunningStatistics:
         sums: this device's terms of the round; the group replaces them by everyone's.
     """
 
-    def __init__(self, written: Mapping[str, Written], state: Mapping[str, Tensor]) -> None:
+    def __init__(self, written: Mapping[str, BufferUpdate], state: Mapping[str, Tensor]) -> None:
         self._written = dict(written)
         self._buffers = {name: state[name] for name in written}
         self.scratch = {name: torch.zeros_like(tensor) for name, tensor in self._buffers.items()}

@@ -46,7 +46,7 @@ class _Product(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Waiting:
+class _PendingProduct:
     """A product between its forward and its weight gradient.
 
     Attributes:
@@ -78,7 +78,7 @@ class WeightGradients:
             uses: id of each trainable parameter -> how many nodes of the stage read it.
         """
         self._uses = uses
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_PendingProduct] = []
         self._watched: set[Node] = set()  # until it is settled: nodes keep the forward's graph
         self.parameters: frozenset[int] = frozenset()
 
@@ -95,7 +95,7 @@ class WeightGradients:
             return
         if not self._leads_on(node.next_functions[_INPUTS[node.name()]][0]):
             return
-        waiting = _Waiting(product)
+        waiting = _PendingProduct(product)
         waiting.hook = node.register_prehook(waiting.capture)
         self._waiting.append(waiting)
         self._watched.add(node)
@@ -184,13 +184,13 @@ def compute_together(parts: Sequence[WeightGradients], add: Add) -> Iterator[nn.
         yield from done[-1]
 
 
-def _gradients(waiting: _Waiting) -> Iterable[tuple[nn.Parameter, Tensor | None]]:
+def _gradients(waiting: _PendingProduct) -> Iterable[tuple[nn.Parameter, Tensor | None]]:
     if waiting.output_gradient is None:
         return [(parameter, None) for parameter in waiting.product.parameters]
     return list(waiting.product.gradients(waiting.output_gradient))
 
 
-def _remove_hooks(waiting: Iterable[_Waiting]) -> None:
+def _remove_hooks(waiting: Iterable[_PendingProduct]) -> None:
     for each in waiting:
         if each.hook is not None:
             each.hook.remove()

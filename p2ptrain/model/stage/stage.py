@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
-from p2ptrain.model.stage.failures import NonFinite, find_non_finite
-from p2ptrain.model.stage.mutated_state import Rewritten, rewritten_names
+from p2ptrain.model.stage.failures import NonFiniteUnit, find_non_finite
+from p2ptrain.model.stage.mutated_state import MutatedParameters, rewritten_names
 from p2ptrain.model.stage.program import Program, Seed
 from p2ptrain.model.stage.running_statistics import RunningStatistics, written_buffers
 from p2ptrain.model.stage.split_backward import WeightGradients, accumulate, compute_together
@@ -34,7 +34,7 @@ NO_SEED: Seed = (0, 0, 0)
 
 
 @dataclass(slots=True)
-class _Held:
+class _InFlightMicroBatch:
     """A micro-batch between its forward and its backward.
 
     Attributes:
@@ -113,7 +113,7 @@ class Stage:
             self.statistics = RunningStatistics(written, self._state)
             training_state = self._state | self.statistics.scratch
         rewritten = frozenset[str]() if shared else rewritten_names(description, first, end)
-        self._rewritten = Rewritten(rewritten, self._state)
+        self._rewritten = MutatedParameters(rewritten, self._state)
         self._train = Program(
             description, first, end, "train", training_state, separate=separate, hiding=rewritten
         )
@@ -121,7 +121,7 @@ class Stage:
         self._uses = {
             id(self._state[name]): count for name, count in self._train.parameter_uses.items()
         }
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _InFlightMicroBatch] = {}
         self._later: dict[int, WeightGradients] = {}
         self._separate: dict[str, list[Tensor | None]] = {name: [] for name in separate}
 
@@ -176,7 +176,7 @@ class Stage:
             roots = list(outputs)
             if self._is_last and weight is not None:
                 roots = [outputs[0] * weight]
-        self._held[key] = _Held(
+        self._held[key] = _InFlightMicroBatch(
             inputs, targets, seed, roots, gradients, leaves, later, given, copies
         )
         return [output.detach() for output in outputs]
@@ -305,7 +305,7 @@ class Stage:
         return part
 
     def _starts(
-        self, held: _Held, gradients: Sequence[Tensor | None]
+        self, held: _InFlightMicroBatch, gradients: Sequence[Tensor | None]
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """Outputs from which the backward starts, taken from `held`, and their gradients."""
         given: Sequence[Tensor | None] = gradients or [None] * len(held.roots)
@@ -370,7 +370,7 @@ class Stage:
             results = self._evaluate.run(inputs, targets, seed)
             return [r.clone() if r.untyped_storage().data_ptr() in own else r for r in results]
 
-    def first_non_finite(self, key: int) -> NonFinite | None:
+    def first_non_finite(self, key: int) -> NonFiniteUnit | None:
         """Where a micro-batch between forward and backward first stopped being finite.
 
         Runs it again unit by unit; buffers keep their values.

@@ -20,7 +20,7 @@ from p2ptrain.errors import InternalError
 from p2ptrain.model.wire.tensor_codec import copy_into
 
 
-class WeightVersions:
+class StashedWeights:
     """See the module. Not thread-safe.
 
     Attributes:

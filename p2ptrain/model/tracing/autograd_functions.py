@@ -65,7 +65,7 @@ class UndefinedGradientsError(Exception):
         self.places = places
 
 
-class Calls:
+class FunctionCalls:
     """The calls of functions in one forward() and loss.
 
     Attributes:
@@ -109,17 +109,19 @@ class Calls:
 
 
 @contextlib.contextmanager
-def own_backwards_as_traced(undefined: frozenset[Place], *, training: bool) -> Iterator[Calls]:
+def own_backwards_as_traced(
+    undefined: frozenset[Place], *, training: bool
+) -> Iterator[FunctionCalls]:
     """For one call of forward() and the loss; where nothing is traced nothing changes.
 
     Args:
-        undefined: as for `Calls`.
+        undefined: as for `FunctionCalls`.
         training: whether gradients will be asked for.
     """
     if recorder() is None:
-        yield Calls(frozenset(), records=False)
+        yield FunctionCalls(frozenset(), records=False)
         return
-    calls = Calls(undefined, records=training)
+    calls = FunctionCalls(undefined, records=training)
     thread = threading.get_ident()
 
     def apply(cls: Any, *args: Any) -> Any:
@@ -163,7 +165,7 @@ class _Context(function.FunctionCtx):
         return tuple(self.to_save)
 
 
-def _traced(calls: Calls, cls: Any, args: tuple[Any, ...]) -> Any:
+def _traced(calls: FunctionCalls, cls: Any, args: tuple[Any, ...]) -> Any:
     """The results of `cls.apply(*args)`."""
     recording = recorder()
     if recording is None:

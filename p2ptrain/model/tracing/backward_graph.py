@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references, written_leaves
-from p2ptrain.model.graph.nodes import BackwardGraph, InputRef, Node, NodeRef, Reference
+from p2ptrain.model.graph.nodes import BackwardGraph, GraphNode, InputRef, NodeRef, Reference
 
 ARRIVING = "p2ptrain.arriving"
 """What stands for the gradients, while a graph is translated; no operator: it never runs."""
@@ -19,7 +19,7 @@ ARRIVING = "p2ptrain.arriving"
 
 def backward_graph(
     name: str,
-    nodes: Sequence[Node],
+    nodes: Sequence[GraphNode],
     start: int,
     arriving: Sequence[NodeRef],
     gradients: Sequence[Reference | None],
@@ -57,7 +57,7 @@ def backward_graph(
 
 
 def _needed(
-    nodes: Sequence[Node],
+    nodes: Sequence[GraphNode],
     start: int,
     arriving: Sequence[NodeRef],
     gradients: Sequence[Reference | None],

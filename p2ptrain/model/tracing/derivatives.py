@@ -79,7 +79,7 @@ def _refuse_forward_mode(*_: Any, **__: Any) -> None:
     )
 
 
-class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _AutogradCopies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tell the trace of `recording` what autograd's copies of tensors are copies of.
 
     They are made by `detach`, beneath what is recorded, before the trace has seen the original. In
@@ -136,7 +136,7 @@ def derivatives_as_traced(*, expected: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         recording = recorder()
         if expected and recording is not None:
-            stack.enter_context(_Copies(recording))
+            stack.enter_context(_AutogradCopies(recording))
             stack.callback(setattr, recording, "pre_dispatch", recording.pre_dispatch)
             recording.pre_dispatch = False  # composite operators are taken apart
         stack.enter_context(_Derivatives(traced=recording is not None, expected=expected))

@@ -22,7 +22,7 @@ from p2ptrain.model.tracing.vmap_autocast import mapped_and_cast_as_traced
 
 @contextlib.contextmanager
 def calls_as_traced() -> Iterator[None]:
-    """All that stands between the model and torch, except for `told_eager`."""
+    """All that stands between the model and torch, except for `reported_as_eager`."""
     modes = (
         NoTensorHooks(),
         NoSwitchedParameters(),

@@ -39,10 +39,10 @@ _INSTALLED = ("site-packages", "dist-packages")
 _CELL = "<cell>"
 """The only key of a closure's cell."""
 
-_MOST_ITEMS = 10_000
+_MAX_ITEMS = 10_000
 """Containers of more are data, such as vocabularies and samples: nobody looks into them."""
 
-_MOST_PLACES = 200_000
+_MAX_PLACES = 200_000
 
 REGISTERS = ("_parameters", "_buffers", "_modules")
 
@@ -51,7 +51,7 @@ _USUALLY_EMPTY = frozenset(vars(nn.Module())) - frozenset(REGISTERS)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PythonPlace:
     """Something that holds values.
 
     Attributes:
@@ -76,7 +76,7 @@ class Place:
         keys = (*before, *(key for key in after if key not in before))
         gone = object()
         return [
-            joined(self.path, key)
+            joined_path(self.path, key)
             for key in keys
             if not _same(before.get(key, gone), after.get(key, gone))
         ]
@@ -99,7 +99,7 @@ class Place:
                 self.holder.update(self.content)
 
 
-class Held:
+class PythonState:
     """What is kept in some roots, as it was."""
 
     def __init__(self, roots: Mapping[str, object], *, code: bool = False) -> None:
@@ -134,7 +134,7 @@ class Held:
         """(path, holder, key, value) of everything that was held."""
         for place in self.places:
             for key, value in place.items():
-                yield joined(place.path, key), place.holder, key, value
+                yield joined_path(place.path, key), place.holder, key, value
 
 
 def _take_off_hooks(attributes: dict[str, Any], known: set[int]) -> None:
@@ -145,7 +145,7 @@ def _take_off_hooks(attributes: dict[str, Any], known: set[int]) -> None:
             hooks.clear()
 
 
-def joined(path: str, key: object) -> str:
+def joined_path(path: str, key: object) -> str:
     """The path of what `path` holds under `key`."""
     if key is _CELL:
         return path
@@ -162,11 +162,11 @@ def current(holder: Any, key: Any) -> object:
         return None
 
 
-def _places(roots: Mapping[str, object], *, code: bool) -> Iterator[Place]:
+def _places(roots: Mapping[str, object], *, code: bool) -> Iterator[PythonPlace]:
     """Breadth first, everything once."""
     waiting = deque(roots.items())
     seen: dict[int, object] = {}
-    while waiting and len(seen) < _MOST_PLACES:
+    while waiting and len(seen) < _MAX_PLACES:
         path, value = waiting.popleft()
         if id(value) in seen:
             continue
@@ -174,7 +174,7 @@ def _places(roots: Mapping[str, object], *, code: bool) -> Iterator[Place]:
             seen[id(value)] = value  # kept, so that its id stays its own
             for name, held in kept_by(value):
                 if not code or not isinstance(held, Globals):
-                    waiting.append((joined(path, name), held))
+                    waiting.append((joined_path(path, name), held))
             if code and isinstance(value, types.FunctionType) and not _is_installed(value):
                 waiting.extend(_globals_read(value))
             continue
@@ -187,7 +187,7 @@ def _places(roots: Mapping[str, object], *, code: bool) -> Iterator[Place]:
         if holder is None:
             continue
         seen[id(value)] = value
-        place = Place(path, value, holder, _copy(holder))
+        place = PythonPlace(path, value, holder, _copy(holder))
         yield place
         waiting.extend(
             (_below(path, value, key), held)
@@ -228,7 +228,7 @@ def _is_function(value: object) -> bool:
 def _holder(value: object) -> Any:
     """Where `value` holds others; None if it is nothing that one looks into."""
     if isinstance(value, (*_CONTAINERS, tuple)):
-        return value if len(value) <= _MOST_ITEMS else None
+        return value if len(value) <= _MAX_ITEMS else None
     if isinstance(value, Globals | types.CellType):
         return value
     if isinstance(value, type | types.ModuleType | types.FunctionType):
@@ -244,7 +244,7 @@ def _of_library(made: type | types.FunctionType) -> bool:
 def _below(path: str, value: object, key: object) -> str:
     """A module's parts are called as torch calls them, without the dict that holds them."""
     registers = isinstance(value, nn.Module) and key in REGISTERS
-    return path if registers else joined(path, key)
+    return path if registers else joined_path(path, key)
 
 
 def _copy(holder: Any) -> Any:

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.tracing.autograd_graph import kept_memory, storage_of
 from p2ptrain.model.tracing.derivatives import recorder
-from p2ptrain.model.tracing.python_state import Held, current, joined
+from p2ptrain.model.tracing.python_state import PythonState, current, joined_path
 
 _COPIED_BYTES = 256 * 2**20
 """Tensors outside buffers are copied, to be put back, up to this size: more may be a data set."""
@@ -33,7 +33,7 @@ _READ: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 _WRITE: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-class Unseen:
+class UntracedChanges:
     """What a module keeps where a trace does not look, as it was before."""
 
     def __init__(self, module: nn.Module, roots: Mapping[str, object]) -> None:
@@ -55,7 +55,7 @@ class Unseen:
         self._versions = {id(t): t._version for *_, t in self._held}
         self.replaced: dict[str, Tensor] = {}
 
-    def begin(self, held: Held) -> None:
+    def begin(self, held: PythonState) -> None:
         """forward() begins, with what is held then."""
         self._now = held
         self._parameters = dict(_parameters(held))
@@ -174,11 +174,11 @@ def _constants_used(program: torch.export.ExportedProgram) -> Iterator[object]:
             yield program.constants.get(str(spec.target))
 
 
-def _parameters(held: Held) -> Iterator[tuple[str, nn.Parameter]]:
+def _parameters(held: PythonState) -> Iterator[tuple[str, nn.Parameter]]:
     for path, part in held.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
-                yield joined(path, name), parameter
+                yield joined_path(path, name), parameter
 
 
 def _held_tensors(
@@ -186,12 +186,12 @@ def _held_tensors(
 ) -> Iterator[tuple[str, Any, Any, Tensor]]:
     """(path, container, key, tensor) of tensors that are no parameters or buffers of `module`."""
     registered = {id(t) for t in (*module.parameters(), *module.buffers())}
-    for path, holder, key, value in Held(roots).values():
+    for path, holder, key, value in PythonState(roots).values():
         if isinstance(value, Tensor) and id(value) not in registered:
             yield path, holder, key, value
 
 
-def _random_states(held: Held) -> list[str]:
+def _random_states(held: PythonState) -> list[str]:
     """Of Python's and NumPy's generators: the global ones and those that are held."""
     numpy = sys.modules.get("numpy")
     states = [repr(random.getstate())]
@@ -225,7 +225,7 @@ class KeptBuffersError(Exception):
 class ReassignedBuffers:
     """Buffers as they were before forward(), to find those that it reassigned."""
 
-    def __init__(self, held: Held, copied: Collection[str]) -> None:
+    def __init__(self, held: PythonState, copied: Collection[str]) -> None:
         """`copied`: paths of those of which forward() is given a copy."""
         self._copied = copied
         self._before = [
@@ -235,7 +235,7 @@ class ReassignedBuffers:
             if tensor is not None
         ]
         for path, owner, name, tensor in self._before:
-            if joined(path, name) in copied:
+            if joined_path(path, name) in copied:
                 owner._buffers[name] = tensor.clone()
 
     def check(self, loss: Tensor) -> None:
@@ -249,7 +249,9 @@ class ReassignedBuffers:
             return
         assigned = [b for b in self._before if b[1]._buffers.get(b[2]) is not b[3]]
         kept = kept_memory(loss) if assigned else frozenset[int]()
-        paths = frozenset(joined(p, name) for p, _, name, b in assigned if storage_of(b) in kept)
+        paths = frozenset(
+            joined_path(p, name) for p, _, name, b in assigned if storage_of(b) in kept
+        )
         for path in sorted(paths.intersection(self._copied)):
             raise CaptureError(
                 f"forward() replaces the buffer {path!r} after it has computed with it, and the "
@@ -270,7 +272,7 @@ class ReassignedBuffers:
             if after is before:
                 continue
             if after is None or after.shape != before.shape or after.dtype != before.dtype:
-                regrown.append((joined(path, name), before))
+                regrown.append((joined_path(path, name), before))
             else:
                 with torch.no_grad():
                     before.copy_(after)

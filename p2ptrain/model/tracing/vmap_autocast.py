@@ -148,7 +148,7 @@ def _vmap(beneath: _Beneath, original: Callable[..., Any]) -> Callable[..., Any]
     def vmap(*args: Any, **kwargs: Any) -> Any:
         if not beneath.applies():
             return original(*args, **kwargs)
-        with beneath.entered(), told_eager():
+        with beneath.entered(), reported_as_eager():
             return original(*args, **kwargs)
 
     return vmap
@@ -229,7 +229,7 @@ def _autocast(beneath: _Beneath) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told_eager() -> Iterator[None]:
+def reported_as_eager() -> Iterator[None]:
     """`torch.compiler.is_exporting()` and `is_compiling()` say no."""
     compiler: Any = torch.compiler
     before = compiler._is_exporting_flag, compiler._is_compiling_flag

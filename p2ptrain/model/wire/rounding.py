@@ -23,21 +23,21 @@ from p2ptrain.model.wire.wire_format import WireFormat
 
 BLOCK_VALUES = 32
 
-LEAST_VALUES = 256
+MIN_VALUES = 256
 """Smaller tensors stay exact: they are no load, and often sums that much hangs on."""
 
 _LARGEST = 127
 
 _NOT_FINITE = -128
 
-_LEAST_EXPONENT, _MOST_EXPONENT = -100, 120
+_MIN_EXPONENT, _MAX_EXPONENT = -100, 120
 """Smaller values become zero, larger ones count as not finite: far from what training meets."""
 
 
 def applies(wire: WireFormat, dtype: torch.dtype, values: int) -> bool:
     """Whether a tensor of so many values is converted."""
     floating = dtype in (torch.float32, torch.float64)
-    return wire is not WireFormat.EXACT and floating and values >= LEAST_VALUES
+    return wire is not WireFormat.EXACT and floating and values >= MIN_VALUES
 
 
 def encoded_bytes(wire: WireFormat, dtype: torch.dtype, values: int) -> int:
@@ -96,8 +96,8 @@ def _encode_int8(flat: Tensor) -> Tensor:
     rows = rows.view(blocks, BLOCK_VALUES)
     largest = rows.abs().amax(1)  # [blocks]; NaN where there is one
     _, exponents = torch.frexp(largest)  # largest < 2**exponent
-    exponents = (exponents - 7).clamp_(_LEAST_EXPONENT, _MOST_EXPONENT)
-    finite = largest < 2.0 ** (_MOST_EXPONENT + 7)  # False for NaN
+    exponents = (exponents - 7).clamp_(_MIN_EXPONENT, _MAX_EXPONENT)
+    finite = largest < 2.0 ** (_MAX_EXPONENT + 7)  # False for NaN
     scale = torch.ldexp(torch.ones_like(largest), -exponents).where(finite, 0.0)
     scaled = (rows * scale.unsqueeze(1)).round_().clamp_(-_LARGEST, _LARGEST).nan_to_num_(0.0)
     encoded = torch.empty(blocks + count, dtype=torch.int8)
@@ -108,7 +108,7 @@ def _encode_int8(flat: Tensor) -> Tensor:
 
 def _decode_int8(encoded: Tensor, flat: Tensor) -> None:
     count, blocks = flat.numel(), _blocks(flat.numel())
-    exponents = encoded[:blocks].clamp(max=_MOST_EXPONENT)
+    exponents = encoded[:blocks].clamp(max=_MAX_EXPONENT)
     scale = torch.ldexp(torch.ones(blocks, dtype=flat.dtype), exponents.to(torch.int32))
     scale.masked_fill_(encoded[:blocks] == _NOT_FINITE, torch.nan)
     flat.copy_(encoded[blocks:])

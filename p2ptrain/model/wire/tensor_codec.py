@@ -15,7 +15,7 @@ import torch
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire.rounding import applies, decode, encode, encoded_bytes
-from p2ptrain.model.wire.tensor_layout import ALIGNMENT, Layout, checked_layout, layout_of
+from p2ptrain.model.wire.tensor_layout import ALIGNMENT, TensorLayout, checked_layout, layout_of
 from p2ptrain.model.wire.wire_format import WireFormat
 
 _DTYPES = (
@@ -112,7 +112,8 @@ def pack(tensor: torch.Tensor, wire: WireFormat = WireFormat.EXACT) -> PackedTen
 def like(tensor: torch.Tensor) -> torch.Tensor:
     """New memory, uninitialised, with the tensor's dtype, shape, strides and grid position.
 
-    A view too sparse to be sent (`Layout.is_within_limits`) becomes dense, as when it is sent.
+    A view too sparse to be sent (`TensorLayout.is_within_limits`) becomes dense, as when it is
+    sent.
     """
     layout = _layout_to_copy(tensor)
     before = _grid_offset(tensor) // tensor.itemsize
@@ -143,7 +144,7 @@ def _lies_like(slot: torch.Tensor, tensor: torch.Tensor) -> bool:
     )
 
 
-def _layout_to_copy(tensor: torch.Tensor) -> Layout:
+def _layout_to_copy(tensor: torch.Tensor) -> TensorLayout:
     layout = layout_of(tuple(tensor.shape), tensor.stride())
     return layout if layout.is_within_limits(tensor.itemsize) else layout.densified()
 
@@ -154,7 +155,7 @@ def _grid_offset(tensor: torch.Tensor) -> int:
     return 0 if offset % tensor.itemsize else offset
 
 
-def _compact(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+def _compact(tensor: torch.Tensor, layout: TensorLayout) -> torch.Tensor:
     """What travels, as a 1-D contiguous tensor: a view if `tensor` lies that way already."""
     if not layout.compact_elements:
         return tensor.new_empty(0)
@@ -165,11 +166,11 @@ def _compact(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     return tensor[_first_of_repeated(layout)].contiguous().view(-1)
 
 
-def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+def _laid_out(tensor: torch.Tensor, layout: TensorLayout) -> torch.Tensor:
     return torch.empty_strided(layout.shape, layout.strides, dtype=tensor.dtype).copy_(tensor)
 
 
-def _first_of_repeated(layout: Layout) -> tuple[slice, ...]:
+def _first_of_repeated(layout: TensorLayout) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in layout.compact_shape)
 
 

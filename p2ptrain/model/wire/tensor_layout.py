@@ -39,7 +39,7 @@ strides. What exceeds it is sent dense: a view that sparse (one token of 1024) i
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """Shape and strides, both in elements."""
 
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class Layout:
             and len(self.shape) <= DIMENSIONS_LIMIT
         )
 
-    def densified(self) -> Layout:
+    def densified(self) -> TensorLayout:
         """The same order of dimensions in memory, without gaps, overlaps or repetition."""
         order = sorted(range(len(self.shape)), key=lambda d: (self.strides[d], -d))
         strides = [0] * len(self.shape)
@@ -92,7 +92,7 @@ class Layout:
         for d in order:
             strides[d] = step
             step *= max(self.shape[d], 1)
-        return Layout(self.shape, tuple(strides))
+        return TensorLayout(self.shape, tuple(strides))
 
     def _spread(self) -> list[tuple[int, int]]:
         """(stride, size) of the dimensions in which elements lie apart."""
@@ -106,14 +106,14 @@ class Layout:
 
 
 @lru_cache(maxsize=1024)
-def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+def layout_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> TensorLayout:
     """A layout that was worked out before: a stage's tensors have the same ones in every round."""
-    return Layout(shape, strides)
+    return TensorLayout(shape, strides)
 
 
 def checked_layout(
     shape: object, strides: object, expected_shape: Sequence[int], itemsize: int
-) -> Layout:
+) -> TensorLayout:
     """A peer's shape and strides as a layout.
 
     Raises:

@@ -74,7 +74,7 @@ class Compressed:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CodecChoice:
     """What to do with a part, and why.
 
     Attributes:
@@ -89,7 +89,7 @@ class Choice:
 
 
 @dataclass(slots=True)
-class _Way:
+class _CodecEstimate:
     """Estimates for one kind of tensor and one codec; None before the first measurement."""
 
     ratio: float | None = None
@@ -99,8 +99,10 @@ class _Way:
 
 
 @dataclass(slots=True)
-class _Kind:
-    ways: dict[Codec, _Way] = field(default_factory=lambda: {codec: _Way() for codec in WAYS})
+class _CodecHistory:
+    ways: dict[Codec, _CodecEstimate] = field(
+        default_factory=lambda: {codec: _CodecEstimate() for codec in WAYS}
+    )
     in_use: Codec = Codec.RAW
 
 
@@ -110,29 +112,29 @@ class CompressionChooser:
 
     settings: ChooserSettings = field(default_factory=ChooserSettings)
     link_bytes_per_s: float | None = None
-    _kinds: dict[PartKind, _Kind] = field(default_factory=dict)
+    _kinds: dict[PartKind, _CodecHistory] = field(default_factory=dict)
 
-    def choose(self, kind: PartKind, part_bytes: int, now: float) -> Choice:
+    def choose(self, kind: PartKind, part_bytes: int, now: float) -> CodecChoice:
         """How a part of `kind` and `part_bytes` raw bytes goes out at time `now` (seconds)."""
         settings = self.settings
         if not settings.enabled or kind is PartKind.OPAQUE:
-            return Choice(Codec.RAW, (), "never compressed")
+            return CodecChoice(Codec.RAW, (), "never compressed")
         if part_bytes < settings.least_part_bytes:
-            return Choice(Codec.RAW, (), "too small to matter")
+            return CodecChoice(Codec.RAW, (), "too small to matter")
         if self.link_bytes_per_s is None:
-            return Choice(Codec.RAW, (), "the link has not been the limit yet")
-        state = self._kinds.setdefault(kind, _Kind())
+            return CodecChoice(Codec.RAW, (), "the link has not been the limit yet")
+        state = self._kinds.setdefault(kind, _CodecHistory())
         gains = {codec: self._gain(codec, way) for codec, way in state.ways.items()}
         best = max(gains, key=lambda codec: gains[codec])
         bar = settings.gain_to_start if state.in_use is Codec.RAW else settings.gain_to_stop
         pays = gains[best] >= bar
         state.in_use = best if pays else Codec.RAW
         reason = f"{best.name}: gain {gains[best]:.2f} is {'at least' if pays else 'below'} {bar}"
-        return Choice(state.in_use, self._due(state, now), reason)
+        return CodecChoice(state.in_use, self._due(state, now), reason)
 
     def observe_compression(self, kind: PartKind, codec: Codec, measured: Compressed) -> None:
         """Blocks of `kind` were compressed by `codec`."""
-        state = self._kinds.setdefault(kind, _Kind())
+        state = self._kinds.setdefault(kind, _CodecHistory())
         way = state.ways[codec]
         way.ratio = self._blend(way.ratio, measured.wire_bytes / measured.raw_bytes)
         speed = measured.raw_bytes / max(measured.seconds, 1e-9)
@@ -151,7 +153,7 @@ class CompressionChooser:
         """Measured wire bytes / raw bytes of `kind`, if any."""
         return self._kinds[kind].ways[codec].ratio if kind in self._kinds else None
 
-    def _due(self, state: _Kind, now: float) -> tuple[Codec, ...]:
+    def _due(self, state: _CodecHistory, now: float) -> tuple[Codec, ...]:
         """Ways to try now: those not in use whose last trial is long ago."""
         due = tuple(
             codec
@@ -163,12 +165,12 @@ class CompressionChooser:
             state.ways[codec].sampled_at = now
         return due
 
-    def _pause_seconds(self, way: _Way) -> float:
+    def _pause_seconds(self, way: _CodecEstimate) -> float:
         settings = self.settings
         doublings = min(max(way.in_vain - 1, 0), 16)
         return min(settings.sample_seconds * 2.0**doublings, settings.sample_limit_seconds)
 
-    def _gain(self, codec: Codec, way: _Way) -> float:
+    def _gain(self, codec: Codec, way: _CodecEstimate) -> float:
         """Raw cost / compressed cost of a byte; 0 before a measurement."""
         link = self.link_bytes_per_s
         if link is None or way.ratio is None or way.bytes_per_s is None:

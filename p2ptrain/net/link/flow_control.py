@@ -113,21 +113,21 @@ FRAME_SECONDS = 0.024
 with 10 ms the event loop took a third more processor time at 100 Mbit/s.
 Shorter: what is urgent waits less behind the frame under way."""
 
-LEAST_FRAME_BYTES = 4 * 1024
+MIN_FRAME_BYTES = 4 * 1024
 
-MOST_FRAME_BYTES = CHUNK_LIMIT_BYTES
+MAX_FRAME_BYTES = CHUNK_LIMIT_BYTES
 
 UNSENT_SECONDS = 0.012
 """Longer: the link stays busy over longer pauses of this process. Shorter: heartbeats, and tensors
 behind all-reduce and weights, wait less. The kernel asks for more when half of it is left."""
 
-LEAST_UNSENT_BYTES = 8 * 1024
+MIN_UNSENT_BYTES = 8 * 1024
 
-MOST_UNSENT_BYTES = 2 * 2**20
+MAX_UNSENT_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Portions:
+class WriteSizes:
     """Sizes in bytes.
 
     Attributes:
@@ -141,26 +141,26 @@ class Portions:
     unsent_bytes: int
 
 
-MOST_UNPROVEN_BYTES = 64 * 1024
+MAX_UNPROVEN_BYTES = 64 * 1024
 """Of a frame, while it is only known that the link takes as much as it was given so far."""
 
-UNKNOWN = Portions(frame_bytes=32 << 10, lowest_frame_bytes=32 << 10, unsent_bytes=128 << 10)
+UNKNOWN = WriteSizes(frame_bytes=32 << 10, lowest_frame_bytes=32 << 10, unsent_bytes=128 << 10)
 """While the link has not been the limit yet."""
 
 
-def portions(bytes_per_s: float | None, at_least_bytes_per_s: float = 0.0) -> Portions:
+def portions(bytes_per_s: float | None, at_least_bytes_per_s: float = 0.0) -> WriteSizes:
     """For a link that takes so many bytes a second; None while it is only known to take some.
 
     Powers of two, so that small changes of the rate change nothing.
     """
     if bytes_per_s is None:
         proven = max(_power_of_two(at_least_bytes_per_s * FRAME_SECONDS), UNKNOWN.frame_bytes)
-        most = (min(proven, MOST_UNPROVEN_BYTES), min(proven, MOST_FRAME_BYTES))
-        return Portions(*most, UNKNOWN.unsent_bytes)
+        most = (min(proven, MAX_UNPROVEN_BYTES), min(proven, MAX_FRAME_BYTES))
+        return WriteSizes(*most, UNKNOWN.unsent_bytes)
     frame = _power_of_two(bytes_per_s * FRAME_SECONDS)
-    frame = min(max(frame, LEAST_FRAME_BYTES), MOST_FRAME_BYTES)
+    frame = min(max(frame, MIN_FRAME_BYTES), MAX_FRAME_BYTES)
     unsent = _power_of_two(bytes_per_s * UNSENT_SECONDS)
-    return Portions(frame, frame, min(max(unsent, LEAST_UNSENT_BYTES), MOST_UNSENT_BYTES))
+    return WriteSizes(frame, frame, min(max(unsent, MIN_UNSENT_BYTES), MAX_UNSENT_BYTES))
 
 
 def _power_of_two(count: float) -> int:

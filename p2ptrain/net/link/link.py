@@ -21,9 +21,15 @@ from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import Header
 from p2ptrain.net.link.compression import CompressionChooser, LinkCompression
 from p2ptrain.net.link.flow_control import UNKNOWN, LinkRateMeter, StallWatch, portions
-from p2ptrain.net.link.link_settings import Clock, LinkCounters, LinkSettings, Timer, _SystemClock
+from p2ptrain.net.link.link_settings import (
+    LinkCounters,
+    LinkSettings,
+    LoopClock,
+    SystemClock,
+    Timer,
+)
 from p2ptrain.net.link.send_queue import Outbox, SendQueue
-from p2ptrain.net.link.stream import Arrival, ByteStream
+from p2ptrain.net.link.stream import ByteStream, StreamArrival
 from p2ptrain.net.message import Message, Priority
 
 READ_BYTES = 288 * 1024
@@ -35,7 +41,7 @@ FRAMES_A_TURN = 8
 _log = get_logger(__name__)
 
 
-class Receiver(Protocol):
+class LinkReceiver(Protocol):
     """Who takes a link's messages. Called on the event loop; nothing here may block."""
 
     def open_parts(self, link: Link, header: Header) -> Sequence[memoryview] | None:
@@ -60,16 +66,16 @@ class Link:
     def __init__(
         self,
         peer_id: str,
-        receiver: Receiver,
+        receiver: LinkReceiver,
         settings: LinkSettings | None = None,
         executor: Executor | None = None,
-        clock: Clock | None = None,
+        clock: LoopClock | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.peer_id = peer_id
         self._receiver = receiver
         self._settings = settings or LinkSettings()
-        self._clock: Clock = clock or _SystemClock(loop)
+        self._clock: LoopClock = clock or SystemClock(loop)
         self._loop = loop
         self._compression = LinkCompression(
             CompressionChooser(self._settings.compression),
@@ -115,10 +121,10 @@ class Link:
             self._stream.hurry()
         return count
 
-    def arrival(self) -> Arrival:
+    def arrival(self) -> StreamArrival:
         """What has come so far, in part or not to be read yet: more than this link has received."""
         below = None if self._stream is None else self._stream.arrival()
-        return below or Arrival(self._received_bytes)
+        return below or StreamArrival(self._received_bytes)
 
     def ends(self) -> tuple[str, str] | None:
         """The IPs that it runs between, this device's first; None where there is no network."""

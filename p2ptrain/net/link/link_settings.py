@@ -19,7 +19,7 @@ class Timer(Protocol):
         """Do not call."""
 
 
-class Clock(Protocol):
+class LoopClock(Protocol):
     """The part of an event loop that tells time; tests bring their own."""
 
     def time(self) -> float:
@@ -29,7 +29,7 @@ class Clock(Protocol):
         """Call `callback` in `delay` seconds."""
 
 
-class _SystemClock:
+class SystemClock:
     """The system's own clock: an event loop's may stand still within a turn."""
 
     time = staticmethod(time.monotonic)

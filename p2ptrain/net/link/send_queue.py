@@ -20,7 +20,7 @@ from p2ptrain.net.message import Priority
 
 
 @dataclass(slots=True)
-class _Lane:
+class _OutboxLane:
     budget_bytes: int
     queue: deque[OutgoingMessage] = field(default_factory=deque)
     queued_bytes: int = 0
@@ -38,7 +38,7 @@ class Outbox:
     def __init__(self, budgets_bytes: Mapping[Priority, int], choose: ChooseCodec) -> None:
         self.messages = 0
         self.packing = 0
-        self._lanes = tuple(_Lane(budgets_bytes[lane]) for lane in Priority)
+        self._lanes = tuple(_OutboxLane(budgets_bytes[lane]) for lane in Priority)
         self._choose = choose
 
     def __bool__(self) -> bool:
@@ -84,7 +84,7 @@ class Outbox:
             lane.queued_bytes = 0
         self.messages = self.packing = 0
 
-    def _lane_frame(self, lane: _Lane, limit_bytes: int) -> Frame | None:
+    def _lane_frame(self, lane: _OutboxLane, limit_bytes: int) -> Frame | None:
         message = lane.queue[0]
         if not message.started:
             message.start(lane.number, self._choose)

@@ -14,7 +14,7 @@ from p2ptrain.errors import PeerError
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class StreamArrival:
     """What has come over a stream so far, read or not.
 
     Attributes:
@@ -42,7 +42,7 @@ class ByteStream(Protocol):
     def hurry(self) -> None:
         """Read what has come, however little."""
 
-    def arrival(self) -> Arrival | None:
+    def arrival(self) -> StreamArrival | None:
         """What has come below the stream; None where its user knows no less."""
 
     def ends(self) -> tuple[str, str] | None:

@@ -157,14 +157,14 @@ class _Race(Generic[User]):
 
 FIRST_SECONDS = 0.2
 
-MOST_SECONDS = 10.0
+MAX_SECONDS = 10.0
 
 
 class Backoff:
     """The pauses between the tries to reach one device."""
 
     def __init__(
-        self, rng: Random, first_seconds: float = FIRST_SECONDS, most_seconds: float = MOST_SECONDS
+        self, rng: Random, first_seconds: float = FIRST_SECONDS, most_seconds: float = MAX_SECONDS
     ) -> None:
         self._rng = rng
         self._first_seconds = first_seconds

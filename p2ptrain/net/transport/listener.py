@@ -35,7 +35,7 @@ from p2ptrain.net.link.stream import StreamUser
 from p2ptrain.net.transport.dial import Address, MakeLink
 from p2ptrain.net.transport.pace import Pace, Rate
 from p2ptrain.net.transport.pairing_channel import PairingChannel
-from p2ptrain.net.transport.threshold import Turns, first_record
+from p2ptrain.net.transport.threshold import PaceQueue, first_record
 from p2ptrain.net.transport.tls import certificate_id
 from p2ptrain.net.transport.tls_stream import TlsStream
 
@@ -210,7 +210,7 @@ class ListenerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class ListenerHooks:
     """What a listener asks and reports. All are called on the event loop and must not block.
 
     Attributes:
@@ -229,14 +229,14 @@ class Door:
 class Listener:
     """Listens from `start` to `close`; the links it has handed over live on after that."""
 
-    def __init__(self, door: Door, settings: ListenerSettings | None = None) -> None:
+    def __init__(self, door: ListenerHooks, settings: ListenerSettings | None = None) -> None:
         self._door = door
         self._settings = chosen = settings or ListenerSettings()
         self._admission: Admission[asyncio.Timeout] = Admission(
             chosen.per_address_limit, chosen.total_limit
         )
         self._connections: Pace[str] = Pace(chosen.connections_each, chosen.connections)
-        self._turns = Turns(Pace(chosen.handshakes_each, chosen.handshakes))
+        self._turns = PaceQueue(Pace(chosen.handshakes_each, chosen.handshakes))
         self._sockets: list[socket.socket] = []
         self._addresses: list[Address] = []
         self._port = 0

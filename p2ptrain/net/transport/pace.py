@@ -23,7 +23,7 @@ class Rate:
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _RateBucket:
     """What is left of a rate."""
 
     left: float
@@ -48,8 +48,8 @@ class Pace(Generic[Key]):
     def __init__(self, each: Rate, in_all: Rate) -> None:
         self._each = each
         self._in_all = in_all
-        self._keys: dict[Key, _Bucket] = {}  # who had a turn last stands last
-        self._all = _Bucket(in_all.burst, 0.0)
+        self._keys: dict[Key, _RateBucket] = {}  # who had a turn last stands last
+        self._all = _RateBucket(in_all.burst, 0.0)
 
     def wait_seconds(self, key: Key, now: float, *, exempt: bool = False) -> float:
         """How long until `key` may have a turn; 0 now.
@@ -73,7 +73,7 @@ class Pace(Generic[Key]):
         """Take a turn, if there is one; whether there was."""
         if self.wait_seconds(key, now, exempt=exempt) > 0.0:
             return False
-        bucket = self._keys.pop(key, None) or _Bucket(self._each.burst, now)
+        bucket = self._keys.pop(key, None) or _RateBucket(self._each.burst, now)
         bucket.left -= 1.0
         self._keys[key] = bucket
         if len(self._keys) > KEYS_LIMIT:

@@ -19,7 +19,7 @@ import sys
 from typing import Any
 
 from p2ptrain.logs import get_logger
-from p2ptrain.net.link.stream import Arrival
+from p2ptrain.net.link.stream import StreamArrival
 
 NOTSENT_LOWAT_BYTES = 128 * 1024
 
@@ -52,7 +52,7 @@ _PACKETS_AHEAD = struct.Struct("=224xI")
 _log = get_logger(__name__)
 
 
-def arrival(connection: socket.socket) -> Arrival | None:
+def arrival(connection: socket.socket) -> StreamArrival | None:
     """What the kernel has received since the connection was made; None where it does not say."""
     option = getattr(socket, "TCP_INFO", None)
     if option is None or sys.platform != "linux":
@@ -65,7 +65,7 @@ def arrival(connection: socket.socket) -> Arrival | None:
         return None
     (received_bytes,) = _BYTES_RECEIVED.unpack_from(info)
     (packets_ahead,) = _PACKETS_AHEAD.unpack_from(info)
-    return Arrival(received_bytes, packets_ahead)
+    return StreamArrival(received_bytes, packets_ahead)
 
 
 def limit_unsent(connection: socket.socket, count: int) -> None:

@@ -15,7 +15,7 @@ from p2ptrain.net.transport.pace import Pace
 HELLO_LIMIT_BYTES = 8 * 1024
 """Ours take some hundred bytes, with keys for times of quantum computers two thousand."""
 
-LEAST_PAUSE_SECONDS = 0.005
+MIN_PAUSE_SECONDS = 0.005
 """Between two looks at who waits."""
 
 _HEAD_BYTES = 5
@@ -53,7 +53,7 @@ def _missing_bytes(received: bytes) -> int:
     return size - len(received)
 
 
-class Turns:
+class PaceQueue:
     """Gives out the turns of a pace. Of those who wait the newest goes first: who has waited
     longest is the likeliest to be one of a flood."""
 
@@ -98,4 +98,4 @@ class Turns:
                 turn.set_result(None)
         waits = [self._pace.wait_seconds(host, now, exempt=ex) for host, ex, _ in self._waiting]
         if waits:
-            self._look_within(max(min(waits), LEAST_PAUSE_SECONDS), loop)
+            self._look_within(max(min(waits), MIN_PAUSE_SECONDS), loop)

@@ -29,7 +29,7 @@ from enum import Enum
 from typing import TypeAlias, cast
 
 from p2ptrain.errors import LinkClosed, NotPaired, PeerError, ProtocolError
-from p2ptrain.net.link.stream import Arrival, StreamUser
+from p2ptrain.net.link.stream import StreamArrival, StreamUser
 from p2ptrain.net.transport import sockets
 
 HANDSHAKE_BYTES = 16 * 1024
@@ -60,7 +60,7 @@ _TRUST_REASONS = (
 )
 
 
-class _State(Enum):
+class _TlsState(Enum):
     HANDSHAKE = "handshake"
     OPEN = "open"
     CLOSING = "closing"  # we send nothing more, and drop whatever still arrives
@@ -96,7 +96,7 @@ class TlsStream(asyncio.BufferedProtocol):
         self._choose_user = choose_user
         self._announce = announce  # called with the user once it can write, before it reads
         self._user: StreamUser | None = None
-        self._state = _State.HANDSHAKE
+        self._state = _TlsState.HANDSHAKE
         self._error: PeerError | None = None
         self._peer_closed = False
         self._reading_paused = False
@@ -126,7 +126,7 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
         """See `ByteStream.write`. Ignored once the stream is closing."""
-        if self._state is not _State.OPEN:
+        if self._state is not _TlsState.OPEN:
             return
         write = self._tls.write
         for buffer in buffers:
@@ -135,16 +135,16 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def limit_unsent(self, count: int) -> None:
         """See `ByteStream.limit_unsent`."""
-        if self._socket is not None and self._state is _State.OPEN:
+        if self._socket is not None and self._state is _TlsState.OPEN:
             sockets.limit_unsent(self._socket, count)
 
     def hurry(self) -> None:
         """See `ByteStream.hurry`."""
         self._wake_for(1)
 
-    def arrival(self) -> Arrival | None:
+    def arrival(self) -> StreamArrival | None:
         """See `ByteStream.arrival`."""
-        if self._socket is None or self._state is not _State.OPEN:
+        if self._socket is None or self._state is not _TlsState.OPEN:
             return None
         return sockets.arrival(self._socket)
 
@@ -157,7 +157,7 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def pause_reading(self) -> None:
         """See `ByteStream.pause_reading`."""
-        if self._transport is not None and self._state is _State.OPEN:
+        if self._transport is not None and self._state is _TlsState.OPEN:
             self._reading_paused = True
             self._transport.pause_reading()
 
@@ -169,12 +169,12 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """See `ByteStream.close`; the peer has CLOSE_SECONDS to close too."""
-        if self._state in (_State.HANDSHAKE, _State.OPEN):
+        if self._state in (_TlsState.HANDSHAKE, _TlsState.OPEN):
             self._end(None)
 
     def abort(self) -> None:
         """See `ByteStream.abort`."""
-        self._state = _State.CLOSING
+        self._state = _TlsState.CLOSING
         if self._transport is not None:
             self._transport.abort()
 
@@ -192,7 +192,7 @@ class TlsStream(asyncio.BufferedProtocol):
             self._socket = connection
             sockets.tune(connection)
         received, self._received = memoryview(self._received), b""
-        if self._state is _State.HANDSHAKE:
+        if self._state is _TlsState.HANDSHAKE:
             self._take(received)
         else:
             self._transport.abort()  # given up before it was connected
@@ -207,10 +207,10 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def _take(self, cipher: memoryview) -> None:
         self._borders.feed(cipher)
-        if self._state is _State.OPEN:
+        if self._state is _TlsState.OPEN:
             self._incoming.write(cipher)
             self._read()
-        elif self._state is _State.HANDSHAKE:
+        elif self._state is _TlsState.HANDSHAKE:
             self._received_bytes += len(cipher)
             if self._received_bytes > HANDSHAKE_BYTES:
                 self._end(ProtocolError("its TLS handshake is too long"))
@@ -220,7 +220,7 @@ class TlsStream(asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """TCP ended; returning None closes the transport. Without close_notify it was a cut."""
-        if self._state is _State.OPEN:
+        if self._state is _TlsState.OPEN:
             self._error = LinkClosed("the connection was cut")
 
     def pause_writing(self) -> None:
@@ -237,7 +237,7 @@ class TlsStream(asyncio.BufferedProtocol):
         """TCP is gone, for whatever reason."""
         if self._close_timer is not None:
             self._close_timer.cancel()
-        closing, self._state = self._state is _State.CLOSING, _State.ENDED
+        closing, self._state = self._state is _TlsState.CLOSING, _TlsState.ENDED
         error, self._error = self._error, None
         if error is None and exc is not None and not closing:
             error = LinkClosed(f"the connection was lost: {exc}")
@@ -265,7 +265,7 @@ class TlsStream(asyncio.BufferedProtocol):
             self._open(user)
 
     def _open(self, user: StreamUser) -> None:
-        self._state = _State.OPEN
+        self._state = _TlsState.OPEN
         self._flush()
         self._user = user
         self._cipher = memoryview(bytearray(user.read_bytes))
@@ -277,7 +277,7 @@ class TlsStream(asyncio.BufferedProtocol):
         self._read()
 
     def _resume(self) -> None:
-        if self._state is _State.OPEN and not self._reading_paused:
+        if self._state is _TlsState.OPEN and not self._reading_paused:
             assert self._transport is not None
             self._transport.resume_reading()
             self._read()
@@ -287,12 +287,12 @@ class TlsStream(asyncio.BufferedProtocol):
         user = self._user
         assert user is not None
         more = True
-        while more and self._state is _State.OPEN and not self._reading_paused:
+        while more and self._state is _TlsState.OPEN and not self._reading_paused:
             buffer = user.get_buffer()
             count, more = self._fill(buffer)
             if count:
                 user.received(count)
-        if self._state is _State.OPEN:
+        if self._state is _TlsState.OPEN:
             if self._error is not None or self._peer_closed:
                 self._end(self._error)
             else:
@@ -345,7 +345,7 @@ class TlsStream(asyncio.BufferedProtocol):
     def _end(self, error: PeerError | None) -> None:
         """Say goodbye, send nothing more, and wait for the peer's end so that no reset harms."""
         assert self._transport is not None
-        self._state = _State.CLOSING
+        self._state = _TlsState.CLOSING
         self._error = error
         with contextlib.suppress(ssl.SSLError):  # it waits for the peer's: we do not
             self._tls.unwrap()

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.cost.overlap import Bucket
+from p2ptrain.plan.cost.overlap import CostBucket
 
 
-def turn_of(cost: CostModel, draft: Draft, p: int) -> int | None:
+def allreduce_turn(cost: CostModel, draft: Draft, p: int) -> int | None:
     """The unit before which stage p's sums turn; None: rounds wait for all sums.
 
     They wait where updates do, and where a device waits for another stage of its own.
@@ -41,7 +41,7 @@ def turn_of(cost: CostModel, draft: Draft, p: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentSums:
     """What a stage's group sums in a round.
 
     Attributes:
@@ -49,26 +49,26 @@ class Sent:
         turns: whether the order turns; else all of them are early.
     """
 
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[CostBucket, ...]
     early: int
     turns: bool
 
 
-def sent_in(cost: CostModel, draft: Draft, p: int) -> Sent:
+def sent_in(cost: CostModel, draft: Draft, p: int) -> SentSums:
     """Stage p's, in a model with overlap."""
     assert cost.overlap is not None
-    (first, end), turn = draft.units[p], turn_of(cost, draft, p)
+    (first, end), turn = draft.units[p], allreduce_turn(cost, draft, p)
     sizes = cost.bucket_sizes(draft.groups[p].devices)
     if turn is None:
         buckets = cost.overlap.buckets(first, end, sizes)
-        return Sent(buckets, len(buckets), turns=False)
+        return SentSums(buckets, len(buckets), turns=False)
     early = cost.overlap.buckets(turn, end, sizes) if turn < end else ()
-    buckets = (*early, *cost.overlap.turned_buckets(first, turn, sizes)) or (Bucket(0, first),)
-    return Sent(buckets, len(early), turns=True)
+    buckets = (*early, *cost.overlap.turned_buckets(first, turn, sizes)) or (CostBucket(0, first),)
+    return SentSums(buckets, len(early), turns=True)
 
 
 def _last_backward(
-    cost: CostModel, draft: Draft, p: int, buckets: tuple[Bucket, ...]
+    cost: CostModel, draft: Draft, p: int, buckets: tuple[CostBucket, ...]
 ) -> tuple[float, list[float]]:
     """(Seconds of the longest last backward, when in it each bucket is made)."""
     (first, end), group = draft.units[p], draft.groups[p]

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cost.overlap import SPLIT_FACTOR, OverlapCosts
 from p2ptrain.plan.types.bucket_sizes import USUAL, BucketSizes
-from p2ptrain.plan.types.cluster import Cluster, Device, Link, unknown_device
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, unknown_device
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.plan.types.weight_versions import Weights
 
@@ -49,23 +49,25 @@ class CostModel:
         cluster: Cluster,
         *,
         overlap: bool = False,
-        mode: Mode = Mode.SYNC,
+        mode: PlanMode = PlanMode.SYNC,
         weights: Weights = Weights.STASHED,
         full_depths: bool = False,
         updates_ahead: bool = True,
     ) -> None:
-        if overlap and mode is Mode.ASYNC:
+        if overlap and mode is PlanMode.ASYNC:
             raise OptionError("overlap works with mode sync only")
         self.profile = profile
         self.mode = mode
         self.weights = weights
-        self.full_depths = full_depths and mode is Mode.ASYNC
+        self.full_depths = full_depths and mode is PlanMode.ASYNC
         self.updates_ahead = overlap and updates_ahead
-        self.devices: tuple[Device, ...] = tuple(sorted(cluster.devices, key=lambda d: d.name))
+        self.devices: tuple[ClusterDevice, ...] = tuple(
+            sorted(cluster.devices, key=lambda d: d.name)
+        )
         self.holder = next(i for i, device in enumerate(self.devices) if device.holder)
         self.unit_count = len(profile.units)
         self._tables = [_table(profile, device) for device in self.devices]
-        self.links = LinkTable(cluster, self.devices)
+        self.links = LinkMatrix(cluster, self.devices)
         self.overlap = OverlapCosts(profile, self.devices, self.holder) if overlap else None
         parameters = accumulate((unit.parameter_bytes for unit in profile.units), initial=0)
         activations = accumulate((unit.activation_bytes for unit in profile.units), initial=0)
@@ -143,11 +145,11 @@ class CostModel:
         parameters = self.parameter_bytes(first, end)
         return self.overlap.update_seconds(device, parameters, ahead=ahead)
 
-    def link(self, sender: int, receiver: int) -> Link:
+    def link(self, sender: int, receiver: int) -> ClusterLink:
         """That direction; from a device to itself nothing takes time."""
         return self.links.link(sender, receiver)
 
-    def ring_links(self, devices: Sequence[int]) -> list[Link]:
+    def ring_links(self, devices: Sequence[int]) -> list[ClusterLink]:
         """Each device's to the next one, the last one's to the first."""
         hops = zip(devices, (*devices[1:], devices[0]), strict=True)
         return [self.link(*hop) for hop in hops]
@@ -228,7 +230,7 @@ def cost_model(profile: Profile, cluster: Cluster, request: PlanRequest) -> Cost
     )
 
 
-def _table(profile: Profile, device: Device) -> TimeTable:
+def _table(profile: Profile, device: ClusterDevice) -> TimeTable:
     if device.times is None:
         return profile.times.times_slowdown(device.slowdown)
     if device.times.unit_count != len(profile.units):
@@ -241,11 +243,11 @@ def _table(profile: Profile, device: Device) -> TimeTable:
 
 Floats: TypeAlias = NDArray[np.float64]
 
-TO_ITSELF = Link(bytes_per_s=math.inf, latency_s=0.0)
+TO_ITSELF = ClusterLink(bytes_per_s=math.inf, latency_s=0.0)
 """From a device to itself nothing takes time."""
 
 
-class LinkTable:
+class LinkMatrix:
     """The links between `devices`, by index.
 
     Attributes:
@@ -253,9 +255,9 @@ class LinkTable:
         latencies: [n, n] float64 seconds; 0 on the diagonal.
     """
 
-    def __init__(self, cluster: Cluster, devices: Sequence[Device]) -> None:
+    def __init__(self, cluster: Cluster, devices: Sequence[ClusterDevice]) -> None:
         self._names = [device.name for device in devices]
-        self._links: dict[tuple[int, int], Link] = {}
+        self._links: dict[tuple[int, int], ClusterLink] = {}
         self._cluster = cluster
         default = cluster.default_link or TO_ITSELF  # then every direction is listed
         shape = len(devices), len(devices)
@@ -268,7 +270,7 @@ class LinkTable:
         np.fill_diagonal(self.rates, TO_ITSELF.bytes_per_s)
         np.fill_diagonal(self.latencies, TO_ITSELF.latency_s)
 
-    def link(self, sender: int, receiver: int) -> Link:
+    def link(self, sender: int, receiver: int) -> ClusterLink:
         """That direction."""
         pair = sender, receiver
         link = self._links.get(pair)
@@ -276,7 +278,7 @@ class LinkTable:
             link = self._links[pair] = self._between(sender, receiver)
         return link
 
-    def _between(self, sender: int, receiver: int) -> Link:
+    def _between(self, sender: int, receiver: int) -> ClusterLink:
         if sender == receiver:
             return TO_ITSELF
         return self._cluster.link(self._names[sender], self._names[receiver])

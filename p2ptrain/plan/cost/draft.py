@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.allocation import Allocation, deal, most_in_window, sample_ranges
+from p2ptrain.plan.types.allocation import Allocation, deal, max_in_window, sample_ranges
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.schedule import usual_warmup
 from p2ptrain.plan.types.weight_versions import versions_kept
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StageGroup:
     """The devices of one stage and what each takes; a device alone takes everything.
 
     Attributes:
@@ -70,7 +70,7 @@ class Group:
         if len(self.devices) == 1:
             return split.in_flight_samples(warmup)
         if self.deals:
-            count, has_last = most_in_window(self.shares, place, warmup)
+            count, has_last = max_in_window(self.shares, place, warmup)
             return count * split.micro_batch - has_last * (split.micro_batch - split.last_samples)
         if warmup < split.micro_batches:
             return warmup * self.shares[place]
@@ -84,7 +84,7 @@ class Group:
         """
         if not self.deals:
             return warmup
-        most, _ = most_in_window(tuple(2 * share for share in self.shares), place, warmup)
+        most, _ = max_in_window(tuple(2 * share for share in self.shares), place, warmup)
         return most
 
 
@@ -101,7 +101,7 @@ class Draft:
 
     split: BatchSplit
     borders: tuple[int, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[StageGroup, ...]
     warmup: tuple[int, ...]
     held: tuple[int, ...] = ()
 
@@ -134,9 +134,9 @@ class Draft:
         return len(self.groups) > 1 and self.groups[0].devices == self.groups[-1].devices
 
 
-def alone(split: BatchSplit, device: int) -> Group:
+def alone(split: BatchSplit, device: int) -> StageGroup:
     """A device that has a stage for itself."""
-    return Group((device,), (split.micro_batch,))
+    return StageGroup((device,), (split.micro_batch,))
 
 
 def draft_pipeline(
@@ -155,7 +155,7 @@ def draft_groups(
     cost: CostModel,
     split: BatchSplit,
     borders: Sequence[int],
-    groups: Sequence[Group],
+    groups: Sequence[StageGroup],
     wanted: Sequence[int] | None = None,
 ) -> Draft | None:
     """The draft with the depths wanted (usual: `usual_depths`), lowered where memory is short.
@@ -167,7 +167,7 @@ def draft_groups(
     user knows from the number of stages.
     """
     usual = usual_depths(groups, split.micro_batches, cost.mode)
-    depths = list(usual if cost.mode is Mode.ASYNC else wanted or usual)
+    depths = list(usual if cost.mode is PlanMode.ASYNC else wanted or usual)
     draft = Draft(split, tuple(borders), tuple(groups), tuple(depths))
     last, limit = len(groups) - 1, split.micro_batches
     # Ends on one device: the first is as deep as the last allows with a depth of one, and the last
@@ -185,7 +185,7 @@ def draft_groups(
 
 
 def usual_depths(
-    groups: Sequence[Group], micro_batches: int, mode: Mode = Mode.SYNC
+    groups: Sequence[StageGroup], micro_batches: int, mode: PlanMode = PlanMode.SYNC
 ) -> tuple[int, ...]:
     """K_p of every stage, at most `micro_batches`.
 
@@ -193,12 +193,12 @@ def usual_depths(
     a stage that deals whole micro-batches counts all its devices. Asynchronously without the links:
     K_0 is PipeDream's NOAM, and n-p in a straight pipeline of n stages.
     """
-    if mode is Mode.SYNC and not any(group.deals for group in groups):
+    if mode is PlanMode.SYNC and not any(group.deals for group in groups):
         return usual_warmup(len(groups), micro_batches)
     depths, devices = [], 0
     for links, group in enumerate(reversed(groups)):
         devices += len(group.devices) if group.deals else 1
-        depths.append(min(devices + links * (mode is Mode.SYNC), micro_batches))
+        depths.append(min(devices + links * (mode is PlanMode.SYNC), micro_batches))
     return tuple(reversed(depths))
 
 
@@ -256,7 +256,7 @@ def _stage_bytes(cost: CostModel, draft: Draft, p: int, warmup: int) -> Iterator
 def _place_bytes(cost: CostModel, draft: Draft, p: int, warmup: int, place: int) -> int:
     """Memory of one device of stage p at a depth."""
     group = draft.groups[p]
-    if cost.mode is Mode.SYNC:
+    if cost.mode is PlanMode.SYNC:
         samples, versions = group.in_flight_samples(draft.split, place, warmup), 1
     else:
         in_flight = group.in_flight_versions(place, warmup)
@@ -281,7 +281,7 @@ def _overfull(
 def _deepest_that_fits(cost: CostModel, draft: Draft, p: int, limit: int, taken: int) -> int:
     """The deepest warm-up up to `limit` with which stage p fits everywhere; 0 = none does."""
     group = draft.groups[p]
-    if len(group.devices) == 1 and cost.mode is Mode.SYNC:
+    if len(group.devices) == 1 and cost.mode is PlanMode.SYNC:
         memory = cost.devices[group.devices[0]].memory_bytes - taken
         return min(limit, draft.split.deepest(cost.samples_that_fit(*draft.units[p], memory)))
     tight = _overfull(cost, draft, p, limit, range(len(group.devices)), taken)
@@ -298,7 +298,7 @@ def _deepest_that_fits(cost: CostModel, draft: Draft, p: int, limit: int, taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightGradientSeconds:
     """Seconds of a stage's weight gradients; all 0 where its backward is not split.
 
     Attributes:
@@ -312,19 +312,21 @@ class Weights:
     last: float = 0.0
 
 
-def weight_seconds(cost: CostModel, draft: Draft) -> list[Weights]:
+def weight_seconds(cost: CostModel, draft: Draft) -> list[WeightGradientSeconds]:
     """Of every stage of a straight pipeline."""
     split, found = draft.split, []
     for p, device in enumerate(draft.devices):
         if not draft.splits(p):
-            found.append(Weights())
+            found.append(WeightGradientSeconds())
             continue
         full, last = (
             cost.split_seconds(device, *draft.units[p], samples)[2]
             for samples in (split.first_samples, split.last_samples)
         )
         count = split.micro_batches
-        found.append(Weights((count - 1) * full + last, (count - draft.held[p]) * full, last))
+        found.append(
+            WeightGradientSeconds((count - 1) * full + last, (count - draft.held[p]) * full, last)
+        )
     return found
 
 

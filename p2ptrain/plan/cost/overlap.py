@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2ptrain.plan.types.bucket_sizes import BucketSizes
-from p2ptrain.plan.types.cluster import Device, Link
+from p2ptrain.plan.types.cluster import ClusterDevice, ClusterLink
 from p2ptrain.plan.types.overheads import REFERENCE
 from p2ptrain.plan.types.profile import Profile
 
@@ -49,7 +49,7 @@ written, where an update with momentum reads three for every two it writes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class CostBucket:
     """Gradients that are summed together.
 
     Attributes:
@@ -62,7 +62,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class HolderFeed:
     """What the holder sends to the devices at one end of the pipeline in a round."""
 
     pieces: int
@@ -72,10 +72,10 @@ class Fed:
 class OverlapCosts:
     """Overheads of every device for one profile; devices are indexes as in `CostModel`."""
 
-    def __init__(self, profile: Profile, devices: Sequence[Device], holder: int) -> None:
+    def __init__(self, profile: Profile, devices: Sequence[ClusterDevice], holder: int) -> None:
         self._profile = profile
         self._holder = holder
-        self._buckets: dict[tuple[int, int, BucketSizes], tuple[Bucket, ...]] = {}
+        self._buckets: dict[tuple[int, int, BucketSizes], tuple[CostBucket, ...]] = {}
         self.overheads = tuple(
             device.overheads or REFERENCE.times_slowdown(_slowdown(profile, device))
             for device in devices
@@ -89,7 +89,7 @@ class OverlapCosts:
         each = len(cuts) * own.message_seconds + sum(cuts) * samples * own.byte_seconds
         return each + self.feed_seconds(device, first, end, samples), each
 
-    def feeding_seconds(self, inputs: Fed, targets: Fed, micro_batches: int) -> float:
+    def feeding_seconds(self, inputs: HolderFeed, targets: HolderFeed, micro_batches: int) -> float:
         """What it takes the holder to load a round's pieces and to feed them to others."""
         own = self.overheads[self._holder]
         messages = LOAD_MESSAGES * micro_batches + FEED_MESSAGES * (inputs.pieces + targets.pieces)
@@ -125,14 +125,14 @@ class OverlapCosts:
         own, passes = self.overheads[device], 1 + COPY_PART * ahead
         return passes * held * own.update_byte_seconds + ROUND_MESSAGES * own.message_seconds
 
-    def reduce_seconds(self, device: int, parts: int, buckets: Sequence[Bucket]) -> float:
+    def reduce_seconds(self, device: int, parts: int, buckets: Sequence[CostBucket]) -> float:
         """What the messages of an all-reduce among `parts` devices cost one of them."""
         own, steps = self.overheads[device], 2 * (parts - 1)
         total_bytes = sum(bucket.parameter_bytes for bucket in buckets)
         sent = len(buckets) * steps * own.message_seconds
         return 2 * (sent + steps / parts * total_bytes * own.byte_seconds)
 
-    def streamed_seconds(self, cut: int, ends: tuple[int, int], link: Link) -> float:
+    def streamed_seconds(self, cut: int, ends: tuple[int, int], link: ClusterLink) -> float:
         """A sample before unit `cut`, of the time that the link between `ends` carries it.
 
         Meanwhile the sender still sends, or the receiver already reads, which their tasks count.
@@ -141,45 +141,45 @@ class OverlapCosts:
         each = min(1 / link.bytes_per_s, sender.byte_seconds + receiver.byte_seconds)
         return self._profile.units[cut - 1].output_bytes * each
 
-    def buckets(self, first: int, end: int, sizes: BucketSizes) -> tuple[Bucket, ...]:
+    def buckets(self, first: int, end: int, sizes: BucketSizes) -> tuple[CostBucket, ...]:
         """The gradients of units [first, end) in the order in which a backward makes them."""
         key = first, end, sizes
         if key not in self._buckets:
             self._buckets[key] = self._filled(first, end, sizes)
         return self._buckets[key]
 
-    def turned_buckets(self, first: int, turn: int, sizes: BucketSizes) -> tuple[Bucket, ...]:
+    def turned_buckets(self, first: int, turn: int, sizes: BucketSizes) -> tuple[CostBucket, ...]:
         """The gradients of units [first, turn) in the order in which a forward wants them."""
         key = turn, first, sizes  # descending: none of `buckets`'
         if key not in self._buckets:
-            buckets: list[Bucket] = []
+            buckets: list[CostBucket] = []
             before = gathered = 0
             lowest = first
             for unit in range(first, turn):
                 gathered += self._profile.units[unit].parameter_bytes
                 is_last = unit + 1 == turn and gathered > 0
                 if gathered >= sizes.turned_bytes(before) or is_last:
-                    buckets.append(Bucket(gathered, lowest))
+                    buckets.append(CostBucket(gathered, lowest))
                     before, gathered, lowest = before + gathered, 0, unit + 1
             self._buckets[key] = tuple(buckets)
         return self._buckets[key]
 
-    def _filled(self, first: int, end: int, sizes: BucketSizes) -> tuple[Bucket, ...]:
-        buckets: list[Bucket] = []
+    def _filled(self, first: int, end: int, sizes: BucketSizes) -> tuple[CostBucket, ...]:
+        buckets: list[CostBucket] = []
         left = total = sum(unit.parameter_bytes for unit in self._profile.units[first:end])
         gathered = 0
         for unit in range(end - 1, first - 1, -1):
             gathered += self._profile.units[unit].parameter_bytes
             if gathered >= sizes.next_bytes(total - left, left):
-                buckets.append(Bucket(gathered, unit))
+                buckets.append(CostBucket(gathered, unit))
                 left -= gathered
                 gathered = 0
         if gathered or not buckets:
-            buckets.append(Bucket(gathered, first))
+            buckets.append(CostBucket(gathered, first))
         return tuple(buckets)
 
 
-def _slowdown(profile: Profile, device: Device) -> float:
+def _slowdown(profile: Profile, device: ClusterDevice) -> float:
     """How many times as long as the reference device it takes, by its own times if it has them."""
     if device.times is None:
         return device.slowdown

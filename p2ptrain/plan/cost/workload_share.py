@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from p2ptrain.plan.cost.draft import Draft, Group
+from p2ptrain.plan.cost.draft import Draft, StageGroup
 from p2ptrain.plan.types.allocation import deal, sample_ranges
 from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.plan import Plan
@@ -24,7 +24,7 @@ ROUNDING = 1e-9
 """How far a part may lie above its cap: parts are sums of quotients."""
 
 
-class Work:
+class WorkloadShare:
     """Answers about one profile; keeps what it has computed."""
 
     def __init__(self, profile: Profile) -> None:
@@ -59,7 +59,7 @@ class Work:
 
 def plan_parts(plan: Plan, profile: Profile) -> dict[str, float]:
     """Part of the round's work by device name, of the devices in a stage."""
-    work, split = Work(profile), plan.split
+    work, split = WorkloadShare(profile), plan.split
     parts = {device.name: 0.0 for stage in plan.stages for device in stage.devices}
     for stage in plan.stages:
         of_model = work.units(*stage.units, split.first_samples)
@@ -68,14 +68,14 @@ def plan_parts(plan: Plan, profile: Profile) -> dict[str, float]:
             for device, area in zip(stage.devices, stage.tiling.areas(shares), strict=True):
                 parts[device.name] += of_model * area
             continue
-        group = Group(tuple(range(len(shares))), shares, stage.allocation)
+        group = StageGroup(tuple(range(len(shares))), shares, stage.allocation)
         for place, device in enumerate(stage.devices):
             samples = round_samples(group, split, place)
             parts[device.name] += of_model * samples / split.batch_size
     return parts
 
 
-def round_samples(group: Group, split: BatchSplit, place: int) -> int:
+def round_samples(group: StageGroup, split: BatchSplit, place: int) -> int:
     """Samples of a round that the group's device at `place` computes."""
     if len(group.devices) == 1:
         return split.batch_size
@@ -89,6 +89,6 @@ def round_samples(group: Group, split: BatchSplit, place: int) -> int:
     return (split.micro_batches - 1) * (full[1] - full[0]) + last[1] - last[0]
 
 
-def _deals_last(group: Group, place: int) -> bool:
+def _deals_last(group: StageGroup, place: int) -> bool:
     """Whether that device takes the last micro-batch, which may be smaller."""
     return deal(group.shares)[-1] == place

@@ -16,7 +16,7 @@ import numpy as np
 
 from p2ptrain.errors import PlanError, size_text
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, draft_groups
+from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups
 from p2ptrain.plan.planners.group_shares import Rows, SampleTimes, divide
 from p2ptrain.plan.planners.published import dealing_by_speed, fastest, refuse_groups
 from p2ptrain.plan.problem.judge import Judged
@@ -24,10 +24,10 @@ from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
 
-MOST_FOR_EACH = 4
+MAX_FOR_EACH = 4
 """Micro-batches a device, on average, beyond the usual sizes of micro-batches."""
 
-MOST_STEPS = 8
+MAX_STEPS = 8
 """Numbers of micro-batches tried for each one more."""
 
 
@@ -66,7 +66,7 @@ def _few_for_each(question: Question) -> Iterator[Draft]:
     if least is None or count == 1 or Allocation.MICRO_BATCHES not in question.allocations:
         return
     batch_size = question.splits[0].batch_size
-    spread = range(count, MOST_FOR_EACH * count + 1, max(1, count // MOST_STEPS))
+    spread = range(count, MAX_FOR_EACH * count + 1, max(1, count // MAX_STEPS))
     for micro_batches in spread:
         split = BatchSplit(batch_size, -(-batch_size // micro_batches))
         if min(split.first_samples, split.last_samples) >= least:
@@ -92,7 +92,7 @@ def _drafts(question: Question, times: SampleTimes, split: BatchSplit) -> Iterat
         yield from _dealt(question, split)
 
 
-def _by_samples(question: Question, times: SampleTimes, split: BatchSplit) -> Group | None:
+def _by_samples(question: Question, times: SampleTimes, split: BatchSplit) -> StageGroup | None:
     """Shares by Algorithm 1; None where a device cannot have a sample of each micro-batch."""
     cost, devices = question.cost, question.devices
     units, samples = cost.unit_count, split.first_samples
@@ -100,10 +100,10 @@ def _by_samples(question: Question, times: SampleTimes, split: BatchSplit) -> Gr
     rows = Rows(np.array([devices]), np.array([0]), np.array([units]))
     limits = np.array([[min(most, samples) for most in room]])
     (shares,) = divide(times, rows, samples, limits).samples
-    return Group(devices, tuple(map(int, shares))) if shares.all() else None
+    return StageGroup(devices, tuple(map(int, shares))) if shares.all() else None
 
 
-def _by_micro_batches(question: Question, split: BatchSplit) -> Group | None:
+def _by_micro_batches(question: Question, split: BatchSplit) -> StageGroup | None:
     if len(question.devices) == 1:
         return None
     return dealing_by_speed(question.cost, split, question.devices, (0, question.cost.unit_count))

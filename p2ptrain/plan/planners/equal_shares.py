@@ -27,7 +27,7 @@ from p2ptrain.plan.problem.partition import Floats, Partition
 from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.types.batch_split import BatchSplit
 
-MOST_ORDERS = 120
+MAX_ORDERS = 120
 """Orders tried before giving up, where memory rules out the first ones."""
 
 EXACT_UNITS = 96
@@ -91,7 +91,7 @@ def _orders(question: Question) -> Iterator[tuple[int, ...]]:
     for order in likely_orders(question.cost, rest):
         yield (*first, *order, *ends)
     free = rest if ends else question.devices
-    for others in islice(permutations(free), MOST_ORDERS):
+    for others in islice(permutations(free), MAX_ORDERS):
         yield (*ends, *others, *ends)
 
 
@@ -105,7 +105,7 @@ def _borders(
     """
     tables = [of[device] for device in order]
     if len(order) == 1 or order[0] != order[-1]:
-        unevenness, borders = most_equal(tables, cost.unit_count)
+        unevenness, borders = most_even_cuts(tables, cost.unit_count)
         if isfinite(sum(unevenness)):
             yield borders
         return
@@ -169,10 +169,10 @@ def _holds(tables: Sequence[Floats], last: int) -> bool:
 def _with_last(tables: Sequence[Floats], last: int) -> Unevenness:
     """The most equal shares of the units before `last`, where the first device has the rest too."""
     both = tables[0] + tables[-1][last, -1]
-    return most_equal([both, *tables[1:-1]], last)
+    return most_even_cuts([both, *tables[1:-1]], last)
 
 
-def most_equal(tables: Sequence[Floats], units: int) -> Unevenness:
+def most_even_cuts(tables: Sequence[Floats], units: int) -> Unevenness:
     """Of borders the least slowest stage, then the least sum."""
     slowest, _ = _fold(tables, units, np.maximum)
     allowed = slowest * (1 + 1e-12)

@@ -21,7 +21,7 @@ import numpy as np
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.draft import Draft, alone
-from p2ptrain.plan.planners.equal_shares import most_equal
+from p2ptrain.plan.planners.equal_shares import most_even_cuts
 from p2ptrain.plan.planners.published import Inner, fastest, inner_part, orders, refuse_short_models
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judged
@@ -57,7 +57,7 @@ def partitioned(part: Inner, split: BatchSplit) -> Draft | None:
     """The published partition for one size, on the first order of devices that fits."""
     for order in orders(part):
         tables = _tables(part, split, order)
-        (slowest, _), borders = most_equal(tables, part.unit_count)
+        (slowest, _), borders = most_even_cuts(tables, part.unit_count)
         if isfinite(slowest):
             real = [part.first + border for border in borders]
             draft = part.draft(split, real, [alone(split, device) for device in order])

@@ -34,7 +34,7 @@ Truths: TypeAlias = NDArray[np.bool_]
 BLOCKS = 32
 """A micro-batch is first moved in blocks of this part of it, then sample by sample."""
 
-MOST_BLOCK = 64
+MAX_BLOCK = 64
 """Larger blocks are followed by blocks of that part of them, not at once by single samples."""
 
 INSTANT = 1e-12
@@ -177,7 +177,7 @@ def divide(
 def blocks(micro_batch: int) -> list[int]:
     """The sizes of what is moved, largest first."""
     sizes = [max(1, micro_batch // BLOCKS)]
-    while sizes[-1] > MOST_BLOCK:
+    while sizes[-1] > MAX_BLOCK:
         sizes.append(sizes[-1] // BLOCKS)
     return list(dict.fromkeys((*sizes, 1)))
 

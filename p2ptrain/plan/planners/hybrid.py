@@ -33,7 +33,7 @@ from itertools import pairwise
 import numpy as np
 
 from p2ptrain.errors import PlanError, size_text
-from p2ptrain.plan.cost.draft import Draft, Group
+from p2ptrain.plan.cost.draft import Draft, StageGroup
 from p2ptrain.plan.planners.group_shares import Floats, SampleTimes, Wholes
 from p2ptrain.plan.planners.hybrid_grid import Grid, make_grid
 from p2ptrain.plan.planners.hybrid_tables import StepTables
@@ -113,14 +113,14 @@ def _fine_grid(part: Inner) -> Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class EstimatedPlan:
     """A plan and its latency by the paper's own estimate."""
 
     seconds: float
     draft: Draft
 
 
-def planned(grid: Grid, times: SampleTimes, split: BatchSplit) -> Planned | None:
+def planned(grid: Grid, times: SampleTimes, split: BatchSplit) -> EstimatedPlan | None:
     """Asteroid's plan for one size: as published, else without its depths, else without some.
 
     Arguments:
@@ -128,14 +128,14 @@ def planned(grid: Grid, times: SampleTimes, split: BatchSplit) -> Planned | None
     """
     for every_device, deep in ((True, True), (True, False), (False, True), (False, False)):
         tables = StepTables(grid, times, split, every_device=every_device)
-        for plan in _in_order(_Search(tables, deep=deep)):
+        for plan in _in_order(_HybridSearch(tables, deep=deep)):
             return plan
         if not tables.memory_binds:
             break
     return None
 
 
-def _in_order(search: _Search) -> Iterator[Planned]:
+def _in_order(search: _HybridSearch) -> Iterator[EstimatedPlan]:
     """The plans of every number of stages that fit, best first."""
     tables = search.tables
     for stages in np.argsort(search.latency, kind="stable"):
@@ -146,12 +146,12 @@ def _in_order(search: _Search) -> Iterator[Planned]:
                 continue
             draft = tables.grid.part.draft(tables.split, borders, permitted)
             if draft is not None:
-                yield Planned(float(search.latency[stages]), draft)
+                yield EstimatedPlan(float(search.latency[stages]), draft)
 
 
 def _permitted(
-    part: Inner, split: BatchSplit, borders: Sequence[int], groups: Sequence[Group]
-) -> list[Group] | None:
+    part: Inner, split: BatchSplit, borders: Sequence[int], groups: Sequence[StageGroup]
+) -> list[StageGroup] | None:
     """The groups as published, or where samples may not be divided, dealing by speed."""
     if Allocation.SAMPLES in part.allocations:
         return list(groups)
@@ -163,7 +163,7 @@ def _permitted(
     return found if len(found) == len(dealing) else None
 
 
-class _Search:
+class _HybridSearch:
     """Algorithm 2 on the tables of one grid and split.
 
     Attributes:
@@ -232,7 +232,7 @@ class _Search:
         there, back = grid.rates[:, a, ends[:, None], behind[ends]]
         return carried / there, carried / back
 
-    def traced(self, stages: int) -> tuple[list[int], list[Group]]:
+    def traced(self, stages: int) -> tuple[list[int], list[StageGroup]]:
         """(borders, groups) of the best pipeline of `stages` + 1 stages."""
         grid, a, i = self.tables.grid, 0, 0
         borders, groups = [int(grid.cuts[0])], []
@@ -244,7 +244,7 @@ class _Search:
             shares = self.tables.shares(a, b, (i, j), self._depth(p))
             devices = grid.order[grid.steps[a] : grid.steps[b]]
             some = [(d, share) for d, share in zip(devices, shares, strict=True) if share]
-            groups.append(Group(tuple(d for d, _ in some), tuple(share for _, share in some)))
+            groups.append(StageGroup(tuple(d for d, _ in some), tuple(share for _, share in some)))
             borders.append(int(grid.cuts[j]))
             a, i = b, j
         return borders, groups

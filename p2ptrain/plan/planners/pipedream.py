@@ -28,7 +28,7 @@ import numpy as np
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, alone
+from p2ptrain.plan.cost.draft import Draft, StageGroup, alone
 from p2ptrain.plan.planners.published import (
     Inner,
     fastest,
@@ -44,9 +44,9 @@ from p2ptrain.plan.problem.partition import Floats, Wholes, range_sums
 from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 
-MOST_STEPS = 100
+MAX_STEPS = 100
 """Above that many devices stages take them in bundles: the programme grows with their square."""
 
 
@@ -78,7 +78,7 @@ def judge_pipedream(question: Question) -> Judged | None:
 
 def _is_straight(question: Question) -> bool:
     """Whether every stage has one device: asynchronously, where none may have several."""
-    return question.judge.cost.mode is Mode.ASYNC and not question.groups
+    return question.judge.cost.mode is PlanMode.ASYNC and not question.groups
 
 
 def partitioned(part: Inner, split: BatchSplit, *, straight: bool = False) -> Draft | None:
@@ -96,7 +96,7 @@ def partitioned(part: Inner, split: BatchSplit, *, straight: bool = False) -> Dr
         if stages is not None:
             borders = [part.first, *(part.first + end for end, _ in stages)]
             counts = [count for _, count in stages]
-            whole = even_window(split, counts) if part.cost.mode is Mode.ASYNC else split
+            whole = even_window(split, counts) if part.cost.mode is PlanMode.ASYNC else split
             groups = _groups(part, whole, order, counts)
             draft = part.draft(whole, borders, groups)
             if draft is not None:
@@ -113,7 +113,7 @@ class _StageTable:
     """
 
     def __init__(self, part: Inner, split: BatchSplit, *, straight: bool) -> None:
-        count, bundle = len(part.devices), -(-len(part.devices) // MOST_STEPS)
+        count, bundle = len(part.devices), -(-len(part.devices) // MAX_STEPS)
         bundle = 1 if straight else bundle
         self.steps = np.array([*range(0, count, bundle), count])
         counts = {int(end - first) for end in self.steps for first in self.steps if end > first}
@@ -198,7 +198,7 @@ def _mean_seconds(part: Inner, split: BatchSplit) -> Floats:
 
 def _pieces(part: Inner, split: BatchSplit) -> float:
     """Micro-batches of a mini-batch; asynchronously the mini-batch travels whole."""
-    return 1.0 if part.cost.mode is Mode.ASYNC else split.batch_size / split.first_samples
+    return 1.0 if part.cost.mode is PlanMode.ASYNC else split.batch_size / split.first_samples
 
 
 def _mean_rate(cost: CostModel, devices: Sequence[int]) -> float:
@@ -214,7 +214,7 @@ def _deals(part: Inner, split: BatchSplit, devices: int) -> bool:
     """Whether whole micro-batches come out at least as even as samples of each."""
     if len(part.allocations) == 1:
         return Allocation.MICRO_BATCHES in part.allocations
-    if part.cost.mode is Mode.ASYNC:
+    if part.cost.mode is PlanMode.ASYNC:
         return devices <= split.micro_batches
 
     def unevenness(count: int) -> float:
@@ -235,7 +235,7 @@ def _samples_held(part: Inner, split: BatchSplit, devices: int) -> float:
 
 def _groups(
     part: Inner, split: BatchSplit, order: Sequence[int], counts: Sequence[int]
-) -> list[Group]:
+) -> list[StageGroup]:
     groups, taken = [], 0
     for count in counts:
         devices = tuple(order[taken : taken + count])
@@ -244,7 +244,7 @@ def _groups(
     return groups
 
 
-def _equal_group(part: Inner, split: BatchSplit, devices: tuple[int, ...]) -> Group:
+def _equal_group(part: Inner, split: BatchSplit, devices: tuple[int, ...]) -> StageGroup:
     """Equal shares; those listed first take what does not divide."""
     count = len(devices)
     if count == 1:
@@ -252,4 +252,4 @@ def _equal_group(part: Inner, split: BatchSplit, devices: tuple[int, ...]) -> Gr
     deals = _deals(part, split, count)
     whole = split.micro_batches if deals else split.first_samples
     shares = tuple(whole // count + (place < whole % count) for place in range(count))
-    return Group(devices, shares, Allocation.MICRO_BATCHES if deals else Allocation.SAMPLES)
+    return StageGroup(devices, shares, Allocation.MICRO_BATCHES if deals else Allocation.SAMPLES)

@@ -17,7 +17,7 @@ import numpy as np
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, alone, draft_groups
+from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_groups
 from p2ptrain.plan.problem.device_orders import likely_orders
 from p2ptrain.plan.problem.judge import Judged
 from p2ptrain.plan.problem.partition import Floats, range_sums
@@ -25,10 +25,10 @@ from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, hand_out
 from p2ptrain.plan.types.batch_split import BatchSplit
 
-MOST_ORDERS = 24
+MAX_ORDERS = 24
 """Orders tried where memory rules out the paper's own, beyond the likely ones."""
 
-MOST_TASKS = 100_000
+MAX_TASKS = 100_000
 """Rounds of more tasks (half a second of simulation) are only compared where all are that long."""
 
 
@@ -67,7 +67,7 @@ class Inner:
         return range_sums(np.array([float(unit.activation_bytes) for unit in units]))
 
     def draft(
-        self, split: BatchSplit, borders: Sequence[int], groups: Sequence[Group]
+        self, split: BatchSplit, borders: Sequence[int], groups: Sequence[StageGroup]
     ) -> Draft | None:
         """The whole draft with usual depths, lowered where memory is short; None: it does not fit.
 
@@ -93,12 +93,12 @@ def inner_part(question: Question) -> Inner:
 def orders(part: Inner) -> Iterator[tuple[int, ...]]:
     """The papers' list order, then others for when memory rules it out."""
     likely = [part.devices, *likely_orders(part.cost, part.devices)]
-    yield from dict.fromkeys((*likely, *islice(permutations(part.devices), MOST_ORDERS)))
+    yield from dict.fromkeys((*likely, *islice(permutations(part.devices), MAX_ORDERS)))
 
 
 def fastest(question: Question, drafts: Sequence[Draft]) -> Judged | None:
     """The draft that simulates fastest, or None where there is none."""
-    short = [draft for draft in drafts if _tasks(draft) <= MOST_TASKS]
+    short = [draft for draft in drafts if _tasks(draft) <= MAX_TASKS]
     best = question.judge.best_of(short or sorted(drafts, key=_tasks)[:1])
     return None if best is None else question.judge.exact(best.draft)
 
@@ -110,7 +110,7 @@ def _tasks(draft: Draft) -> int:
 
 def dealing_by_speed(
     cost: CostModel, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int]
-) -> Group | None:
+) -> StageGroup | None:
     """One micro-batch to each device, then every further one to whoever would have it done first.
 
     None where there are fewer micro-batches than devices.
@@ -121,7 +121,7 @@ def dealing_by_speed(
     each = [sum(cost.stage_seconds(device, *units, split.first_samples)) for device in devices]
     ones, most = [1] * len(devices), [count] * len(devices)
     shares = hand_out(count, ones, most, lambda i, share: share * each[i])
-    return Group(devices, shares, Allocation.MICRO_BATCHES)
+    return StageGroup(devices, shares, Allocation.MICRO_BATCHES)
 
 
 def refuse_groups(question: Question, planner: str) -> None:

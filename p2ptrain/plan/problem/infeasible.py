@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from p2ptrain.errors import size_text
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 
 
 def explain(question: Question, *, every_device: bool = False, one_device: bool = False) -> str:
@@ -47,7 +47,7 @@ def unit_bytes(cost: CostModel, unit: int, samples: int) -> int:
 def _what(cost: CostModel, samples: int) -> str:
     state = 2 + cost.profile.optimizer_state_ratio
     piece, option = f"{samples} samples", "--micro-batch"
-    if cost.mode is Mode.ASYNC:
+    if cost.mode is PlanMode.ASYNC:
         piece, option = f"a batch of {samples}", "--batch-size"
     if cost.full_depths:
         piece += ", and both again for each further batch at the same time"

@@ -16,7 +16,7 @@ from p2ptrain.plan.simulation.simulate import predicted_seconds
 from p2ptrain.plan.simulation.steady import simulated_tasks
 from p2ptrain.plan.simulation.steady_bound import steady_bound
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 
 LONG_ROUND_TASKS = 1200
 """Rounds of more tasks are extrapolated while drafts are compared."""
@@ -59,7 +59,7 @@ class Judge:
         """Seconds that its round takes at least."""
         seconds = self._bounds.get(draft)
         if seconds is None:
-            bound = lower_bound if self.cost.mode is Mode.SYNC else steady_bound
+            bound = lower_bound if self.cost.mode is PlanMode.SYNC else steady_bound
             seconds = self._bounds[draft] = bound(self.cost, draft)
         return seconds
 
@@ -133,7 +133,7 @@ class Judge:
 
     def _screened(self, draft: Draft) -> float:
         stages, split = len(draft.groups), draft.split
-        if self.cost.mode is Mode.ASYNC or any(group.deals for group in draft.groups):
+        if self.cost.mode is PlanMode.ASYNC or any(group.deals for group in draft.groups):
             return self.exact(draft).seconds  # its shares are of a whole round
         short = draft.warmup[0] + 4 * stages + 4
         longer = short + 2 * stages + 4
@@ -149,7 +149,7 @@ class Judge:
         return second + each * (split.batch_size / split.micro_batch - longer)
 
     def _simulated(self, draft: Draft) -> float:
-        if self.cost.mode is Mode.SYNC:
+        if self.cost.mode is PlanMode.SYNC:
             kinds = 3 if draft.held else 2
             self.budget_tasks -= kinds * len(draft.devices) * draft.split.micro_batches
         else:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from math import lcm
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.batch_split import MOST_MICRO_BATCHES, BatchSplit
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.batch_split import MAX_MICRO_BATCHES, BatchSplit
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 
-MOST_SIZES = 8
+MAX_SIZES = 8
 
-LEAST_WINDOW = 32
+MIN_WINDOW = 32
 """Mini-batches over which stages deal: shares of a thirty-second."""
 
-MOST_WINDOW = 256
+MAX_WINDOW = 256
 """Longer windows take too long to simulate."""
 
 
@@ -27,8 +27,8 @@ def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
     for as a micro-batch.
     """
     batch_size = request.batch_size
-    if request.mode is Mode.ASYNC:
-        window = max(LEAST_WINDOW, len(cost.devices))
+    if request.mode is PlanMode.ASYNC:
+        window = max(MIN_WINDOW, len(cost.devices))
         return [BatchSplit(window * batch_size, batch_size)]
     if request.micro_batch is not None:
         return [BatchSplit(batch_size, min(request.micro_batch, batch_size)).checked()]
@@ -37,10 +37,9 @@ def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
     usable = [
         split
         for split in splits
-        if _least_samples(split) >= request.least_piece
-        and split.micro_batches <= MOST_MICRO_BATCHES
+        if _min_samples(split) >= request.least_piece and split.micro_batches <= MAX_MICRO_BATCHES
     ]
-    chosen = usable[:MOST_SIZES] or [BatchSplit(batch_size, batch_size)]
+    chosen = usable[:MAX_SIZES] or [BatchSplit(batch_size, batch_size)]
     return sorted(chosen, key=lambda split: split.micro_batch)
 
 
@@ -51,9 +50,9 @@ def even_window(split: BatchSplit, replicas: Sequence[int]) -> BatchSplit:
     longer than MOST_WINDOW.
     """
     even, size = lcm(*replicas), split.micro_batch
-    least = max(LEAST_WINDOW, sum(replicas))
+    least = max(MIN_WINDOW, sum(replicas))
     window = even * -(-least // even)
-    return BatchSplit(window * size, size) if window <= MOST_WINDOW else split
+    return BatchSplit(window * size, size) if window <= MAX_WINDOW else split
 
 
 def neighbouring_splits(split: BatchSplit, least_piece: int) -> list[BatchSplit]:
@@ -68,10 +67,10 @@ def neighbouring_splits(split: BatchSplit, least_piece: int) -> list[BatchSplit]
     sizes += [-(-batch_size // (other - 1)) - 1 for other in (count, *counts) if other > 1]
     usable = [size for size in dict.fromkeys(sizes) if 1 <= size <= batch_size]
     splits = [BatchSplit(batch_size, size) for size in usable]
-    return [other for other in splits if _least_samples(other) >= least_piece and other != split]
+    return [other for other in splits if _min_samples(other) >= least_piece and other != split]
 
 
-def _least_samples(split: BatchSplit) -> int:
+def _min_samples(split: BatchSplit) -> int:
     return min(split.first_samples, split.last_samples)
 
 
@@ -79,10 +78,10 @@ def _measured(cost: CostModel, batch_size: int) -> list[int]:
     """Sizes in the profile or any device's own times, as many as fit, evenly thinned."""
     tables = [cost.profile.times, *(d.times for d in cost.devices if d.times is not None)]
     sizes = sorted({size for table in tables for size in table.sizes if size <= batch_size})
-    if len(sizes) < MOST_SIZES:
+    if len(sizes) < MAX_SIZES:
         return sizes
-    step = (len(sizes) - 1) / (MOST_SIZES - 2)
-    return [sizes[round(i * step)] for i in range(MOST_SIZES - 1)]
+    step = (len(sizes) - 1) / (MAX_SIZES - 2)
+    return [sizes[round(i * step)] for i in range(MAX_SIZES - 1)]
 
 
 def _common(batch_size: int) -> list[int]:

@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.problem.question import Rules
+from p2ptrain.plan.problem.question import Constraints
 from p2ptrain.plan.types.batch_split import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]
 
 Wholes: TypeAlias = NDArray[np.int64]
 
-Placement: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+DevicePlacement: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 """(borders, devices) of a draft."""
 
 
@@ -53,7 +53,7 @@ class Suffix:
     follower: Wholes
     cut: Wholes
 
-    def placement(self, first: int = 0) -> Placement:
+    def placement(self, first: int = 0) -> DevicePlacement:
         """Borders and devices of the best pipeline of units `first`..L-1."""
         borders, devices = [first], []
         suffix = self
@@ -82,7 +82,7 @@ class Partition:
         split: BatchSplit,
         *,
         duplex: bool = True,
-        rules: Rules | None = None,
+        rules: Constraints | None = None,
         cuts: Sequence[int] | None = None,
     ) -> None:
         self.cost, self.split, self.evaluations = cost, split, 0
@@ -110,7 +110,7 @@ class Partition:
         empty = np.zeros(count, dtype=np.int64)
         return Suffix(device, value, alone, alone, (), empty, np.full(count, count))
 
-    def placement(self, suffix: Suffix) -> Placement:
+    def placement(self, suffix: Suffix) -> DevicePlacement:
         """Borders, in units, and devices of the best pipeline of the whole model."""
         borders, devices = suffix.placement()
         return tuple(self.cuts[border] for border in borders), devices
@@ -211,7 +211,7 @@ class Partition:
         memory_bytes = self.cost.devices[device].memory_bytes
         return self.cost.samples_that_fit(0, self.cost.unit_count, memory_bytes)
 
-    def _parts(self, rules: Rules) -> Floats:
+    def _parts(self, rules: Constraints) -> Floats:
         """[L, L+1], part of the round's work that units [i, j) are."""
         samples = self.split.first_samples
         units = range(self.cost.unit_count)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.cost.workload_share import ROUNDING, Work
+from p2ptrain.plan.cost.workload_share import ROUNDING, WorkloadShare
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
@@ -72,7 +72,7 @@ Planner: TypeAlias = Callable[[Question], Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Constraints:
     """The constraints of one question.
 
     Attributes:
@@ -85,7 +85,7 @@ class Rules:
     """
 
     holder: int
-    work: Work
+    work: WorkloadShare
     private: bool = False
     required: frozenset[int] = frozenset()
     caps: Mapping[int, float] = field(default_factory=dict)

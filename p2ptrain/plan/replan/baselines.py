@@ -13,13 +13,13 @@ from dataclasses import replace
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
 from p2ptrain.plan.cost.cost_model import CostModel, cost_model
-from p2ptrain.plan.cost.draft import Group, draft_groups
-from p2ptrain.plan.planner_registry import plan_of
+from p2ptrain.plan.cost.draft import StageGroup, draft_groups
+from p2ptrain.plan.planner_registry import plan_from_draft
 from p2ptrain.plan.problem.question import Answer
 from p2ptrain.plan.replan.migration import plan_migration
-from p2ptrain.plan.replan.replan import Replanned, living
+from p2ptrain.plan.replan.replan import Replanned, living_cluster
 from p2ptrain.plan.replan.replica_holders import Replicas, place_replicas
-from p2ptrain.plan.search.balanced_groups import Part, balanced
+from p2ptrain.plan.search.balanced_groups import UnplacedGroup, balanced
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile
@@ -43,7 +43,7 @@ def respipe(
         PlanError: the successor's memory is too small, nobody is left, the holder is dead, or a
             unit exists nowhere any more.
     """
-    cluster = living(cluster, dead)
+    cluster = living_cluster(cluster, dead)
     held = replicas or place_replicas(plan)
     cost = cost_model(profile, cluster, request)
     stages = _handed_on(plan, {device.name for device in cluster.devices})
@@ -60,7 +60,7 @@ def respipe(
             "--recovery light"
         )
     reasons = dict.fromkeys(range(len(cost.devices)), "--recovery respipe adds no devices")
-    new = plan_of(cost, plan.planner, Answer(draft, reasons))
+    new = plan_from_draft(cost, plan.planner, Answer(draft, reasons))
     check_plan(new, profile, cluster, private=request.private)
     check_memory(new.predicted.peak_bytes, cluster)
     migration = plan_migration(profile, cluster, plan, held, new)
@@ -90,11 +90,13 @@ def _handed_on(plan: Plan, alive: set[str]) -> list[PlannedStage]:
     return stages
 
 
-def _group(cost: CostModel, plan: Plan, stage: PlannedStage) -> Group | None:
+def _group(cost: CostModel, plan: Plan, stage: PlannedStage) -> StageGroup | None:
     """The stage's devices; their shares anew only where one of them is gone."""
     devices = tuple(cost.index(device.name) for device in stage.devices)
     shares = tuple(device.share for device in stage.devices)
     before = next(old for old in plan.stages if stage.devices[0] in old.devices)
     if len(devices) > 1 and len(devices) == len(before.devices):
-        return Group(devices, shares, stage.allocation)
-    return balanced(cost, plan.split, Part(devices, stage.allocation), stage.units, depth=1)
+        return StageGroup(devices, shares, stage.allocation)
+    return balanced(
+        cost, plan.split, UnplacedGroup(devices, stage.allocation), stage.units, depth=1
+    )

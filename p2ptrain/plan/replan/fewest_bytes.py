@@ -14,9 +14,9 @@ import numpy as np
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.replan.migration import state_bytes
-from p2ptrain.plan.replan.order_cuts import Cuts, Floats, Order
+from p2ptrain.plan.replan.order_cuts import Floats, Order, OrderCuts
 from p2ptrain.plan.replan.replica_holders import Replicas
-from p2ptrain.plan.search.balanced_groups import Part
+from p2ptrain.plan.search.balanced_groups import UnplacedGroup
 
 
 class Missing:
@@ -39,13 +39,13 @@ class Missing:
             total += sum(int(self._sums[d][end] - self._sums[d][first]) for d in group.devices)
         return total
 
-    def by_cuts(self, part: Part) -> Floats:
+    def by_cuts(self, part: UnplacedGroup) -> Floats:
         """[L+1, L+1] bytes that a stage of those devices lacks of units [i, j)."""
         sums = sum((self._sums[device] for device in part.devices), start=np.zeros(1))
         return np.asarray(sums[None, :] - sums[:, None], dtype=np.float64)
 
 
-def slowest_seconds(cuts: Cuts, order: Order, borders: Sequence[int]) -> float:
+def slowest_seconds(cuts: OrderCuts, order: Order, borders: Sequence[int]) -> float:
     """Seconds a micro-batch of the slowest stage or cut, all-reduce included."""
     slowest, ends = 0.0, 0.0
     for p, part in enumerate(order):
@@ -60,13 +60,13 @@ def slowest_seconds(cuts: Cuts, order: Order, borders: Sequence[int]) -> float:
     return max(slowest, ends)
 
 
-def _cut_rate(cuts: Cuts, before: Part, after: Part) -> float:
+def _cut_rate(cuts: OrderCuts, before: UnplacedGroup, after: UnplacedGroup) -> float:
     there, back, _ = cuts.hop(before, after)
     return max(there, back)
 
 
 def cheapest_borders(
-    cuts: Cuts,
+    cuts: OrderCuts,
     missing: Missing,
     order: Order,
     limit_seconds: float,
@@ -93,7 +93,7 @@ def cheapest_borders(
 
 
 def _cheapest(
-    cuts: Cuts,
+    cuts: OrderCuts,
     missing: Missing,
     order: Order,
     limit: float,

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2ptrain.plan.prediction_bias import is_shared_whole, trusted_seconds
+from p2ptrain.plan.prediction_bias import bias_corrected_seconds, is_shared_whole
 from p2ptrain.plan.replan.migration import NOTHING, Migration
 from p2ptrain.plan.replan.replan import Replanned
 from p2ptrain.plan.types.plan import Plan
 
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """Predicted throughput gained, at least. Lower: more pauses for gains within measuring noise."""
 
 REPAY_SECONDS = 60.0
@@ -33,7 +33,7 @@ MEMORY_SECONDS = 600.0
 """How long a change of plan is held against the next one."""
 
 
-class Action(StrEnum):
+class ReplanAction(StrEnum):
     """What to do."""
 
     STAY = "stay"
@@ -41,7 +41,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ReplanDecision:
     """What to do and why.
 
     Attributes:
@@ -50,20 +50,20 @@ class Decision:
         reason: in a sentence with the numbers.
     """
 
-    action: Action
+    action: ReplanAction
     plan: Plan
     migration: Migration
     gain: float | None
     reason: str
 
 
-def weigh(
+def weigh_replan(
     plan: Plan,
     now: float,
     found: Replanned,
     remaining_rounds: int | None = None,
     moved_seconds_ago: Sequence[float] = (),
-) -> Decision:
+) -> ReplanDecision:
     """Whether to go to what was found, where staying is possible.
 
     Arguments:
@@ -71,12 +71,12 @@ def weigh(
         remaining_rounds: rounds until training ends, None = unknown.
         moved_seconds_ago: ages of earlier changes of plan that were free to stay (drift, join).
     """
-    asked = LEAST_GAIN * 2 ** sum(age < MEMORY_SECONDS for age in moved_seconds_ago)
+    asked = MIN_GAIN * 2 ** sum(age < MEMORY_SECONDS for age in moved_seconds_ago)
     whole = is_shared_whole(plan)
-    new = trusted_seconds(found.plan) if whole else found.plan.predicted.round_seconds
+    new = bias_corrected_seconds(found.plan) if whole else found.plan.predicted.round_seconds
     gain = now / new - 1 if new > 0 else 0.0
     if found.plan.stages == plan.stages:
-        return Decision(Action.STAY, plan, NOTHING, 0.0, "no faster plan was found")
+        return ReplanDecision(ReplanAction.STAY, plan, NOTHING, 0.0, "no faster plan was found")
     said = f"{_percent(gain)} more throughput ({found.reason})"
     if gain < asked:
         return _stay(
@@ -91,11 +91,11 @@ def weigh(
             gain,
             f"{said} saves {saved:.2g} s in {horizon:.3g} s, and changing takes {pause:.2g} s",
         )
-    return Decision(Action.MOVE, found.plan, found.migration, gain, said)
+    return ReplanDecision(ReplanAction.MOVE, found.plan, found.migration, gain, said)
 
 
-def _stay(plan: Plan, gain: float, reason: str) -> Decision:
-    return Decision(Action.STAY, plan, NOTHING, gain, reason)
+def _stay(plan: Plan, gain: float, reason: str) -> ReplanDecision:
+    return ReplanDecision(ReplanAction.STAY, plan, NOTHING, gain, reason)
 
 
 def _percent(part: float) -> str:

@@ -9,16 +9,16 @@ from math import isfinite, perm
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, draft_groups, peak_bytes
-from p2ptrain.plan.cost.workload_share import ROUNDING, Work
+from p2ptrain.plan.cost.workload_share import ROUNDING, WorkloadShare
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.replan.fewest_bytes import Missing, cheapest_borders, slowest_seconds
-from p2ptrain.plan.replan.order_cuts import Cuts, Order, Singles
+from p2ptrain.plan.replan.order_cuts import Order, OrderCuts, Singles
 from p2ptrain.plan.replan.order_moves import Reshaper, shifts
 from p2ptrain.plan.replan.order_values import OrderValues
 from p2ptrain.plan.replan.pause import Pause
 from p2ptrain.plan.replan.replica_holders import Replicas
-from p2ptrain.plan.search.balanced_groups import Part, balanced
+from p2ptrain.plan.search.balanced_groups import UnplacedGroup, balanced
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.plan import Plan
@@ -33,16 +33,16 @@ SLACKS = (0.0, 0.03)
 PAUSE_SLACKS = (0.03, 0.15, 0.4)
 """The same in a pause: with few micro-batches a round is hardly longer for one slow stage."""
 
-MOST_PLACES = 22
+MAX_PLACES = 22
 """Cut places while orders are compared."""
 
-MOST_FINE_PLACES = 44
+MAX_FINE_PLACES = 44
 """Cut places of the best orders; what lies between is reached by moving borders."""
 
-MOST_SPARE = 4
+MAX_SPARE = 4
 """Unused devices considered, fastest first."""
 
-MOST_ENUMERATED = 330
+MAX_ENUMERATED = 330
 """Orders that are all valued: every order of every set of five devices is 325."""
 
 PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
@@ -51,12 +51,12 @@ PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
 WORTH_DEPTHS = 1.02
 """A round this little above its bound is not tried with other depths."""
 
-MOST_SHIFTS = 60
+MAX_SHIFTS = 60
 """Moved borders bounded for one draft, about."""
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class ReplanEffort:
     """How much is looked at: about 20 ms at the median of 8 devices and 64 units.
 
     Attributes:
@@ -81,12 +81,12 @@ class Effort:
     climbed: int = 1
 
 
-STRAIGHT = Effort(1500, 1500, 600, 1_200_000, 250_000, 6, looks=6)
+STRAIGHT = ReplanEffort(1500, 1500, 600, 1_200_000, 250_000, 6, looks=6)
 
-GROUPED = Effort(1200, 700, 600, 1_500_000, 200_000, 4, looks=8)
+GROUPED = ReplanEffort(1200, 700, 600, 1_500_000, 200_000, 4, looks=8)
 """Groups cost more to bound and to simulate."""
 
-THOROUGH = Effort(20_000, 4000, 2000, 3_000_000, 1_000_000, 20, looks=8, climbed=6)
+THOROUGH = ReplanEffort(20_000, 4000, 2000, 3_000_000, 1_000_000, 20, looks=8, climbed=6)
 """Two to four times as long, for whoever is not in a hurry: a join or drift."""
 
 
@@ -99,7 +99,7 @@ class LightSearch:
         plan: Plan,
         request: PlanRequest,
         held: Replicas,
-        effort: Effort | None = None,
+        effort: ReplanEffort | None = None,
         pause: Pause | None = None,
     ) -> None:
         """`pause`: training stands still until the bytes are there."""
@@ -113,10 +113,10 @@ class LightSearch:
         self.allowed = tuple(sorted(cost.index(name) for name in wanted))
         self._required = frozenset(cost.index(name) for name in request.required & names)
         self._caps = {cost.index(n): cap for n, cap in request.caps.items() if n in names}
-        self._cuts = Cuts(cost, self.split, self._caps, private=self.private)
+        self._cuts = OrderCuts(cost, self.split, self._caps, private=self.private)
         self._missing = Missing(cost, held)
         self._borders: dict[Order, list[int]] = {}
-        self._work = Work(cost.profile)
+        self._work = WorkloadShare(cost.profile)
         self._reshaper = Reshaper(
             self._required,
             self.private,
@@ -130,9 +130,9 @@ class LightSearch:
         self._places, self._fine_places = (
             _places(cost, self.split.first_samples, self._old_borders, max(most, least))
             for least in [2 * len(self._base)]
-            for most in (MOST_PLACES, MOST_FINE_PLACES)
+            for most in (MAX_PLACES, MAX_FINE_PLACES)
         )
-        coarse = Cuts(cost, self.split, self._caps, private=self.private, places=self._places)
+        coarse = OrderCuts(cost, self.split, self._caps, private=self.private, places=self._places)
         self._values = OrderValues(coarse, self._weights)
         unchanged = names >= plan.device_names
         self._old = draft_of(plan, cost) if unchanged else None
@@ -176,8 +176,10 @@ class LightSearch:
             devices = tuple(device for device in devices if device in self.allowed)
             if devices:
                 alone = len(devices) == 1
-                parts.append(Part(devices, Allocation.SAMPLES if alone else stage.allocation))
-        holder = Part((self.cost.holder,))
+                parts.append(
+                    UnplacedGroup(devices, Allocation.SAMPLES if alone else stage.allocation)
+                )
+        holder = UnplacedGroup((self.cost.holder,))
         if self.private and not (parts and parts[0] == parts[-1] == holder):
             return ()  # the old plan was not private
         if len(parts) == 2 and parts[0] == parts[1]:
@@ -218,7 +220,7 @@ class LightSearch:
         """All straight orders, if there are not many."""
         inner = len(self.allowed) - self.private
         count = sum(perm(inner, members) for members in range(1, inner + 1))
-        if count * len(self._weights) > MOST_ENUMERATED:
+        if count * len(self._weights) > MAX_ENUMERATED:
             return []
         return list(self._reshaper.straight(self.allowed))
 
@@ -226,7 +228,7 @@ class LightSearch:
         """Devices that could be taken in, fastest first."""
         used = {device for part in order for device in part.devices}
         spare = [device for device in self.allowed if device not in used]
-        return sorted(spare, key=lambda device: whole_seconds(self.cost, device))[:MOST_SPARE]
+        return sorted(spare, key=lambda device: whole_seconds(self.cost, device))[:MAX_SPARE]
 
     def _value(self, orders: Sequence[Order], values: dict[Order, float]) -> None:
         possible = [order for order in orders if len(order) < len(self._places)]
@@ -295,7 +297,7 @@ class LightSearch:
         climbed = []
         for start in sorted(drafts, key=self.judge.bound)[: self._effort.climbed]:
             best, tried = start, 0
-            while tried < MOST_SHIFTS:
+            while tried < MAX_SHIFTS:
                 near = [self._shifted(best, borders) for borders in shifts(best.borders)]
                 tried += len(near)
                 better = min((d for d in near if d), key=self.judge.bound, default=best)
@@ -308,7 +310,7 @@ class LightSearch:
 
     def _shifted(self, draft: Draft, borders: tuple[int, ...]) -> Draft | None:
         """The same devices with other borders and, where they share, other shares."""
-        order = [Part(group.devices, group.allocation) for group in draft.groups]
+        order = [UnplacedGroup(group.devices, group.allocation) for group in draft.groups]
         groups = [
             group
             if len(group.devices) == 1 or units == old
@@ -407,7 +409,7 @@ def _places(cost: CostModel, samples: int, old: Sequence[int], most: int) -> lis
     count = cost.unit_count
     if count <= most:
         return list(range(count + 1))
-    work = Work(cost.profile)
+    work = WorkloadShare(cost.profile)
     chosen = set(old[: most // 2])
     stretches = most - 1 - len(chosen)
     by_stretch: dict[int, list[int]] = {}

@@ -116,7 +116,7 @@ def deliver(
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingTransfer:
     """A transfer that has not started."""
 
     unit: int
@@ -127,7 +127,7 @@ class Waiting:
 
 def _choose_senders(
     profile: Profile, cluster: Cluster, held: Replicas, needs: Sequence[tuple[int, str]]
-) -> list[Waiting]:
+) -> list[PendingTransfer]:
     """Large units first, each from the holder that would have it there first.
 
     Greedy on the interfaces' loads so far: the nearest holder, unless it is busy with others.
@@ -150,7 +150,7 @@ def _choose_senders(
         seconds = size / cluster.link(sender, receiver).bytes_per_s
         up[sender] += seconds
         down[receiver] += seconds
-        chosen.append(Waiting(unit, sender, receiver, size))
+        chosen.append(PendingTransfer(unit, sender, receiver, size))
     return chosen
 
 
@@ -161,7 +161,9 @@ def _lost(profile: Profile, unit: int) -> str:
     )
 
 
-def _longest_interface_first(cluster: Cluster, waiting: Sequence[Waiting]) -> list[Waiting]:
+def _longest_interface_first(
+    cluster: Cluster, waiting: Sequence[PendingTransfer]
+) -> list[PendingTransfer]:
     """Whoever has most to send or receive starts first, as in list scheduling by critical path."""
     loads: dict[tuple[str, str], float] = defaultdict(float)
     for one in waiting:
@@ -169,14 +171,14 @@ def _longest_interface_first(cluster: Cluster, waiting: Sequence[Waiting]) -> li
         loads["up", one.sender] += seconds
         loads["down", one.receiver] += seconds
 
-    def urgency(one: Waiting) -> tuple[float, int, str]:
+    def urgency(one: PendingTransfer) -> tuple[float, int, str]:
         load = max(loads["up", one.sender], loads["down", one.receiver])
         return -load, one.unit, one.receiver
 
     return sorted(waiting, key=urgency)
 
 
-def transfer(cluster: Cluster, waiting: Iterable[Waiting]) -> list[Move]:
+def transfer(cluster: Cluster, waiting: Iterable[PendingTransfer]) -> list[Move]:
     """When each transfer starts and ends, all waiting in that order from time 0."""
     links = _Interfaces(cluster)
     left, moves = list(waiting), []
@@ -202,10 +204,10 @@ class _Interfaces:
         self._busy: set[tuple[str, str]] = set()
         self._ends: list[tuple[float, str, str]] = []
 
-    def are_free(self, one: Waiting) -> bool:
+    def are_free(self, one: PendingTransfer) -> bool:
         return not self._busy & {("up", one.sender), ("down", one.receiver)}
 
-    def start(self, one: Waiting) -> Move:
+    def start(self, one: PendingTransfer) -> Move:
         link = self._cluster.link(one.sender, one.receiver)
         free = self._now + one.size_bytes / link.bytes_per_s
         self._busy |= {("up", one.sender), ("down", one.receiver)}

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.workload_share import ROUNDING, Work
-from p2ptrain.plan.search.balanced_groups import Part, shared_by_speed
+from p2ptrain.plan.cost.workload_share import ROUNDING, WorkloadShare
+from p2ptrain.plan.search.balanced_groups import UnplacedGroup, shared_by_speed
 from p2ptrain.plan.types.batch_split import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -31,12 +31,12 @@ Wholes: TypeAlias = NDArray[np.int64]
 
 Devices: TypeAlias = tuple[int, ...]
 
-Order: TypeAlias = tuple[Part, ...]
+Order: TypeAlias = tuple[UnplacedGroup, ...]
 """The parts of a pipeline, first stage first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tables:
+class CutTables:
     """What one part costs, over cut places [i, j).
 
     Attributes:
@@ -51,7 +51,7 @@ class Tables:
     reduce: Floats
 
 
-class Cuts:
+class OrderCuts:
     """Answers for one cost model and batch split; keeps each part's tables.
 
     Arguments:
@@ -77,29 +77,29 @@ class Cuts:
         self._activations = self._ranges([unit.activation_bytes for unit in units])
         self._carried = np.array([0.0, *(unit.output_bytes for unit in units)])
         self._carried = self._carried[self._places] * split.first_samples
-        work = Work(cost.profile)
+        work = WorkloadShare(cost.profile)
         parts = [work.units(i, i + 1, split.first_samples) for i in range(len(units))]
         self._work = self._ranges(parts)
         shape = self._parameters.shape
         self._never = np.where(np.triu(np.ones(shape, dtype=bool), 1), 0.0, np.inf)  # empty ranges
-        self._tables: dict[Part, Tables] = {}
+        self._tables: dict[UnplacedGroup, CutTables] = {}
         self._alone: dict[tuple[int, int], Floats] = {}
         self._hops: dict[tuple[Devices, Devices], tuple[float, float, float]] = {}
 
-    def tables(self, part: Part) -> Tables:
+    def tables(self, part: UnplacedGroup) -> CutTables:
         """What that part costs."""
         if part not in self._tables:
             self._tables[part] = self._build(part)
         return self._tables[part]
 
-    def _build(self, part: Part) -> Tables:
+    def _build(self, part: UnplacedGroup) -> CutTables:
         """The slowest member counts, as does the one with the least memory."""
         cost, split = self.cost, self.split
         group = shared_by_speed(cost, split, part)
         shape = self._parameters.shape
         if group is None:
             never = np.full(shape, np.inf)
-            return Tables(never, np.ones(shape), np.zeros(shape))
+            return CutTables(never, np.ones(shape), np.zeros(shape))
         seconds, trips, reduce = self._never, np.ones(shape), np.zeros(shape)
         for place, device in enumerate(group.devices):
             pieces = [n for n in group.pieces(split, place) if n]
@@ -120,7 +120,7 @@ class Cuts:
             whole = cost.all_reduce_seconds(group.devices, 0, cost.unit_count) - fixed
             total = max(1.0, self._parameters[0, -1])
             reduce = fixed + whole * self._parameters / total
-        return Tables(seconds, trips, reduce)
+        return CutTables(seconds, trips, reduce)
 
     def _seconds(self, device: int, samples: int) -> Floats:
         """[L+1, L+1] forward and backward of a micro-batch on one device."""
@@ -165,12 +165,12 @@ class Cuts:
             [B] round seconds by value (inf = impossible), [B, P+1] borders.
         """
         flags = np.array(duplex if duplex is not None else [True] * len(orders))
-        batch = _Batch(self, orders, places, flags)
+        batch = _CutProgramme(self, orders, places, flags)
         if last_weights is not None:
             batch.last_weights = np.array(last_weights, dtype=np.float32)
         return batch.solve()
 
-    def hop(self, sender: Part, receiver: Part) -> tuple[float, float, float]:
+    def hop(self, sender: UnplacedGroup, receiver: UnplacedGroup) -> tuple[float, float, float]:
         """(seconds per carried byte there, back, latency of both) between two stages."""
         pair = sender.devices, receiver.devices
         if pair not in self._hops:
@@ -187,7 +187,7 @@ class Cuts:
         mean = sum(1 / link.bytes_per_s for link in links) / len(links)
         return mean / min(len(senders), len(receivers)), max(link.latency_s for link in links)
 
-    def feed(self, part: Part, each: int) -> tuple[float, float]:
+    def feed(self, part: UnplacedGroup, each: int) -> tuple[float, float]:
         """(occupation, latency) in seconds of one micro-batch that the holder sends to a part."""
         links = [self.cost.link(self.cost.holder, d) for d in part.devices if d != self.cost.holder]
         if not links:
@@ -211,11 +211,15 @@ class Cuts:
         return self._private
 
 
-class _Batch:
+class _CutProgramme:
     """One run of the dynamic programme."""
 
     def __init__(
-        self, cuts: Cuts, orders: Sequence[Order], places: Sequence[int], duplex: NDArray[np.bool_]
+        self,
+        cuts: OrderCuts,
+        orders: Sequence[Order],
+        places: Sequence[int],
+        duplex: NDArray[np.bool_],
     ) -> None:
         self.cuts = cuts
         self.places = np.array(places, dtype=np.int64)
@@ -235,7 +239,7 @@ class _Batch:
         self.carried = cuts.carried[self.places].astype(np.float32)  # [C]
         self.duplex = duplex
         self.last_weights: Singles = np.ones(len(orders), dtype=np.float32)
-        self.hops = self._all_hops()  # [K, K, 3], as `Cuts.hop`
+        self.hops = self._all_hops()  # [K, K, 3], as `OrderCuts.hop`
 
     def _all_hops(self) -> Singles:
         """Of the parts that follow each other in some order."""
@@ -295,7 +299,7 @@ class _Batch:
         return fed
 
     def _feeds(self, each: int) -> Singles:
-        """[K, 2] as `Cuts.feed`."""
+        """[K, 2] as `OrderCuts.feed`."""
         return np.array([self.cuts.feed(part, each) for part in self.parts], dtype=np.float32)
 
     def _borders(self, chosen: Sequence[Wholes]) -> Wholes:

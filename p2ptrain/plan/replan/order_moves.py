@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, permutations
 
 from p2ptrain.plan.replan.order_cuts import Order
-from p2ptrain.plan.search.balanced_groups import Part
+from p2ptrain.plan.search.balanced_groups import UnplacedGroup
 from p2ptrain.plan.types.allocation import Allocation
 
 
@@ -42,13 +42,13 @@ class Reshaper:
 
     def straight(self, devices: Sequence[int]) -> Iterator[Order]:
         """Every order of every set of `devices`, one device a stage."""
-        ends = (Part((self.holder,)),) if self.private else ()
+        ends = (UnplacedGroup((self.holder,)),) if self.private else ()
         inner = [device for device in devices if not (self.private and device == self.holder)]
         if ends and self._is_possible(ends):
             yield ends
         for count in range(1, min(len(inner), self.most_stages - 2 * len(ends)) + 1):
             for chosen in permutations(inner, count):
-                order = (*ends, *(Part((device,)) for device in chosen), *ends)
+                order = (*ends, *(UnplacedGroup((device,)) for device in chosen), *ends)
                 if self._is_possible(order):
                     yield order
 
@@ -58,7 +58,7 @@ class Reshaper:
             return False
         return len(order) <= self.most_stages and self.required <= set(used)
 
-    def _may_be(self, part: Part) -> bool:
+    def _may_be(self, part: UnplacedGroup) -> bool:
         return len(part.devices) == 1 or not self.groups or part.allocation in self.groups
 
     def _free(self, order: Order) -> range:
@@ -67,8 +67,8 @@ class Reshaper:
 
     def _changes(self, order: Order, spare: Sequence[int]) -> Iterator[Order]:
         if self.private and len(order) == 1:
-            ends = Part((self.holder,))
-            yield from ((ends, Part((device,)), ends) for device in spare)
+            ends = UnplacedGroup((self.holder,))
+            yield from ((ends, UnplacedGroup((device,)), ends) for device in spare)
             return
         free = self._free(order)
         if self.private and len(free) == 1:
@@ -84,7 +84,7 @@ class Reshaper:
         yield from self._swapped(order)
 
     def _with_spare(self, order: Order, device: int) -> Iterator[Order]:
-        part, free = Part((device,)), self._free(order)
+        part, free = UnplacedGroup((device,)), self._free(order)
         for p in range(free.start, free.stop + 1):
             yield (*order[:p], part, *order[p:])
         for p in free:
@@ -132,13 +132,13 @@ class Reshaper:
                 if q in self._free(order) and len(order[q].devices) > 1:
                     yield _with(without, q, (*order[q].devices, device))
             for q in (p, p + 1):
-                yield (*without[:q], Part((device,)), *without[q:])
+                yield (*without[:q], UnplacedGroup((device,)), *without[q:])
 
 
 def _grouped(before: Order, devices: tuple[int, ...], after: Order) -> Iterator[Order]:
     """A new group that deals whole micro-batches (no device computes small pieces), or divides."""
     for allocation in (Allocation.MICRO_BATCHES, Allocation.SAMPLES):
-        yield (*before, Part(devices, allocation), *after)
+        yield (*before, UnplacedGroup(devices, allocation), *after)
 
 
 def _with(order: Order, p: int, devices: tuple[int, ...]) -> Order:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from p2ptrain.plan.replan.order_cuts import Cuts, Order, Singles, Wholes, stacked
-from p2ptrain.plan.search.balanced_groups import Part
+from p2ptrain.plan.replan.order_cuts import Order, OrderCuts, Singles, Wholes, stacked
+from p2ptrain.plan.search.balanced_groups import UnplacedGroup
 
 
 class OrderValues:
@@ -27,7 +27,7 @@ class OrderValues:
         weights: what a last stage's time may count for; an order has the best of them.
     """
 
-    def __init__(self, cuts: Cuts, weights: Sequence[float]) -> None:
+    def __init__(self, cuts: OrderCuts, weights: Sequence[float]) -> None:
         self._cuts, self._weights = cuts, np.array(weights, dtype=np.float32)
         self._carried = cuts.carried.astype(np.float32)
         self._tables = _StackedTables(cuts)
@@ -135,15 +135,15 @@ class _StackedTables:
         holder: the number of the holder alone, -1 = no order has it.
     """
 
-    def __init__(self, cuts: Cuts) -> None:
+    def __init__(self, cuts: OrderCuts) -> None:
         self._cuts = cuts
-        self._parts: dict[Part, int] = {}
-        self._alone = Part((cuts.cost.holder,))
+        self._parts: dict[UnplacedGroup, int] = {}
+        self._alone = UnplacedGroup((cuts.cost.holder,))
         self._hops: Singles = np.zeros((0, 0, 3), dtype=np.float32)
         self.seconds = self.busy = self.trips = np.zeros((0, 0, 0), dtype=np.float32)
         self.forced, self.holder = False, -1
 
-    def number(self, part: Part) -> int:
+    def number(self, part: UnplacedGroup) -> int:
         """The part's place in the arrays, after the next `stack`."""
         return self._parts.setdefault(part, len(self._parts))
 
@@ -171,7 +171,7 @@ class _StackedTables:
         self._hops = hops
 
     def hops(self, before: Wholes, after: Wholes) -> tuple[Singles, Singles, Singles]:
-        """[B, 1] each, as `Cuts.hop`."""
+        """[B, 1] each, as `OrderCuts.hop`."""
         parts = list(self._parts)
         unknown = np.isnan(self._hops[before, after, 0])
         for a, b in {*zip(before[unknown].tolist(), after[unknown].tolist(), strict=True)}:

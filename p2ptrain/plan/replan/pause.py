@@ -24,7 +24,7 @@ from p2ptrain.plan.types.cluster import Cluster
 TOLERANCE = 0.08
 """A plan this much slower than the fastest found is not taken, however soon it can begin."""
 
-MOST_LOOKS = 12
+MAX_LOOKS = 12
 """Drafts whose neighbours are looked at, those first that lose least."""
 
 
@@ -88,7 +88,7 @@ class Pause:
                     known.add(draft)
 
         add((fastest.draft, *drafts))
-        for _ in range(MOST_LOOKS):
+        for _ in range(MAX_LOOKS):
             if not queue or judge.exhausted:
                 break
             lost, _, moving, draft = heappop(queue)

@@ -22,16 +22,16 @@ from dataclasses import dataclass, replace
 from p2ptrain.errors import PlanError, size_text
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
 from p2ptrain.plan.cost.cost_model import cost_model
-from p2ptrain.plan.planner_registry import plan_of
+from p2ptrain.plan.planner_registry import plan_from_draft
 from p2ptrain.plan.problem.question import Answer
-from p2ptrain.plan.replan.light_search import Effort, LightSearch
+from p2ptrain.plan.replan.light_search import LightSearch, ReplanEffort
 from p2ptrain.plan.replan.migration import Migration, plan_migration
 from p2ptrain.plan.replan.pause import Pause
 from p2ptrain.plan.replan.replica_holders import Replicas, place_replicas
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 
 
@@ -58,7 +58,7 @@ def replan(
     *,
     dead: Iterable[str] = (),
     replicas: Replicas | None = None,
-    effort: Effort | None = None,
+    effort: ReplanEffort | None = None,
     repay_seconds: float | None = None,
 ) -> Replanned:
     """The light re-plan of `plan` for the cluster as it is now.
@@ -74,7 +74,7 @@ def replan(
     Raises:
         PlanError: nothing fits, the holder is dead, or a unit exists nowhere any more.
     """
-    cluster = living(cluster, dead)
+    cluster = living_cluster(cluster, dead)
     alive = {device.name for device in cluster.devices}
     held = replicas or place_replicas(plan)
     held = held.without({name for names in held.holders for name in names} - alive)
@@ -86,14 +86,14 @@ def replan(
         return _from_zero(profile, cluster, plan, request, held)
     reasons = dict.fromkeys(search.allowed, "no place was found where it makes training faster")
     found_by = "replan" if plan.planner == "auto" else None
-    new = plan_of(search.cost, plan.planner, Answer(best.draft, reasons, found_by))
+    new = plan_from_draft(search.cost, plan.planner, Answer(best.draft, reasons, found_by))
     check_plan(new, profile, cluster, private=request.private)
     check_memory(new.predicted.peak_bytes, cluster)
     migration = plan_migration(profile, cluster, plan, held, new)
     return Replanned(new, migration, search.evaluated, _reason(plan, new, migration))
 
 
-def living(cluster: Cluster, dead: Iterable[str]) -> Cluster:
+def living_cluster(cluster: Cluster, dead: Iterable[str]) -> Cluster:
     """The cluster without those devices.
 
     Raises:
@@ -109,9 +109,9 @@ def living(cluster: Cluster, dead: Iterable[str]) -> Cluster:
     return replace(cluster, devices=devices, links=links)
 
 
-def fixed(plan: Plan, request: PlanRequest) -> PlanRequest:
+def request_for_same_plan(plan: Plan, request: PlanRequest) -> PlanRequest:
     """`request` for the plan's own planner, batch and micro-batch."""
-    window = request.mode is Mode.ASYNC  # of mini-batches, each as large as a micro-batch
+    window = request.mode is PlanMode.ASYNC  # of mini-batches, each as large as a micro-batch
     return replace(
         request,
         batch_size=plan.split.micro_batch if window else plan.split.batch_size,
@@ -124,7 +124,7 @@ def _from_zero(
     profile: Profile, cluster: Cluster, plan: Plan, request: PlanRequest, held: Replicas
 ) -> Replanned:
     """Where no plan close to the old one fits: any plan that does, or PlanError."""
-    new = make_plan(profile, cluster, fixed(plan, request))
+    new = make_plan(profile, cluster, request_for_same_plan(plan, request))
     migration = plan_migration(profile, cluster, plan, held, new)
     return Replanned(new, migration, 0, "no plan close to the old one fits: a new one was made")
 

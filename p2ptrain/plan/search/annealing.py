@@ -22,10 +22,10 @@ from math import log
 from random import Random
 from typing import Any, TypeVar
 
-from p2ptrain.plan.cost.draft import Draft, Group, draft_groups
+from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.micro_batch_sizes import neighbouring_splits
-from p2ptrain.plan.problem.question import Question, Rules
+from p2ptrain.plan.problem.question import Constraints, Question
 from p2ptrain.plan.search.climb import climb_fine, spare_devices
 from p2ptrain.plan.search.fine_moves import (
     changed_depths,
@@ -34,7 +34,7 @@ from p2ptrain.plan.search.fine_moves import (
     wanted_depths,
 )
 from p2ptrain.plan.search.layouts import Drafter
-from p2ptrain.plan.search.shares import Divider
+from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.search.structure_moves import Layout, coarse_changes
 
 SEED = 1
@@ -55,10 +55,10 @@ SIZED, DEEPENED, SHARED, SHIFTED = 0.12, 0.18, 0.12, 0.13
 """How often what is drawn is the micro-batch's size, a depth, a share, a border or an order;
 otherwise it is the structure."""
 
-LEAST_TASKS, MOST_TASKS, TASKS_BY_SIZE, MOST_UNITS = 150_000, 500_000, 3_000, 64
+MIN_TASKS, MAX_TASKS, TASKS_BY_SIZE, MAX_UNITS = 150_000, 500_000, 3_000, 64
 """The budget grows with devices times units (of more units than so many: with these)."""
 
-MOST_DEVICES = 16
+MAX_DEVICES = 16
 """With more, drawing a change takes longer than is left."""
 
 _T = TypeVar("_T")
@@ -66,20 +66,20 @@ _T = TypeVar("_T")
 
 def annealing_tasks(question: Question) -> int:
     """The budget that annealing a question's answer is worth; 0 where it is not."""
-    devices, units = len(question.devices), min(question.cost.unit_count, MOST_UNITS)
-    if not 1 < devices <= MOST_DEVICES:
+    devices, units = len(question.devices), min(question.cost.unit_count, MAX_UNITS)
+    if not 1 < devices <= MAX_DEVICES:
         return 0
-    tasks = min(max(LEAST_TASKS, TASKS_BY_SIZE * devices * units), MOST_TASKS)
+    tasks = min(max(MIN_TASKS, TASKS_BY_SIZE * devices * units), MAX_TASKS)
     return int(tasks * question.effort)
 
 
-def annealed(question: Question, rules: Rules, judge: Judge, start: Judged) -> Judged:
+def annealed(question: Question, rules: Constraints, judge: Judge, start: Judged) -> Judged:
     """`start` or the fastest draft found from it on; uses the judge's budget up.
 
     Args:
         judge: of the same cost model as the question's; it may judge in another way.
     """
-    drafter = Drafter(judge, Divider(question.cost, rules))
+    drafter = Drafter(judge, ShareDivider(question.cost, rules))
     return _Annealing(question, drafter, Random(SEED)).run(start)
 
 
@@ -176,7 +176,7 @@ class _Annealing:
         self,
         draft: Draft,
         borders: tuple[int, ...],
-        groups: tuple[Group, ...],
+        groups: tuple[StageGroup, ...],
         depths: tuple[int, ...] | None = None,
     ) -> Draft | None:
         wanted = depths or wanted_depths(draft, groups)

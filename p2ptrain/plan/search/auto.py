@@ -19,7 +19,7 @@ from heapq import nsmallest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.draft import Draft, split_usually, usual_depths
-from p2ptrain.plan.cost.workload_share import Work
+from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.planners.data_parallel import judge_dp
 from p2ptrain.plan.planners.equal_shares import judge_pp
 from p2ptrain.plan.planners.ftpipehd import judge_ftpipehd
@@ -29,23 +29,23 @@ from p2ptrain.plan.planners.single import best_singles
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judge, Judged
-from p2ptrain.plan.problem.question import Answer, Question, Rules
+from p2ptrain.plan.problem.question import Answer, Constraints, Question
 from p2ptrain.plan.search.annealing import annealed, annealing_tasks
 from p2ptrain.plan.search.climb import climb_fine
 from p2ptrain.plan.search.layouts import Drafter
 from p2ptrain.plan.search.pipelines import PipelineSearch
 from p2ptrain.plan.search.reasons import no_faster_than, no_gain, no_place, too_small
-from p2ptrain.plan.search.shares import Divider
+from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.search.zero_bubble import annealed_split, with_split
 
 OVERDRAFT_TASKS = 12_000
 """Simulated tasks beyond the budget that the reasons may cost; then bounds must do."""
 
-MOST_LOOKS = 3
+MAX_LOOKS = 3
 """How often a left-out device may turn out to help after all before the search ends."""
 
-MOST_EXPLAINED = 16
+MAX_EXPLAINED = 16
 """Devices left out, the fastest, for each of which a plan that uses it is looked for."""
 
 SEARCHED = "search"
@@ -53,7 +53,7 @@ SEARCHED = "search"
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundDraft:
     judged: Judged
     found_by: str
 
@@ -66,22 +66,22 @@ def plan_auto(question: Question) -> Answer:
     searched = search.run(None if named is None else named.judged)
     best = named
     if searched is not None:
-        best = _faster(best, _Found(question.judge.exact(searched.draft), SEARCHED))
+        best = _faster(best, _FoundDraft(question.judge.exact(searched.draft), SEARCHED))
     if best is None:
         raise PlanError(explain(question))
     split = with_split(question, rules, best.judged, lambda asked: _search(asked, rules))
     if split is not best.judged:
-        best = _Found(split, SEARCHED)
+        best = _FoundDraft(split, SEARCHED)
     better = _annealed(question, rules, best.judged)
-    best = _faster(best, _Found(better, SEARCHED))
+    best = _faster(best, _FoundDraft(better, SEARCHED))
     return _explained(question, search, best)
 
 
-def rules_of(question: Question) -> Rules:
+def rules_of(question: Question) -> Constraints:
     """The question's constraints."""
-    return Rules(
+    return Constraints(
         holder=question.cost.holder,
-        work=Work(question.cost.profile),
+        work=WorkloadShare(question.cost.profile),
         private=question.private,
         required=question.required,
         caps=question.caps,
@@ -90,13 +90,13 @@ def rules_of(question: Question) -> Rules:
     )
 
 
-def _search(question: Question, rules: Rules) -> PipelineSearch:
+def _search(question: Question, rules: Constraints) -> PipelineSearch:
     judge, devices, splits = question.judge, question.devices, question.splits
-    drafter = Drafter(judge, Divider(question.cost, rules))
+    drafter = Drafter(judge, ShareDivider(question.cost, rules))
     return PipelineSearch(question, drafter, StraightSearch(judge, devices, splits, rules))
 
 
-def _annealed(question: Question, rules: Rules, best: Judged) -> Judged:
+def _annealed(question: Question, rules: Constraints, best: Judged) -> Judged:
     """The best draft or a faster one, on a budget of its own; split if that one is."""
     tasks = annealing_tasks(question)
     if tasks == 0:
@@ -110,22 +110,22 @@ def _annealed(question: Question, rules: Rules, best: Judged) -> Judged:
     return judge.exact(found.draft)
 
 
-def _best_named(question: Question, rules: Rules) -> _Found | None:
+def _best_named(question: Question, rules: Constraints) -> _FoundDraft | None:
     best = None
-    for name, judged in named_answers(question, rules):
-        best = _faster(best, _Found(judged, name))
+    for name, judged in planner_answers(question, rules):
+        best = _faster(best, _FoundDraft(judged, name))
     return best
 
 
-def _faster(best: _Found | None, other: _Found) -> _Found:
+def _faster(best: _FoundDraft | None, other: _FoundDraft) -> _FoundDraft:
     return other if best is None or other.judged.beats(best.judged) else best
 
 
-def _explained(question: Question, search: PipelineSearch, best: _Found) -> Answer:
+def _explained(question: Question, search: PipelineSearch, best: _FoundDraft) -> Answer:
     """With the best plan known for every device left out, which may turn out to be the best."""
     others: dict[int, Judged] = {}
     looked_at: list[int] = []
-    for _ in range(MOST_LOOKS):
+    for _ in range(MAX_LOOKS):
         looked_at = _fastest_unused(question, best.judged.draft)
         others = {
             device: min(judged, key=lambda one: one.seconds)
@@ -137,7 +137,7 @@ def _explained(question: Question, search: PipelineSearch, best: _Found) -> Answ
             break
         if not better.draft.held:  # changes would make it whole again
             better = climb_fine(question.judge, search.drafter, better, reserve_tasks=0)
-        best = _faster(best, _Found(question.judge.exact(better.draft), SEARCHED))
+        best = _faster(best, _FoundDraft(question.judge.exact(better.draft), SEARCHED))
     unused = [d for d in question.devices if d not in best.judged.draft.devices]
     reasons = {
         device: _reason(question, best.judged, device, others.get(device))
@@ -145,7 +145,7 @@ def _explained(question: Question, search: PipelineSearch, best: _Found) -> Answ
         else _as_others(question, device, looked_at[0])
         for device in unused
     }
-    return Answer(leaner(question.judge, best.judged).draft, reasons, best.found_by)
+    return Answer(with_shallow_warmup(question.judge, best.judged).draft, reasons, best.found_by)
 
 
 def _with_device(
@@ -158,7 +158,7 @@ def _with_device(
 def _fastest_unused(question: Question, draft: Draft) -> list[int]:
     """The devices left out that are most likely to help after all, at most MOST_EXPLAINED."""
     unused = [device for device in question.devices if device not in draft.devices]
-    return nsmallest(MOST_EXPLAINED, unused, key=lambda d: (whole_seconds(question.cost, d), d))
+    return nsmallest(MAX_EXPLAINED, unused, key=lambda d: (whole_seconds(question.cost, d), d))
 
 
 def _as_others(question: Question, device: int, fastest: int) -> str:
@@ -197,7 +197,7 @@ OTHERS: Mapping[str, Callable[[Question], Judged | None]] = {
 }
 
 
-def named_answers(question: Question, rules: Rules) -> Iterator[tuple[str, Judged]]:
+def planner_answers(question: Question, rules: Constraints) -> Iterator[tuple[str, Judged]]:
     """(planner, its draft) of every named planner that has an answer which `rules` allow."""
     for name, judged in _every_answer(question):
         if rules.allow(judged.draft):
@@ -216,7 +216,7 @@ def _every_answer(question: Question) -> Iterator[tuple[str, Judged]]:
             yield name, answer
 
 
-def leaner(judge: Judge, best: Judged) -> Judged:
+def with_shallow_warmup(judge: Judge, best: Judged) -> Judged:
     """`best`, its depths lowered towards the usual ones while that makes no round slower.
 
     One with split backwards stays: its memory is what it holds, not its depths.

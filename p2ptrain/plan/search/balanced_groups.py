@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Group, alone
+from p2ptrain.plan.cost.draft import StageGroup, alone
 from p2ptrain.plan.types.allocation import Allocation, hand_out
 from p2ptrain.plan.types.batch_split import BatchSplit
 
@@ -32,7 +32,7 @@ def balanced_group(
     devices: Sequence[int],
     allocation: Allocation = Allocation.SAMPLES,
     depth: int = 1,
-) -> Group | None:
+) -> StageGroup | None:
     """`devices` sharing units [first, end), each with at least one sample or micro-batch.
 
     Arguments:
@@ -48,7 +48,7 @@ def balanced_group(
         shares = _dealt(cost, split, units, devices)
     else:
         shares = _divided(cost, split, units, devices, depth)
-    return None if shares is None else Group(tuple(devices), shares, allocation)
+    return None if shares is None else StageGroup(tuple(devices), shares, allocation)
 
 
 def _dealt(
@@ -118,14 +118,14 @@ class _Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class UnplacedGroup:
     """Devices of one stage, in the order of their sample ranges."""
 
     devices: tuple[int, ...]
     allocation: Allocation = Allocation.SAMPLES
 
 
-def shared_by_speed(cost: CostModel, split: BatchSplit, part: Part) -> Group | None:
+def shared_by_speed(cost: CostModel, split: BatchSplit, part: UnplacedGroup) -> StageGroup | None:
     """Shares in proportion to speed on the whole model, whatever memory says.
 
     None where there are more devices than there is to share.
@@ -138,12 +138,12 @@ def shared_by_speed(cost: CostModel, split: BatchSplit, part: Part) -> Group | N
         return None
     whole = (0, cost.unit_count, split.first_samples)
     speeds = [1 / max(sum(cost.stage_seconds(d, *whole)), 1e-300) for d in part.devices]
-    return Group(part.devices, _proportional(speeds, total), part.allocation)
+    return StageGroup(part.devices, _proportional(speeds, total), part.allocation)
 
 
 def balanced(
-    cost: CostModel, split: BatchSplit, part: Part, units: tuple[int, int], depth: int
-) -> Group | None:
+    cost: CostModel, split: BatchSplit, part: UnplacedGroup, units: tuple[int, int], depth: int
+) -> StageGroup | None:
     """Shares for those units within memory, at the depth wanted or at a depth of one."""
     group = balanced_group(cost, split, units, part.devices, part.allocation, depth)
     return group or balanced_group(cost, split, units, part.devices, part.allocation)

@@ -13,7 +13,7 @@ from p2ptrain.plan.search.fine_moves import fine_changes, many_depths, other_dep
 from p2ptrain.plan.search.layouts import Drafter
 from p2ptrain.plan.search.structure_moves import coarse_changes
 
-MOST_SPARE = 8
+MAX_SPARE = 8
 """Devices not used, the fastest, that a change may bring in."""
 
 CHANGE_TASKS = 20
@@ -86,7 +86,7 @@ def climb_coarse(
 def spare_devices(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> list[int]:
     """Of `devices` those that `draft` does not use and a change may bring in, the fastest first."""
     unused = [device for device in devices if device not in draft.devices]
-    return nsmallest(MOST_SPARE, unused, key=lambda d: (whole_seconds(drafter.judge.cost, d), d))
+    return nsmallest(MAX_SPARE, unused, key=lambda d: (whole_seconds(drafter.judge.cost, d), d))
 
 
 def _restructured(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> Iterator[Draft]:

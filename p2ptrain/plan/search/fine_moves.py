@@ -8,26 +8,26 @@ from itertools import combinations_with_replacement, permutations
 from math import comb
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, draft_groups, usual_depths
-from p2ptrain.plan.problem.question import Rules
+from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, usual_depths
+from p2ptrain.plan.problem.question import Constraints
 
-MOST_PERMUTED = 3
+MAX_PERMUTED = 3
 """Devices of a group whose orders are all tried."""
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 """Warm-up depths that are combined."""
 
-MOST_DEPTHS = 220
+MAX_DEPTHS = 220
 """Combinations of depths; fewer values where there would be more."""
 
-MOST_LEVELLED = 6
+MAX_LEVELLED = 6
 """Stages up to which one stage's depth takes its neighbours along."""
 
 LEVELS = (-4, -2, -1, 1, 2, 4, 8)
 """By how much."""
 
 
-def fine_changes(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
+def fine_changes(cost: CostModel, draft: Draft, rules: Constraints) -> Iterator[Draft]:
     """Drafts one small change away that fit memory and `rules`."""
     yield from moved_shares(cost, draft, rules)
     for borders, groups in changed_layouts(draft):
@@ -36,7 +36,7 @@ def fine_changes(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]
             yield changed
 
 
-def moved_shares(cost: CostModel, draft: Draft, rules: Rules) -> Iterator[Draft]:
+def moved_shares(cost: CostModel, draft: Draft, rules: Constraints) -> Iterator[Draft]:
     """Drafts with some of one device's share moved to another of its group."""
     for p, group in enumerate(draft.groups):
         if len(group.devices) > 1:
@@ -76,7 +76,7 @@ def many_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
     """The same layout with all depths from a few values: the way to better ones is not smooth."""
     count, stages = draft.split.micro_batches, len(draft.groups)
     values = sorted({min(value, count) for value in DEPTHS} | {count})
-    while comb(len(values) + stages - 1, stages) > MOST_DEPTHS:
+    while comb(len(values) + stages - 1, stages) > MAX_DEPTHS:
         values.remove(values[-2] if len(values) > 2 else values[0])
     for depths in combinations_with_replacement(reversed(values), stages):
         changed = draft_groups(cost, draft.split, draft.borders, draft.groups, depths)
@@ -84,7 +84,7 @@ def many_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
             yield changed
 
 
-def wanted_depths(draft: Draft, groups: tuple[Group, ...]) -> tuple[int, ...]:
+def wanted_depths(draft: Draft, groups: tuple[StageGroup, ...]) -> tuple[int, ...]:
     """For changed groups: the same depths, or where stages differ as much beyond the usual."""
     count = draft.split.micro_batches
     usual = usual_depths(groups, count)
@@ -95,7 +95,7 @@ def wanted_depths(draft: Draft, groups: tuple[Group, ...]) -> tuple[int, ...]:
     return tuple(min(count, depth + more) for depth in usual)
 
 
-def changed_layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group, ...]]]:
+def changed_layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[StageGroup, ...]]]:
     """Borders and groups with one border moved by a unit, or one group in another order."""
     for p, group in enumerate(draft.groups):
         if len(group.devices) > 1:
@@ -112,7 +112,7 @@ def changed_layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Group
                 yield (*draft.borders[:p], border, *draft.borders[p + 1 :]), draft.groups
 
 
-def changed_shares(group: Group) -> Iterator[Group]:
+def changed_shares(group: StageGroup) -> Iterator[StageGroup]:
     """Some of one device's share to another."""
     total = sum(group.shares)
     for step in dict.fromkeys((1, 2, max(1, total // 16), max(1, total // 6), max(1, total // 3))):
@@ -124,27 +124,27 @@ def changed_shares(group: Group) -> Iterator[Group]:
                 yield replace(group, shares=tuple(shares))
 
 
-def _reordered(group: Group) -> Iterator[Group]:
+def _reordered(group: StageGroup) -> Iterator[StageGroup]:
     """Other orders of a small group; in a large one two neighbours change places."""
     count = len(group.devices)
-    if count <= MOST_PERMUTED:
+    if count <= MAX_PERMUTED:
         orders = list(permutations(range(count)))[1:]
     else:
         orders = [(*range(i), i + 1, i, *range(i + 2, count)) for i in range(count - 1)]
     for order in orders:
-        yield Group(
+        yield StageGroup(
             tuple(group.devices[k] for k in order),
             tuple(group.shares[k] for k in order),
             group.allocation,
         )
 
 
-def _aligned(one: Group, other: Group) -> Iterator[Group]:
+def _aligned(one: StageGroup, other: StageGroup) -> Iterator[StageGroup]:
     """`one` dealing in the same turns as `other`, so that always the same two meet."""
     count = len(one.shares)
-    if one.deals and other.deals and count == len(other.shares) and count <= MOST_PERMUTED:
+    if one.deals and other.deals and count == len(other.shares) and count <= MAX_PERMUTED:
         for order in permutations(range(count)):
-            yield Group(tuple(one.devices[k] for k in order), other.shares, one.allocation)
+            yield StageGroup(tuple(one.devices[k] for k in order), other.shares, one.allocation)
 
 
 def changed_depths(draft: Draft) -> Iterator[tuple[int, ...]]:
@@ -175,7 +175,7 @@ def _levelled(draft: Draft) -> Iterator[tuple[int, ...]]:
     And all stages up to one deeper together: one alone would wait for the next.
     """
     count, now = draft.split.micro_batches, draft.warmup
-    if not 1 < len(now) <= MOST_LEVELLED:
+    if not 1 < len(now) <= MAX_LEVELLED:
         return
     if draft.shared_ends:
         yield from _traded(now)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from p2ptrain.plan.cost.draft import Draft, Group, draft_groups, usual_depths
+from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, usual_depths
 from p2ptrain.plan.problem.judge import Judge
-from p2ptrain.plan.search.shares import Divider
+from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.search.structure_moves import GroupKind, Stage
 from p2ptrain.plan.types.batch_split import BatchSplit
 
@@ -15,7 +15,7 @@ from p2ptrain.plan.types.batch_split import BatchSplit
 class Drafter:
     """Drafts layouts for one judge and its question's rules."""
 
-    def __init__(self, judge: Judge, divider: Divider) -> None:
+    def __init__(self, judge: Judge, divider: ShareDivider) -> None:
         self.judge, self.divider, self.rules = judge, divider, divider.rules
 
     def drafts(
@@ -54,7 +54,7 @@ class Drafter:
         depths: Sequence[int],
     ) -> Draft | None:
         """With shares that leave memory for `depths`; None where nothing fits."""
-        groups: list[Group] = []
+        groups: list[StageGroup] = []
         for stage, units, depth in zip(stages, pairwise(borders), depths, strict=True):
             group = self._group(split, stage, units, depth)
             if group is None:
@@ -64,7 +64,7 @@ class Drafter:
 
     def _group(
         self, split: BatchSplit, stage: Stage, units: tuple[int, int], depth: int
-    ) -> Group | None:
+    ) -> StageGroup | None:
         if isinstance(stage, GroupKind):
             if stage.deals:
                 return self.divider.micro_batches(split, stage.devices, units)

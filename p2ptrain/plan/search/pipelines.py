@@ -23,7 +23,7 @@ from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.search.structure_moves import taking_in
 from p2ptrain.plan.types.batch_split import BatchSplit
 
-LEAST_TASKS, PAIR_TASKS, MOST_TASKS = 100_000, 100, 2_500_000
+MIN_TASKS, PAIR_TASKS, MAX_TASKS = 100_000, 100, 2_500_000
 """The budget grows with the pairs of devices, up to a limit: about 1 s for 64 of them."""
 
 STARTS_SHARE = 0.5
@@ -41,7 +41,7 @@ CLIMBED = 6
 WAITING = 1.02
 """A round so much above its bound may gain by deeper warm-ups."""
 
-MOST_RESIZED = 100
+MAX_RESIZED = 100
 """Devices times units up to which other micro-batch sizes are tried at the end."""
 
 REPLICATED_TASKS = 1_000
@@ -78,13 +78,13 @@ class PipelineSearch:
         if best is None:
             return None
         best = try_depths(self.judge, best, left // 2)
-        if self.question.least_piece is None or self._size > MOST_RESIZED:
+        if self.question.least_piece is None or self._size > MAX_RESIZED:
             return best
         return climb_sizes(self.judge, self.drafter, best, self.question.least_piece)
 
     def _budget_tasks(self) -> int:
-        least = LEAST_TASKS if self.judge.cost.unit_count <= MANY_UNITS else MANY_UNITS_TASKS
-        tasks = min(least + PAIR_TASKS * len(self.question.devices) ** 2, MOST_TASKS)
+        least = MIN_TASKS if self.judge.cost.unit_count <= MANY_UNITS else MANY_UNITS_TASKS
+        tasks = min(least + PAIR_TASKS * len(self.question.devices) ** 2, MAX_TASKS)
         return int(tasks * self.question.effort)
 
     @property
@@ -131,7 +131,7 @@ class PipelineSearch:
                 break
             judged = Judged(self.judge.seconds(draft), draft)
             found.append(judged)
-            if self._size <= MOST_RESIZED and judged.seconds > WAITING * self.judge.bound(draft):
+            if self._size <= MAX_RESIZED and judged.seconds > WAITING * self.judge.bound(draft):
                 found += [Judged(self.judge.seconds(d), d) for d in deeper(self.judge.cost, draft)]
         return found
 

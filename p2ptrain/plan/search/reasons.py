@@ -15,7 +15,7 @@ from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.simulation.group_bound import interface_seconds
 from p2ptrain.plan.simulation.steady_bound import mini_batches_each
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 
 SAME = 1.005
 """Rounds within half a per cent are called equally fast."""
@@ -69,12 +69,12 @@ def no_faster_than(cost: CostModel, device: int, other: int) -> str:
 
 def _what(cost: CostModel) -> str:
     """What is timed."""
-    return "a step" if cost.mode is Mode.SYNC else "a batch"
+    return "a step" if cost.mode is PlanMode.SYNC else "a batch"
 
 
 def _each_round(cost: CostModel) -> str:
     """How often a group's gradients are summed; asynchronously it depends on how they share."""
-    return " in each step" if cost.mode is Mode.SYNC else ""
+    return " in each step" if cost.mode is PlanMode.SYNC else ""
 
 
 def _blame(cost: CostModel, device: int, other: Judged) -> str:
@@ -114,7 +114,7 @@ def _computing(cost: CostModel, device: int, draft: Draft) -> float:
 
 def _exchanges(cost: CostModel, device: int, draft: Draft) -> float:
     """How often the device's group sums gradients in a round, or in a window of mini-batches."""
-    if cost.mode is Mode.SYNC:
+    if cost.mode is PlanMode.SYNC:
         return 1.0
     each = [mini_batches_each(group) for group in draft.groups if device in group.devices]
     return draft.split.micro_batches / min(each)

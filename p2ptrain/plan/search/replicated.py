@@ -29,13 +29,13 @@ from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.balanced_groups import balanced_group
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 
-LEAST_DEVICES, MOST_DEVICES = 7, 32
+MIN_DEVICES, MAX_DEVICES = 7, 32
 """`segments.py` knows all groups of up to six; of more than MOST_DEVICES, a device more or less in
 a group matters too little to be simulated."""
 
-MOST_CUTS = 48
+MAX_CUTS = 48
 """Places where a model may be cut first; then borders move unit by unit."""
 
 ORDERS = 3
@@ -66,11 +66,11 @@ def replicated_candidates(question: Question, split: BatchSplit) -> list[Draft]:
     dealing = question.groups and Allocation.MICRO_BATCHES in question.allocations
     if question.private or not dealing:
         return []
-    if not LEAST_DEVICES <= len(devices) <= MOST_DEVICES:
+    if not MIN_DEVICES <= len(devices) <= MAX_DEVICES:
         return []
-    tables = _Tables(question.cost, split)
+    tables = _ReplicatedTables(question.cost, split)
     found: dict[Draft, None] = {}
-    for order in segment_orders(question.cost, devices, MOST_DEVICES)[:ORDERS]:
+    for order in segment_orders(question.cost, devices, MAX_DEVICES)[:ORDERS]:
         for shape in _shapes(len(order), question.cost.unit_count):
             draft = tables.drafted(order, shape)
             if draft is not None:
@@ -111,18 +111,18 @@ def _shapes(devices: int, units: int) -> Iterator[tuple[int, ...]]:
             yield (*(1,) * stages, devices - stages - 1, 1)
 
 
-class _Tables:
+class _ReplicatedTables:
     """Seconds of all stages of one split, between useful cuts."""
 
     def __init__(self, cost: CostModel, split: BatchSplit) -> None:
         self.cost, self.split = cost, split
-        self.cuts = (0, *useful_cuts(cost, MOST_CUTS), cost.unit_count)
+        self.cuts = (0, *useful_cuts(cost, MAX_CUTS), cost.unit_count)
         self._partition = Partition(cost, split, cuts=self.cuts)
         bounds = list(pairwise(self.cuts))
         self._parameters = range_sums(np.array([float(cost.parameter_bytes(*b)) for b in bounds]))
         carried = [0.0, *(float(cost.cut_bytes(cut)) for cut in self.cuts[1:-1])]
         self._carried = split.first_samples * np.array(carried)
-        steady = cost.mode is Mode.ASYNC
+        steady = cost.mode is PlanMode.ASYNC
         self._rounds = 1.0 if steady else split.batch_size / split.first_samples
         self._steady = steady
 

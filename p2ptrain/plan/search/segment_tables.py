@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ Wholes: TypeAlias = NDArray[np.int64]
 PLENTY_SAMPLES = 1e9
 """Instead of room without end, where nothing is kept for the backward."""
 
-LEAST_SECONDS = 1e-9
+MIN_SECONDS = 1e-9
 """Instead of no time at all, so that speeds are finite."""
 
 
@@ -110,7 +110,7 @@ class SegmentTables:
         options: Sequence[Option],
     ) -> None:
         self.cost, self.split, self.order = cost, split, list(order)
-        self._steady = cost.mode is Mode.ASYNC
+        self._steady = cost.mode is PlanMode.ASYNC
         self.cuts = np.array(cuts)
         self.options = tuple(options)
         self.count = len(order)
@@ -209,7 +209,7 @@ class SegmentTables:
     def _speeds(self, first: int) -> Floats:
         """[C-first, kinds, n] pieces a second of each device alone."""
         seconds = self._before[:, :, first + 1 :] - self._before[:, :, first : first + 1]
-        return 1.0 / np.maximum(seconds.transpose(2, 0, 1), LEAST_SECONDS)
+        return 1.0 / np.maximum(seconds.transpose(2, 0, 1), MIN_SECONDS)
 
     def _windows(self, values: Floats) -> Floats:
         """[.., options, n] sums over each group of [.., kinds, n]."""
@@ -253,7 +253,7 @@ class SegmentTables:
 
     def _trips(self, room: Floats, speeds: Floats, together: Floats) -> Floats:
         """[C-first, options, n] rounds over the depth at which some device of the group is full."""
-        least = _least_in_windows(room / speeds, self._kind, self.sizes)
+        least = _min_in_windows(room / speeds, self._kind, self.sizes)
         depth = least * together / self.split.first_samples
         depth = np.where(depth >= 1, np.floor(depth), np.maximum(depth, 1e-9))
         return np.maximum(np.ceil(self.rounds / np.maximum(depth, 1)), self.rounds / depth)
@@ -276,7 +276,7 @@ def _leading_zero(sums: Floats) -> Floats:
     return np.concatenate((zero, sums), axis=-1)
 
 
-def _least_in_windows(values: Floats, kind: Wholes, sizes: Wholes) -> Floats:
+def _min_in_windows(values: Floats, kind: Wholes, sizes: Wholes) -> Floats:
     """[.., options, n] least of each group of [.., kinds, n]; groups end with the order.
 
     A window is the union of two shorter ones whose length is a power of two.

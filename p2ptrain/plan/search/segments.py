@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, draft_groups, usual_depths
+from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, usual_depths
 from p2ptrain.plan.problem.coarsen import useful_cuts
 from p2ptrain.plan.problem.device_orders import segment_orders
 from p2ptrain.plan.problem.judge import Judge
@@ -39,12 +39,12 @@ from p2ptrain.plan.search.segment_tables import (
 )
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 
-MOST_CUTS = 24
+MAX_CUTS = 24
 """Places where a model may be cut; the climb afterwards moves borders unit by unit."""
 
-MOST_POSITIONS = 256
+MAX_POSITIONS = 256
 """Devices of an order that are looked at: beyond, the slowest could hardly earn their latency."""
 
 KEPT = 6
@@ -65,7 +65,7 @@ GRADIENT_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PipelineSegment:
     """A stage: units between two cuts on neighbours in an order."""
 
     units: tuple[int, int]
@@ -74,18 +74,18 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SegmentCandidate:
     """A pipeline and the seconds of a round that the programme estimates."""
 
     seconds: float
-    stages: tuple[Segment, ...]
+    stages: tuple[PipelineSegment, ...]
 
 
 def promising_splits(question: Question, most: int) -> list[BatchSplit]:
     """The micro-batch sizes whose best pipeline along one order is fastest, simulated."""
     if len(question.splits) <= most:
         return list(question.splits)
-    found: list[tuple[float, int, Candidate]] = []
+    found: list[tuple[float, int, SegmentCandidate]] = []
     for i, split in enumerate(question.splits):
         candidates = _every_candidate(question, split, _orders(question)[:1])
         best = min(candidates, key=lambda candidate: candidate.seconds, default=None)
@@ -121,14 +121,14 @@ def segment_candidates(question: Question, split: BatchSplit) -> Iterator[Draft]
 def _orders(question: Question) -> list[tuple[int, ...]]:
     if question.private:
         return []
-    return segment_orders(question.cost, question.devices, MOST_POSITIONS)
+    return segment_orders(question.cost, question.devices, MAX_POSITIONS)
 
 
 def _best(
     question: Question, split: BatchSplit, orders: Sequence[tuple[int, ...]], most: int
-) -> list[tuple[Segment, ...]]:
+) -> list[tuple[PipelineSegment, ...]]:
     """The different pipelines of least estimate along `orders`."""
-    found: dict[tuple[Segment, ...], float] = {}
+    found: dict[tuple[PipelineSegment, ...], float] = {}
     for candidate in _every_candidate(question, split, orders):
         known = found.get(candidate.stages, candidate.seconds)
         found[candidate.stages] = min(known, candidate.seconds)
@@ -137,9 +137,9 @@ def _best(
 
 def _every_candidate(
     question: Question, split: BatchSplit, orders: Sequence[tuple[int, ...]]
-) -> Iterator[Candidate]:
+) -> Iterator[SegmentCandidate]:
     cost = question.cost
-    cuts = (0, *useful_cuts(cost, MOST_CUTS), cost.unit_count)
+    cuts = (0, *useful_cuts(cost, MAX_CUTS), cost.unit_count)
     for order in orders:
         options = group_options(len(order), split, _allocations(question))
         yield from _Programme(SegmentTables(cost, split, order, cuts, options)).candidates()
@@ -149,14 +149,14 @@ def _allocations(question: Question) -> frozenset[Allocation]:
     return question.allocations if question.groups else frozenset()
 
 
-def _drafted(judge: Judge, split: BatchSplit, stages: Sequence[Segment]) -> Draft | None:
+def _drafted(judge: Judge, split: BatchSplit, stages: Sequence[PipelineSegment]) -> Draft | None:
     """The pipeline with the shares of least bound.
 
     The fastest shares may leave memory for few micro-batches in flight, and shares that leave room
     for usual depths may be slow.
     """
     drafts = []
-    if judge.cost.mode is Mode.ASYNC:
+    if judge.cost.mode is PlanMode.ASYNC:
         dealing = [stage.option.size for stage in stages if stage.option.deals]
         split = even_window(split, dealing or [1])
     shallow = _balanced(judge.cost, split, stages, (1,) * len(stages))
@@ -173,8 +173,8 @@ def _drafted(judge: Judge, split: BatchSplit, stages: Sequence[Segment]) -> Draf
 
 
 def _balanced(
-    cost: CostModel, split: BatchSplit, stages: Sequence[Segment], depths: Sequence[int]
-) -> list[Group] | None:
+    cost: CostModel, split: BatchSplit, stages: Sequence[PipelineSegment], depths: Sequence[int]
+) -> list[StageGroup] | None:
     groups = []
     for stage, depth in zip(stages, depths, strict=True):
         allocation = stage.option.allocation
@@ -233,7 +233,7 @@ class _Programme:
         neighbours = tables.rates[np.arange(self._count - 1), np.arange(1, self._count)]
         self._before = np.concatenate(([0.0], 1.0 / neighbours))  # [n] seconds a byte
 
-    def candidates(self) -> Iterator[Candidate]:
+    def candidates(self) -> Iterator[SegmentCandidate]:
         """The best pipeline for every size and kind of first group."""
         for first in range(self._cuts - 1, 0, -1):
             self._solve(first)
@@ -250,7 +250,7 @@ class _Programme:
             which, end, k = np.unravel_index(seconds[:, :, option].argmin(), seconds[:, :, 0].shape)
             value = float(seconds[which, end, option, k])
             if np.isfinite(value):
-                yield Candidate(value, self._read(int(which), int(end) + 1, option, int(k)))
+                yield SegmentCandidate(value, self._read(int(which), int(end) + 1, option, int(k)))
 
     def _sent(self, behind: _Behind) -> Floats:
         """[C, options, n] seconds that the first group's outputs occupy the holder's uplink."""
@@ -309,14 +309,16 @@ class _Programme:
             delay = tables.latencies[head, start] + tables.latencies[start, head]
             behind.delay[first] = delay
 
-    def _read(self, which: int, end: int, option: int, position: int) -> tuple[Segment, ...]:
+    def _read(
+        self, which: int, end: int, option: int, position: int
+    ) -> tuple[PipelineSegment, ...]:
         """The pipeline that begins with that choice."""
         tables, first, stages = self.tables, 0, []
         while True:
             chosen = tables.options[option]
             devices = tuple(tables.order[position : position + chosen.size])
             units = int(tables.cuts[first]), int(tables.cuts[end])
-            stages.append(Segment(units, devices, chosen))
+            stages.append(PipelineSegment(units, devices, chosen))
             if end == self._cuts:
                 return tuple(stages)
             position = int(self._behind[which].start[end, position + chosen.size])

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Group, alone
-from p2ptrain.plan.problem.question import Rules
+from p2ptrain.plan.cost.draft import StageGroup, alone
+from p2ptrain.plan.problem.question import Constraints
 from p2ptrain.plan.types.allocation import Allocation, hand_out
 from p2ptrain.plan.types.batch_split import BatchSplit
 
@@ -29,13 +29,13 @@ FINE = 64
 """Up to so many samples or micro-batches are dealt out one by one."""
 
 
-class Divider:
+class ShareDivider:
     """Groups for the stages of one cost model that obey the caps; keeps what it has computed."""
 
-    def __init__(self, cost: CostModel, rules: Rules) -> None:
+    def __init__(self, cost: CostModel, rules: Constraints) -> None:
         self.cost, self.rules = cost, rules
-        self._groups: dict[tuple[object, ...], Group | None] = {}
-        self._exchanges: dict[tuple[tuple[int, ...], int], Exchange] = {}
+        self._groups: dict[tuple[object, ...], StageGroup | None] = {}
+        self._exchanges: dict[tuple[tuple[int, ...], int], SampleExchange] = {}
 
     def samples(
         self,
@@ -43,7 +43,7 @@ class Divider:
         devices: tuple[int, ...],
         units: tuple[int, int],
         depth: int = 1,
-    ) -> Group | None:
+    ) -> StageGroup | None:
         """Samples of each micro-batch by speed, as far as memory holds `depth` micro-batches.
 
         None where it does not, or where there are fewer samples than devices.
@@ -55,7 +55,7 @@ class Divider:
 
     def micro_batches(
         self, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int]
-    ) -> Group | None:
+    ) -> StageGroup | None:
         """Whole micro-batches by speed; None where there are fewer than devices."""
         key = "micro_batches", split, devices, units
         if key not in self._groups:
@@ -64,7 +64,7 @@ class Divider:
 
     def _by_samples(
         self, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int], depth: int
-    ) -> Group | None:
+    ) -> StageGroup | None:
         if len(devices) == 1:
             return alone(split, devices[0])
         cost, in_flight = self.cost, split.in_flight_samples(depth)
@@ -85,11 +85,11 @@ class Divider:
             return max(computing, samples * links[place])
 
         shares = even_out(split.micro_batch, most, seconds)
-        return None if shares is None else Group(devices, shares)
+        return None if shares is None else StageGroup(devices, shares)
 
     def _by_micro_batches(
         self, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int]
-    ) -> Group | None:
+    ) -> StageGroup | None:
         if len(devices) == 1:
             return alone(split, devices[0])
         cost, size = self.cost, split.first_samples
@@ -103,7 +103,7 @@ class Divider:
         count = split.micro_batches
         most = self._allowed(split, devices, units, count)
         shares = even_out(count, most, lambda place, n: n * each[place])
-        return None if shares is None else Group(devices, shares, Allocation.MICRO_BATCHES)
+        return None if shares is None else StageGroup(devices, shares, Allocation.MICRO_BATCHES)
 
     def _link_seconds(self, devices: tuple[int, ...], device: int, units: tuple[int, int]) -> float:
         """Seconds a sample that the device's links are busy at least."""
@@ -147,7 +147,7 @@ def _head_start(total: int, most: Sequence[int], seconds: Callable[[int, int], f
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
+class SampleExchange:
     """Seconds a sample of one device over its fastest links, by the stage's first and last border.
 
     Attributes:
@@ -164,7 +164,7 @@ class Exchange:
         return float(max(received, self.sent[0, first] + self.sent[1, end]))
 
 
-def exchange(cost: CostModel, devices: Sequence[int], device: int) -> Exchange:
+def exchange(cost: CostModel, devices: Sequence[int], device: int) -> SampleExchange:
     """Of `device` in a group of `devices`."""
     profile, count = cost.profile, cost.unit_count
     carried = np.array([0.0, *(unit.output_bytes for unit in profile.units[:-1]), 0.0])
@@ -178,4 +178,4 @@ def exchange(cost: CostModel, devices: Sequence[int], device: int) -> Exchange:
         fed = rates[cost.holder, device]
         received[0, 0] = profile.input_bytes / fed
         received[1, count] = profile.target_bytes / fed
-    return Exchange(received, sent)
+    return SampleExchange(received, sent)

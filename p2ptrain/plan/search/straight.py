@@ -18,23 +18,29 @@ from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.problem.coarsen import useful_cuts
 from p2ptrain.plan.problem.device_orders import likely_orders, whole_seconds
 from p2ptrain.plan.problem.judge import Judge, Judged
-from p2ptrain.plan.problem.partition import Partition, Placement, Suffix, every_subset, in_order
-from p2ptrain.plan.problem.question import Rules
+from p2ptrain.plan.problem.partition import (
+    DevicePlacement,
+    Partition,
+    Suffix,
+    every_subset,
+    in_order,
+)
+from p2ptrain.plan.problem.question import Constraints
 from p2ptrain.plan.types.batch_split import BatchSplit
 
-MOST_ENUMERATED = 300
+MAX_ENUMERATED = 300
 """Placements of one batch split that are enumerated rather than searched."""
 
-MOST_SUBSET_DEVICES = 8
+MAX_SUBSET_DEVICES = 8
 """Devices whose subsets are all tried: 2^7 · 8 extensions of about a tenth of a millisecond."""
 
-MOST_SCREENED_DEVICES = 16
+MAX_SCREENED_DEVICES = 16
 """Devices among which the promising micro-batch sizes are found."""
 
-MOST_CUTS = 64
+MAX_CUTS = 64
 """Of larger models only the most useful cuts are tried: extensions cost their square."""
 
-MOST_ORDERED_DEVICES = 64
+MAX_ORDERED_DEVICES = 64
 """Devices of an order, the fastest: each is tried before every later one."""
 
 KEPT = 12
@@ -56,7 +62,7 @@ class StraightSearch:
     judge: Judge
     devices: tuple[int, ...]
     splits: Sequence[BatchSplit]
-    rules: Rules
+    rules: Constraints
     pools: dict[BatchSplit, dict[Draft, None]] = field(default_factory=dict)
 
     @property
@@ -72,12 +78,12 @@ class StraightSearch:
     @property
     def _cuts(self) -> tuple[int, ...]:
         """Where the dynamic programmes may cut; the climb moves borders unit by unit."""
-        return (0, *useful_cuts(self.cost, MOST_CUTS), self.cost.unit_count)
+        return (0, *useful_cuts(self.cost, MAX_CUTS), self.cost.unit_count)
 
     def winners(self, best: Judged | None = None) -> list[Judged]:
         """`best` and the fastest candidates, fastest first; nothing where nothing fits."""
         if self._inner:
-            if self._count_placements() <= MOST_ENUMERATED:
+            if self._count_placements() <= MAX_ENUMERATED:
                 for split in self.splits:
                     self._collect(split, self._every_placement())
             else:
@@ -125,7 +131,7 @@ class StraightSearch:
         ends = 2 if self.rules.private else 0
         return sum(perm(devices, n) * comb(units - 1, n + ends - 1) for n in range(1, devices + 1))
 
-    def _every_placement(self) -> Iterator[Placement]:
+    def _every_placement(self) -> Iterator[DevicePlacement]:
         units, holder = self.cost.unit_count, (self.cost.holder,) if self.rules.private else ()
         # Each stage has a unit at least: where more devices are in a row, none is left for some.
         most = min(len(self._inner), units - 2 * len(holder))
@@ -138,7 +144,7 @@ class StraightSearch:
     def _search(self) -> None:
         values = []
         for split in self.splits:
-            few = self._fastest(MOST_SCREENED_DEVICES)
+            few = self._fastest(MAX_SCREENED_DEVICES)
             partition = Partition(self.cost, split, rules=self.rules, cuts=self._cuts)
             found = [self._ordered(partition, order) for order in self._orders(few)[:2]]
             values.append((min(found), split))
@@ -152,10 +158,10 @@ class StraightSearch:
             partition = Partition(
                 self.cost, split, duplex=duplex, rules=self.rules, cuts=self._cuts
             )
-            if len(inner) > MOST_SUBSET_DEVICES:
-                for order in self._orders(self._fastest(MOST_ORDERED_DEVICES)):
+            if len(inner) > MAX_SUBSET_DEVICES:
+                for order in self._orders(self._fastest(MAX_ORDERED_DEVICES)):
                     self._ordered(partition, order)
-            chosen = self._fastest(MOST_SUBSET_DEVICES)
+            chosen = self._fastest(MAX_SUBSET_DEVICES)
             self._gather(partition, list(every_subset(partition, chosen, self._tail(partition))))
 
     def _fastest(self, most: int) -> tuple[int, ...]:
@@ -186,7 +192,7 @@ class StraightSearch:
         self._collect(partition.split, map(partition.placement, kept))
         return float(kept[0].value[0]) if kept else float("inf")
 
-    def _collect(self, split: BatchSplit, placements: Iterable[Placement]) -> None:
+    def _collect(self, split: BatchSplit, placements: Iterable[DevicePlacement]) -> None:
         for borders, devices in placements:
             drafts = filter(self.rules.allow, self.judge.drafted(split, borders, devices))
             self.pools.setdefault(split, {}).update(dict.fromkeys(drafts))

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from p2ptrain.plan.cost.draft import Draft, Group
-from p2ptrain.plan.problem.question import Rules
+from p2ptrain.plan.cost.draft import Draft, StageGroup
+from p2ptrain.plan.problem.question import Constraints
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION
 
 STEPS = (1, 2, 4, 8)
@@ -26,18 +26,18 @@ class GroupKind:
     deals: bool = False
 
 
-Stage: TypeAlias = Group | GroupKind
+Stage: TypeAlias = StageGroup | GroupKind
 
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[Stage, ...]]
 """Borders, and a stage between each two of them."""
 
 
-def coarse_changes(draft: Draft, spare: Sequence[int], rules: Rules) -> Iterator[Layout]:
+def coarse_changes(draft: Draft, spare: Sequence[int], rules: Constraints) -> Iterator[Layout]:
     """Layouts one change away; `spare` are devices that the draft does not use."""
     return _obeying(_changes(draft, spare, rules), rules)
 
 
-def _obeying(layouts: Iterable[Layout], rules: Rules) -> Iterator[Layout]:
+def _obeying(layouts: Iterable[Layout], rules: Constraints) -> Iterator[Layout]:
     """Each with groups that divide their work as they may, once."""
     if not rules.groups or rules.allocations == EVERY_ALLOCATION:
         yield from layouts
@@ -50,13 +50,13 @@ def _obeying(layouts: Iterable[Layout], rules: Rules) -> Iterator[Layout]:
             yield layout
 
 
-def _permitted(stage: Stage, rules: Rules) -> Stage:
-    if isinstance(stage, Group) or len(stage.devices) == 1 or rules.permit(deals=stage.deals):
+def _permitted(stage: Stage, rules: Constraints) -> Stage:
+    if isinstance(stage, StageGroup) or len(stage.devices) == 1 or rules.permit(deals=stage.deals):
         return stage
     return replace(stage, deals=not stage.deals)
 
 
-def _changes(draft: Draft, spare: Sequence[int], rules: Rules) -> Iterator[Layout]:
+def _changes(draft: Draft, spare: Sequence[int], rules: Constraints) -> Iterator[Layout]:
     yield from _moved_borders(draft)
     free = [p for p in range(len(draft.groups)) if p not in rules.pinned(len(draft.groups))]
     if not free:
@@ -72,14 +72,14 @@ def _changes(draft: Draft, spare: Sequence[int], rules: Rules) -> Iterator[Layou
         yield from _taken_in(draft, free, device, rules)
 
 
-def taking_in(draft: Draft, device: int, rules: Rules) -> Iterator[Layout]:
+def taking_in(draft: Draft, device: int, rules: Constraints) -> Iterator[Layout]:
     """Only those changes that give `device`, which the draft does not use, a part."""
     free = [p for p in range(len(draft.groups)) if p not in rules.pinned(len(draft.groups))]
     if free:
         yield from _obeying(_taken_in(draft, free, device, rules), rules)
 
 
-def _kind(group: Group, devices: Sequence[int]) -> GroupKind:
+def _kind(group: StageGroup, devices: Sequence[int]) -> GroupKind:
     """The group's kind with other devices."""
     return GroupKind(tuple(devices), deals=group.deals and len(devices) > 1)
 
@@ -194,7 +194,9 @@ def _split(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
                 yield borders, (*draft.groups[:p], *pair, *draft.groups[p + 1 :])
 
 
-def _taken_in(draft: Draft, free: Sequence[int], device: int, rules: Rules) -> Iterator[Layout]:
+def _taken_in(
+    draft: Draft, free: Sequence[int], device: int, rules: Constraints
+) -> Iterator[Layout]:
     """A new device replaces one, joins a group, or gets a stage of its own."""
     for p in free:
         group = draft.groups[p]
@@ -208,7 +210,7 @@ def _taken_in(draft: Draft, free: Sequence[int], device: int, rules: Rules) -> I
     yield from _added(draft, device, rules)
 
 
-def _added(draft: Draft, device: int, rules: Rules) -> Iterator[Layout]:
+def _added(draft: Draft, device: int, rules: Constraints) -> Iterator[Layout]:
     """Half of a stage's units, or one of them, before or behind the rest of it."""
     pinned, own = rules.pinned(len(draft.groups)), GroupKind((device,))
     for p, (first, end) in enumerate(draft.units):

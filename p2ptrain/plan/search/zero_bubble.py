@@ -24,11 +24,11 @@ from typing import Protocol
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, split_backwards, split_usually
 from p2ptrain.plan.problem.judge import Judge, Judged
-from p2ptrain.plan.problem.question import Question, Rules
+from p2ptrain.plan.problem.question import Constraints, Question
 from p2ptrain.plan.search.annealing import annealed
 from p2ptrain.plan.search.climb import climb_fine, climb_sizes
 from p2ptrain.plan.search.layouts import Drafter
-from p2ptrain.plan.search.shares import Divider
+from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.types.request import Schedule
 
 EFFORT = 0.3
@@ -41,7 +41,7 @@ SPLIT_WORTH = 0.99
 """Memory and simplicity are given up: splitting must gain a hundredth."""
 
 
-class Search(Protocol):
+class SplitSearch(Protocol):
     """A search of one question."""
 
     def run(self, best: Judged | None) -> Judged | None:
@@ -49,7 +49,7 @@ class Search(Protocol):
 
 
 def with_split(
-    question: Question, rules: Rules, best: Judged, search: Callable[[Question], Search]
+    question: Question, rules: Constraints, best: Judged, search: Callable[[Question], SplitSearch]
 ) -> Judged:
     """`best`, or the best plan with split backwards that `search` of the question finds.
 
@@ -65,7 +65,7 @@ def with_split(
     return split
 
 
-def annealed_split(question: Question, rules: Rules, best: Judged, tasks: int) -> Judged:
+def annealed_split(question: Question, rules: Constraints, best: Judged, tasks: int) -> Judged:
     """`best`, whose backwards are split, or what annealing for so many tasks finds."""
     judge = SplitJudge(question.cost, tasks)
     whole = replace(best.draft, held=())
@@ -75,7 +75,7 @@ def annealed_split(question: Question, rules: Rules, best: Judged, tasks: int) -
     return best if split is None or split.seconds >= best.seconds else split
 
 
-def split_named(question: Question, draft: Draft) -> Draft:
+def split_planner_answer(question: Question, draft: Draft) -> Draft:
     """A named planner's draft, split as the question asks; its depths stay."""
     judge = question.judge
     if question.schedule is Schedule.ONE_F_ONE_B or not question.cost.can_split:
@@ -90,7 +90,7 @@ def split_named(question: Question, draft: Draft) -> Draft:
 
 
 def _searched(
-    question: Question, rules: Rules, best: Judged, search: Callable[[Question], Search]
+    question: Question, rules: Constraints, best: Judged, search: Callable[[Question], SplitSearch]
 ) -> Judged | None:
     """The best split draft that search and climb lead to, or a split of `best`."""
     effort = question.effort
@@ -106,8 +106,8 @@ def _searched(
     return _exact(variants, [*climbed, best.draft])
 
 
-def _climbed(question: Question, rules: Rules, judge: Judge, start: Judged) -> Judged:
-    drafter = Drafter(judge, Divider(question.cost, rules))
+def _climbed(question: Question, rules: Constraints, judge: Judge, start: Judged) -> Judged:
+    drafter = Drafter(judge, ShareDivider(question.cost, rules))
     climbed = climb_fine(judge, drafter, start, judge.budget_tasks // 2)
     if question.least_piece is None:
         return climbed

@@ -9,12 +9,12 @@ from itertools import pairwise
 from p2ptrain.plan.cost.allreduce_order import sent_in
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.cost.overlap import Bucket
-from p2ptrain.plan.simulation.engine import Lane, Route
+from p2ptrain.plan.cost.overlap import CostBucket
+from p2ptrain.plan.simulation.engine import Lane, TransferRoute
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
+class LaneSums:
     """What its all-reduce costs a lane, and what its next round waits for.
 
     Attributes:
@@ -39,13 +39,13 @@ class _Sums:
         return sum(self.each[-1:])
 
 
-def _ring(cost: CostModel, draft: Draft, p: int, lanes: Sequence[Lane]) -> _Ring:
+def ring_of(cost: CostModel, draft: Draft, p: int, lanes: Sequence[Lane]) -> StageRing:
     sent = sent_in(cost, draft, p)
-    return _Ring(cost, draft.units[p], lanes, sent.buckets, sent.early, turns=sent.turns)
+    return StageRing(cost, draft.units[p], lanes, sent.buckets, sent.early, turns=sent.turns)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ring:
+class StageRing:
     """The lanes of a stage, and the gradients that they sum.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Ring:
     cost: CostModel
     units: tuple[int, int]
     lanes: Sequence[Lane]
-    buckets: Sequence[Bucket]
+    buckets: Sequence[CostBucket]
     early: int
     turns: bool
 
@@ -71,13 +71,13 @@ class _Ring:
         above = len(self.lanes[0].seconds)
         return [above + 2 * k + 1 for k in range(len(self.buckets) + 1)]
 
-    def ways(self, place: int, collector: int) -> list[Route]:
+    def ways(self, place: int, collector: int) -> list[TransferRoute]:
         """How each bucket travels from the lane at `place` to the next."""
         lane, after = self.lanes[place], self.lanes[(place + 1) % len(self.lanes)]
         links = self.cost.ring_links([one.device for one in self.lanes])
         steps = 2 * (len(self.lanes) - 1)
         return [
-            Route(
+            TransferRoute(
                 carries="sum",
                 sender=lane.number,
                 receiver=collector,
@@ -92,18 +92,18 @@ class _Ring:
             for bucket in self.buckets
         ]
 
-    def sums(self, lane: Lane) -> _Sums:
+    def sums(self, lane: Lane) -> LaneSums:
         """What they cost that lane."""
         assert self.cost.overlap is not None
         of = self.cost.overlap.reduce_seconds
         each = [of(lane.device, len(self.lanes), [bucket]) for bucket in self.buckets]
         if not self.turns or not lane.tasks:
-            return _Sums(each)
+            return LaneSums(each)
         forward = self.cost.unit_times(lane.device, 1).forward
         whole = sum(forward[slice(*self.units)])
         one = lane.seconds[lane.tasks[0]] / whole if whole else 0.0
         total = sum(bucket.parameter_bytes for bucket in self.buckets) or 1
-        return _Sums(
+        return LaneSums(
             each,
             [one * sum(forward[self.units[0] : bucket.first]) for bucket in self.buckets],
             [bucket.parameter_bytes / total for bucket in self.buckets],
@@ -126,7 +126,7 @@ class _Ring:
 
 
 @dataclass(slots=True, eq=False)
-class _Tail:
+class SplitTail:
     """What a lane with a split backward does behind its last backward.
 
     Attributes:
@@ -137,5 +137,5 @@ class _Tail:
 
     made: Sequence[float]
     cuts: Sequence[int]
-    ways: Sequence[Route]
+    ways: Sequence[TransferRoute]
     first: float = 0.0

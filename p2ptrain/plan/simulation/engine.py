@@ -34,7 +34,7 @@ Carried = Literal["input", "output", "gradient", "sum"]
 
 
 @dataclass(slots=True, eq=False)  # frozen ones would take thrice as long to build
-class Route:
+class TransferRoute:
     """What one lane (or the holder) sends to another for a micro-batch of some size.
 
     Attributes:
@@ -92,8 +92,8 @@ class Lane:
     tasks: tuple[int, ...]
     seconds: Sequence[float]
     missing: list[int]
-    routes: Sequence[Sequence[Route]]
-    feed: Sequence[Route] | None = None
+    routes: Sequence[Sequence[TransferRoute]]
+    feed: Sequence[TransferRoute] | None = None
     deferred: Deferred | None = None
     ends: list[float] = field(default_factory=list)
 
@@ -117,7 +117,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LaneSpan:
     """Something that took time: a task of `lane`, or (with `route`) a transfer to it."""
 
     lane: int
@@ -125,16 +125,16 @@ class Span:
     start_seconds: float
     end_seconds: float
     kind: Kind | None = None
-    route: Route | None = None
+    route: TransferRoute | None = None
 
 
 _DONE, _FREED, _ARRIVED, _LANDED, WEIGHED = range(5)
 """What ended: a task; of a transfer the occupation, the way, or both at once; weight gradients."""
 
-_Event: TypeAlias = tuple[float, int, int, int, "Lane | Route"]
+_Event: TypeAlias = tuple[float, int, int, int, "Lane | TransferRoute"]
 """Time, tie-breaker, what ended, task, and whose."""
 
-_Waiting: TypeAlias = tuple[float, int, int, int, Route]
+_Waiting: TypeAlias = tuple[float, int, int, int, TransferRoute]
 """Since when, sender, receiver, the receiver's task, and the way."""
 
 
@@ -153,7 +153,7 @@ class Engine:
     lanes: Sequence[Lane]
     reduce_seconds: Mapping[int, float] = field(default_factory=dict)
     record: bool = False
-    spans: list[Span] = field(default_factory=list)
+    spans: list[LaneSpan] = field(default_factory=list)
     reduced: dict[int, tuple[float, float]] = field(default_factory=dict)
     updated: dict[int, tuple[float, float]] = field(default_factory=dict)
     _events: list[_Event] = field(default_factory=list)
@@ -238,7 +238,7 @@ class Engine:
                 self._feed(0.0, lane, lane.feed)
                 self._feed(0.0, lane, lane.feed)
 
-    def _feed(self, now: float, lane: Lane, feed: Sequence[Route]) -> None:
+    def _feed(self, now: float, lane: Lane, feed: Sequence[TransferRoute]) -> None:
         """The holder sends the lane's next piece, if there is one."""
         task = next(self._feeds[lane.number], None)
         if task is not None:
@@ -284,7 +284,7 @@ class Engine:
                 self._feed(now, lane, lane.feed)
             if self.record:
                 kind: Kind = "backward" if task & 1 else "forward"
-                self.spans.append(Span(lane.number, task >> 1, now, end, kind))
+                self.spans.append(LaneSpan(lane.number, task >> 1, now, end, kind))
 
     def _start_weights(self, now: float, lanes: Sequence[Lane]) -> None:
         """What a device of these lanes does while it would wait: later stages' weights first."""
@@ -296,7 +296,7 @@ class Engine:
                 self._count += 1
                 heappush(self._events, (end, self._count, WEIGHED, micro_batch, lane))
                 if self.record:
-                    self.spans.append(Span(lane.number, micro_batch, now, end, "weight"))
+                    self.spans.append(LaneSpan(lane.number, micro_batch, now, end, "weight"))
                 return
 
     def _first_ready(self, lanes: Sequence[Lane]) -> Lane:
@@ -325,5 +325,5 @@ class Engine:
                 end = free
                 heappush(self._events, (free, self._count, _LANDED, task, route))
             if self.record:
-                self.spans.append(Span(route.receiver, task >> 1, now, end, route=route))
+                self.spans.append(LaneSpan(route.receiver, task >> 1, now, end, route=route))
         self._waiting = kept

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, task_seconds
-from p2ptrain.plan.types.allocation import deal, most_in_window, sample_ranges
+from p2ptrain.plan.cost.draft import Draft, StageGroup, task_seconds
+from p2ptrain.plan.types.allocation import deal, max_in_window, sample_ranges
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _BoundLane:
     """One device's part of one stage.
 
     Attributes:
@@ -52,7 +52,7 @@ class _Lane:
     tail: float = 0.0
     trip: float = 0.0
     last_trip: float = 0.0
-    before: list[tuple[_Lane, int, int, float, float]] = field(default_factory=list)
+    before: list[tuple[_BoundLane, int, int, float, float]] = field(default_factory=list)
 
     @property
     def load(self) -> float:
@@ -99,7 +99,7 @@ class _GroupRound:
         self.uplink = [0.0] * len(cost.devices)
         self.downlink = [0.0] * len(cost.devices)
 
-    def _lanes(self, p: int, group: Group) -> list[_Lane]:
+    def _lanes(self, p: int, group: StageGroup) -> list[_BoundLane]:
         split, count = self.split, self.count
         whole, ragged = (0, split.first_samples), (0, split.last_samples)
         if len(group.devices) == 1:
@@ -121,12 +121,12 @@ class _GroupRound:
         return lanes
 
     def _lane(
-        self, p: int, group: Group, place: int, full: tuple[int, int], last: tuple[int, int]
-    ) -> _Lane:
+        self, p: int, group: StageGroup, place: int, full: tuple[int, int], last: tuple[int, int]
+    ) -> _BoundLane:
         device, count = group.devices[place], self.count
         samples, ragged = full[1] - full[0], last[1] - last[0]
         seconds = task_seconds(self.cost, self.draft, p, device, samples)
-        return _Lane(
+        return _BoundLane(
             device=device,
             place=place,
             full=full,
@@ -187,7 +187,7 @@ class _GroupRound:
                 lane.start = self._feed_seconds(lane, lane.first, profile.target_bytes)
             self._carry(self.cost.holder, lane.device, lane.samples, profile.target_bytes)
 
-    def _feed_seconds(self, lane: _Lane, micro_batch: int, each: int) -> float:
+    def _feed_seconds(self, lane: _BoundLane, micro_batch: int, each: int) -> float:
         if lane.device == self.cost.holder:
             return 0.0
         link = self.cost.link(self.cost.holder, lane.device)
@@ -234,7 +234,7 @@ class _GroupRound:
                     after.start = max(after.start, arrival)
 
     def _common(
-        self, before: _Lane, after: _Lane, dealt: Mapping[tuple[int, int], int]
+        self, before: _BoundLane, after: _BoundLane, dealt: Mapping[tuple[int, int], int]
     ) -> tuple[int, bool]:
         """(micro-batches but the last, whether the last one) that both have a part in.
 
@@ -245,7 +245,7 @@ class _GroupRound:
             return dealt.get((before.place, after.place), 0) - has_last, has_last
         return min(before.pieces, after.pieces), has_last
 
-    def _takes(self, lane: _Lane, micro_batch: int) -> bool:
+    def _takes(self, lane: _BoundLane, micro_batch: int) -> bool:
         if lane.owners is not None:
             return lane.owners[micro_batch] == lane.place
         return micro_batch < self.count - 1 or lane.has_last
@@ -270,8 +270,8 @@ class _GroupRound:
         """From each lane's forward of a piece to the end of its backward."""
         for p in reversed(range(len(self.stages))):
             behind = self.stages[p + 1] if p + 1 < len(self.stages) else []
-            full: dict[_Lane, list[float]] = defaultdict(list)
-            last: dict[_Lane, list[float]] = defaultdict(list)
+            full: dict[_BoundLane, list[float]] = defaultdict(list)
+            last: dict[_BoundLane, list[float]] = defaultdict(list)
             for there in behind:
                 for lane, full_samples, last_samples, out, back in there.before:
                     latency = self._latencies(lane, there)
@@ -283,7 +283,7 @@ class _GroupRound:
                 lane.trip = sum(lane.full_seconds) + most(full[lane], default=0.0)
                 lane.last_trip = sum(lane.last_seconds) + min(last[lane], default=0.0)
 
-    def _latencies(self, one: _Lane, other: _Lane) -> float:
+    def _latencies(self, one: _BoundLane, other: _BoundLane) -> float:
         """Of both directions."""
         there, back = (
             self.cost.link(one.device, other.device),
@@ -291,13 +291,13 @@ class _GroupRound:
         )
         return there.latency_s + back.latency_s
 
-    def _lane_chain(self, p: int, lane: _Lane) -> float:
+    def _lane_chain(self, p: int, lane: _BoundLane) -> float:
         depth, chain = self.draft.warmup[p], lane.load
         if depth < self.count:
             pieces = lane.pieces + lane.has_last
             window = depth
             if lane.owners is not None:
-                window, _ = most_in_window(self.draft.groups[p].shares, lane.place, depth)
+                window, _ = max_in_window(self.draft.groups[p].shares, lane.place, depth)
             trips = (pieces - 1) // max(window, 1)
             chain = max(chain, trips * lane.trip + min(lane.last_trip, lane.trip))
         if not self.draft.splits(p):
@@ -306,7 +306,7 @@ class _GroupRound:
         reduce = self.cost.all_reduce_seconds(group.devices, *units)
         return lane.start + max(chain + lane.tail, lane.load + lane.deferred + reduce)
 
-    def _feed_chain(self, lane: _Lane) -> float:
+    def _feed_chain(self, lane: _BoundLane) -> float:
         """Two pieces are under way at a time."""
         if lane.device == self.cost.holder:
             return 0.0

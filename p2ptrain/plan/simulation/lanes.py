@@ -23,7 +23,7 @@ from typing import TypeAlias, TypeVar
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.simulation.engine import FEED, Deferred, Engine, Lane, Route
+from p2ptrain.plan.simulation.engine import FEED, Deferred, Engine, Lane, TransferRoute
 from p2ptrain.plan.simulation.overlapped_round import steady_engine
 from p2ptrain.plan.types.allocation import deal, sample_ranges
 from p2ptrain.plan.types.plan import Direction
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 Range: TypeAlias = tuple[int, int]
 
-Routes: TypeAlias = tuple[Route, ...]
+Routes: TypeAlias = tuple[TransferRoute, ...]
 
 
 def build_engine(cost: CostModel, draft: Draft, *, record: bool = False) -> Engine:
@@ -67,7 +67,7 @@ def _dealt_tasks(shares: tuple[int, ...], warmup: int) -> tuple[tuple[int, ...],
 
 def route(
     cost: CostModel, carries: Direction, ends: tuple[int, int, int, int], cut: int, samples: int
-) -> Route:
+) -> TransferRoute:
     """How so many samples cross before unit `cut`.
 
     Args:
@@ -77,11 +77,11 @@ def route(
     link = cost.link(sender, receiver)
     seconds, latency_s = samples * cost.cut_bytes(cut) / link.bytes_per_s, link.latency_s
     latency_s -= samples * cost.streamed_seconds(cut, sender, receiver)
-    return Route(carries, *ends, seconds, latency_s)
+    return TransferRoute(carries, *ends, seconds, latency_s)
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class LanePart:
     """What one device of a stage takes: its samples of a full and of the last micro-batch.
 
     `owners` is None where all devices of the stage divide every micro-batch, else the place of the
@@ -105,7 +105,7 @@ class LaneBuilder:
         self.count = draft.split.micro_batches
         self.is_ragged = draft.split.first_samples != draft.split.last_samples
         self.units = draft.units
-        self.stages: list[list[Part]] = []
+        self.stages: list[list[LanePart]] = []
         number = 0
         for p in range(len(draft.groups)):
             self.stages.append(self._parts(p, number))
@@ -115,32 +115,34 @@ class LaneBuilder:
         """All lanes, earlier stages first, in a stage in the order of its devices."""
         return [self._lane(part) for parts in self.stages for part in parts]
 
-    def _parts(self, p: int, number: int) -> list[Part]:
+    def _parts(self, p: int, number: int) -> list[LanePart]:
         group, split = self.draft.groups[p], self.split
         tasks = stage_tasks(self.count, self.draft.warmup[p])
         full, last = (0, split.first_samples), (0, split.last_samples)
         if len(group.devices) == 1:
-            return [Part(number, p, group.devices[0], full, last, tasks)]
+            return [LanePart(number, p, group.devices[0], full, last, tasks)]
         if group.deals:
             owners = deal(group.shares)
             dealt = _dealt_tasks(group.shares, self.draft.warmup[p])
             return [
-                Part(number + i, p, device, full, last, dealt[i], owners)
+                LanePart(number + i, p, device, full, last, dealt[i], owners)
                 for i, device in enumerate(group.devices)
             ]
         full_ranges = sample_ranges(group.shares, split.first_samples)
         last_ranges = sample_ranges(group.shares, split.last_samples)
         return [
-            Part(number + i, p, device, full_ranges[i], last_ranges[i], tasks)
+            LanePart(number + i, p, device, full_ranges[i], last_ranges[i], tasks)
             if size_of(last_ranges[i])
-            else Part(number + i, p, device, full_ranges[i], last_ranges[i], self._but_last(tasks))
+            else LanePart(
+                number + i, p, device, full_ranges[i], last_ranges[i], self._but_last(tasks)
+            )
             for i, device in enumerate(group.devices)
         ]
 
     def _but_last(self, tasks: Sequence[int]) -> tuple[int, ...]:
         return tuple(task for task in tasks if task >> 1 != self.count - 1)
 
-    def _lane(self, part: Part) -> Lane:
+    def _lane(self, part: LanePart) -> Lane:
         before = self.stages[part.stage - 1] if part.stage > 0 else []
         after = self.stages[part.stage + 1] if part.stage + 1 < len(self.stages) else []
         feed = self.feed(part)
@@ -163,7 +165,7 @@ class LaneBuilder:
             deferred=deferred,
         )
 
-    def _deferred(self, part: Part, missing: list[int]) -> Deferred:
+    def _deferred(self, part: LanePart, missing: list[int]) -> Deferred:
         """Its weight gradients; forwards that would leave too many pending miss one more input."""
         held, own = self.draft.held[part.stage], [task for task in part.tasks if not task & 1]
         awaited: dict[int, list[int]] = {}
@@ -185,7 +187,7 @@ class LaneBuilder:
         return Deferred(seconds, awaited)
 
     def _missing(
-        self, part: Part, before: Sequence[Part], after: Sequence[Part], *, fed: bool
+        self, part: LanePart, before: Sequence[LanePart], after: Sequence[LanePart], *, fed: bool
     ) -> list[int]:
         """How many inputs each task waits for."""
         full_before, last_before = _senders(part, before)
@@ -196,7 +198,7 @@ class LaneBuilder:
         """(forward, backward) of a full micro-batch and of the last one, as a list by task."""
         return [*full] * (self.count - 1) + [*last]
 
-    def seconds(self, part: Part, samples: Range) -> tuple[float, float]:
+    def seconds(self, part: LanePart, samples: Range) -> tuple[float, float]:
         """(forward, backward) of these samples of a micro-batch."""
         if not size_of(samples):
             return 0.0, 0.0
@@ -205,7 +207,9 @@ class LaneBuilder:
             return self.cost.split_seconds(*key)[:2]
         return self.cost.stage_seconds(part.device, *self.units[part.stage], size_of(samples))
 
-    def _results(self, carries: Direction, part: Part, others: Sequence[Part]) -> list[Routes]:
+    def _results(
+        self, carries: Direction, part: LanePart, others: Sequence[LanePart]
+    ) -> list[Routes]:
         """Where a micro-batch's result goes, by micro-batch."""
         full: list[Routes] = [
             self.routes(carries, part, o, _common(part.full, o.full)) for o in others
@@ -218,7 +222,9 @@ class LaneBuilder:
             return [full[owner] for owner in owners[:-1]] + [last[owners[-1]]]
         return [tuple(chain(*full))] * (self.count - 1) + [tuple(chain(*last))]
 
-    def routes(self, carries: Direction, sender: Part, receiver: Part, samples: int) -> Routes:
+    def routes(
+        self, carries: Direction, sender: LanePart, receiver: LanePart, samples: int
+    ) -> Routes:
         """The way of that many samples; none of no samples."""
         if not samples:
             return ()
@@ -226,7 +232,7 @@ class LaneBuilder:
         ends = sender.lane, receiver.lane, sender.device, receiver.device
         return (route(self.cost, carries, ends, cut, samples),)
 
-    def feed(self, part: Part) -> list[Route] | None:
+    def feed(self, part: LanePart) -> list[TransferRoute] | None:
         """What the holder sends a lane at either end; what is its own costs nothing."""
         holder, ends = self.cost.holder, (0, len(self.stages) - 1)
         if part.device == holder or part.stage not in ends:
@@ -237,7 +243,7 @@ class LaneBuilder:
         )
         link = self.cost.link(holder, part.device)
         full, last = (
-            Route(
+            TransferRoute(
                 "input",
                 FEED,
                 part.lane,
@@ -251,7 +257,7 @@ class LaneBuilder:
         return self.by_task((full, full), (last, last))
 
 
-def _senders(part: Part, others: Sequence[Part]) -> tuple[int, int]:
+def _senders(part: LanePart, others: Sequence[LanePart]) -> tuple[int, int]:
     """How many of `others` have a full micro-batch's, and the last one's, samples for `part`."""
     if not others or others[0].owners is not None:
         return len(others[:1]), len(others[:1])

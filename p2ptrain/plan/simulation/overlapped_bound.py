@@ -62,7 +62,7 @@ def _interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], f
 def _longest_chain(cost: CostModel, draft: Draft) -> float:
     count, stages = draft.split.micro_batches, len(draft.groups)
     full, last = (
-        _Way(cost, draft, samples)
+        _BoundTrip(cost, draft, samples)
         for samples in (draft.split.first_samples, draft.split.last_samples)
     )
     ahead = cost.goes_ahead(draft.devices)
@@ -83,7 +83,7 @@ def _longest_chain(cost: CostModel, draft: Draft) -> float:
     return longest
 
 
-class _Way:
+class _BoundTrip:
     """Tasks of every stage, and hops after every stage but the last, for one micro-batch."""
 
     def __init__(self, cost: CostModel, draft: Draft, samples: int) -> None:

@@ -39,9 +39,9 @@ from itertools import islice
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.cost.overlap import PREFETCHED_PIECES, Fed
-from p2ptrain.plan.simulation.allreduce_tail import _Ring, _ring, _Sums, _Tail
-from p2ptrain.plan.simulation.engine import WEIGHED, Deferred, Engine, Lane, Route, Span
+from p2ptrain.plan.cost.overlap import PREFETCHED_PIECES, HolderFeed
+from p2ptrain.plan.simulation.allreduce_tail import LaneSums, SplitTail, StageRing, ring_of
+from p2ptrain.plan.simulation.engine import WEIGHED, Deferred, Engine, Lane, LaneSpan, TransferRoute
 
 
 def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: bool) -> Engine:
@@ -65,7 +65,7 @@ def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: 
                 lane.device, *units, ahead=engine.is_ahead
             )
         if len(ring) > 1:
-            engine.add_collector(_ring(cost, draft, p, ring))
+            engine.add_collector(ring_of(cost, draft, p, ring))
     for lane in lanes:
         _prefetch(lane)
     if not draft.is_straight:
@@ -91,13 +91,13 @@ class SteadyEngine(Engine):
     word_seconds: float = 0.0
     is_ahead: bool = False
     updates: dict[int, float] = field(default_factory=dict)
-    sums: dict[int, _Sums] = field(default_factory=dict)
+    sums: dict[int, LaneSums] = field(default_factory=dict)
     collectors: dict[int, Lane] = field(default_factory=dict)
-    sends: dict[tuple[int, int], list[tuple[int, Route]]] = field(default_factory=dict)
+    sends: dict[tuple[int, int], list[tuple[int, TransferRoute]]] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)
-    tails: dict[int, _Tail] = field(default_factory=dict)
+    tails: dict[int, SplitTail] = field(default_factory=dict)
 
-    def add_collector(self, ring: _Ring) -> None:
+    def add_collector(self, ring: StageRing) -> None:
         """Sum the gradients of a stage's lanes as they are made."""
         number, cuts = len(self.lanes), ring.cuts
         collector = Lane(
@@ -118,10 +118,10 @@ class SteadyEngine(Engine):
                 if lane.deferred is None:
                     self._cut_last_backward(lane, cuts, made, ways)
                 else:
-                    self.tails[lane.number] = _Tail(made, cuts, ways)
+                    self.tails[lane.number] = SplitTail(made, cuts, ways)
 
     def _cut_last_backward(
-        self, lane: Lane, cuts: Sequence[int], made: Sequence[float], ways: Sequence[Route]
+        self, lane: Lane, cuts: Sequence[int], made: Sequence[float], ways: Sequence[TransferRoute]
     ) -> None:
         """One task a bucket and one more; the first keeps its number, and so its input."""
         last, room = lane.tasks[-1], cuts[-1] + 1 - len(lane.seconds)
@@ -162,8 +162,8 @@ class SteadyEngine(Engine):
             ring = [lane for lane in self._own_lanes() if lane.stage == stage and lane.ends]
             first = min(map(self._first_made, ring))
             self.reduced[stage] = first, collector.ends[-1]
-        told = max(map(self._done, self._own_lanes()), default=0.0) + self.word_seconds
-        lanes = [self._update(lane, told) for lane in self._own_lanes()]
+        committed = max(map(self._done, self._own_lanes()), default=0.0) + self.word_seconds
+        lanes = [self._update(lane, committed) for lane in self._own_lanes()]
         self.spans = list(self._whole_spans())
         return max(*lanes, *self.busy_seconds.values(), *self._interface_seconds(), 0.0)
 
@@ -179,20 +179,20 @@ class SteadyEngine(Engine):
         sums = self._sums(lane)
         return max(lane.end + sums.all, reduced[1] + sums.last)
 
-    def _sums(self, lane: Lane) -> _Sums:
-        return self.sums.get(lane.number, _Sums())
+    def _sums(self, lane: Lane) -> LaneSums:
+        return self.sums.get(lane.number, LaneSums())
 
-    def _update(self, lane: Lane, told: float) -> float:
+    def _update(self, lane: Lane, committed: float) -> float:
         """Let the lane update; returns how long after this round the next one may begin for it."""
         done = self._done(lane)
-        begin = done if self.is_ahead else told
+        begin = done if self.is_ahead else committed
         update = self.updates[lane.number]
         end = begin + update
         self.updated[lane.number] = begin, end
         first = lane.ends[0] - lane.seconds[lane.tasks[0]] if lane.ends else 0.0
         sums = self._sums(lane)
         if not sums.offsets:
-            return max(end - first, told - done)
+            return max(end - first, committed - done)
         there = self.collectors[lane.stage].ends
         waits = [
             end + messages + part * update - offset
@@ -201,7 +201,7 @@ class SteadyEngine(Engine):
             )
         ]
         computed = lane.end + sums.all + update
-        return max(computed - first, *(wait - first for wait in waits), told - lane.end)
+        return max(computed - first, *(wait - first for wait in waits), committed - lane.end)
 
     def _interface_seconds(self) -> Iterable[float]:
         """How long each uplink and each downlink is occupied."""
@@ -212,7 +212,7 @@ class SteadyEngine(Engine):
                     seconds[interface] = seconds.get(interface, 0.0) + route.seconds
         return seconds.values()
 
-    def _routes(self) -> Iterable[Route]:
+    def _routes(self) -> Iterable[TransferRoute]:
         """All that is carried in a round."""
         for lane in self.lanes:
             for task in lane.tasks:
@@ -239,7 +239,7 @@ class SteadyEngine(Engine):
         for wakes, route in self.sends.get((lane.number, task), ()):
             self._send(now, lane, wakes, route)
 
-    def _send(self, now: float, lane: Lane, wakes: int, route: Route) -> None:
+    def _send(self, now: float, lane: Lane, wakes: int, route: TransferRoute) -> None:
         if route.uplink == route.downlink:
             self.lanes[route.receiver].missing[wakes] -= 1
         else:
@@ -252,7 +252,7 @@ class SteadyEngine(Engine):
         elif lanes[0].deferred is not None and lanes[0].deferred.pending:
             self._start_tail(now, lanes[0], lanes[0].deferred, tail)
 
-    def _start_tail(self, now: float, lane: Lane, deferred: Deferred, tail: _Tail) -> None:
+    def _start_tail(self, now: float, lane: Lane, deferred: Deferred, tail: SplitTail) -> None:
         """All that is pending, and when each bucket of it will be made."""
         seconds = sum([deferred.seconds[m] for m in deferred.pending])
         self._busy.add(lane.device)
@@ -263,7 +263,7 @@ class SteadyEngine(Engine):
             heappush(self._events, (end, self._count, WEIGHED, -1 - place, lane))
         tail.first = now + tail.made[0] * seconds
         if self.record:
-            self.spans.append(Span(lane.number, deferred.pending[-1], now, end, "weight"))
+            self.spans.append(LaneSpan(lane.number, deferred.pending[-1], now, end, "weight"))
         deferred.pending.clear()
 
     def _weights_done(self, now: float, lane: Lane, micro_batch: int, touched: list[int]) -> None:
@@ -278,10 +278,10 @@ class SteadyEngine(Engine):
                 return
         Engine._weights_done(self, now, lane, micro_batch, touched)
 
-    def _whole_spans(self) -> Iterable[Span]:
+    def _whole_spans(self) -> Iterable[LaneSpan]:
         """Last backwards in one piece again, and no sums: `reduced` tells of those."""
         above = {stage: lane.tasks[0] >> 1 for stage, lane in self.collectors.items()}
-        whole: dict[tuple[int, int], Span] = {}
+        whole: dict[tuple[int, int], LaneSpan] = {}
         latest: dict[int, tuple[int, int]] = {}
         for number, span in enumerate(self.spans):
             if span.lane not in self.updates or (span.route and span.route.carries == "sum"):
@@ -323,7 +323,11 @@ def _feed_others(cost: CostModel, draft: Draft, lanes: Sequence[Lane]) -> None:
                 if samples
             )
     last = _fed(cost, draft, -1)
-    ends = (_fed(cost, draft, 0), last) if len(draft.groups) > 1 else (last, Fed(0, last.samples))
+    ends = (
+        (_fed(cost, draft, 0), last)
+        if len(draft.groups) > 1
+        else (last, HolderFeed(0, last.samples))
+    )
     more = cost.overlap.feeding_seconds(*ends, draft.split.micro_batches) - counted
     forwards = sum(not task & 1 for lane in own for task in lane.tasks)
     for lane in own:
@@ -333,7 +337,7 @@ def _feed_others(cost: CostModel, draft: Draft, lanes: Sequence[Lane]) -> None:
         lane.seconds = seconds
 
 
-def _fed(cost: CostModel, draft: Draft, p: int) -> Fed:
+def _fed(cost: CostModel, draft: Draft, p: int) -> HolderFeed:
     """Pieces and samples of stage p that are not the holder's own."""
     group = draft.groups[p]
     pieces = [
@@ -343,7 +347,7 @@ def _fed(cost: CostModel, draft: Draft, p: int) -> Fed:
         for samples in group.pieces(draft.split, place)
         if samples
     ]
-    return Fed(len(pieces), sum(pieces))
+    return HolderFeed(len(pieces), sum(pieces))
 
 
 def _prefetch(lane: Lane) -> None:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cost.check_plan import check_plan
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, peak_bytes, split_usually
+from p2ptrain.plan.cost.draft import Draft, StageGroup, peak_bytes, split_usually
 from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.simulation.steady import run_steadily, steady_seconds
 from p2ptrain.plan.simulation.timeline import TimelineEntry, round_timeline, steady_timeline
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, Schedule
+from p2ptrain.plan.types.request import PlanMode, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _scheduled(cost: CostModel, draft: Draft, schedule: Schedule | None) -> Draf
         raise OptionError("schedule auto is for planners: a simulation needs one or the other")
     if schedule is Schedule.ONE_F_ONE_B:
         return replace(draft, held=())
-    if cost.mode is Mode.ASYNC:
+    if cost.mode is PlanMode.ASYNC:
         raise OptionError("schedule zero-bubble works with mode sync only")
     return split_usually(cost, draft)
 
@@ -98,9 +98,9 @@ def draft_of(plan: Plan, cost: CostModel) -> Draft:
     )
 
 
-def group_of(cost: CostModel, stage: PlannedStage) -> Group:
+def group_of(cost: CostModel, stage: PlannedStage) -> StageGroup:
     """The devices of a stage that is not tiled."""
-    return Group(
+    return StageGroup(
         devices=tuple(cost.index(device.name) for device in stage.devices),
         shares=tuple(device.share for device in stage.devices),
         allocation=stage.allocation,
@@ -109,7 +109,7 @@ def group_of(cost: CostModel, stage: PlannedStage) -> Group:
 
 def simulate_draft(cost: CostModel, draft: Draft, *, timeline: bool = False) -> Simulation:
     """One round of `draft`, or `simulate_steady` in asynchronous mode."""
-    if cost.mode is Mode.ASYNC:
+    if cost.mode is PlanMode.ASYNC:
         return simulate_steady(cost, draft, timeline=timeline)
     engine = build_engine(cost, draft, record=timeline)
     seconds = engine.run()
@@ -136,7 +136,7 @@ def simulate_steady(cost: CostModel, draft: Draft, *, timeline: bool = False) ->
 
 def predicted_seconds(cost: CostModel, draft: Draft) -> float:
     """What `cost.mode` asks for: only the seconds of a round, or from mini-batch to mini-batch."""
-    if cost.mode is Mode.ASYNC:
+    if cost.mode is PlanMode.ASYNC:
         return steady_seconds(cost, draft)
     return round_seconds(cost, draft)
 

@@ -36,7 +36,7 @@ from p2ptrain.plan.types.batch_split import BatchSplit
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ReplicaExchange:
     """The gradients of a stage's mini-batches up to `mini_batch`, summed over its replicas.
 
     It takes no time where a device is alone: the weights are updated at once.
@@ -62,7 +62,7 @@ class Steady:
     seconds: float
     window: tuple[float, float]
     engine: Engine
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[ReplicaExchange, ...]
 
     @property
     def busy_seconds(self) -> dict[int, float]:
@@ -140,7 +140,9 @@ def _completions(engine: Engine, stage: int, count: int) -> list[float]:
     return done
 
 
-def _exchanges(cost: CostModel, draft: Draft, engine: Engine, count: int) -> Iterator[Exchange]:
+def _exchanges(
+    cost: CostModel, draft: Draft, engine: Engine, count: int
+) -> Iterator[ReplicaExchange]:
     for p, group in enumerate(draft.groups):
         seconds = cost.all_reduce_seconds(group.devices, *draft.units[p])
         done = _completions(engine, p, count)
@@ -148,4 +150,4 @@ def _exchanges(cost: CostModel, draft: Draft, engine: Engine, count: int) -> Ite
         for m in range(each - 1, count, each):
             start = max(end, *done[m + 1 - each : m + 1])
             end = start + seconds
-            yield Exchange(p, m, start, end)
+            yield ReplicaExchange(p, m, start, end)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group
+from p2ptrain.plan.cost.draft import Draft, StageGroup
 from p2ptrain.plan.types.allocation import deal, sample_ranges
 
 
@@ -88,7 +88,7 @@ def _common_samples(draft: Draft, p: int) -> Iterator[tuple[int, int, int, float
             yield sender, receiver, samples, met / len(window)
 
 
-def _ranges(group: Group, samples: int) -> tuple[tuple[int, int], ...]:
+def _ranges(group: StageGroup, samples: int) -> tuple[tuple[int, int], ...]:
     if len(group.devices) == 1 or group.deals:
         return ((0, samples),) * len(group.devices)
     return sample_ranges(group.shares, samples)
@@ -100,7 +100,7 @@ def _trip_paces(cost: CostModel, draft: Draft) -> Iterator[float]:
     for p in reversed(range(len(draft.groups))):
         group, units = draft.groups[p], draft.units[p]
         if p + 1 < len(draft.groups):
-            after += _least_hop_seconds(cost, draft, p)
+            after += _min_hop_seconds(cost, draft, p)
         own = [
             (sum(cost.stage_seconds(device, *units, samples)), part)
             for device, samples, part in _parts(draft, p)
@@ -111,7 +111,7 @@ def _trip_paces(cost: CostModel, draft: Draft) -> Iterator[float]:
         after += min(seconds for seconds, _ in own)
 
 
-def _least_hop_seconds(cost: CostModel, draft: Draft, p: int) -> float:
+def _min_hop_seconds(cost: CostModel, draft: Draft, p: int) -> float:
     """There and back between stage p and the next one, by the quickest pair."""
     each = cost.cut_bytes(draft.borders[p + 1])
     trips = []
@@ -140,6 +140,6 @@ def _exchange_paces(cost: CostModel, draft: Draft) -> list[float]:
     ]
 
 
-def mini_batches_each(group: Group) -> int:
+def mini_batches_each(group: StageGroup) -> int:
     """Mini-batches whose gradients one exchange sums."""
     return len(group.devices) if group.deals else 1

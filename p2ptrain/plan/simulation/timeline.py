@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Literal, TypeAlias
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.simulation.engine import Engine, Span
-from p2ptrain.plan.simulation.steady import Exchange, Steady
+from p2ptrain.plan.simulation.engine import Engine, LaneSpan
+from p2ptrain.plan.simulation.steady import ReplicaExchange, Steady
 
 EntryKind: TypeAlias = Literal[
     "forward",
@@ -98,7 +98,9 @@ def _spans(cost: CostModel, engine: Engine) -> list[TimelineEntry]:
     return [_entry(cost, engine, span) for span in engine.spans]
 
 
-def _exchanged(cost: CostModel, engine: Engine, exchange: Exchange) -> Iterator[TimelineEntry]:
+def _exchanged(
+    cost: CostModel, engine: Engine, exchange: ReplicaExchange
+) -> Iterator[TimelineEntry]:
     m, end = exchange.mini_batch, exchange.end_seconds
     for lane in engine.lanes:
         if lane.stage == exchange.stage:
@@ -108,7 +110,7 @@ def _exchanged(cost: CostModel, engine: Engine, exchange: Exchange) -> Iterator[
             yield TimelineEntry("update", name, lane.stage, m, end, end)
 
 
-def _entry(cost: CostModel, engine: Engine, span: Span) -> TimelineEntry:
+def _entry(cost: CostModel, engine: Engine, span: LaneSpan) -> TimelineEntry:
     lane, route = engine.lanes[span.lane], span.route
     if route is None:
         return TimelineEntry(

@@ -14,7 +14,7 @@ from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from operator import add
 
-MOST_STEPS = 1024
+MAX_STEPS = 1024
 """In which a number of samples or micro-batches is handed out, about: a thousandth is no matter."""
 
 
@@ -73,7 +73,7 @@ def _dealt(shares: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=4096)
-def most_in_window(shares: tuple[int, ...], place: int, window: int) -> tuple[int, bool]:
+def max_in_window(shares: tuple[int, ...], place: int, window: int) -> tuple[int, bool]:
     """Most micro-batches dealt to `place` among any `window` consecutive ones.
 
     And whether every such window contains the round's last micro-batch, which may be smaller.
@@ -101,7 +101,7 @@ def hand_out(
     """
     raised = list(shares)
     while (left := total - sum(raised)) > 0:
-        _hand_out_blocks(left, max(1, left // MOST_STEPS), raised, most, seconds)
+        _hand_out_blocks(left, max(1, left // MAX_STEPS), raised, most, seconds)
     return tuple(raised)
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from p2ptrain.errors import OptionError
 
-MOST_MICRO_BATCHES = 100_000
+MAX_MICRO_BATCHES = 100_000
 """Of a round, in questions and plans from outside: each has tasks on every stage, and millions of
 tasks would take minutes and all memory to simulate."""
 
-MOST_SAMPLES = 10**12
+MAX_SAMPLES = 10**12
 """Of a mini-batch or a piece of one, in questions and plans from outside: more than any memory
 holds, and still exact in floating point."""
 
@@ -34,10 +34,10 @@ class BatchSplit:
     def checked(self) -> BatchSplit:
         """This one. Raises OptionError where a round of it cannot be simulated."""
         check_samples("micro_batch", self.first_samples)
-        if self.micro_batches > MOST_MICRO_BATCHES:
+        if self.micro_batches > MAX_MICRO_BATCHES:
             raise OptionError(
                 f"{self.micro_batches} micro-batches of {self.micro_batch} samples are more than "
-                f"{MOST_MICRO_BATCHES}: choose larger ones, or a smaller batch"
+                f"{MAX_MICRO_BATCHES}: choose larger ones, or a smaller batch"
             )
         return self
 
@@ -74,5 +74,5 @@ class BatchSplit:
 
 def check_samples(name: str, samples: int) -> None:
     """Raises OptionError for more than a mini-batch, or a piece of one, may have."""
-    if samples > MOST_SAMPLES:
-        raise OptionError(f"{name} must be at most {MOST_SAMPLES:,}, found {samples}")
+    if samples > MAX_SAMPLES:
+        raise OptionError(f"{name} must be at most {MAX_SAMPLES:,}, found {samples}")

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEAST_BYTES = 1 << 20
+MIN_BYTES = 1 << 20
 """Of the first and the last bucket, on links of any rate: 80 ms at 100 Mbit/s."""
 
-LEAST_SECONDS = 0.08
+MIN_SECONDS = 0.08
 """On faster links as much as they carry in this time."""
 
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 """Larger costs memory and saves little more."""
 
 TURNED_PART = 8
@@ -37,25 +37,25 @@ class BucketSizes:
         least_bytes: of its first and its last bucket.
     """
 
-    least_bytes: int = LEAST_BYTES
+    least_bytes: int = MIN_BYTES
 
     @classmethod
     def at(cls, bytes_per_s: float) -> BucketSizes:
         """For a ring whose slowest link has that rate, which may be infinite."""
-        carried = min(LEAST_SECONDS * bytes_per_s, MOST_BYTES)
-        return cls(max(LEAST_BYTES, int(carried)))
+        carried = min(MIN_SECONDS * bytes_per_s, MAX_BYTES)
+        return cls(max(MIN_BYTES, int(carried)))
 
     def next_bytes(self, before_bytes: int, left_bytes: int) -> int:
         """The next one's: half of what is left, no more than there was before, within bounds."""
         wanted = min(before_bytes, left_bytes // 2)
-        return min(max(wanted, self.least_bytes), MOST_BYTES)
+        return min(max(wanted, self.least_bytes), MAX_BYTES)
 
     def turned_bytes(self, before_bytes: int, left_bytes: int = 0) -> int:
         """The same of what a forward waits for from its first units on.
 
         As much as before it: the forward then has about as much to do as the wire.
         """
-        return min(max(before_bytes, self.least_bytes // TURNED_PART), MOST_BYTES)
+        return min(max(before_bytes, self.least_bytes // TURNED_PART), MAX_BYTES)
 
 
 USUAL = BucketSizes()

@@ -14,12 +14,12 @@ from p2ptrain.plan.types.unit_times import TimeTable
 
 FORMAT = "p2ptrain.cluster/1"
 
-MOST_NAMES = 12
+MAX_NAMES = 12
 """Devices that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ClusterLink:
     """One direction between two devices."""
 
     bytes_per_s: float
@@ -27,7 +27,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class ClusterDevice:
     """One device.
 
     Attributes:
@@ -54,9 +54,9 @@ class Cluster:
     `default_link` stands for every direction that `links` lacks; None where it lacks none.
     """
 
-    devices: tuple[Device, ...]
-    default_link: Link | None = None
-    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    devices: tuple[ClusterDevice, ...]
+    default_link: ClusterLink | None = None
+    links: Mapping[tuple[str, str], ClusterLink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -75,18 +75,18 @@ class Cluster:
         _check_links(self, names)
 
     @property
-    def holder(self) -> Device:
+    def holder(self) -> ClusterDevice:
         """The device that has the data."""
         return next(device for device in self.devices if device.holder)
 
-    def device(self, name: str) -> Device:
+    def device(self, name: str) -> ClusterDevice:
         """The device of that name; OptionError where there is none."""
         for device in self.devices:
             if device.name == name:
                 return device
         raise unknown_device(name, [device.name for device in self.devices])
 
-    def link(self, sender: str, receiver: str) -> Link:
+    def link(self, sender: str, receiver: str) -> ClusterLink:
         """The direction from `sender` to another device, `receiver`."""
         link = self.links.get((sender, receiver), self.default_link)
         if link is None:  # __post_init__ has made sure of every pair of known devices
@@ -113,7 +113,7 @@ class Cluster:
         fields.file_format(value, where, FORMAT)
         entry = fields.members(value, where, ("format", "devices"), ("default_link", "links"))
         listed = fields.items(entry["devices"], f"{where}.devices")
-        default: Link | None = None
+        default: ClusterLink | None = None
         if "default_link" in entry:
             at = f"{where}.default_link"
             default = _link(fields.members(entry["default_link"], at, _LINK_FIELDS), at)
@@ -126,7 +126,7 @@ class Cluster:
 
 def unknown_device(name: str, known: Sequence[str]) -> OptionError:
     """The error that no device has that name; it tells some that there are."""
-    shown = sorted(known)[:MOST_NAMES]
+    shown = sorted(known)[:MAX_NAMES]
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
     return OptionError(f'no device "{name}" in the cluster (known: {", ".join(shown)}{more})')
 
@@ -150,12 +150,12 @@ def _check_links(cluster: Cluster, names: set[str]) -> None:
             )
 
 
-def _device(value: object, where: str) -> Device:
+def _device(value: object, where: str) -> ClusterDevice:
     optional = ("slowdown", "holder", "times", "overheads")
     entry = fields.members(value, where, ("name", "memory_bytes"), optional)
     slowdown = entry.get("slowdown", 1.0)
     own = entry.get("times")
-    return Device(
+    return ClusterDevice(
         name=fields.text(entry["name"], f"{where}.name"),
         memory_bytes=fields.whole(entry["memory_bytes"], f"{where}.memory_bytes"),
         slowdown=fields.number(slowdown, f"{where}.slowdown", above_zero=True),
@@ -169,8 +169,8 @@ def _device(value: object, where: str) -> Device:
     )
 
 
-def _links(value: object, where: str) -> dict[tuple[str, str], Link]:
-    links: dict[tuple[str, str], Link] = {}
+def _links(value: object, where: str) -> dict[tuple[str, str], ClusterLink]:
+    links: dict[tuple[str, str], ClusterLink] = {}
     for i, item in enumerate(fields.items(value, where)):
         at = f"{where}[{i}]"
         entry = fields.members(item, at, ("from", "to", *_LINK_FIELDS))
@@ -181,16 +181,16 @@ def _links(value: object, where: str) -> dict[tuple[str, str], Link]:
     return links
 
 
-def _link(entry: dict[str, object], where: str) -> Link:
+def _link(entry: dict[str, object], where: str) -> ClusterLink:
     rate = fields.number(entry["bytes_per_s"], f"{where}.bytes_per_s", above_zero=True)
-    return Link(rate, fields.number(entry["latency_s"], f"{where}.latency_s"))
+    return ClusterLink(rate, fields.number(entry["latency_s"], f"{where}.latency_s"))
 
 
-def _link_to_json(link: Link) -> dict[str, float]:
+def _link_to_json(link: ClusterLink) -> dict[str, float]:
     return {"bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
 
 
-def _device_to_json(device: Device) -> dict[str, Any]:
+def _device_to_json(device: ClusterDevice) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": device.name,
         "memory_bytes": device.memory_bytes,

@@ -62,12 +62,12 @@ class Operation:
     name: str
     inputs: tuple[int, ...]
     output: int
-    rows: Window
-    columns: Window
+    rows: AxisWindow
+    columns: AxisWindow
     statistics: bool = False
     flops: float = 0.0
 
-    def window(self, axis: Axis) -> Window:
+    def window(self, axis: Axis) -> AxisWindow:
         """Of one axis."""
         return self.rows if axis == "rows" else self.columns
 
@@ -197,7 +197,7 @@ class MapNetwork:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class AxisWindow:
     """One axis of an operator; the default is an element-wise one.
 
     Attributes:
@@ -229,27 +229,27 @@ class Window:
             count -= 1
         return count
 
-    def reads(self, outputs: Span) -> Span:
+    def reads(self, outputs: AxisSpan) -> AxisSpan:
         """What `outputs` read, padding included."""
         if outputs.size == 0:
-            return Span(0, 0)
+            return AxisSpan(0, 0)
         first = outputs.first * self.stride - self.before
         last = (outputs.end - 1) * self.stride - self.before
-        return Span(first, last + self.extent)
+        return AxisSpan(first, last + self.extent)
 
-    def needed(self, outputs: Span, size: int) -> Span:
+    def needed(self, outputs: AxisSpan, size: int) -> AxisSpan:
         """What `outputs` read of the map; empty where that is nothing but padding."""
         read = self.reads(outputs)
         first = min(max(read.first, 0), size)
-        return Span(first, min(max(read.end, first), size))
+        return AxisSpan(first, min(max(read.end, first), size))
 
-    def padding(self, outputs: Span, size: int) -> tuple[int, int]:
+    def padding(self, outputs: AxisSpan, size: int) -> tuple[int, int]:
         """How many padded positions `outputs` read before the map, and after it."""
         read = self.reads(outputs)
         before = min(max(-read.first, 0), read.size)
         return before, min(max(read.end - size, 0), read.size - before)
 
-    def taps(self, outputs: Span, counted: Span) -> tuple[int, ...]:
+    def taps(self, outputs: AxisSpan, counted: AxisSpan) -> tuple[int, ...]:
         """For each of `outputs`, how many of the positions that it reads lie in `counted`."""
         return tuple(
             sum(
@@ -269,11 +269,11 @@ class Window:
         return min(max(-(-doubled // 2), 0), size)
 
 
-ELEMENTWISE = Window()
+ELEMENTWISE = AxisWindow()
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class AxisSpan:
     """Positions first, first + 1, ..., end - 1 of one axis; empty where end == first."""
 
     first: int
@@ -284,20 +284,20 @@ class Span:
         """How many positions."""
         return self.end - self.first
 
-    def intersection(self, other: Span) -> Span:
+    def intersection(self, other: AxisSpan) -> AxisSpan:
         """The positions in both; empty, and anywhere, where there are none."""
         first, end = max(self.first, other.first), min(self.end, other.end)
-        return Span(first, max(first, end))
+        return AxisSpan(first, max(first, end))
 
-    def hull(self, other: Span) -> Span:
+    def hull(self, other: AxisSpan) -> AxisSpan:
         """The shortest span with all positions of both."""
         if self.size == 0:
             return other
         if other.size == 0:
             return self
-        return Span(min(self.first, other.first), max(self.end, other.end))
+        return AxisSpan(min(self.first, other.first), max(self.end, other.end))
 
-    def within(self, other: Span) -> slice:
+    def within(self, other: AxisSpan) -> slice:
         """Where this span lies in a tensor that holds `other`."""
         return slice(self.first - other.first, self.end - other.first)
 
@@ -306,8 +306,8 @@ class Span:
 class Region:
     """A rectangle of a feature map."""
 
-    rows: Span
-    columns: Span
+    rows: AxisSpan
+    columns: AxisSpan
 
     @property
     def area(self) -> int:

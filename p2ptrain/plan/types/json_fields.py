@@ -15,7 +15,7 @@ from p2ptrain.net.read_form import is_shown, one_line, shown
 
 LARGEST_WHOLE = 2**63 - 1
 
-LEAST_ABOVE_ZERO = 1e-9
+MIN_ABOVE_ZERO = 1e-9
 """Of rates and slowdowns: dividing by less overflows."""
 
 LARGEST = sys.float_info.max
@@ -69,8 +69,8 @@ def number(
         raise OptionError(f"{where}: expected a number, found {shown(value)}")
     if isinstance(value, float) and not math.isfinite(value):
         raise OptionError(f"{where}: expected a finite number, found {shown(value)}")
-    if value < 0 or (above_zero and value < LEAST_ABOVE_ZERO):
-        bound = f"above zero (at least {LEAST_ABOVE_ZERO:g})" if above_zero else "zero or more"
+    if value < 0 or (above_zero and value < MIN_ABOVE_ZERO):
+        bound = f"above zero (at least {MIN_ABOVE_ZERO:g})" if above_zero else "zero or more"
         raise OptionError(f"{where}: expected a number {bound}, found {shown(value)}")
     if value > most:
         bound = f"of at most {most:.2g}"

@@ -16,9 +16,9 @@ from p2ptrain.net.read_form import one_line
 from p2ptrain.plan.types import json_fields as fields
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.bucket_sizes import MOST_BYTES, USUAL
-from p2ptrain.plan.types.request import Mode
-from p2ptrain.plan.types.tile_shape import MOST_TILES, TileShape
+from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
+from p2ptrain.plan.types.request import PlanMode
+from p2ptrain.plan.types.tile_shape import MAX_TILES, TileShape
 
 FORMAT = "p2ptrain.plan/1"
 
@@ -94,7 +94,7 @@ class Plan:
     predicted: Predicted
     left_out: tuple[LeftOut, ...] = ()
     found_by: str | None = field(default=None)
-    mode: Mode = Mode.SYNC
+    mode: PlanMode = PlanMode.SYNC
     mode_reason: str = ""
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ class Plan:
         content: dict[str, Any] = {"format": FORMAT, "planner": self.planner}
         if self.found_by is not None:
             content["found_by"] = self.found_by
-        if self.mode is not Mode.SYNC:
+        if self.mode is not PlanMode.SYNC:
             content["mode"] = str(self.mode)
         if self.mode_reason:
             content["mode_reason"] = self.mode_reason
@@ -160,7 +160,7 @@ class Plan:
         count = fields.whole(entry["micro_batches"], f"{where}.micro_batches", least=1)
         predicted = _predicted(entry["predicted"], f"{where}.predicted")
         mode = _mode(entry.get("mode", "sync"), f"{where}.mode")
-        if mode is Mode.ASYNC:
+        if mode is PlanMode.ASYNC:
             batch_size = size * count  # whatever travels together, a whole mini-batch or a piece
         split = BatchSplit(batch_size or _batch_size(size, count, predicted), size).checked()
         if split.micro_batches != count:
@@ -200,8 +200,8 @@ def _check_stages(plan: Plan) -> None:
             )
         if stage.held is not None:
             _check_held(plan, stage.warmup, stage.held, where)
-        if stage.bucket_bytes > MOST_BYTES:
-            raise OptionError(f"{where}.bucket_bytes: at most {MOST_BYTES}")
+        if stage.bucket_bytes > MAX_BYTES:
+            raise OptionError(f"{where}.bucket_bytes: at most {MAX_BYTES}")
         if stage.turn is not None and not stage.units[0] < stage.turn <= stage.units[1]:
             raise OptionError(
                 f"{where}.turn: {stage.turn} is none of the stage's units, {stage.units}"
@@ -215,7 +215,7 @@ def _check_stages(plan: Plan) -> None:
 
 
 def _check_held(plan: Plan, warmup: int, held: int, where: str) -> None:
-    if plan.mode is not Mode.SYNC:
+    if plan.mode is not PlanMode.SYNC:
         raise OptionError(f"{where}.held: the backward is split in mode sync only")
     if not warmup <= held <= plan.micro_batches:
         raise OptionError(
@@ -228,7 +228,7 @@ def _check_tiles(plan: Plan, stage: PlannedStage, where: str) -> None:
     tiling = stage.tiling
     if tiling is None or stage.allocation is not Allocation.TILES:
         raise OptionError(f"{where}: a tiled stage has a grid and groups, and no other has")
-    if plan.mode is not Mode.SYNC:
+    if plan.mode is not PlanMode.SYNC:
         raise OptionError(f"{where}: stages are tiled in mode sync only")
     if stage is not plan.stages[0] or len(plan.stages) < 2:
         raise OptionError(f"{where}: only the first stage is tiled, and others follow it")
@@ -330,8 +330,8 @@ def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
     ]
     if len(grid) != 2:
         raise OptionError(f"{where}.grid: expected [rows, columns], found {len(grid)} numbers")
-    if grid[0] * grid[1] > MOST_TILES:  # before there is a part for each row and column
-        raise OptionError(f"{where}.grid: at most {MOST_TILES} tiles, found {grid[0] * grid[1]}")
+    if grid[0] * grid[1] > MAX_TILES:  # before there is a part for each row and column
+        raise OptionError(f"{where}.grid: at most {MAX_TILES} tiles, found {grid[0] * grid[1]}")
     parts = [
         _parts(entry.get(name, [1.0 / size] * size), size, f"{where}.{name}")
         for name, size in zip(("rows", "columns"), grid, strict=True)
@@ -364,11 +364,11 @@ def _borders(groups: list[Any], where: str) -> tuple[int, ...]:
     return tuple(borders)
 
 
-def _mode(value: object, where: str) -> Mode:
+def _mode(value: object, where: str) -> PlanMode:
     name = fields.text(value, where)
-    if name not in set(Mode):
-        raise OptionError(f'{where}: "{name}" is not known here (known: {", ".join(Mode)})')
-    return Mode(name)
+    if name not in set(PlanMode):
+        raise OptionError(f'{where}: "{name}" is not known here (known: {", ".join(PlanMode)})')
+    return PlanMode(name)
 
 
 def _allocation(value: object, where: str) -> Allocation:

@@ -16,7 +16,7 @@ from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.weight_versions import Weights
 
 
-class Mode(StrEnum):
+class PlanMode(StrEnum):
     """What is optimised."""
 
     SYNC = "sync"
@@ -84,7 +84,7 @@ class PlanRequest:
     caps: Mapping[str, float] = field(default_factory=dict)
     groups: bool = True
     allocations: frozenset[Allocation] = EVERY_ALLOCATION
-    mode: Mode = Mode.SYNC
+    mode: PlanMode = PlanMode.SYNC
     weights: Weights = Weights.STASHED
     full_depths: bool = False
     overlap: bool = False
@@ -102,7 +102,7 @@ class PlanRequest:
         check_samples("batch_size", self.batch_size)
         if not 0 < self.effort <= 1:
             raise OptionError(f"effort must lie above 0 and at most 1, found {self.effort}")
-        if self.mode is Mode.ASYNC and self.schedule not in (None, Schedule.ONE_F_ONE_B):
+        if self.mode is PlanMode.ASYNC and self.schedule not in (None, Schedule.ONE_F_ONE_B):
             raise OptionError(f"schedule {self.schedule} works with mode sync only")
         if self.groups and not self.allocations:
             raise OptionError("groups must be allowed some way to divide their work, or forbidden")
@@ -118,7 +118,7 @@ class PlanRequest:
         """The schedule asked for, or the default."""
         if self.schedule is not None:
             return self.schedule
-        may_split = self.overlap and self.planner == "auto" and self.mode is Mode.SYNC
+        may_split = self.overlap and self.planner == "auto" and self.mode is PlanMode.SYNC
         return Schedule.AUTO if may_split else Schedule.ONE_F_ONE_B
 
 

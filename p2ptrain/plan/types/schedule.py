@@ -48,7 +48,7 @@ _LETTERS = {"forward": "F", "backward": "B", "weight": "W"}
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class ScheduleAction:
     """One task of a stage; micro-batches count from 0.
 
     A backward comprises the gradients of weights, unless the stage's schedule has tasks for these.
@@ -62,7 +62,7 @@ class Action:
 
 
 @lru_cache(maxsize=256)
-def one_f_one_b(micro_batches: int, warmup: int) -> tuple[Action, ...]:
+def one_f_one_b(micro_batches: int, warmup: int) -> tuple[ScheduleAction, ...]:
     """A stage's order: `warmup` forwards, alternation (backward first), remaining backwards.
 
     Raises:
@@ -70,11 +70,11 @@ def one_f_one_b(micro_batches: int, warmup: int) -> tuple[Action, ...]:
     """
     if not 1 <= warmup <= micro_batches:
         raise OptionError(f"warmup must lie between 1 and {micro_batches}, found {warmup}")
-    order = [Action("forward", m) for m in range(warmup)]
+    order = [ScheduleAction("forward", m) for m in range(warmup)]
     for m in range(micro_batches):
-        order.append(Action("backward", m))
+        order.append(ScheduleAction("backward", m))
         if m + warmup < micro_batches:
-            order.append(Action("forward", m + warmup))
+            order.append(ScheduleAction("forward", m + warmup))
     return tuple(order)
 
 
@@ -89,7 +89,7 @@ class ZeroBubble:
             gradients are added in this order.
     """
 
-    def __init__(self, order: Iterable[Action], held: int) -> None:
+    def __init__(self, order: Iterable[ScheduleAction], held: int) -> None:
         """Begin a round.
 
         Args:
@@ -101,7 +101,7 @@ class ZeroBubble:
         self._held = held
         self.pending: deque[int] = deque()
 
-    def next(self, is_ready: Callable[[Action], bool]) -> Action | None:
+    def next(self, is_ready: Callable[[ScheduleAction], bool]) -> ScheduleAction | None:
         """The task to start, or whose input to await; None once only `pending` is left.
 
         Args:
@@ -111,12 +111,12 @@ class ZeroBubble:
             return None
         action = self._rest[0]
         if self.pending and (self._is_full(action) or not is_ready(action)):
-            return Action("weight", self.pending.popleft())
+            return ScheduleAction("weight", self.pending.popleft())
         if action.kind == "backward":
             self.pending.append(action.micro_batch)
         return self._rest.popleft()
 
-    def _is_full(self, action: Action) -> bool:
+    def _is_full(self, action: ScheduleAction) -> bool:
         oldest = action.micro_batch - self.pending[0] >= self._held
         return action.kind == "forward" and oldest
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from p2ptrain.errors import OptionError
 
-MOST_TILES = 4096
+MAX_TILES = 4096
 """Of one stage; a device works out what every tile sends to every other one."""
 
 
@@ -37,8 +37,8 @@ class TileShape:
         for name, parts in (("rows", self.rows), ("columns", self.columns)):
             if not parts or any(not (part > 0 and math.isfinite(part)) for part in parts):
                 raise OptionError(f"{name} of a grid have parts above 0, found {list(parts)}")
-        if self.tiles > MOST_TILES:
-            raise OptionError(f"a grid has at most {MOST_TILES} tiles, found {self.tiles}")
+        if self.tiles > MAX_TILES:
+            raise OptionError(f"a grid has at most {MAX_TILES} tiles, found {self.tiles}")
         ascending = all(first < end for first, end in pairwise(self.borders))
         if len(self.borders) < 2 or self.borders[0] != 0 or not ascending:
             raise OptionError(

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.types import json_fields as fields
 
-LEAST_OF_A_SAMPLE = 0.85
+MIN_OF_A_SAMPLE = 0.85
 """Beyond the largest size a further sample costs this part of one there, at least."""
 
 FULL_SAMPLES = 64
 """From such a size on it costs more than one there: caches are full, and blocks of memory so large
 that they come from the kernel each time."""
 
-MOST_OF_A_SAMPLE = 1.1
+MAX_OF_A_SAMPLE = 1.1
 """So much then. A MobileNetV2 with 0.28 core trained 178 samples/s in micro-batches of 128 and 166
 of 410 (`python -m tools.bench --only P1/mobilenetv2/L/auto --train "--micro-batch 128"`)."""
 
-MOST_OF_ANY_SIZE = 0.4
+MAX_OF_ANY_SIZE = 0.4
 """Where only one size was measured: the part of its time that any other takes too, at most. Weights
 that are read and operators that are begun cost the same for any, and a device that comes to one
 size only is slow at it for just that."""
@@ -163,7 +163,7 @@ class TimeTable:
         measured, times = self.sizes[0], self.times[0]
         sizes = sorted({1, measured, max(measured, samples)})
         of_weights = FLOPS_A_BYTE * weights
-        of_any = min(MOST_OF_ANY_SIZE, 1 - measured / (of_weights + measured))
+        of_any = min(MAX_OF_ANY_SIZE, 1 - measured / (of_weights + measured))
         growth = [1 + (1 - of_any) * (size / measured - 1) for size in sizes]
         return TimeTable(tuple(sizes), tuple(_scaled(times, factor) for factor in growth))
 
@@ -236,8 +236,8 @@ def _on_line(near: UnitTimes, far: UnitTimes, sizes: Sequence[int], samples: int
         on_line = 1 + slope * (samples - sizes[0])
         if samples > sizes[0]:
             if sizes[0] >= FULL_SAMPLES:
-                return 1 + MOST_OF_A_SAMPLE * (in_proportion - 1)
-            least = 1 + LEAST_OF_A_SAMPLE * (in_proportion - 1)
+                return 1 + MAX_OF_A_SAMPLE * (in_proportion - 1)
+            least = 1 + MIN_OF_A_SAMPLE * (in_proportion - 1)
             return min(max(on_line, least), in_proportion)
         return min(max(on_line, in_proportion), 1.0)
 

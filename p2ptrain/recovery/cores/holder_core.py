@@ -17,14 +17,24 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from p2ptrain.errors import InternalError
-from p2ptrain.recovery.choose_version import Choice
-from p2ptrain.recovery.cores import holder_events as told
+from p2ptrain.recovery.choose_version import VersionChoice
+from p2ptrain.recovery.cores import holder_events as events
 from p2ptrain.recovery.cores import holder_instructions as to_do
-from p2ptrain.recovery.cores.job_history import History
-from p2ptrain.recovery.cores.liveness import Presence, Settling
-from p2ptrain.recovery.cores.retry_policy import AskAgain, Await, EarlyDeaths, KeepLeavers, Refusals
-from p2ptrain.recovery.generation_request import ChangeAsk, NoWay, Reason
-from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.cores.job_history import JobHistory
+from p2ptrain.recovery.cores.liveness import DeviceLiveness, FailureGracePeriod
+from p2ptrain.recovery.cores.retry_policy import (
+    AwaitDevices,
+    EarlyDeaths,
+    KeepLeavers,
+    RetryLater,
+    RetryPolicy,
+)
+from p2ptrain.recovery.generation_request import (
+    GenerationRequest,
+    ReconfigureFailure,
+    ReconfigureReason,
+)
+from p2ptrain.recovery.placement import Placement
 
 START_SECONDS = 3.0
 """Longest wait of a holder that was started again for the members of its last plan."""
@@ -32,7 +42,7 @@ START_SECONDS = 3.0
 _NEVER = float("inf")
 
 
-class Phase(StrEnum):
+class HolderPhase(StrEnum):
     """What the job does."""
 
     STARTING = "starting"
@@ -68,26 +78,28 @@ class HolderCore:
         units: int,
         reported: int,
         *,
-        journal: to_do.Journal | None = None,
+        journal: to_do.WriteJournal | None = None,
         clips: bool = False,
         asynchronous: bool = False,
     ) -> None:
         self.asynchronous = asynchronous
-        self.phase = Phase.STARTING
-        self.history = History(journal, reported)
+        self.phase = HolderPhase.STARTING
+        self.history = JobHistory(journal, reported)
         self.finishing = False
         self._holder = holder
         self._units = units
         self._clips = clips
         # until it is seen, whoever had a part before a restart may still have it
         took_part = dict(journal.took_part) if journal else {}
-        self._there = Presence(holder, took_part, self.history.parts)
-        self._settling = Settling(holder)
-        self._refusals = Refusals()
+        self._there = DeviceLiveness(holder, took_part, self.history.parts)
+        self._settling = FailureGracePeriod(holder)
+        self._refusals = RetryPolicy()
         self._early = EarlyDeaths()
         self._leaving: set[str] = set()
         self._faulty: set[str] = set()
-        self._reason = Reason.START if self.history.placed is None else Reason.FAILURE
+        self._reason = (
+            ReconfigureReason.START if self.history.placed is None else ReconfigureReason.FAILURE
+        )
         self._number = 0
         self._due = _NEVER  # of the present phase
         self._waits_for: tuple[str, ...] | None = None  # as people were told last
@@ -132,10 +144,10 @@ class HolderCore:
         self._step()
         return self._finish()
 
-    def handle(self, event: told.HolderEvent, now: float) -> list[to_do.HolderInstruction]:
+    def handle(self, event: events.HolderEvent, now: float) -> list[to_do.HolderInstruction]:
         """Take in one event."""
         self._now = max(now, self._now)
-        if self.phase is not Phase.OVER:
+        if self.phase is not HolderPhase.OVER:
             self._on(event)
             self._step()
         return self._finish()
@@ -144,59 +156,64 @@ class HolderCore:
         out, self._out = self._out, []
         return out
 
-    def _on(self, event: told.HolderEvent) -> None:
+    def _on(self, event: events.HolderEvent) -> None:
         match event:
-            case told.Appeared() | told.Died():
+            case events.MemberAppeared() | events.MemberDied():
                 self._on_member(event)
-            case told.LinkTrouble(one, other):
+            case events.LinkBroken(one, other):
                 self._on_link_trouble(one, other)
-            case told.LinkBack(one, other):
+            case events.LinkRestored(one, other):
                 self._settling.link_back(one, other)
-            case told.MemoryShort(device, memory_bytes):
+            case events.DeviceOutOfMemory(device, memory_bytes):
                 self._refusals.lowered[device] = memory_bytes
                 self._trouble()
-            case told.BrokeOff(reason):
-                if self.phase in (Phase.TRAINING, Phase.DRAINING):
+            case events.RoundInterrupted(reason):
+                if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
                     self._settling.broke_off(reason, self._now)
                     self._trouble()
-            case told.Stuck(devices):
-                if self.phase in (Phase.TRAINING, Phase.DRAINING):
+            case events.RoundStalled(devices):
+                if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
                     self._settling.stood_still(devices)
                     self._trouble()
-            case told.Faulty(device, cleared):
+            case events.Faulty(device, cleared):
                 self._faulty -= cleared
                 if device is not None:
                     self._faulty.add(device)
                     self.finishing = False
                 self._trouble()
-            case told.Committed(step):
+            case events.StepCommitted(step):
                 if step > self.history.reported:
                     self.history.reported = step
                     self._settling.progress()
                     self._early.progress()
                     self._refusals.progress()
-            case told.Stable(version, besides):
+            case events.SnapshotStable(version, besides):
                 self.history.stable = version
                 self._write_down()
-                self._out.append(to_do.KeepOnly((version, *besides), self.alive))
-                if self.phase is Phase.TRAINING:
+                self._out.append(to_do.RetainOnly((version, *besides), self.alive))
+                if self.phase is HolderPhase.TRAINING:
                     self._let_go()
-            case told.CopiesAre(copies):
+            case events.FullSnapshotsAre(copies):
                 self.history.copies = copies
-            case told.AnswerIn() | NoWay():
+            case events.GenerationReady() | ReconfigureFailure():
                 self._on_answer(event)
-            case told.Wanted() | told.Drained() | told.CourseDone() | told.Home():
+            case (
+                events.ChangeWanted()
+                | events.RoundsDrained()
+                | events.StepsDone()
+                | events.WeightsHome()
+            ):
                 self._on_course(event)
             case _:
                 raise InternalError(f"a holder has no rule for {type(event).__name__}")
 
     # -- signs of trouble --------------------------------------------------------------------
 
-    def _on_member(self, event: told.Appeared | told.Died) -> None:
+    def _on_member(self, event: events.MemberAppeared | events.MemberDied) -> None:
         device = event.device
-        if isinstance(event, told.Appeared):
+        if isinstance(event, events.MemberAppeared):
             self._there.appeared(device)
-            if self.phase is Phase.WAITING:
+            if self.phase is HolderPhase.WAITING:
                 self._ask_soon()
             return
         self._there.died(device, certain=event.certain)
@@ -204,20 +221,20 @@ class HolderCore:
         in_plan = self.history.placed is not None and device in self.history.placed.devices
         self._settling.died(device, in_plan=in_plan)
         if in_plan:
-            if self._there.mourn(device):
-                self._out.append(to_do.Failure(device))
-            self._reason = Reason.FAILURE
+            if self._there.first_report(device):
+                self._out.append(to_do.ReportFailure(device))
+            self._reason = ReconfigureReason.FAILURE
             self._trouble()
             if event.certain and not event.left:
                 self._early.ended(device)
                 self._stop_where_a_part_ends_devices()
-        if self.phase is Phase.WAITING:
+        if self.phase is HolderPhase.WAITING:
             self._ask_soon()  # hope may have ended
 
     def _stop_where_a_part_ends_devices(self) -> None:
         part = self._early.part
         if part is not None:
-            self.phase = Phase.OVER
+            self.phase = HolderPhase.OVER
             self._out.append(to_do.PartEnds(*part, tuple(self._early.devices)))
 
     def _on_link_trouble(self, one: str, other: str) -> None:
@@ -231,10 +248,10 @@ class HolderCore:
 
     def _trouble(self) -> None:
         """The epoch in force is over, whatever was under way."""
-        if self.phase in (Phase.TRAINING, Phase.DRAINING):
-            self._out.append(to_do.Freeze())
-            self.phase = Phase.SETTLING
-            self._reason = Reason.FAILURE
+        if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
+            self._out.append(to_do.StopRounds())
+            self.phase = HolderPhase.SETTLING
+            self._reason = ReconfigureReason.FAILURE
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -242,20 +259,20 @@ class HolderCore:
         """Go on where nothing is to be waited for any more."""
         due = self._now >= self._due
         match self.phase:
-            case Phase.STARTING:
+            case HolderPhase.STARTING:
                 placed, has_started = self.history.placed, self._due < _NEVER
                 are_here = placed is not None and self.alive.issuperset(placed.devices)
                 if due or (has_started and are_here):
                     self._ask()
-            case Phase.SETTLING:
+            case HolderPhase.SETTLING:
                 self._due = max(self._settling.due, self._now)
                 if self._now >= self._due:
                     self._ask()
-            case Phase.TRAINING:
+            case HolderPhase.TRAINING:
                 placed = self.history.placed
                 if placed is not None and self._leaving.intersection(placed.places()):
-                    self._drain(Reason.LEAVE)
-            case Phase.ASKING | Phase.WAITING:
+                    self._drain(ReconfigureReason.LEAVE)
+            case HolderPhase.ASKING | HolderPhase.WAITING:
                 if due:
                     self._ask()
 
@@ -266,14 +283,14 @@ class HolderCore:
         useless = self._settling.over()
         self._due = _NEVER
         if useless is not None:
-            self.phase = Phase.OVER
+            self.phase = HolderPhase.OVER
             self._out.append(to_do.StopJob(useless))
             return
-        self.phase = Phase.ASKING
+        self.phase = HolderPhase.ASKING
         self._there.asked()
         history = self.history
         self._number = history.reserve()
-        ask = ChangeAsk(
+        ask = GenerationRequest(
             number=self._number,
             epoch=self._number,
             reason=self._reason,
@@ -287,7 +304,7 @@ class HolderCore:
             lowered=self.lowered,
         )
         self._write_down()  # else a restart could use these numbers again
-        self._out.append(to_do.Ask(ask))
+        self._out.append(to_do.AskCoordinator(ask))
 
     def _write_down(self) -> None:
         took_part = tuple(sorted(self._there.took_part.items()))
@@ -295,65 +312,69 @@ class HolderCore:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _on_answer(self, event: told.AnswerIn | NoWay) -> None:
-        if self.phase is not Phase.ASKING or event.number != self._number:
+    def _on_answer(self, event: events.GenerationReady | ReconfigureFailure) -> None:
+        if self.phase is not HolderPhase.ASKING or event.number != self._number:
             return  # of a request that was given up
         match event:
-            case told.AnswerIn(_, placed, choice):
+            case events.GenerationReady(_, placed, choice):
                 if self._there.stand_ready(placed.devices):
                     self._accept(placed, choice)
                 else:
                     self._ask_soon()
-            case NoWay():
+            case ReconfigureFailure():
                 self._on_refusal(event)
 
-    def _on_refusal(self, refused: NoWay) -> None:
+    def _on_refusal(self, refused: ReconfigureFailure) -> None:
         leaves = bool(self._leaving)
         verdict = self._refusals.judge(refused, self._there, someone_leaves=leaves)
         match verdict:
-            case AskAgain(seconds):
+            case RetryLater(seconds):
                 self._due = min(self._due, self._now + seconds)
             case KeepLeavers(reason):
                 self._keep_leavers(reason)
-            case Await(devices, seconds):
-                self.phase = Phase.WAITING
+            case AwaitDevices(devices, seconds):
+                self.phase = HolderPhase.WAITING
                 self._due = _NEVER if seconds is None else self._now + seconds
-                self._tell_waiting(devices)
+                self._report_waiting(devices)
             case to_do.StopJob():
-                self.phase = Phase.OVER
+                self.phase = HolderPhase.OVER
                 self._out.append(verdict)
 
-    def _accept(self, placed: Placed, choice: Choice) -> None:
+    def _accept(self, placed: Placement, choice: VersionChoice) -> None:
         self.history.accept(placed)
         oldest_epoch = self.history.lineage.eras[0].epoch
         self._there.begun(placed.epoch, placed.devices, placed.places(), oldest_epoch)
         self._early.begun(placed)
-        self.phase = Phase.TRAINING
+        self.phase = HolderPhase.TRAINING
         self._due = _NEVER
         self._waits_for = None
         self._write_down()
-        reason, self._reason = self._reason, Reason.FAILURE
-        self._out.append(to_do.Begin(placed, choice, reason, self.alive))
+        reason, self._reason = self._reason, ReconfigureReason.FAILURE
+        self._out.append(to_do.BeginGeneration(placed, choice, reason, self.alive))
         self._let_go()
         if self.finishing and placed.version.step >= self.history.reported:
-            self._out.append(to_do.BringHome(placed))
+            self._out.append(to_do.CollectWeights(placed))
 
-    def _tell_waiting(self, devices: tuple[str, ...]) -> None:
+    def _report_waiting(self, devices: tuple[str, ...]) -> None:
         if devices != self._waits_for:
             self._waits_for = devices
-            self._out.append(to_do.WaitFor(devices))
+            self._out.append(to_do.ReportWaiting(devices))
 
     def _on_leaver(self, device: str) -> None:
         placed = self.history.placed
-        if self.phase is Phase.TRAINING and placed is not None and device not in placed.places():
-            self._out.append(to_do.LetGo(device))
+        if (
+            self.phase is HolderPhase.TRAINING
+            and placed is not None
+            and device not in placed.places()
+        ):
+            self._out.append(to_do.GrantLeave(device))
         else:
             self._leaving.add(device)  # `_step` drains as soon as that is possible
 
     def _keep_leavers(self, reason: str) -> None:
         """No plan fits without them: they hear so, and all goes on with them."""
         for device in sorted(self._leaving):
-            self._out.append(to_do.StayOn(device, reason))
+            self._out.append(to_do.DenyLeave(device, reason))
         self._leaving.clear()
         self._ask_soon()
 
@@ -364,33 +385,39 @@ class HolderCore:
             return
         for device in sorted(self._leaving - placed.places().keys()):
             self._leaving.discard(device)
-            self._out.append(to_do.LetGo(device))
+            self._out.append(to_do.GrantLeave(device))
 
     # -- the undisturbed course ------------------------------------------------------------------
 
-    def _drain(self, reason: Reason) -> None:
+    def _drain(self, reason: ReconfigureReason) -> None:
         if not self.finishing:
             self._reason = reason
-            self.phase = Phase.DRAINING
-            self._out.append(to_do.Drain())
+            self.phase = HolderPhase.DRAINING
+            self._out.append(to_do.DrainRounds())
 
-    def _on_course(self, event: told.Wanted | told.Drained | told.CourseDone | told.Home) -> None:
+    def _on_course(
+        self,
+        event: events.ChangeWanted | events.RoundsDrained | events.StepsDone | events.WeightsHome,
+    ) -> None:
         match event:
-            case told.Wanted(reason, leaver):
+            case events.ChangeWanted(reason, leaver):
                 if leaver is not None:
                     self._on_leaver(leaver)
-                elif self.phase is Phase.TRAINING:
+                elif self.phase is HolderPhase.TRAINING:
                     self._drain(reason)
-            case told.Drained():
-                if self.phase is Phase.DRAINING:
-                    self._out.append(to_do.Freeze())
+            case events.RoundsDrained():
+                if self.phase is HolderPhase.DRAINING:
+                    self._out.append(to_do.StopRounds())
                     self._ask()
-            case told.CourseDone():
+            case events.StepsDone():
                 self.finishing, placed = True, self.history.placed
-                if self.phase in (Phase.TRAINING, Phase.DRAINING) and placed is not None:
-                    self.phase = Phase.TRAINING
-                    self._out.append(to_do.BringHome(placed))
-            case told.Home():
-                if self.phase is Phase.TRAINING and self.finishing:
-                    self.phase = Phase.OVER
+                if (
+                    self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING)
+                    and placed is not None
+                ):
+                    self.phase = HolderPhase.TRAINING
+                    self._out.append(to_do.CollectWeights(placed))
+            case events.WeightsHome():
+                if self.phase is HolderPhase.TRAINING and self.finishing:
+                    self.phase = HolderPhase.OVER
                     self._out.append(to_do.StopJob())

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2ptrain.recovery.choose_version import Choice, GlobalCopy
-from p2ptrain.recovery.generation_request import NoWay, Reason
-from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.choose_version import FullSnapshot, VersionChoice
+from p2ptrain.recovery.generation_request import ReconfigureFailure, ReconfigureReason
+from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
 
 
 @dataclass(frozen=True, slots=True)
-class Appeared:
+class MemberAppeared:
     """A device is alive, perhaps again; the holder has a link to it."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
+class MemberDied:
     """A device is dead.
 
     Attributes:
@@ -33,7 +33,7 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkTrouble:
+class LinkBroken:
     """The link between two devices broke; what was queued on it is lost."""
 
     one: str
@@ -41,7 +41,7 @@ class LinkTrouble:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkBack:
+class LinkRestored:
     """The link between two devices is there again."""
 
     one: str
@@ -49,7 +49,7 @@ class LinkBack:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryShort:
+class DeviceOutOfMemory:
     """A device of the plan ran out of memory.
 
     Attributes:
@@ -61,14 +61,14 @@ class MemoryShort:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokeOff:
+class RoundInterrupted:
     """A round cannot go on: something was out of reach; signs that tell what may follow."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
+class RoundStalled:
     """Nothing has moved anywhere for a long time.
 
     Attributes:
@@ -92,14 +92,14 @@ class Faulty:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class StepCommitted:
     """`step` updates count: decided, written down and reported."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stable:
+class SnapshotStable:
     """Every copy that `version` needs to be whole without any one device is acknowledged.
 
     Attributes:
@@ -111,23 +111,23 @@ class Stable:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiesAre:
+class FullSnapshotsAre:
     """The whole copies that training could go on from."""
 
-    copies: tuple[GlobalCopy, ...]
+    copies: tuple[FullSnapshot, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerIn:
+class GenerationReady:
     """What came of request `number`: all devices of `placed` are ready."""
 
     number: int
-    placed: Placed
-    choice: Choice
+    placed: Placement
+    choice: VersionChoice
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ChangeWanted:
     """A change that can wait for the border of a round.
 
     Attributes:
@@ -135,41 +135,41 @@ class Wanted:
         leaver: the device that leaves.
     """
 
-    reason: Reason
+    reason: ReconfigureReason
     leaver: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class RoundsDrained:
     """The last round ordered is committed; none is under way."""
 
 
 @dataclass(frozen=True, slots=True)
-class CourseDone:
+class StepsDone:
     """The last step of the job is committed: the weights come home."""
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class WeightsHome:
     """The weights are home and written."""
 
 
 HolderEvent: TypeAlias = (
-    Appeared
-    | Died
-    | LinkTrouble
-    | LinkBack
-    | MemoryShort
-    | BrokeOff
-    | Stuck
+    MemberAppeared
+    | MemberDied
+    | LinkBroken
+    | LinkRestored
+    | DeviceOutOfMemory
+    | RoundInterrupted
+    | RoundStalled
     | Faulty
-    | Committed
-    | Stable
-    | CopiesAre
-    | AnswerIn
-    | NoWay
-    | Wanted
-    | Drained
-    | CourseDone
-    | Home
+    | StepCommitted
+    | SnapshotStable
+    | FullSnapshotsAre
+    | GenerationReady
+    | ReconfigureFailure
+    | ChangeWanted
+    | RoundsDrained
+    | StepsDone
+    | WeightsHome
 )

@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2ptrain.recovery.choose_version import Choice, Lost
-from p2ptrain.recovery.generation_request import ChangeAsk, Reason
-from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.choose_version import StateLost, VersionChoice
+from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason
+from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Lineage, Version
 
 
 @dataclass(frozen=True, slots=True)
-class Freeze:
+class StopRounds:
     """Order nothing more, decide nothing more: cancel the rounds under way and their feeding."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """Order no new round; say `Drained` once the last one is committed."""
+class DrainRounds:
+    """Order no new round; say `RoundsDrained` once the last one is committed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class WriteJournal:
     """Write this down, synced, before the next instruction.
 
     Attributes:
@@ -34,30 +34,30 @@ class Journal:
 
     next_epoch: int
     lineage: Lineage
-    placed: Placed | None
+    placed: Placement | None
     stable: Version | None = None
     took_part: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Have it made ready; say `AnswerIn` or `RefusedIn`."""
+class AskCoordinator:
+    """Have it made ready; say `GenerationReady` or `RefusedIn`."""
 
-    ask: ChangeAsk
+    ask: GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginGeneration:
     """Tell all living members that the epoch is in force, then order rounds from its version on."""
 
-    placed: Placed
-    choice: Choice
-    reason: Reason
+    placed: Placement
+    choice: VersionChoice
+    reason: ReconfigureReason
     alive: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class KeepOnly:
+class RetainOnly:
     """Tell all living members which versions are to be kept, the stable one first."""
 
     versions: tuple[Version, ...]
@@ -65,28 +65,28 @@ class KeepOnly:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ReportFailure:
     """Tell people that a device of the plan died."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class WaitFor:
+class ReportWaiting:
     """Tell people for which devices the job waits."""
 
     devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class GrantLeave:
     """A device that wanted to leave may: nothing depends on it any more."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class StayOn:
+class DenyLeave:
     """Tell a device that wanted to leave that the others cannot do without it, and why."""
 
     device: str
@@ -94,10 +94,10 @@ class StayOn:
 
 
 @dataclass(frozen=True, slots=True)
-class BringHome:
+class CollectWeights:
     """Read the weights from the devices that have them."""
 
-    placed: Placed
+    placed: Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,21 +114,21 @@ class StopJob:
     """End it. `reason` None = it is done; else for people."""
 
     reason: str | None = None
-    lost: Lost | None = None
+    lost: StateLost | None = None
 
 
 HolderInstruction: TypeAlias = (
-    Freeze
-    | Drain
-    | Journal
-    | Ask
-    | Begin
-    | KeepOnly
-    | Failure
-    | WaitFor
-    | LetGo
-    | StayOn
-    | BringHome
+    StopRounds
+    | DrainRounds
+    | WriteJournal
+    | AskCoordinator
+    | BeginGeneration
+    | RetainOnly
+    | ReportFailure
+    | ReportWaiting
+    | GrantLeave
+    | DenyLeave
+    | CollectWeights
     | PartEnds
     | StopJob
 )

@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2ptrain.errors import InternalError
-from p2ptrain.recovery.choose_version import GlobalCopy, Past
-from p2ptrain.recovery.cores.holder_instructions import Journal
-from p2ptrain.recovery.cores.liveness import Presence
+from p2ptrain.recovery.choose_version import FullSnapshot, KnownPast
+from p2ptrain.recovery.cores.holder_instructions import WriteJournal
+from p2ptrain.recovery.cores.liveness import DeviceLiveness
 from p2ptrain.recovery.generation_request import EPOCHS_A_REQUEST
-from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Lineage, Version
 
 
-class History:
+class JobHistory:
     """See the module.
 
     Args:
@@ -34,13 +34,13 @@ class History:
         copies: the whole copies that training could go on from.
     """
 
-    def __init__(self, journal: Journal | None, reported: int) -> None:
+    def __init__(self, journal: WriteJournal | None, reported: int) -> None:
         self.lineage = journal.lineage if journal else Lineage()
         self.next_epoch = journal.next_epoch if journal else 1
-        self.placed: Placed | None = journal.placed if journal else None
+        self.placed: Placement | None = journal.placed if journal else None
         self.stable: Version | None = journal.stable if journal else None
         self.reported = reported
-        self.copies: tuple[GlobalCopy, ...] = ()
+        self.copies: tuple[FullSnapshot, ...] = ()
         self._has_begun = False  # in this process, which so knows what it has said to count
 
     @property
@@ -58,9 +58,9 @@ class History:
             self.stable is not None and self.stable.step >= placed.version.step
         )
 
-    def past(self, there: Presence, *, clips: bool, asynchronous: bool = False) -> Past:
+    def past(self, there: DeviceLiveness, *, clips: bool, asynchronous: bool = False) -> KnownPast:
         """What counts beside the inventories."""
-        return Past(
+        return KnownPast(
             self.lineage,
             self.reported,
             self.copies,
@@ -81,26 +81,26 @@ class History:
         self.next_epoch += EPOCHS_A_REQUEST
         return number
 
-    def accept(self, placed: Placed) -> None:
+    def accept(self, placed: Placement) -> None:
         """An epoch is in force."""
         back_to = self.stable.step if self.stable is not None else 0
         oldest = min([placed.version.step, back_to, *(c.version.step for c in self.copies)])
         self.lineage = self.lineage.begun(placed.epoch, placed.version).pruned(oldest)
         if self.stable is not None and not self.lineage.is_valid(self.stable):
             self.stable = None  # training goes on from before it
-        # who made those updates was told to, and people before them (`OnceOnly.goes_on_from`)
+        # who made those updates was told to, and people before them (`ReportOnce.goes_on_from`)
         self.reported = max(self.reported, placed.version.step)
         self.next_epoch = placed.epoch + 1
         self.placed = placed
         self._has_begun = True
 
-    def written_down(self, took_part: tuple[tuple[str, int], ...]) -> Journal:
+    def written_down(self, took_part: tuple[tuple[str, int], ...]) -> WriteJournal:
         """For the disk."""
-        return Journal(self.next_epoch, self.lineage, self.placed, self.stable, took_part)
+        return WriteJournal(self.next_epoch, self.lineage, self.placed, self.stable, took_part)
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class ReportedProgress:
     """What people were told.
 
     Attributes:
@@ -112,18 +112,18 @@ class Reported:
     evaluated: int = -1
 
 
-class OnceOnly:
+class ReportOnce:
     """Says of each result whether it is news.
 
     Args:
         reported: what was reported so far; `step` is at first what the job began with.
     """
 
-    def __init__(self, reported: Reported) -> None:
+    def __init__(self, reported: ReportedProgress) -> None:
         self._reported = reported
 
     @property
-    def reported(self) -> Reported:
+    def reported(self) -> ReportedProgress:
         """What was reported so far."""
         return self._reported
 
@@ -137,7 +137,7 @@ class OnceOnly:
             raise InternalError(f"step {step} is done, but {self._reported.step} was the last one")
         if step <= self._reported.step:
             return False
-        self._reported = Reported(step, self._reported.evaluated)
+        self._reported = ReportedProgress(step, self._reported.evaluated)
         return True
 
     def goes_on_from(self, step: int) -> int:
@@ -147,12 +147,12 @@ class OnceOnly:
         what was written down last reaches the disk within a second.
         """
         unknown = max(step - self._reported.step, 0)
-        self._reported = Reported(self._reported.step + unknown, self._reported.evaluated)
+        self._reported = ReportedProgress(self._reported.step + unknown, self._reported.evaluated)
         return unknown
 
     def eval(self, step: int) -> bool:
         """Whether to report the evaluation after `step` updates."""
         if step <= self._reported.evaluated:
             return False
-        self._reported = Reported(self._reported.step, step)
+        self._reported = ReportedProgress(self._reported.step, step)
         return True

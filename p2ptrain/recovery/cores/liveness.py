@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias
 
 
-class Presence:
+class DeviceLiveness:
     """See the module.
 
     Args:
@@ -38,14 +38,14 @@ class Presence:
         self.took_part = dict(took_part)
         self.silent = {*unseen, *took_part} - {holder}
         self._holder = holder
-        self._mourned: set[str] = set()  # devices whose death people know of
+        self._reported_dead: set[str] = set()  # devices whose death people know of
         self._shaken: set[str] = set()  # who may have given up what a request had it prepare
 
     def appeared(self, device: str) -> None:
         """It is alive, perhaps again."""
         self.alive.add(device)
         self.silent.discard(device)
-        self._mourned.discard(device)
+        self._reported_dead.discard(device)
 
     def died(self, device: str, *, certain: bool) -> None:
         """It is not; `certain`: its process ended, so what it had is gone."""
@@ -62,10 +62,10 @@ class Presence:
         if self._holder in (one, other):
             self._shaken |= {one, other} - {self._holder}
 
-    def mourn(self, device: str) -> bool:
+    def first_report(self, device: str) -> bool:
         """People are told of its death; returns whether that is news."""
-        is_news = device not in self._mourned
-        self._mourned.add(device)
+        is_news = device not in self._reported_dead
+        self._reported_dead.add(device)
         return is_news
 
     def asked(self) -> None:
@@ -88,7 +88,7 @@ class Presence:
         """
         self.took_part |= dict.fromkeys(parts, epoch)
         self.took_part = {d: e for d, e in self.took_part.items() if e >= oldest}
-        self._mourned.intersection_update(devices)
+        self._reported_dead.intersection_update(devices)
 
 
 SETTLE_SECONDS = 6.0
@@ -100,13 +100,13 @@ Links between two others get RELINK_SECONDS: who cannot reach whom by then is pl
 VERDICT_SECONDS = 3.0
 """A stage only sees a dead link; so long the mesh has to find out who is gone."""
 
-MOST_FRUITLESS = 5
+MAX_FRUITLESS = 5
 """Epochs in a row that broke off without a new step, and nobody knows why."""
 
 Pair: TypeAlias = frozenset[str]
 
 
-class Settling:
+class FailureGracePeriod:
     """See the module. Times are those of the core that asks.
 
     Attributes:
@@ -163,7 +163,7 @@ class Settling:
         if unexplained is None:
             return None
         self._fruitless += 1
-        return unexplained[0] if self._fruitless > MOST_FRUITLESS else None
+        return unexplained[0] if self._fruitless > MAX_FRUITLESS else None
 
     def progress(self) -> None:
         """A new step was made."""
@@ -174,7 +174,7 @@ RELINK_SECONDS = 2.0
 """How long a broken link may take to be dialled again before somebody is left out for it."""
 
 
-def clique(
+def fully_linked(
     devices: Collection[str], links: Mapping[str, Collection[str]], holder: str
 ) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
     """Those that stay, and for each that is left out the peers that it has no link to.

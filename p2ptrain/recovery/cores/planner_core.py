@@ -39,7 +39,7 @@ USUAL = Patience()
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class PlanAnswered:
     """The coordinator's answer is what was asked for."""
 
 
@@ -67,12 +67,12 @@ class FoundHere:
     """The holder has a plan of its own, or knows that there is none."""
 
 
-PlannerEvent: TypeAlias = Answered | Useless | NoAnswer | Sign | FoundHere
+PlannerEvent: TypeAlias = PlanAnswered | Useless | NoAnswer | Sign | FoundHere
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask `device`; say `Answered`, `Useless` or `NoAnswer`."""
+class AskPlanner:
+    """Ask `device`; say `PlanAnswered`, `Useless` or `NoAnswer`."""
 
     device: str
 
@@ -97,7 +97,7 @@ class PassOver:
     why: str
 
 
-PlannerInstruction: TypeAlias = Ask | AskForSign | PlanHere | PassOver
+PlannerInstruction: TypeAlias = AskPlanner | AskForSign | PlanHere | PassOver
 
 
 class PlannerCore:
@@ -171,7 +171,7 @@ class AskedPlan:
         if self._coordinator is None:
             self._plan_here()
         else:
-            self._out.append(Ask(self._coordinator))
+            self._out.append(AskPlanner(self._coordinator))
         return self._finish()
 
     def handle(self, event: PlannerEvent, now: float) -> list[PlannerInstruction]:
@@ -184,7 +184,7 @@ class AskedPlan:
                     self._silent_at = now + self._core.patience.silence_seconds
             case FoundHere():
                 self._out += self.give_up()
-            case Answered() if self.is_asked:
+            case PlanAnswered() if self.is_asked:
                 self.is_over = True
                 self._ended()
             case Useless(why) if self.is_asked:

@@ -19,31 +19,43 @@ from collections.abc import Mapping
 
 from p2ptrain.errors import InternalError
 from p2ptrain.recovery.backup_placement import is_covered
-from p2ptrain.recovery.choose_version import Anew, Choice, Forward, Lost, Past, choose
-from p2ptrain.recovery.cores.liveness import clique
+from p2ptrain.recovery.choose_version import (
+    KnownPast,
+    RebuildFirst,
+    RollForward,
+    StateLost,
+    VersionChoice,
+    choose_version,
+)
+from p2ptrain.recovery.cores.liveness import fully_linked
 from p2ptrain.recovery.cores.reconfigure_events import (
-    AskInventory,
+    AskStateReport,
     ChangeEvent,
     ChangeInstruction,
+    DeviceReady,
     EpochReady,
-    Gather,
-    InventoryFailed,
-    InventoryIn,
+    GatherUnits,
     MakePlan,
     MemberGone,
-    NotPlanned,
-    Planned,
-    Prepare,
-    ReadyIn,
+    PlanFailed,
+    PlanMade,
+    PrepareDevice,
+    StateReported,
+    StateReportFailed,
 )
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
-from p2ptrain.recovery.fetch_plan import fetches
-from p2ptrain.recovery.generation_request import EPOCHS_A_REQUEST, ChangeAsk, NoWay, Reason
-from p2ptrain.recovery.placement import Placed, PlacedStage
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.fetch_plan import plan_fetches
+from p2ptrain.recovery.generation_request import (
+    EPOCHS_A_REQUEST,
+    GenerationRequest,
+    ReconfigureFailure,
+    ReconfigureReason,
+)
+from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Version
 
-_OF_A_PART = (Kind.LIVE, Kind.KEPT, Kind.REPLICA)
+_OF_A_PART = (StateKind.LIVE, StateKind.KEPT, StateKind.REPLICA)
 
 ATTEMPTS_LIMIT = 8
 """Most attempts in a row in which nobody was lost."""
@@ -68,7 +80,7 @@ class ChangeCore:
 
     def __init__(
         self,
-        ask: ChangeAsk,
+        ask: GenerationRequest,
         alive: frozenset[str],
         *,
         gathers: bool = False,
@@ -77,24 +89,24 @@ class ChangeCore:
         self.over = False
         self._ask = ask
         self._alive = set(ask.alive & alive)
-        self._gathers = gathers and ask.reason is Reason.FAILURE
+        self._gathers = gathers and ask.reason is ReconfigureReason.FAILURE
         self._gathered: Version | None = None  # all of it is at the device with the data
         self._lowered = dict(ask.lowered)
         self._attempts = 0
         self._last_trouble: PrepareFailed | None = None
         self._spoiled: Counter[Version] = Counter()  # attempts in which somebody could not give it
         self._waiting: set[str] = set()
-        self._stock: dict[str, Inventory] = {}
-        self._told_forward: set[str] = set()
-        self._told_anew = False  # once a request: whoever could not will not
-        self._choice: Choice | None = None
+        self._reports: dict[str, StateReport] = {}
+        self._rolled_forward: set[str] = set()
+        self._rebuilds_ordered = False  # once a request: whoever could not will not
+        self._choice: VersionChoice | None = None
         self._gathering = False
-        self._placed: Placed | None = None
+        self._placed: Placement | None = None
         self._out: list[ChangeInstruction] = []
 
     def start(self) -> list[ChangeInstruction]:
         """Ask everybody."""
-        self._take_stock()
+        self._ask_state()
         return self._finish()
 
     def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
@@ -110,32 +122,32 @@ class ChangeCore:
         return out
 
     def _on_answer(
-        self, event: InventoryIn | InventoryFailed | Planned | NotPlanned | ReadyIn
+        self, event: StateReported | StateReportFailed | PlanMade | PlanFailed | DeviceReady
     ) -> None:
         match event:
-            case InventoryIn(_, inventory):
-                self._stock[inventory.device] = self._believed(inventory)
+            case StateReported(_, inventory):
+                self._reports[inventory.device] = self._believed(inventory)
                 self._came(inventory.device)
-            case InventoryFailed(_, device):
-                self._stock.pop(device, None)
+            case StateReportFailed(_, device):
+                self._reports.pop(device, None)
                 self._came(device)
-            case Planned():
+            case PlanMade():
                 self._on_planned(event)
-            case NotPlanned(_, reason):
+            case PlanFailed(_, reason):
                 self._refuse(reason)
-            case ReadyIn(_, device, trouble):
+            case DeviceReady(_, device, trouble):
                 self._on_ready(device, trouble)
             case _:
                 raise InternalError(f"a change has no rule for {type(event).__name__}")
 
-    def _believed(self, inventory: Inventory) -> Inventory:
+    def _believed(self, inventory: StateReport) -> StateReport:
         """Without what that device cannot have: others' updates, or more than were made."""
         ask, past = self._ask, self._ask.past
         placed = () if ask.present is None else ask.present.places()
         had_part = inventory.device in {ask.holder, *past.took_part, *placed}
         most = past.most_step
 
-        def can_be(holding: Holding) -> bool:
+        def can_be(holding: StateEntry) -> bool:
             if most is not None and holding.version.step > most:
                 return False
             return had_part or holding.kind not in _OF_A_PART
@@ -149,7 +161,7 @@ class ChangeCore:
             return
         self._alive.discard(device)
         self._attempts = 0
-        self._stock.pop(device, None)
+        self._reports.pop(device, None)
         if device == self._ask.holder:
             self._refuse("the device with the data stopped answering", again=True)
         elif self._choice is not None:
@@ -159,13 +171,13 @@ class ChangeCore:
 
     # -- stock -----------------------------------------------------------------------------
 
-    def _take_stock(self) -> None:
-        self._stock.clear()
-        self._told_forward.clear()
+    def _ask_state(self) -> None:
+        self._reports.clear()
+        self._rolled_forward.clear()
         self._choice = self._placed = None
         self._gathering = False
         self._waiting = set(self._alive)
-        self._out += [AskInventory(device, self.epoch) for device in sorted(self._alive)]
+        self._out += [AskStateReport(device, self.epoch) for device in sorted(self._alive)]
 
     def _try_again(self) -> None:
         self._attempts += 1
@@ -174,7 +186,7 @@ class ChangeCore:
         if self._attempts > ATTEMPTS_LIMIT or spent >= EPOCHS_A_REQUEST:
             self._give_up(spent)
         else:
-            self._take_stock()
+            self._ask_state()
 
     def _give_up(self, spent: int) -> None:
         """Memory, a source, a link may be there soon; what else a device says of itself stays."""
@@ -197,31 +209,31 @@ class ChangeCore:
 
     def _decide(self) -> None:
         holder = self._ask.holder
-        if holder not in self._stock:
+        if holder not in self._reports:
             self._refuse("the device with the data does not answer", again=True)
             return
-        links = {device: inventory.linked for device, inventory in self._stock.items()}
-        together, left_out = clique(self._stock, links, holder)
-        stock = {device: self._stock[device] for device in sorted(together)}
+        links = {device: inventory.linked for device, inventory in self._reports.items()}
+        together, left_out = fully_linked(self._reports, links, holder)
+        stock = {device: self._reports[device] for device in sorted(together)}
         past = self._ask.past
         # whom the holder sees and this device does not may have what is missing
         unheard = (self._ask.alive - stock.keys()) | set(left_out)
         past = dataclasses.replace(past, silent=past.silent | unheard)
         found = self._chosen(stock, past)
         match found:
-            case Forward(devices) if self._told_forward.issuperset(devices):
+            case RollForward(devices) if self._rolled_forward.issuperset(devices):
                 self._try_again()  # they were told before, and did not
-            case Forward(devices):
-                self._told_forward.update(devices)
+            case RollForward(devices):
+                self._rolled_forward.update(devices)
                 self._waiting = set(devices)
-                self._out += [AskInventory(device, self.epoch, found) for device in devices]
-            case Anew(todo):
-                self._told_anew = True
+                self._out += [AskStateReport(device, self.epoch, found) for device in devices]
+            case RebuildFirst(todo):
+                self._rebuilds_ordered = True
                 self._waiting = {one.device for one in todo}
-                self._out += [AskInventory(one.device, self.epoch, rebuild=one) for one in todo]
-            case Lost(reason=reason):
+                self._out += [AskStateReport(one.device, self.epoch, rebuild=one) for one in todo]
+            case StateLost(reason=reason):
                 self._refuse(reason, found)
-            case Choice():
+            case VersionChoice():
                 able = frozenset(stock) - self._ask.without
                 present = self._ask.present
                 gathers = self._gathers and present and not able.issuperset(present.devices)
@@ -231,33 +243,37 @@ class ChangeCore:
                 else:
                     self._plan(self._choice, able, left_out)
 
-    def _chosen(self, stock: Mapping[str, Inventory], past: Past) -> Forward | Anew | Choice | Lost:
+    def _chosen(
+        self, stock: Mapping[str, StateReport], past: KnownPast
+    ) -> RollForward | RebuildFirst | VersionChoice | StateLost:
         """A whole copy that could not be read twice is damaged: the next best, if there is one."""
         good = tuple(copy for copy in past.copies if self._spoiled[copy.version] < COPY_TRIES)
-        present = None if self._told_anew or self._gathers else self._ask.present
-        found = choose(self._ask.units, stock, dataclasses.replace(past, copies=good), present)
-        if isinstance(found, Lost) and len(good) < len(past.copies):
-            return choose(self._ask.units, stock, past)
+        present = None if self._rebuilds_ordered or self._gathers else self._ask.present
+        found = choose_version(
+            self._ask.units, stock, dataclasses.replace(past, copies=good), present
+        )
+        if isinstance(found, StateLost) and len(good) < len(past.copies):
+            return choose_version(self._ask.units, stock, past)
         return found
 
     # -- plan and preparation ----------------------------------------------------------------
 
-    def _gather(self, choice: Choice) -> None:
+    def _gather(self, choice: VersionChoice) -> None:
         holder = self._ask.holder
         placed = self._placed_as((PlacedStage(0, self._ask.units, (holder,)),), choice)
         self._gathering, self._waiting = True, {holder}
-        wanted = fetches(choice, placed.needs)
-        self._out.append(Gather(holder, placed, wanted[holder]))
+        wanted = plan_fetches(choice, placed.needs)
+        self._out.append(GatherUnits(holder, placed, wanted[holder]))
 
-    def _from_holder(self, choice: Choice) -> Choice:
+    def _from_holder(self, choice: VersionChoice) -> VersionChoice:
         """The same, with nobody but the device with the data to take from."""
         holder = self._ask.holder
         if any(holder not in places for places in choice.places):
             return choice
         return dataclasses.replace(choice, places=((holder,),) * self._ask.units)
 
-    def _placed_as(self, stages: tuple[PlacedStage, ...], choice: Choice) -> Placed:
-        return Placed(
+    def _placed_as(self, stages: tuple[PlacedStage, ...], choice: VersionChoice) -> Placement:
+        return Placement(
             epoch=self.epoch,
             holder=self._ask.holder,
             version=choice.version,
@@ -267,11 +283,14 @@ class ChangeCore:
         )
 
     def _plan(
-        self, choice: Choice, devices: frozenset[str], left_out: Mapping[str, tuple[str, ...]]
+        self,
+        choice: VersionChoice,
+        devices: frozenset[str],
+        left_out: Mapping[str, tuple[str, ...]],
     ) -> None:
         present = self._ask.present
         # a leave that was refused leaves everything as it was
-        stays = self._ask.reason in (Reason.FAILURE, Reason.LEAVE)
+        stays = self._ask.reason in (ReconfigureReason.FAILURE, ReconfigureReason.LEAVE)
         same = (
             present is not None
             and stays
@@ -290,7 +309,7 @@ class ChangeCore:
             )
         )
 
-    def _on_planned(self, planned: Planned) -> None:
+    def _on_planned(self, planned: PlanMade) -> None:
         choice = self._choice
         if choice is None or self._placed is not None:
             return
@@ -298,10 +317,10 @@ class ChangeCore:
         placed = dataclasses.replace(placed, keeps=self._is_kept_at_once(placed))
         self._placed = placed
         self._waiting = set(placed.devices)
-        wanted = fetches(choice, placed.needs)
-        self._out += [Prepare(device, placed, wanted[device]) for device in placed.devices]
+        wanted = plan_fetches(choice, placed.needs)
+        self._out += [PrepareDevice(device, placed, wanted[device]) for device in placed.devices]
 
-    def _is_kept_at_once(self, placed: Placed) -> bool:
+    def _is_kept_at_once(self, placed: Placement) -> bool:
         """Unless there is something to go back to whoever dies next; at first the holder has it."""
         if not placed.protects or placed.version.computed == 0:
             return False
@@ -309,7 +328,9 @@ class ChangeCore:
         if stable is None or not self._ask.past.lineage.is_valid(stable):
             return True
         # only those of the plan: whoever else goes, goes unnoticed
-        here = {device: self._stock[device] for device in placed.devices if device in self._stock}
+        here = {
+            device: self._reports[device] for device in placed.devices if device in self._reports
+        }
         return not is_covered(stable, placed.stages, here)
 
     def _on_ready(self, device: str, trouble: PrepareFailed | None) -> None:
@@ -328,16 +349,18 @@ class ChangeCore:
         if placed is None:
             self._gathered = choice.version
             self.epoch += 1
-            self._take_stock()
+            self._ask_state()
         elif not self._waiting:
             self.over = True
             self._out.append(EpochReady(self._ask.number, placed, choice))
 
     def _refuse(
-        self, reason: str, lost: Lost | None = None, *, again: bool = False, spoiled: int = 0
+        self, reason: str, lost: StateLost | None = None, *, again: bool = False, spoiled: int = 0
     ) -> None:
         self.over = True
         lowered = dict(self._lowered)
         self._out.append(
-            NoWay(self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered)
+            ReconfigureFailure(
+                self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered
+            )
         )

@@ -7,25 +7,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2ptrain.recovery.choose_version import Choice, Forward
+from p2ptrain.recovery.choose_version import RollForward, VersionChoice
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
 from p2ptrain.recovery.fetch_plan import Fetch
-from p2ptrain.recovery.generation_request import NoWay
-from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.generation_request import ReconfigureFailure
+from p2ptrain.recovery.placement import PlacedStage, Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import Inventory
+from p2ptrain.recovery.state_report import StateReport
 
 
 @dataclass(frozen=True, slots=True)
-class InventoryIn:
+class StateReported:
     """A device's answer."""
 
     epoch: int
-    inventory: Inventory
+    inventory: StateReport
 
 
 @dataclass(frozen=True, slots=True)
-class InventoryFailed:
+class StateReportFailed:
     """A device does not answer, or refuses."""
 
     epoch: int
@@ -34,7 +34,7 @@ class InventoryFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlanMade:
     """The planner's answer."""
 
     epoch: int
@@ -42,7 +42,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class NotPlanned:
+class PlanFailed:
     """No plan fits; `reason` is for people."""
 
     epoch: int
@@ -50,7 +50,7 @@ class NotPlanned:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyIn:
+class DeviceReady:
     """A device is ready, or says what was in the way."""
 
     epoch: int
@@ -65,35 +65,37 @@ class MemberGone:
     device: str
 
 
-ChangeEvent: TypeAlias = InventoryIn | InventoryFailed | Planned | NotPlanned | ReadyIn | MemberGone
+ChangeEvent: TypeAlias = (
+    StateReported | StateReportFailed | PlanMade | PlanFailed | DeviceReady | MemberGone
+)
 
 
 @dataclass(frozen=True, slots=True)
-class AskInventory:
+class AskStateReport:
     """Ask `device`; where they are given, it applies `forward` or does `rebuild` first."""
 
     device: str
     epoch: int
-    forward: Forward | None = None
+    forward: RollForward | None = None
     rebuild: Rebuild | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
-    """Have `device` fetch every unit and build nothing; say `ReadyIn`.
+class GatherUnits:
+    """Have `device` fetch every unit and build nothing; say `DeviceReady`.
 
     Attributes:
         placed: the attempt's epoch, with all units in one stage on that device.
     """
 
     device: str
-    placed: Placed
+    placed: Placement
     fetches: tuple[Fetch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MakePlan:
-    """Plan for these devices, in the background; say `Planned`.
+    """Plan for these devices, in the background; say `PlanMade`.
 
     Attributes:
         devices: that may get work.
@@ -102,19 +104,19 @@ class MakePlan:
     """
 
     epoch: int
-    choice: Choice
+    choice: VersionChoice
     devices: frozenset[str]
     left_out: Mapping[str, tuple[str, ...]] = dataclasses.field(hash=False)
     lowered: Mapping[str, int] = dataclasses.field(hash=False)
-    present: Placed | None = None
+    present: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
+class PrepareDevice:
     """Have `device` fetch and build."""
 
     device: str
-    placed: Placed
+    placed: Placement
     fetches: tuple[Fetch, ...]
 
 
@@ -123,8 +125,10 @@ class EpochReady:
     """Every device of the plan is ready."""
 
     number: int
-    placed: Placed
-    choice: Choice
+    placed: Placement
+    choice: VersionChoice
 
 
-ChangeInstruction: TypeAlias = AskInventory | Gather | MakePlan | Prepare | EpochReady | NoWay
+ChangeInstruction: TypeAlias = (
+    AskStateReport | GatherUnits | MakePlan | PrepareDevice | EpochReady | ReconfigureFailure
+)

@@ -18,24 +18,24 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from p2ptrain.recovery.cores.holder_instructions import StopJob
-from p2ptrain.recovery.cores.liveness import Presence
-from p2ptrain.recovery.generation_request import NoWay
-from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.cores.liveness import DeviceLiveness
+from p2ptrain.recovery.generation_request import ReconfigureFailure
+from p2ptrain.recovery.placement import Placement
 
 RETRY_SECONDS = 1.0
 """Between two requests where the first one failed and nothing has changed."""
 
-MOST_DOUBLINGS = 3
+MAX_DOUBLINGS = 3
 """Of that where a device is alive and does not answer: each request's epoch numbers are on the disk
 first, and this may go on for hours."""
 
-MOST_SPOILED = 5
+MAX_SPOILED = 5
 """Requests in a row without a new step in which every preparation was spoiled; the wait between two
 doubles."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskAgain:
+class RetryLater:
     """After a while."""
 
     seconds: float
@@ -49,7 +49,7 @@ class KeepLeavers:
 
 
 @dataclass(frozen=True, slots=True)
-class Await:
+class AwaitDevices:
     """Nothing goes before one of these is back.
 
     Attributes:
@@ -60,10 +60,10 @@ class Await:
     seconds: float | None
 
 
-Verdict: TypeAlias = AskAgain | KeepLeavers | Await | StopJob
+Verdict: TypeAlias = RetryLater | KeepLeavers | AwaitDevices | StopJob
 
 
-class Refusals:
+class RetryPolicy:
     """See the module.
 
     Attributes:
@@ -79,7 +79,9 @@ class Refusals:
         """A new step was made."""
         self._spoiled = self._unseen = 0
 
-    def judge(self, refused: NoWay, there: Presence, *, someone_leaves: bool) -> Verdict:
+    def judge(
+        self, refused: ReconfigureFailure, there: DeviceLiveness, *, someone_leaves: bool
+    ) -> Verdict:
         """What follows from one."""
         for device, memory_bytes in refused.lowered.items():
             self.lowered[device] = min(memory_bytes, self.lowered.get(device, memory_bytes))
@@ -95,23 +97,23 @@ class Refusals:
         seen = there.alive.intersection(places)  # but it did not answer, yet
         silent = there.silent.intersection(places)
         if not seen and not silent:  # they have ended for certain since that was found
-            return AskAgain(RETRY_SECONDS)
+            return RetryLater(RETRY_SECONDS)
         if not seen:
-            return Await(tuple(sorted(silent)), None)
-        seconds = RETRY_SECONDS * 2 ** min(self._unseen, MOST_DOUBLINGS)
+            return AwaitDevices(tuple(sorted(silent)), None)
+        seconds = RETRY_SECONDS * 2 ** min(self._unseen, MAX_DOUBLINGS)
         self._unseen += 1
-        return Await(tuple(sorted(silent or seen)), seconds)
+        return AwaitDevices(tuple(sorted(silent or seen)), seconds)
 
     def _again(self, reason: str) -> Verdict:
-        if self._spoiled > MOST_SPOILED:
+        if self._spoiled > MAX_SPOILED:
             return StopJob(f"{self._spoiled} times in a row a new plan could not start: {reason}")
-        return AskAgain(RETRY_SECONDS * 2 ** max(self._spoiled - 1, 0))
+        return RetryLater(RETRY_SECONDS * 2 ** max(self._spoiled - 1, 0))
 
 
 EARLY_STEPS = 2
 """An epoch that has made so many new ones has outlived its beginning."""
 
-MOST_DEVICES = 2
+MAX_DEVICES = 2
 """Devices that a part may end so."""
 
 
@@ -125,11 +127,11 @@ class EarlyDeaths:
     def __init__(self) -> None:
         self.devices: list[str] = []
         self._units: frozenset[int] = frozenset()  # of all of them
-        self._placed: Placed | None = None
+        self._placed: Placement | None = None
         self._steps = 0
         self._counted: set[str] = set()  # of the epoch
 
-    def begun(self, placed: Placed) -> None:
+    def begun(self, placed: Placement) -> None:
         """An epoch is in force."""
         self._placed, self._steps = placed, 0
         self._counted.clear()
@@ -159,7 +161,7 @@ class EarlyDeaths:
     @property
     def part(self) -> tuple[int, int] | None:
         """Units [first, end) that have ended too many devices; None: none have."""
-        if len(self.devices) < MOST_DEVICES:
+        if len(self.devices) < MAX_DEVICES:
             return None
         return min(self._units), max(self._units) + 1
 

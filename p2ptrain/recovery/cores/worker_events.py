@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from p2ptrain.recovery.fetch_plan import Fetch
-from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import Holding
+from p2ptrain.recovery.state_report import StateEntry
 from p2ptrain.recovery.version import Version
 
 Coefficient: TypeAlias = tuple[float, str]
@@ -28,7 +28,7 @@ class HolderState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class InventoryAsked:
+class StateReportAsked:
     """The holder `peer` wants this device to stop, and to say what is here.
 
     Attributes:
@@ -47,7 +47,7 @@ class InventoryAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class RebuildDone:
     """What was asked for with an inventory is here now, or could not be made.
 
     Attributes:
@@ -60,14 +60,14 @@ class Rebuilt:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class GenerationStopped:
     """Nothing of the old epoch runs any more, in no thread.
 
     Attributes:
         held: LIVE holdings; none of what is torn.
     """
 
-    held: tuple[Holding, ...]
+    held: tuple[StateEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class PrepareAsked:
 
     request: int
     peer: str
-    placed: Placed
+    placed: Placement
     fetches: tuple[Fetch, ...]
 
 
@@ -122,7 +122,7 @@ class PrepareFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginHeard:
+class BeginReceived:
     """The holder says that `epoch` is in force."""
 
     peer: str
@@ -130,7 +130,7 @@ class BeginHeard:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderHeard:
+class RoundOrdered:
     """The holder orders the round that turns version `step` into the next.
 
     Attributes:
@@ -157,7 +157,7 @@ class GradientsReady:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitHeard:
+class CommitReceived:
     """The holder has decided that the update of `step` counts."""
 
     peer: str
@@ -177,7 +177,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Torn:
+class UpdateTorn:
     """An update failed half-way: the stage that begins with unit `first` is of no use any more."""
 
     epoch: int
@@ -185,7 +185,7 @@ class Torn:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SnapshotTaken:
     """A copy of units [first, end) at `version` stands."""
 
     first: int
@@ -194,7 +194,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyFailed:
+class SnapshotFailed:
     """A copy of units [first, end) at `version` could not be had: an own one, or one offered."""
 
     epoch: int
@@ -205,7 +205,7 @@ class CopyFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperIs:
+class BackupPeerAssigned:
     """The holder has the copies of units [first, end) kept by `keeper` from `version` on."""
 
     peer: str
@@ -217,7 +217,7 @@ class KeeperIs:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferHeard:
+class OfferReceived:
     """`peer` has a copy of units [first, end) to be kept here."""
 
     peer: str
@@ -228,7 +228,7 @@ class OfferHeard:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaWhole:
+class SnapshotCollected:
     """All of what was offered arrived, and every digest fits."""
 
     epoch: int
@@ -238,7 +238,7 @@ class ReplicaWhole:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepHeard:
+class RetainReceived:
     """The holder names the versions that are to be kept."""
 
     peer: str
@@ -246,14 +246,14 @@ class KeepHeard:
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged:
+class SnapshotDamaged:
     """A copy does not fit its checksums any more; it has been freed."""
 
-    holding: Holding
+    holding: StateEntry
 
 
 @dataclass(frozen=True, slots=True)
-class HolderIs:
+class HolderChanged:
     """What became of the holder, or of its job."""
 
     state: HolderState
@@ -275,33 +275,40 @@ class LinkStarted:
 
 AboutPreparation: TypeAlias = PartFetched | Fetched | Built | PrepareFailed
 
-AboutCopies: TypeAlias = Kept | OfferHeard | ReplicaWhole | KeepHeard | CopyFailed | KeeperIs
+AboutCopies: TypeAlias = (
+    SnapshotTaken
+    | OfferReceived
+    | SnapshotCollected
+    | RetainReceived
+    | SnapshotFailed
+    | BackupPeerAssigned
+)
 
 AboutLinks: TypeAlias = LinkEnded | LinkStarted
 
 DeviceEvent: TypeAlias = (
-    InventoryAsked
-    | Rebuilt
-    | Stopped
+    StateReportAsked
+    | RebuildDone
+    | GenerationStopped
     | PrepareAsked
     | PartFetched
     | Fetched
     | Built
     | PrepareFailed
-    | BeginHeard
-    | OrderHeard
+    | BeginReceived
+    | RoundOrdered
     | GradientsReady
-    | CommitHeard
+    | CommitReceived
     | Applied
-    | Torn
-    | Kept
-    | CopyFailed
-    | KeeperIs
-    | OfferHeard
-    | ReplicaWhole
-    | KeepHeard
-    | Damaged
-    | HolderIs
+    | UpdateTorn
+    | SnapshotTaken
+    | SnapshotFailed
+    | BackupPeerAssigned
+    | OfferReceived
+    | SnapshotCollected
+    | RetainReceived
+    | SnapshotDamaged
+    | HolderChanged
     | LinkEnded
     | LinkStarted
 )

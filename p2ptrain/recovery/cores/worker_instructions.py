@@ -7,20 +7,20 @@ from typing import TypeAlias
 
 from p2ptrain.recovery.cores.worker_events import Coefficient, PrepareFailed
 from p2ptrain.recovery.fetch_plan import Fetch
-from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import Holding
+from p2ptrain.recovery.state_report import StateEntry
 from p2ptrain.recovery.version import Version
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerInventory:
+class AnswerStateReport:
     """Tell `peer` what is here; the shell adds budgets, speeds and links."""
 
     request: int
     peer: str
     epoch: int
-    holdings: tuple[Holding, ...]
+    holdings: tuple[StateEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class AnswerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseCommand:
     """Tell `peer` that it is not obeyed."""
 
     request: int
@@ -43,22 +43,22 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopStages:
     """Cancel the epoch's runners and copies, wait for what has begun, then say `Stopped`."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class MakeAnew:
-    """Do it, then say `Rebuilt` with that request."""
+class RebuildStage:
+    """Do it, then say `RebuildDone` with that request."""
 
     request: int
     what: Rebuild
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAnew:
+class CancelRebuild:
     """Nobody wants that any more."""
 
 
@@ -72,7 +72,7 @@ class FetchParts:
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class BuildStages:
     """Build the stages from what was fetched; say `Built`."""
 
     epoch: int
@@ -86,14 +86,14 @@ class CancelPrepare:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartStages:
     """The prepared stages take the place of the old ones."""
 
-    placed: Placed
+    placed: Placement
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueueRound:
     """Do this round after those before it."""
 
     epoch: int
@@ -102,7 +102,7 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class ApplyUpdate:
     """Apply the update that gives `version` wherever its gradients are ready; say `Applied`.
 
     Attributes:
@@ -116,7 +116,7 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class TakeSnapshot:
     """Copy the state of all own stages, which are at `version`; say `Kept` of each."""
 
     epoch: int
@@ -124,7 +124,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class OfferSnapshot:
     """Offer a copy to its keeper."""
 
     keeper: str
@@ -135,8 +135,8 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
-    """Read a copy from its owner; say `ReplicaWhole`."""
+class CollectSnapshot:
+    """Read a copy from its owner; say `SnapshotCollected`."""
 
     owner: str
     epoch: int
@@ -146,14 +146,14 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropState:
     """Free these holdings."""
 
-    holdings: tuple[Holding, ...]
+    holdings: tuple[StateEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TellReplica:
+class ReportSnapshot:
     """Tell the holder that a copy is whole here, or why it is not.
 
     Of another's stage where this device keeps it, of its own where nobody else does.
@@ -168,7 +168,7 @@ class TellReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class TellLink:
+class ReportLink:
     """Tell the holder that the link to `peer`, which this epoch needs, broke, or is back."""
 
     holder: str
@@ -178,36 +178,36 @@ class TellLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class ReportOrphaned:
     """Tell people that the job stands still until `holder` is back."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseJob:
     """The job is over: free all of it."""
 
 
 DeviceInstruction: TypeAlias = (
-    AnswerInventory
+    AnswerStateReport
     | AnswerReady
-    | Refuse
-    | Stop
-    | MakeAnew
-    | CancelAnew
+    | RefuseCommand
+    | StopStages
+    | RebuildStage
+    | CancelRebuild
     | FetchParts
-    | Build
+    | BuildStages
     | CancelPrepare
-    | Start
-    | Queue
-    | Apply
-    | Copy
-    | Offer
-    | Collect
-    | Drop
-    | TellReplica
-    | TellLink
-    | Wait
-    | Release
+    | StartStages
+    | QueueRound
+    | ApplyUpdate
+    | TakeSnapshot
+    | OfferSnapshot
+    | CollectSnapshot
+    | DropState
+    | ReportSnapshot
+    | ReportLink
+    | ReportOrphaned
+    | ReleaseJob
 )

@@ -13,16 +13,16 @@ import dataclasses
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from p2ptrain.recovery.cores.worker_events import Applied, GradientsReady, Torn
+from p2ptrain.recovery.cores.worker_events import Applied, GradientsReady, UpdateTorn
 from p2ptrain.recovery.cores.worker_instructions import (
     DeviceInstruction,
-    Drop,
-    Offer,
-    TellLink,
-    TellReplica,
+    DropState,
+    OfferSnapshot,
+    ReportLink,
+    ReportSnapshot,
 )
-from p2ptrain.recovery.placement import Placed
-from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 
 
@@ -31,11 +31,11 @@ class TrainedStages:
 
     def __init__(self) -> None:
         """There are none yet."""
-        self._held: dict[int, Holding] = {}
+        self._held: dict[int, StateEntry] = {}
         self._catching_up: set[int] = set()  # those whose update others have applied already
 
     @property
-    def holdings(self) -> tuple[Holding, ...]:
+    def holdings(self) -> tuple[StateEntry, ...]:
         """As LIVE ones."""
         return tuple(self._held.values())
 
@@ -46,9 +46,11 @@ class TrainedStages:
 
     def begin(self, ranges: Sequence[tuple[int, int]], version: Version) -> None:
         """An epoch begins with these units."""
-        self._held = {first: Holding(first, end, version, Kind.LIVE) for first, end in ranges}
+        self._held = {
+            first: StateEntry(first, end, version, StateKind.LIVE) for first, end in ranges
+        }
 
-    def are(self, held: Collection[Holding]) -> None:
+    def are(self, held: Collection[StateEntry]) -> None:
         """They have been stopped, and are this."""
         self._held = {holding.first: holding for holding in held}
 
@@ -73,7 +75,7 @@ class TrainedStages:
             self._held[first] = dataclasses.replace(holding, ready=None)
         return True
 
-    def note(self, event: GradientsReady | Applied | Torn, *, is_running: bool) -> bool:
+    def note(self, event: GradientsReady | Applied | UpdateTorn, *, is_running: bool) -> bool:
         """What became of one; returns whether there is such a stage."""
         holding = self._held.get(event.first)
         if holding is None:
@@ -87,7 +89,7 @@ class TrainedStages:
                 self._held[first] = dataclasses.replace(
                     holding, version=version, ready=None, coefficient=coefficient
                 )
-            case Torn(_, first):
+            case UpdateTorn(_, first):
                 del self._held[first]
         self._catching_up.discard(event.first)
         return True
@@ -97,7 +99,7 @@ NOT_OFFERED_LIMIT = 8
 """Versions told of that are not made yet: orders come two rounds ahead, checksums take a while."""
 
 
-class Copies:
+class HeldSnapshots:
     """See the module. What must go is returned, to be carried out.
 
     Attributes:
@@ -106,16 +108,16 @@ class Copies:
 
     def __init__(self) -> None:
         """There are none yet."""
-        self.holdings: list[Holding] = []
+        self.holdings: list[StateEntry] = []
         self._keepers: dict[tuple[int, int], str] = {}  # by units, other than the plan says
         self._not_offered: deque[Version] = deque(maxlen=NOT_OFFERED_LIMIT)
 
-    def put(self, holding: Holding) -> None:
+    def put(self, holding: StateEntry) -> None:
         """It is here now."""
         if holding not in self.holdings:
             self.holdings.append(holding)
 
-    def discard(self, holding: Holding) -> None:
+    def discard(self, holding: StateEntry) -> None:
         """It is not here any more."""
         self.holdings = [copy for copy in self.holdings if copy != holding]
 
@@ -131,7 +133,7 @@ class Copies:
     # -- what goes -------------------------------------------------------------------------
 
     def drop(
-        self, kinds: Collection[Kind], *, but: Collection[Version | None] = ()
+        self, kinds: Collection[StateKind], *, but: Collection[Version | None] = ()
     ) -> list[DeviceInstruction]:
         """Free what is of these kinds, except these versions."""
         return self._remove([c for c in self.holdings if c.kind in kinds and c.version not in but])
@@ -142,17 +144,17 @@ class Copies:
         old = [
             copy
             for copy in self.holdings
-            if copy.kind in (Kind.KEPT, Kind.REPLICA)
+            if copy.kind in (StateKind.KEPT, StateKind.REPLICA)
             and copy.version.age < newest
             and copy.version not in versions
         ]
         return self._remove(old)
 
-    def _remove(self, gone: list[Holding]) -> list[DeviceInstruction]:
+    def _remove(self, gone: list[StateEntry]) -> list[DeviceInstruction]:
         if not gone:
             return []
         self.holdings = [copy for copy in self.holdings if copy not in gone]
-        return [Drop(tuple(gone))]
+        return [DropState(tuple(gone))]
 
     # -- what others hear ------------------------------------------------------------------
 
@@ -161,24 +163,24 @@ class Copies:
         self._not_offered.append(version)
 
     def offer(
-        self, running: Placed, first: int, end: int, version: Version
+        self, running: Placement, first: int, end: int, version: Version
     ) -> list[DeviceInstruction]:
         """An own copy stands: its keeper should have it, or, where nobody keeps it, it counts."""
         if version in self._not_offered:
             return []
         keeper = self._keepers.get((first, end)) or running.keeper_of(first, end)
         if keeper is not None:
-            return [Offer(keeper, running.epoch, first, end, version)]
+            return [OfferSnapshot(keeper, running.epoch, first, end, version)]
         if running.protects:
-            return [TellReplica(running.holder, running.epoch, first, end, version)]
+            return [ReportSnapshot(running.holder, running.epoch, first, end, version)]
         return []
 
     def offer_to(
-        self, keeper: str, running: Placed, first: int, end: int, version: Version
+        self, keeper: str, running: Placement, first: int, end: int, version: Version
     ) -> list[DeviceInstruction]:
         """Copies of units [first, end) go to another keeper from now on, the present one too."""
         self._keepers[first, end] = keeper
-        if Holding(first, end, version, Kind.KEPT) not in self.holdings:
+        if StateEntry(first, end, version, StateKind.KEPT) not in self.holdings:
             return []
         return self.offer(running, first, end, version)
 
@@ -198,16 +200,16 @@ class PartnerLinks:
         """An epoch begins: what broke before is known."""
         self._broken.clear()
 
-    def ended(self, running: Placed, peer: str) -> list[DeviceInstruction]:
+    def ended(self, running: Placement, peer: str) -> list[DeviceInstruction]:
         """The link to `peer` broke. The holder sees its own links."""
         if running.holder in (peer, self._device) or peer not in running.partners_of(self._device):
             return []
         self._broken.add(peer)
-        return [TellLink(running.holder, running.epoch, peer)]
+        return [ReportLink(running.holder, running.epoch, peer)]
 
-    def started(self, running: Placed, peer: str) -> list[DeviceInstruction]:
+    def started(self, running: Placement, peer: str) -> list[DeviceInstruction]:
         """There is a link to `peer`, perhaps again."""
         if peer not in self._broken:
             return []
         self._broken.discard(peer)
-        return [TellLink(running.holder, running.epoch, peer, back=True)]
+        return [ReportLink(running.holder, running.epoch, peer, back=True)]

@@ -20,16 +20,16 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.job.rounds import Mode
+from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.round_orders import Commit, RoundOrder
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.runtime.asynchronous.delayed_stage import DelayedStage
-from p2ptrain.runtime.asynchronous.gradient_exchange import GradientExchange, Gradients, Turns
-from p2ptrain.runtime.executor import PieceRunner, StageTask
+from p2ptrain.runtime.asynchronous.gradient_exchange import GradientExchange, Gradients, UpdateOrder
+from p2ptrain.runtime.executor import StageExecutor, StageSpec
 from p2ptrain.runtime.not_finite import broken_update
-from p2ptrain.runtime.stage_io import Lines, StageLinks
-from p2ptrain.runtime.stage_snapshots import StageCopies
-from p2ptrain.state.snapshot_store import VersionStore
+from p2ptrain.runtime.stage_io import StageIo, StageSender
+from p2ptrain.runtime.stage_snapshots import StageSnapshots
+from p2ptrain.state.snapshot_store import SnapshotStore
 
 ORDERS_AHEAD = 3
 """Orders beyond those whose mini-batches are under way: a stage looks one ahead, to know whether a
@@ -41,7 +41,7 @@ def orders_under_way(depths: Sequence[int]) -> int:
     return depths[0] + ORDERS_AHEAD
 
 
-class DelayedUpdate(StageCopies):
+class AsyncOptimizerStep(StageSnapshots):
     """The updates of a stage that waits for nobody."""
 
     async def make(
@@ -53,7 +53,7 @@ class DelayedUpdate(StageCopies):
             gradients: None = those that its backwards here have just made.
 
         Raises:
-            NotFinite: it is not, and has not been made.
+            MicroBatchNotFinite: it is not, and has not been made.
         """
         live.check_step(order.round.step)
         copies = order.keep and self._keeps
@@ -71,7 +71,7 @@ class DelayedUpdate(StageCopies):
             raise PeerError(f"the update after {self._tensors.version.step} was not made here")
 
 
-class _Orders:
+class _PendingOrders:
     """What the holder wants next, in order; bounded by what it may have under way."""
 
     def __init__(self, limit: int) -> None:
@@ -105,7 +105,7 @@ class _Orders:
         self._taken += 1
 
 
-class DelayedRunner(PieceRunner):
+class AsyncStageExecutor(StageExecutor):
     """One stage on this device, for one epoch of asynchronous training.
 
     Attributes:
@@ -115,16 +115,16 @@ class DelayedRunner(PieceRunner):
 
     def __init__(
         self,
-        task: StageTask,
+        task: StageSpec,
         live: DelayedStage,
-        links: StageLinks,
-        lines: Lines,
+        links: StageSender,
+        lines: StageIo,
         compute: ComputeThread,
-        store: VersionStore,
+        store: SnapshotStore,
         depths: Sequence[int],
         exchange: GradientExchange | None,
     ) -> None:
-        """As `StageRunner`.
+        """As `SyncStageExecutor`.
 
         Args:
             depths: of all stages.
@@ -133,13 +133,13 @@ class DelayedRunner(PieceRunner):
         super().__init__(task, live, links, lines, compute)
         self.live = live
         run = partial(self._run, (0, task.index))
-        self.update = DelayedUpdate(
+        self.update = AsyncOptimizerStep(
             live, run, store, device=task.device, stage=task.index, keeps=task.keeps
         )
         self._depth = depths[task.index]
         self._exchange = exchange
-        self._turns = None if exchange is None else Turns(exchange, self._make_update)
-        self._orders = _Orders(orders_under_way(depths))
+        self._turns = None if exchange is None else UpdateOrder(exchange, self._make_update)
+        self._orders = _PendingOrders(orders_under_way(depths))
         self._losses: dict[int, float] = {}  # by round, of those under way
         self.waits_for_group = exchange is not None
 
@@ -156,7 +156,7 @@ class DelayedRunner(PieceRunner):
         raise ProtocolError(f"a commit of update {commit.step} in asynchronous training")
 
     async def run(self) -> None:
-        """As `PieceRunner.run`."""
+        """As `StageExecutor.run`."""
         async with asyncio.TaskGroup() as group:
             for part in (self._exchange, self._turns):
                 if part is not None:
@@ -165,7 +165,7 @@ class DelayedRunner(PieceRunner):
 
     async def _serve(self) -> None:
         while (order := await self._orders.peek()) is not None:
-            if order.round.mode is Mode.TRAIN:
+            if order.round.mode is RoundMode.TRAIN:
                 await self._train()
             else:
                 self._orders.take()
@@ -194,7 +194,7 @@ class DelayedRunner(PieceRunner):
 
     async def _numbers(self) -> AsyncIterator[tuple[RoundOrder, int]]:
         while (order := await self._orders.peek()) is not None:
-            if order.round.mode is not Mode.TRAIN:
+            if order.round.mode is not RoundMode.TRAIN:
                 return
             self._orders.take()
             for number in order.round.numbers:

@@ -16,13 +16,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
-from p2ptrain.job.asynchrony import Delays
+from p2ptrain.job.asynchrony import WeightDelays
 from p2ptrain.model.stage.finite import Broken
 from p2ptrain.model.stage.mutated_state import BuffersByStep
 from p2ptrain.model.stage.optimizer import StageOptimizer
 from p2ptrain.model.stage.program import Seed
 from p2ptrain.model.stage.stage import Stage
-from p2ptrain.model.stage.weight_stashing import WeightVersions
+from p2ptrain.model.stage.weight_stashing import StashedWeights
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.live_stage import TrainedStage
@@ -42,7 +42,7 @@ class DelayedStage(TrainedStage):
         version: Version,
         epoch: int,
         index: int,
-        delays: Delays,
+        delays: WeightDelays,
         *,
         shared: bool = False,
     ) -> None:
@@ -56,7 +56,7 @@ class DelayedStage(TrainedStage):
         """
         super().__init__(stage, optimizer, version)
         stashes = delays.how.weights is not Weights.UNSTASHED
-        self.versions = WeightVersions(stage.parameters(), version.step, stashes=stashes)
+        self.versions = StashedWeights(stage.parameters(), version.step, stashes=stashes)
         self._epoch = epoch
         self._index = index
         self._delays = delays

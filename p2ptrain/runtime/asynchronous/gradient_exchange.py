@@ -25,15 +25,15 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from p2ptrain.job.rounds import Mode
+from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.round_orders import RoundOrder
-from p2ptrain.messages.tensors import Line, Piece, PieceKey, Slice
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, StreamId
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import PartKind, Priority
-from p2ptrain.runtime.io.sample_division import Division
-from p2ptrain.runtime.io.tensor_receiver import Contents, Expected, Inlet
-from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.io.sample_division import SampleDivision
+from p2ptrain.runtime.io.tensor_receiver import Expected, StreamContents, TensorReceiver
+from p2ptrain.runtime.io.tensor_router import TensorRouter
 
 FLOW = "mini-batch gradients"
 
@@ -42,29 +42,29 @@ class GradientExchange:
     """This device's end of it, for one stage in one epoch; `run` it while the stage runs."""
 
     def __init__(
-        self, assignment: Assignment, index: int, stage: Stage, me: str, switchboard: Switchboard
+        self, assignment: Assignment, index: int, stage: Stage, me: str, switchboard: TensorRouter
     ) -> None:
         place = assignment.stages[index]
-        self._division = Division(place)
+        self._division = SampleDivision(place)
         self._me = me
         self._switchboard = switchboard
-        self._line = Line(assignment.key, index, FLOW)
+        self._line = StreamId(assignment.key, index, FLOW)
         others = [device for device in place.devices if device != me]
         # a device is ahead of another by what is under way in the stage, at most
-        self._queues: Mapping[str, asyncio.Queue[tuple[Piece, Sequence[Tensor | None]]]] = {
-            device: asyncio.Queue(place.warmup) for device in others
-        }
+        self._queues: Mapping[
+            str, asyncio.Queue[tuple[MicroBatchSlice, Sequence[Tensor | None]]]
+        ] = {device: asyncio.Queue(place.warmup) for device in others}
         expected: list[Expected] = [
             (p.dtype, tuple(p.shape)) for p in stage.parameters().values() if p.requires_grad
         ]
-        contents = Contents(
+        contents = StreamContents(
             f"gradients of mini-batches of stage {index}",
             lambda _mode, _size: expected,
             lambda _mode: [None] * len(expected),
             optional=True,
         )
         capacity = 2 * place.warmup + len(others)
-        self._inlet = Inlet(contents, self._sources, capacity=capacity, largest=1)
+        self._inlet = TensorReceiver(contents, self._sources, capacity=capacity, largest=1)
         switchboard.connect_inlet(self._line, self._inlet, others)
 
     def is_own(self, number: int) -> bool:
@@ -81,12 +81,12 @@ class GradientExchange:
         (part,) = self._division.slices(number, 1)
         return part.device
 
-    async def put(self, key: PieceKey, gradients: Sequence[Tensor | None]) -> None:
+    async def put(self, key: MicroBatchKey, gradients: Sequence[Tensor | None]) -> None:
         """Tell the others what a mini-batch of this device gives."""
         for queue in self._queues.values():
-            await queue.put((Piece.whole(key, Mode.TRAIN, 1), gradients))
+            await queue.put((MicroBatchSlice.whole(key, RoundMode.TRAIN, 1), gradients))
 
-    async def take(self, key: PieceKey) -> Sequence[Tensor | None]:
+    async def take(self, key: MicroBatchKey) -> Sequence[Tensor | None]:
         """Wait for what another device's mini-batch gives."""
         return (await self._inlet.take(key)).join()
 
@@ -97,7 +97,7 @@ class GradientExchange:
                 group.create_task(self._run(device, queue))
 
     async def _run(
-        self, device: str, queue: asyncio.Queue[tuple[Piece, Sequence[Tensor | None]]]
+        self, device: str, queue: asyncio.Queue[tuple[MicroBatchSlice, Sequence[Tensor | None]]]
     ) -> None:
         send = self._switchboard.send_values
         while True:
@@ -106,9 +106,9 @@ class GradientExchange:
             await send(device, self._line, piece, gradients, *kinds)
             del gradients  # not kept while the queue is empty
 
-    def _sources(self, number: int, size: int) -> Sequence[Slice]:
+    def _sources(self, number: int, size: int) -> Sequence[SampleRange]:
         owner = self._owner(number)
-        return () if owner == self._me else (Slice(owner, 0, size),)
+        return () if owner == self._me else (SampleRange(owner, 0, size),)
 
 
 Gradients: TypeAlias = Sequence[Tensor | None]
@@ -117,7 +117,7 @@ Make: TypeAlias = Callable[[RoundOrder, Gradients], Awaitable[None]]
 """Makes the update of a mini-batch with its gradients, and tells of it."""
 
 
-class Turns:
+class UpdateOrder:
     """See the module. `run` it while the stage runs.
 
     Args:
@@ -184,5 +184,5 @@ class Turns:
         await self.until(lambda: self._limit is None or step < self._limit)
 
 
-def _key(order: RoundOrder) -> PieceKey:
-    return PieceKey(order.round.index, order.round.first)
+def _key(order: RoundOrder) -> MicroBatchKey:
+    return MicroBatchKey(order.round.index, order.round.first)

@@ -27,7 +27,7 @@ MUCH = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class StageArrival:
     """Values of some samples of a micro-batch, as they came into a stage.
 
     Attributes:
@@ -52,17 +52,20 @@ class Arrival:
 class Arrivals(Blob):
     """All that a device has noted of a round."""
 
-    noted: Annotated[tuple[Arrival, ...], Length(ARRIVALS_LIMIT)] = ()
+    noted: Annotated[tuple[StageArrival, ...], Length(ARRIVALS_LIMIT)] = ()
 
 
-class Comparison:
+class ArrivalComparison:
     """Holds arrivals against what the model makes. `crossed` is for `model.replay.Replay`."""
 
     def __init__(
-        self, assignment: Assignment, description: ModelDescription, arrivals: Sequence[Arrival]
+        self,
+        assignment: Assignment,
+        description: ModelDescription,
+        arrivals: Sequence[StageArrival],
     ) -> None:
         self._description = description
-        self._by_border: dict[tuple[int, bool, int], list[Arrival]] = {}
+        self._by_border: dict[tuple[int, bool, int], list[StageArrival]] = {}
         for arrival in arrivals:
             place = assignment.stages[arrival.stage]
             border = place.end if arrival.backward else place.first
@@ -80,7 +83,7 @@ class Comparison:
                 self.wrong = arrival.sender
 
     def _part(
-        self, border: int, values: Sequence[Tensor | None], arrival: Arrival
+        self, border: int, values: Sequence[Tensor | None], arrival: StageArrival
     ) -> list[Tensor | None] | None:
         parts: list[Tensor | None] = []
         described = self._description.crossing(border, "train")

@@ -17,20 +17,20 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from p2ptrain.job.rounds import Mode
-from p2ptrain.messages.tensors import Piece, Slice, Value
-from p2ptrain.runtime.io.sample_division import Division
+from p2ptrain.job.rounds import RoundMode
+from p2ptrain.messages.tensors import MicroBatchSlice, SampleRange, Value
+from p2ptrain.runtime.io.sample_division import SampleDivision
 
-Send: TypeAlias = Callable[[str, Piece, Sequence[Value]], Awaitable[None]]
+Send: TypeAlias = Callable[[str, MicroBatchSlice, Sequence[Value]], Awaitable[None]]
 """Device, what, values."""
 
-PartOf: TypeAlias = Callable[[str, Mode, Sequence[Value]], Sequence[Value]]
+PartOf: TypeAlias = Callable[[str, RoundMode, Sequence[Value]], Sequence[Value]]
 """Device, mode, whole values -> its part of them."""
 
-_Queue: TypeAlias = asyncio.Queue[tuple[Piece, Sequence[Value]]]
+_Queue: TypeAlias = asyncio.Queue[tuple[MicroBatchSlice, Sequence[Value]]]
 
 
-class Outlets:
+class OutputQueues:
     """The ways to all devices of a neighbouring stage.
 
     Args:
@@ -45,8 +45,8 @@ class Outlets:
 
     def __init__(
         self,
-        division: Division,
-        dimensions: Callable[[Mode], Sequence[int | None]],
+        division: SampleDivision,
+        dimensions: Callable[[RoundMode], Sequence[int | None]],
         send: Send,
         *,
         capacity: int,
@@ -62,9 +62,9 @@ class Outlets:
             device: asyncio.Queue(capacity) for device in division.devices
         }
 
-    async def put(self, piece: Piece, values: Sequence[Value]) -> None:
+    async def put(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """Queue a finished piece for all who have a part in it."""
-        own = Slice("", piece.first, piece.end)
+        own = SampleRange("", piece.first, piece.end)
         parts = self._division.overlaps(piece.key.micro_batch, piece.size, own)
         for index, part in enumerate(parts):
             if self._part_of is not None:
@@ -88,7 +88,7 @@ class Outlets:
             del values  # not kept while the queue is empty
 
     def _cut(
-        self, piece: Piece, values: Sequence[Value], part: Slice, is_first: bool
+        self, piece: MicroBatchSlice, values: Sequence[Value], part: SampleRange, is_first: bool
     ) -> list[Value]:
         first = part.first - piece.first
         pairs = zip(values, self._dimensions(piece.mode), strict=True)

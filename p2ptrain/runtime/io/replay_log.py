@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from p2ptrain.errors import PeerError
-from p2ptrain.job.rounds import Mode
+from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.round_orders import RoundOrder
-from p2ptrain.messages.tensors import Piece, Value
+from p2ptrain.messages.tensors import MicroBatchSlice, Value
 from p2ptrain.recovery.commit import Coefficient
-from p2ptrain.recovery.rebuild_plan import LEAST_LIMIT_BYTES
+from p2ptrain.recovery.rebuild_plan import MIN_LIMIT_BYTES
 
-MOST_STEPS = 1 << 14
+MAX_STEPS = 1 << 14
 """Orders take memory too, 400 bytes each. Copies come at least once in 60 s of training."""
 
-Sent: TypeAlias = tuple[Piece, Sequence[Value]]
+Sent: TypeAlias = tuple[MicroBatchSlice, Sequence[Value]]
 """A piece and its values, as they were put on the way."""
 
 
 @dataclass(slots=True)
-class _Step:
+class _LoggedStep:
     """One update.
 
     Attributes:
@@ -40,27 +40,27 @@ class _Step:
     nbytes: int = 0
 
 
-class EpochLog:
+class ReplayLog:
     """See the module. For the event loop alone.
 
     Attributes:
         since: the first step of which everything is here.
     """
 
-    def __init__(self, start: int, limit_bytes: int = LEAST_LIMIT_BYTES) -> None:
+    def __init__(self, start: int, limit_bytes: int = MIN_LIMIT_BYTES) -> None:
         """An epoch begins with version `start`."""
         self.since = start
         self._limit_bytes = limit_bytes
-        self._steps: dict[int, _Step] = {}  # ascending
+        self._steps: dict[int, _LoggedStep] = {}  # ascending
         self._bytes = 0
 
     # -- what happens ----------------------------------------------------------------------------
 
-    def told(self, order: RoundOrder) -> None:
+    def note_order(self, order: RoundOrder) -> None:
         """A round is ordered."""
-        if order.round.mode is Mode.TRAIN and order.round.step >= self.since:
-            self._steps[order.round.step] = _Step(order)
-            if len(self._steps) > MOST_STEPS:
+        if order.round.mode is RoundMode.TRAIN and order.round.step >= self.since:
+            self._steps[order.round.step] = _LoggedStep(order)
+            if len(self._steps) > MAX_STEPS:
                 self._forget(next(iter(self._steps)))
 
     def counts(self, step: int, coefficient: Coefficient | None) -> None:
@@ -69,11 +69,16 @@ class EpochLog:
             self._steps[step].coefficient = coefficient
 
     def sent(
-        self, order: RoundOrder, stage: int, flow: str, piece: Piece, values: Sequence[Value]
+        self,
+        order: RoundOrder,
+        stage: int,
+        flow: str,
+        piece: MicroBatchSlice,
+        values: Sequence[Value],
     ) -> None:
         """A piece of a training round is on its way to `stage`."""
         step = self._steps.get(order.round.step)
-        if step is None or order.round.mode is not Mode.TRAIN:
+        if step is None or order.round.mode is not RoundMode.TRAIN:
             return
         nbytes = sum(value.untyped_storage().nbytes() for value in values if value is not None)
         step.sent.setdefault((stage, flow), []).append((piece, values))
@@ -99,7 +104,7 @@ class EpochLog:
         """What was sent to a stage in that step. Raises PeerError: it is not here."""
         return tuple(self._step(step).sent.get((stage, flow), ()))
 
-    def _step(self, number: int) -> _Step:
+    def _step(self, number: int) -> _LoggedStep:
         step = self._steps.get(number)
         if step is None or number < self.since:
             raise PeerError(f"what happened in step {number + 1} is not kept any more")

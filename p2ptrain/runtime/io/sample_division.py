@@ -18,27 +18,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from p2ptrain.messages.assignment import Assignment, StagePlace
-from p2ptrain.messages.tensors import Slice
+from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.tensors import SampleRange
 from p2ptrain.plan.types.allocation import Allocation, deal, sample_ranges
 
 
-class Division:
+class SampleDivision:
     """How one stage divides any micro-batch among its devices."""
 
-    def __init__(self, place: StagePlace) -> None:
+    def __init__(self, place: StageAssignment) -> None:
         self._place = place
         self.devices = place.devices
         is_dealt = place.shared and place.allocation is Allocation.MICRO_BATCHES
         self._turns: Sequence[int] = deal(place.shares) if is_dealt else (0,)
-        self._known: dict[tuple[int, int], tuple[Slice, ...]] = {}  # by turn and size
+        self._known: dict[tuple[int, int], tuple[SampleRange, ...]] = {}  # by turn and size
 
     @staticmethod
-    def of_holder(assignment: Assignment) -> Division:
+    def of_holder(assignment: Assignment) -> SampleDivision:
         """The data holder, which has every sample, as if it were a stage of its own."""
-        return Division(StagePlace(0, 0, 1, (assignment.holder,), (1,)))
+        return SampleDivision(StageAssignment(0, 0, 1, (assignment.holder,), (1,)))
 
-    def slices(self, micro_batch: int, size: int) -> tuple[Slice, ...]:
+    def slices(self, micro_batch: int, size: int) -> tuple[SampleRange, ...]:
         """Who takes what of micro-batch number `micro_batch` of `size` samples, in their order.
 
         Only those that take something; of a tiled stage everybody, all samples. An evaluation may
@@ -50,26 +50,28 @@ class Division:
             known = self._known[turn, size] = self._slices(turn, size)
         return known
 
-    def _slices(self, turn: int, size: int) -> tuple[Slice, ...]:
+    def _slices(self, turn: int, size: int) -> tuple[SampleRange, ...]:
         place = self._place
         if not place.shared:
-            return (Slice(place.leader, 0, size),)
+            return (SampleRange(place.leader, 0, size),)
         if place.allocation is Allocation.TILES:
-            return tuple(Slice(device, 0, size) for device in place.devices)
+            return tuple(SampleRange(device, 0, size) for device in place.devices)
         if place.allocation is Allocation.MICRO_BATCHES:
-            return (Slice(place.devices[self._turns[turn]], 0, size),)
+            return (SampleRange(place.devices[self._turns[turn]], 0, size),)
         ranges = sample_ranges(place.shares, size)
         named = zip(place.devices, ranges, strict=True)
-        return tuple(Slice(device, *limits) for device, limits in named if limits[0] < limits[1])
+        return tuple(
+            SampleRange(device, *limits) for device, limits in named if limits[0] < limits[1]
+        )
 
-    def part(self, device: str, micro_batch: int, size: int) -> Slice | None:
+    def part(self, device: str, micro_batch: int, size: int) -> SampleRange | None:
         """What `device` takes of it; None = nothing."""
         for part in self.slices(micro_batch, size):
             if part.device == device:
                 return part
         return None
 
-    def overlaps(self, micro_batch: int, size: int, own: Slice) -> tuple[Slice, ...]:
+    def overlaps(self, micro_batch: int, size: int, own: SampleRange) -> tuple[SampleRange, ...]:
         """Who of this stage has which of the samples of `own`, a part of a neighbouring stage."""
         others = self.slices(micro_batch, size)
         if len(others) == 1 and others[0].first <= own.first and own.end <= others[0].end:
@@ -77,12 +79,15 @@ class Division:
                 others if others[0].size == own.size else (replace(own, device=others[0].device),)
             )
         return tuple(
-            Slice(other.device, max(other.first, own.first), min(other.end, own.end))
+            SampleRange(other.device, max(other.first, own.first), min(other.end, own.end))
             for other in others
             if max(other.first, own.first) < min(other.end, own.end)
         )
 
 
-def divisions(assignment: Assignment) -> Sequence[Division]:
+def divisions(assignment: Assignment) -> Sequence[SampleDivision]:
     """One a stage, and behind the last one the holder, which gets the model's outputs."""
-    return [*(Division(place) for place in assignment.stages), Division.of_holder(assignment)]
+    return [
+        *(SampleDivision(place) for place in assignment.stages),
+        SampleDivision.of_holder(assignment),
+    ]

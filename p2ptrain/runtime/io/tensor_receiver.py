@@ -20,8 +20,8 @@ from torch import dtype
 
 from p2ptrain.aio.mailbox import Mailbox
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.job.rounds import Mode
-from p2ptrain.messages.tensors import Piece, PieceKey, Slice, Value
+from p2ptrain.job.rounds import RoundMode
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.values import ValueDescription
 from p2ptrain.model.sample_independence.division_effects import sample_dimension
@@ -36,12 +36,12 @@ Expected: TypeAlias = tuple[dtype, tuple[int, ...]]
 Joiner: TypeAlias = Callable[[Sequence[Sequence[Value]]], list[Value]]
 """One list of values from each device -> the whole ones."""
 
-Sources: TypeAlias = Callable[[int, int], Sequence[Slice]]
+Sources: TypeAlias = Callable[[int, int], Sequence[SampleRange]]
 """(micro-batch, its samples) -> which of them come from whom, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GatheredValues:
     """The values of a piece as they came: one list from each device that had some of its samples.
 
     Attributes:
@@ -92,18 +92,18 @@ class _Assembly:
     pending: dict[int, list[Unpacking | None]] = field(default_factory=dict)
 
 
-class Tiles(Protocol):
+class TiledValues(Protocol):
     """Values of which each device has other parts than those of some samples."""
 
-    def leaving_expected(self, device: str, mode: Mode, samples: int) -> Sequence[Expected]:
+    def leaving_expected(self, device: str, mode: RoundMode, samples: int) -> Sequence[Expected]:
         """What comes from one device."""
 
-    def joined(self, mode: Mode, parts: Mapping[str, Sequence[Value]]) -> list[Value]:
+    def joined(self, mode: RoundMode, parts: Mapping[str, Sequence[Value]]) -> list[Value]:
         """The whole values from each device's, in any order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class StreamContents:
     """What one flow into one stage carries.
 
     Attributes:
@@ -116,20 +116,20 @@ class Contents:
     """
 
     name: str
-    expected: Callable[[Mode, int], Sequence[Expected]]
-    dimensions: Callable[[Mode], Sequence[int | None]]
+    expected: Callable[[RoundMode, int], Sequence[Expected]]
+    dimensions: Callable[[RoundMode], Sequence[int | None]]
     optional: bool = False
     wire: WireFormat = WireFormat.EXACT
-    tiles: Tiles | None = None
+    tiles: TiledValues | None = None
 
-    def expected_from(self, device: str, mode: Mode, samples: int) -> Sequence[Expected]:
+    def expected_from(self, device: str, mode: RoundMode, samples: int) -> Sequence[Expected]:
         """What a device sends of so many samples."""
         if self.tiles is None:
             return self.expected(mode, samples)
         return self.tiles.leaving_expected(device, mode, samples)
 
 
-class Inlet:
+class TensorReceiver:
     """Where one flow enters one stage.
 
     Args:
@@ -140,20 +140,20 @@ class Inlet:
     """
 
     def __init__(
-        self, contents: Contents, sources: Sources, *, capacity: int, largest: int
+        self, contents: StreamContents, sources: Sources, *, capacity: int, largest: int
     ) -> None:
         self._contents = contents
         self._name = contents.name
         self._sources = sources
         self._largest = largest
-        self._box: Mailbox[PieceKey, Gathered] = Mailbox(contents.name, capacity)
-        self._assemblies: dict[tuple[str, PieceKey], _Assembly] = {}
-        self._slices: dict[PieceKey, dict[str, Sequence[Value]]] = {}
-        self._taken: dict[PieceKey, None] = {}  # the last ones, in their order
+        self._box: Mailbox[MicroBatchKey, GatheredValues] = Mailbox(contents.name, capacity)
+        self._assemblies: dict[tuple[str, MicroBatchKey], _Assembly] = {}
+        self._slices: dict[MicroBatchKey, dict[str, Sequence[Value]]] = {}
+        self._taken: dict[MicroBatchKey, None] = {}  # the last ones, in their order
         self._round = -1  # of the last one
         self._missing: dict[tuple[str, int], bool] = {}
-        self._awaited: tuple[PieceKey, int, float] | None = None
-        self._sizes: dict[tuple[PieceKey, str], tuple[Piece, float]] = {}
+        self._awaited: tuple[MicroBatchKey, int, float] | None = None
+        self._sizes: dict[tuple[MicroBatchKey, str], tuple[MicroBatchSlice, float]] = {}
 
     def open(
         self, peer: str, fields: Mapping[str, Any], part_bytes: Sequence[int]
@@ -163,7 +163,7 @@ class Inlet:
         Raises:
             ProtocolError: anything but what this stage expects of that device.
         """
-        piece = Piece.read(fields)
+        piece = MicroBatchSlice.read(fields)
         self._check(peer, piece)
         expected = self._contents.expected_from(peer, piece.mode, piece.samples)
         first, entries = self._range(fields, len(expected))
@@ -180,7 +180,7 @@ class Inlet:
 
     def deliver(self, peer: str, fields: Mapping[str, Any]) -> None:
         """A message opened before has arrived whole."""
-        piece = Piece.read(fields)
+        piece = MicroBatchSlice.read(fields)
         first = integer(fields, "first")
         assembly = self._assemblies.get((peer, piece.key))
         if assembly is None or first not in assembly.pending:
@@ -190,16 +190,16 @@ class Inlet:
         if len(assembly.values) == assembly.count:
             del self._assemblies[peer, piece.key]
             values = [assembly.values[index] for index in range(assembly.count)]
-            if piece.mode is Mode.TRAIN and self._contents.tiles is None:
+            if piece.mode is RoundMode.TRAIN and self._contents.tiles is None:
                 self._note(peer, piece, values)
             self.put(peer, piece, values)
 
-    def _note(self, peer: str, piece: Piece, values: Sequence[Value]) -> None:
+    def _note(self, peer: str, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         self._sizes[piece.key, peer] = (piece, size_of(values))
         if len(self._sizes) > 4 * self._box.capacity:
             del self._sizes[next(iter(self._sizes))]
 
-    def sizes(self, round_index: int) -> list[tuple[str, Piece, float]]:
+    def sizes(self, round_index: int) -> list[tuple[str, MicroBatchSlice, float]]:
         """What has come from other devices in a round: from whom, what of it, its norm."""
         return [
             (peer, piece, size)
@@ -207,7 +207,7 @@ class Inlet:
             if key.round == round_index
         ]
 
-    def awaits(self) -> tuple[PieceKey, frozenset[str], float] | None:
+    def awaits(self) -> tuple[MicroBatchKey, frozenset[str], float] | None:
         """What a stage here waits for, who has not sent it, and for how many seconds."""
         if self._awaited is None:
             return None
@@ -215,7 +215,7 @@ class Inlet:
         due = {part.device for part in self._sources(key.micro_batch, size)}
         return key, frozenset(due - self._slices.get(key, {}).keys()), monotonic() - since
 
-    def put(self, peer: str, piece: Piece, values: Sequence[Value]) -> None:
+    def put(self, peer: str, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """Hand over what `peer`, maybe this device itself, has of a piece."""
         senders = [part.device for part in self._sources(piece.key.micro_batch, piece.size)]
         here = self._slices.setdefault(piece.key, {})
@@ -227,11 +227,13 @@ class Inlet:
             dimensions = self._contents.dimensions(piece.mode)
             slices = [here[sender] for sender in senders]
             joiner = self._joiner(piece.mode, senders)
-            self._box.put(piece.key, Gathered(slices, dimensions, self._contents.optional, joiner))
+            self._box.put(
+                piece.key, GatheredValues(slices, dimensions, self._contents.optional, joiner)
+            )
         elif len(self._slices) > self._box.capacity:
             raise ProtocolError(f"{self._name}: more than {self._box.capacity} arrived unasked")
 
-    def _joiner(self, mode: Mode, senders: Sequence[str]) -> Joiner | None:
+    def _joiner(self, mode: RoundMode, senders: Sequence[str]) -> Joiner | None:
         tiles = self._contents.tiles
         if tiles is None:
             return None
@@ -241,11 +243,11 @@ class Inlet:
         """Something that came could not be taken in: `take` raises `error`."""
         self._box.fail(error)
 
-    def has(self, key: PieceKey) -> bool:
+    def has(self, key: MicroBatchKey) -> bool:
         """Whether `take` would not wait."""
         return key in self._box or self._box.has_failed
 
-    async def take(self, key: PieceKey, size: int = 1) -> Gathered:
+    async def take(self, key: MicroBatchKey, size: int = 1) -> GatheredValues:
         """Wait for a piece of so many samples. Raises what `fail` was given."""
         self._awaited = (key, size, monotonic())
         try:
@@ -258,7 +260,7 @@ class Inlet:
             del self._taken[next(iter(self._taken))]
         return taken
 
-    def _check(self, peer: str, piece: Piece) -> None:
+    def _check(self, peer: str, piece: MicroBatchSlice) -> None:
         if piece.size > self._largest:
             raise ProtocolError(f"{self._name}: a micro-batch of {piece.size} samples")
         self._check_round(piece)
@@ -270,18 +272,18 @@ class Inlet:
             f"{peer[:12]}"
         )
 
-    def _check_round(self, piece: Piece) -> None:
+    def _check_round(self, piece: MicroBatchSlice) -> None:
         """A schedule takes rounds in order, and nobody is further ahead than pieces may wait.
 
         Outputs come in evaluations alone: any number of other rounds lies between two of those.
         """
-        key, every = piece.key, piece.mode is Mode.TRAIN
+        key, every = piece.key, piece.mode is RoundMode.TRAIN
         if key in self._taken or key.round < self._round:
             raise ProtocolError(f"{self._name} {key} arrived again, or too late")
         if every and self._round >= 0 and key.round > self._round + self._box.capacity:
             raise ProtocolError(f"{self._name} {key} arrived long before its round")
 
-    def _assembly(self, peer: str, key: PieceKey, count: int) -> _Assembly:
+    def _assembly(self, peer: str, key: MicroBatchKey, count: int) -> _Assembly:
         if (peer, key) not in self._assemblies:
             if sum(one == peer for one, _ in self._assemblies) >= self._box.capacity:
                 raise ProtocolError(f"{self._name}: too many pieces at once")
@@ -309,23 +311,23 @@ class Inlet:
         return Unpacking(entry, expected, self._contents.wire)
 
 
-def contents_at(description: ModelDescription, boundary: int, name: str) -> Contents:
+def contents_at_cut(description: ModelDescription, boundary: int, name: str) -> StreamContents:
     """What crosses the cut before unit `boundary`, either way."""
 
     @lru_cache(maxsize=64)
-    def expected(mode: Mode, size: int) -> Sequence[Expected]:
+    def expected(mode: RoundMode, size: int) -> Sequence[Expected]:
         values = description.crossing(boundary, mode.value)
-        return tuple(_expected(value, size) for value in values)
+        return tuple(expected_of(value, size) for value in values)
 
-    @lru_cache(maxsize=len(Mode))
-    def dimensions(mode: Mode) -> Sequence[int | None]:
+    @lru_cache(maxsize=len(RoundMode))
+    def dimensions(mode: RoundMode) -> Sequence[int | None]:
         values = description.crossing(boundary, mode.value)
         return tuple(sample_dimension(value) for value in values)
 
-    return Contents(name, expected, dimensions)
+    return StreamContents(name, expected, dimensions)
 
 
-def _expected(value: ValueDescription, size: int) -> Expected:
+def expected_of(value: ValueDescription, size: int) -> Expected:
     if value.dtype is None:
         raise InternalError(f"{value.name} is a whole number, which never crosses a cut")
     return value.dtype, value.shape(size)

@@ -20,16 +20,16 @@ from typing import Protocol, TypeAlias
 
 from p2ptrain.errors import NotItsPart, ProtocolError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import Mesh, called
+from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.kinds import STARTED, VALUES
-from p2ptrain.messages.round_orders import EpochKey
-from p2ptrain.messages.tensors import Line, Piece, Value, to_messages
+from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.messages.tensors import MicroBatchSlice, StreamId, Value, to_messages
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
 from p2ptrain.process.memory_budget import is_out_of_memory
-from p2ptrain.recovery.unsent import Wait
-from p2ptrain.runtime.io.arrivals import Arrival
-from p2ptrain.runtime.io.tensor_receiver import Inlet
+from p2ptrain.recovery.unsent import MissingPiece
+from p2ptrain.runtime.io.arrivals import StageArrival
+from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
 
 log = get_logger(__name__)
 
@@ -68,8 +68,9 @@ class Credits:
             raise ProtocolError("credit for a piece that was never sent") from None
 
 
-class Receiver(Protocol):
-    """Takes the frames of one line: `Inlet`, or what else gets parts that it has room for."""
+class StreamReceiver(Protocol):
+    """Takes the frames of one line: `TensorReceiver`, or what else gets parts that it has room
+    for."""
 
     def open(self, peer: str, fields: Fields, part_bytes: Sequence[int]) -> Sequence[memoryview]:
         """Memory for the parts of a frame from `peer`. Raises ProtocolError."""
@@ -84,12 +85,12 @@ class Receiver(Protocol):
 _Address: TypeAlias = tuple[str, int, int, str]
 """Job, epoch, stage, flow: a line, as its frames name it."""
 
-_NOBODY: tuple[Receiver | None, frozenset[str]] = (None, frozenset())
+_NO_RECEIVER: tuple[StreamReceiver | None, frozenset[str]] = (None, frozenset())
 """Nor anybody whose frames are dropped: of a line that has failed, what its senders send is."""
 
 
 @dataclass(slots=True)
-class _Epoch:
+class _ConnectedGeneration:
     """What is connected.
 
     Attributes:
@@ -97,37 +98,41 @@ class _Epoch:
         credits: (stage, flow, device that gives them) -> credits.
     """
 
-    inlets: dict[tuple[int, str], Inlet] = field(default_factory=dict)
+    inlets: dict[tuple[int, str], TensorReceiver] = field(default_factory=dict)
     credits: dict[tuple[int, str, str], Credits] = field(default_factory=dict)
 
 
-class Switchboard:
+class TensorRouter:
     """All lines that end on this device."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._epochs: dict[EpochKey, _Epoch] = {}
-        self._receivers: dict[_Address, tuple[Receiver | None, frozenset[str]]] = {}
+        self._epochs: dict[GenerationKey, _ConnectedGeneration] = {}
+        self._receivers: dict[_Address, tuple[StreamReceiver | None, frozenset[str]]] = {}
         self.stale_frames = 0
         mesh.route_now(VALUES, self._values, self._open)
         mesh.route_now(STARTED, self._started)
 
-    def connect_inlet(self, line: Line, inlet: Inlet, senders: Collection[str]) -> None:
+    def connect_inlet(
+        self, line: StreamId, inlet: TensorReceiver, senders: Collection[str]
+    ) -> None:
         """Let values of `line` from these devices in."""
         self.connect_receiver(line, inlet, senders)
         self._epoch(line.key).inlets[line.stage, line.flow] = inlet
 
-    def connect_receiver(self, line: Line, receiver: Receiver, senders: Collection[str]) -> None:
+    def connect_receiver(
+        self, line: StreamId, receiver: StreamReceiver, senders: Collection[str]
+    ) -> None:
         """Let frames of `line` from these devices in; see `send_frame`."""
         self._epoch(line.key)
         address = (line.key.job, line.key.epoch, line.stage, line.flow)
         self._receivers[address] = (receiver, frozenset(senders))
 
-    def connect_credits(self, line: Line, credits: Credits, sender: str) -> None:
+    def connect_credits(self, line: StreamId, credits: Credits, sender: str) -> None:
         """Let device `sender` give credit on `line`."""
         self._epoch(line.key).credits[line.stage, line.flow, sender] = credits
 
-    def arrived(self, key: EpochKey, round_index: int) -> Iterator[Arrival]:
+    def arrived(self, key: GenerationKey, round_index: int) -> Iterator[StageArrival]:
         """What came from other devices' stages in a round of training, and how large it was."""
         epoch = self._epochs.get(key)
         for (stage, flow), inlet in epoch.inlets.items() if epoch is not None else ():
@@ -135,9 +140,9 @@ class Switchboard:
                 continue
             for peer, piece, size in inlet.sizes(round_index):
                 number, backward = piece.key.micro_batch, flow == GRADIENTS
-                yield Arrival(stage, backward, number, piece.first, piece.end, peer, size)
+                yield StageArrival(stage, backward, number, piece.first, piece.end, peer, size)
 
-    def waits(self, key: EpochKey) -> Iterator[Wait]:
+    def waits(self, key: GenerationKey) -> Iterator[MissingPiece]:
         """What stages here wait for."""
         epoch = self._epochs.get(key)
         for (stage, flow), inlet in epoch.inlets.items() if epoch is not None else ():
@@ -145,9 +150,9 @@ class Switchboard:
             if awaited is not None:
                 piece, senders, seconds = awaited
                 where = (stage, flow == GRADIENTS, piece.round, piece.micro_batch)
-                yield Wait(*where, senders, seconds)
+                yield MissingPiece(*where, senders, seconds)
 
-    def disconnect(self, key: EpochKey) -> None:
+    def disconnect(self, key: GenerationKey) -> None:
         """Drop every line of the epoch."""
         self._epochs.pop(key, None)
         for address in [at for at in self._receivers if at[:2] == (key.job, key.epoch)]:
@@ -156,8 +161,8 @@ class Switchboard:
     async def send_values(
         self,
         device: str,
-        line: Line,
-        piece: Piece,
+        line: StreamId,
+        piece: MicroBatchSlice,
         values: Sequence[Value],
         part_kind: PartKind = PartKind.ACTIVATION,
         priority: Priority = Priority.TENSOR,
@@ -178,7 +183,7 @@ class Switchboard:
     async def send_frame(
         self,
         device: str,
-        line: Line,
+        line: StreamId,
         fields: Fields,
         parts: Sequence[memoryview],
         *,
@@ -193,14 +198,14 @@ class Switchboard:
         message = Message(VALUES, {**line.fields(), **fields}, tuple(parts), kinds)
         await self._mesh.send(device, message, priority)
 
-    async def send_started(self, device: str, line: Line) -> None:
+    async def send_started(self, device: str, line: StreamId) -> None:
         """Give the sender on `line` one credit."""
         await self._mesh.send(device, Message(STARTED, line.fields()), Priority.CONTROL)
 
-    def _epoch(self, key: EpochKey) -> _Epoch:
-        return self._epochs.setdefault(key, _Epoch())
+    def _epoch(self, key: GenerationKey) -> _ConnectedGeneration:
+        return self._epochs.setdefault(key, _ConnectedGeneration())
 
-    def _receiver(self, peer: str, fields: Fields) -> Receiver | None:
+    def _receiver(self, peer: str, fields: Fields) -> StreamReceiver | None:
         """Who takes it; None where its epoch is not connected, or its line has failed.
 
         Raises ProtocolError.
@@ -208,10 +213,10 @@ class Switchboard:
         epoch, stage = fields.get("epoch"), fields.get("stage")
         job, flow = fields.get("job"), fields.get("flow")
         if type(epoch) is int and type(stage) is int and type(job) is str and type(flow) is str:
-            receiver, senders = self._receivers.get((job, epoch, stage, flow), _NOBODY)
+            receiver, senders = self._receivers.get((job, epoch, stage, flow), _NO_RECEIVER)
             if peer in senders:
                 return receiver
-        line = Line.read(fields)
+        line = StreamId.read(fields)
         if line.key not in self._epochs:
             return None
         raise NotItsPart(f"values for {line.flow} of stage {line.stage} are not its to send")
@@ -242,7 +247,9 @@ class Switchboard:
         except Exception as error:
             self._give_up(receiver, peer, message.fields, error)
 
-    def _give_up(self, receiver: Receiver, peer: str, fields: Fields, error: Exception) -> None:
+    def _give_up(
+        self, receiver: StreamReceiver, peer: str, fields: Fields, error: Exception
+    ) -> None:
         """Take no more of its line, and have whoever waits for it say so to the holder.
 
         Raises `error` where it is neither a lack of memory nor a frame that its line cannot take.
@@ -250,11 +257,11 @@ class Switchboard:
         is_refused = isinstance(error, ProtocolError)
         if not is_refused and not is_out_of_memory(error):
             raise error
-        line = Line.read(fields)
+        line = StreamId.read(fields)
         why = "frame_refused" if is_refused else "no_memory_for_frame"
         log.warning(why, stage=line.stage, flow=line.flow, peer=peer[:12], error=str(error))
         if is_refused:
-            name = called(self._mesh, peer)
+            name = display_name(self._mesh, peer)
             error = FrameRefused(
                 peer, f"what {name} sent is refused ({error}): does {name} run the same p2ptrain?"
             )
@@ -263,7 +270,7 @@ class Switchboard:
         receiver.fail(error)
 
     def _started(self, peer: str, message: Message) -> None:
-        line = Line.read(message.fields)
+        line = StreamId.read(message.fields)
         epoch = self._epochs.get(line.key)
         if epoch is None:
             self._count_stale(peer, message)

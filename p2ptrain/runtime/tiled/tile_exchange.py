@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.messages.tensors import Line, Piece, PieceKey
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, StreamId
 from p2ptrain.net.message import Fields, PartKind, Priority
-from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
 from p2ptrain.tiling.kernels.device_pass import Address
 from p2ptrain.tiling.kernels.tile_messages import (
     GradientSums,
     Halo,
     HaloGradient,
-    Message,
     Moments,
     Subject,
+    TileMessage,
 )
 
 FLOW = "tiles"
@@ -42,7 +42,7 @@ _KINDS: Mapping[str, type[Halo | HaloGradient]] = {"h": Halo, "g": HaloGradient}
 
 _SUMS: Mapping[str, type[Moments | GradientSums]] = {"m": Moments, "s": GradientSums}
 
-_Key: TypeAlias = tuple[PieceKey, str]
+_Key: TypeAlias = tuple[MicroBatchKey, str]
 
 Sums: TypeAlias = Moments | GradientSums
 
@@ -51,7 +51,7 @@ _Part: TypeAlias = tuple[list[Any], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _FramePart:
     """What one part of a frame is.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class _Pass:
+class _PassMessages:
     """What has come for one micro-batch.
 
     Attributes:
@@ -75,21 +75,21 @@ class _Pass:
         sums: of tiles here, by what they are and by tile.
     """
 
-    opened: dict[_Entry, Tensor] = field(default_factory=dict)
+    opened: dict[_FramePart, Tensor] = field(default_factory=dict)
     seen: set[tuple[Subject, int, int]] = field(default_factory=set)
     arrived: dict[Address, Tensor] = field(default_factory=dict)
     sums: dict[Sums, dict[int, Tensor]] = field(default_factory=dict)
 
 
 class TileExchange:
-    """One device's end. Implements `switchboard.Receiver`."""
+    """One device's end. Implements `switchboard.StreamReceiver`."""
 
     def __init__(
         self,
         stage: TiledStage,
-        line: Line,
+        line: StreamId,
         own: str,
-        switchboard: Switchboard,
+        switchboard: TensorRouter,
         *,
         ahead: int,
         largest: int,
@@ -107,7 +107,7 @@ class TileExchange:
         self._device_of = stage.tiles.device_of
         self._switchboard = switchboard
         self._ahead, self._largest = ahead, largest
-        self._passes: dict[_Key, _Pass] = {}
+        self._passes: dict[_Key, _PassMessages] = {}
         self._done = -1  # all micro-batches of rounds up to this one
         self._came = asyncio.Event()
         self._failure: Exception | None = None
@@ -119,7 +119,7 @@ class TileExchange:
 
     # -- as the stage's runner sees it -----------------------------------------------------------
 
-    async def send(self, piece: Piece, messages: Sequence[Message]) -> None:
+    async def send(self, piece: MicroBatchSlice, messages: Sequence[TileMessage]) -> None:
         """Tell other devices. Raises LinkClosed: one of them is out of reach."""
         by_device: dict[str, list[_Part]] = {}
         for message in messages:
@@ -134,9 +134,9 @@ class TileExchange:
         for device, parts in by_device.items():
             await self._send_all(device, piece, parts)
 
-    def _sums_due(self, piece: Piece, subject: Sums, message: Message) -> list[_Part]:
+    def _sums_due(self, piece: MicroBatchSlice, subject: Sums, message: TileMessage) -> list[_Part]:
         """The sums of all tiles here, once the last one's are there."""
-        here = self._passes.setdefault(_key(piece), _Pass())
+        here = self._passes.setdefault(_key(piece), _PassMessages())
         sums = here.sums.setdefault(subject, {})
         if message.sender in sums:  # the pass says them once for each tile that is to have them
             return []
@@ -146,21 +146,23 @@ class TileExchange:
         kind = "m" if isinstance(subject, Moments) else "s"
         return [([kind, subject.operation, tile], sums[tile]) for tile in self._tiles]
 
-    async def take(self, piece: Piece, awaited: Sequence[frozenset[Address]]) -> list[Message]:
+    async def take(
+        self, piece: MicroBatchSlice, awaited: Sequence[frozenset[Address]]
+    ) -> list[TileMessage]:
         """Wait until one of the tiles that wait has all it awaits; everything that has come.
 
         Raises what `fail` was given.
         """
-        here = self._passes.setdefault(_key(piece), _Pass())
+        here = self._passes.setdefault(_key(piece), _PassMessages())
         while not any(keys <= here.arrived.keys() for keys in awaited):
             if self._failure is not None:
                 raise self._failure
             self._came.clear()
             await self._came.wait()
         arrived, here.arrived = here.arrived, {}
-        return [Message(a[2], a[0], a[1], tensor) for a, tensor in arrived.items()]
+        return [TileMessage(a[2], a[0], a[1], tensor) for a, tensor in arrived.items()]
 
-    def finished(self, piece: Piece) -> None:
+    def finished(self, piece: MicroBatchSlice) -> None:
         """Nothing more is awaited of that micro-batch."""
         self._passes.pop(_key(piece), None)
 
@@ -170,7 +172,7 @@ class TileExchange:
 
     # -- frames ----------------------------------------------------------------------------------
 
-    async def _send_all(self, device: str, piece: Piece, parts: Sequence[_Part]) -> None:
+    async def _send_all(self, device: str, piece: MicroBatchSlice, parts: Sequence[_Part]) -> None:
         for first in range(0, len(parts), MESSAGES_PER_FRAME):
             some = parts[first : first + MESSAGES_PER_FRAME]
             await self._switchboard.send_frame(
@@ -188,7 +190,7 @@ class TileExchange:
         Raises:
             ProtocolError: they will not, or not from that device, or not of this size.
         """
-        piece = Piece.read(fields)
+        piece = MicroBatchSlice.read(fields)
         entries = _entries(fields)
         if piece.size > self._largest or (piece.first, piece.end) != (0, piece.size):
             raise ProtocolError("tiles take whole micro-batches of the job's size")
@@ -200,7 +202,7 @@ class TileExchange:
 
     def deliver(self, peer: str, fields: Fields) -> None:
         """A frame opened before has arrived whole."""
-        piece = Piece.read(fields)
+        piece = MicroBatchSlice.read(fields)
         here = self._passes.get(_key(piece))
         for entry in _entries(fields):
             tensor = None if here is None else here.opened.pop(entry, None)
@@ -218,15 +220,17 @@ class TileExchange:
         self._failure = error
         self._came.set()
 
-    def _here(self, piece: Piece) -> _Pass:
+    def _here(self, piece: MicroBatchSlice) -> _PassMessages:
         key = _key(piece)
         if key not in self._passes:
             if piece.key.round <= self._done or len(self._passes) >= self._ahead:
                 raise ProtocolError(f"tiles tell of {piece.key}, which is over or far ahead")
-            self._passes[key] = _Pass()
+            self._passes[key] = _PassMessages()
         return self._passes[key]
 
-    def _room(self, peer: str, piece: Piece, here: _Pass, entry: _Entry) -> memoryview:
+    def _room(
+        self, peer: str, piece: MicroBatchSlice, here: _PassMessages, entry: _FramePart
+    ) -> memoryview:
         subject, sender = entry.subject, entry.sender
         is_sum = isinstance(subject, Moments | GradientSums)
         receiver = self._tiles[0] if is_sum else entry.receiver
@@ -245,11 +249,11 @@ class TileExchange:
         return 0 <= tile < len(self._device_of) and self._device_of[tile] == device
 
 
-def _key(piece: Piece) -> _Key:
+def _key(piece: MicroBatchSlice) -> _Key:
     return piece.key, piece.mode.value
 
 
-def _halo_part(message: Message) -> _Part:
+def _halo_part(message: TileMessage) -> _Part:
     match message.subject:
         case Halo(group, number):
             kind = "h"
@@ -260,19 +264,19 @@ def _halo_part(message: Message) -> _Part:
     return [kind, group, number, message.sender, message.receiver], message.tensor
 
 
-def _entries(fields: Fields) -> list[_Entry]:
+def _entries(fields: Fields) -> list[_FramePart]:
     entries = fields.get("tiles")
     if not isinstance(entries, list) or not 0 < len(entries) <= MESSAGES_PER_FRAME:
         raise ProtocolError("a frame of tiles lists what it carries")
     return [_entry(entry) for entry in entries]
 
 
-def _entry(entry: object) -> _Entry:
+def _entry(entry: object) -> _FramePart:
     match entry:
         case [str(kind), int(group), int(number), int(sender), int(receiver)] if kind in _KINDS:
-            return _Entry(_KINDS[kind](group, number), sender, receiver)
+            return _FramePart(_KINDS[kind](group, number), sender, receiver)
         case [str(kind), int(operation), int(tile)] if kind in _SUMS:
-            return _Entry(_SUMS[kind](operation), tile, 0)
+            return _FramePart(_SUMS[kind](operation), tile, 0)
     raise ProtocolError("tiles tell halos, moments and sums")
 
 

@@ -17,22 +17,22 @@ from functools import cached_property
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, OptionError
-from p2ptrain.job.rounds import Mode
-from p2ptrain.messages.assignment import StagePlace
+from p2ptrain.job.rounds import RoundMode
+from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.messages.tensors import Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import InputRef, NodeRef
 from p2ptrain.plan.types.feature_maps import MapNetwork, Region
 from p2ptrain.plan.types.tile_shape import TileShape, owners
 from p2ptrain.runtime.io.tensor_receiver import Expected
-from p2ptrain.tiling.kernels.kernels import cut
+from p2ptrain.tiling.kernels.kernels import cut_region
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
 from p2ptrain.tiling.kernels.tiled_part import TiledPart
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 
 
-def tiled_units(description: ModelDescription, units: int, mode: Mode) -> TiledPart:
+def tiled_units(description: ModelDescription, units: int, mode: RoundMode) -> TiledPart:
     """The first `units` units as tiles.
 
     Raises:
@@ -51,7 +51,7 @@ def tiled_units(description: ModelDescription, units: int, mode: Mode) -> TiledP
     return part
 
 
-def _reader_of(description: ModelDescription, value: InputRef | NodeRef, mode: Mode) -> str:
+def _reader_of(description: ModelDescription, value: InputRef | NodeRef, mode: RoundMode) -> str:
     """The last unit that reads a value."""
     nodes = description.graph(mode.value).nodes
     for unit in reversed(description.units):
@@ -75,7 +75,7 @@ def tileable(description: ModelDescription) -> MapNetwork:
     most = least = 0
     for units in range(min(part.whole, len(description.units) - 1), 0, -1):
         try:
-            for mode in Mode:
+            for mode in RoundMode:
                 tiled_units(description, units, mode)
         except NotTiled as error:
             if least:
@@ -88,7 +88,7 @@ def tileable(description: ModelDescription) -> MapNetwork:
     return replace(part.network.first_units(most), least=least)
 
 
-class ModeTiles:
+class ModeTileLayout:
     """The tiles of one of the model's two graphs.
 
     Attributes:
@@ -97,7 +97,7 @@ class ModeTiles:
             that crosses under two names stands there twice.
     """
 
-    def __init__(self, description: ModelDescription, shape: TileShape, mode: Mode) -> None:
+    def __init__(self, description: ModelDescription, shape: TileShape, mode: RoundMode) -> None:
         """Lay out the grid.
 
         Raises:
@@ -107,7 +107,7 @@ class ModeTiles:
         self.part = tiled_units(description, shape.units, mode)
         weights = shape.rows, shape.columns
         network = self.part.network.with_early(shape.early)
-        self.layout = Layout(network, weights, shape.borders, aligned=shape.aligned)
+        self.layout = GridLayout(network, weights, shape.borders, aligned=shape.aligned)
         by_value = dict(self.part.leaving)
         crossing = description.crossing_values(shape.units, mode.value)
         self.leaving = tuple(by_value[v] for v in crossing if not isinstance(v, InputRef))
@@ -197,7 +197,7 @@ class ModeTiles:
         return self._dtype, (samples, channels, region.rows.size, region.columns.size)
 
 
-class StageTiles:
+class StageTileLayout:
     """A tiled stage, as everybody sees it who sends to it or gets from it.
 
     Attributes:
@@ -205,7 +205,7 @@ class StageTiles:
         device_of: by tile.
     """
 
-    def __init__(self, description: ModelDescription, place: StagePlace) -> None:
+    def __init__(self, description: ModelDescription, place: StageAssignment) -> None:
         """Of a place that has a `tiling`. Layouts are made when they are asked for."""
         assert place.tiling is not None
         self._description, self._shape = description, place.tiling
@@ -213,44 +213,46 @@ class StageTiles:
         self.device_of = tuple(place.devices[at] for at in owners(place.shares))
 
     @cached_property
-    def _train(self) -> ModeTiles:
-        return ModeTiles(self._description, self._shape, Mode.TRAIN)
+    def _train(self) -> ModeTileLayout:
+        return ModeTileLayout(self._description, self._shape, RoundMode.TRAIN)
 
     @cached_property
-    def _evaluate(self) -> ModeTiles:
-        return ModeTiles(self._description, self._shape, Mode.EVAL)
+    def _evaluate(self) -> ModeTileLayout:
+        return ModeTileLayout(self._description, self._shape, RoundMode.EVAL)
 
-    def of(self, mode: Mode) -> ModeTiles:
+    def of(self, mode: RoundMode) -> ModeTileLayout:
         """Of one graph. Raises NotTiled, GridError."""
-        return self._train if mode is Mode.TRAIN else self._evaluate
+        return self._train if mode is RoundMode.TRAIN else self._evaluate
 
     def tiles(self, device: str) -> tuple[int, ...]:
         """Those of one device, ascending."""
         return tuple(tile for tile, owner in enumerate(self.device_of) if owner == device)
 
-    def entering_parts(self, device: str, mode: Mode, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def entering_parts(
+        self, device: str, mode: RoundMode, inputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """What a device gets of the images."""
         return self.of(mode).entering_parts(self.tiles(device), inputs)
 
-    def leaving_parts(self, device: str, mode: Mode, values: Sequence[Value]) -> list[Value]:
+    def leaving_parts(self, device: str, mode: RoundMode, values: Sequence[Value]) -> list[Value]:
         """What of the gradients of whole maps a device gets."""
         return self.of(mode).leaving_parts(self.tiles(device), values)
 
-    def leaving_expected(self, device: str, mode: Mode, samples: int) -> list[Expected]:
+    def leaving_expected(self, device: str, mode: RoundMode, samples: int) -> list[Expected]:
         """What a device gives."""
         return self.of(mode).leaving_expected(self.tiles(device), samples)
 
-    def joined(self, mode: Mode, parts: Mapping[str, Sequence[Value]]) -> list[Value]:
+    def joined(self, mode: RoundMode, parts: Mapping[str, Sequence[Value]]) -> list[Value]:
         """Whole maps from what each device of the stage gave."""
         tiles = [self.tiles(device) for device in parts]
         return self.of(mode).joined(list(parts.values()), tiles)
 
 
-def tiles_of(description: ModelDescription, place: StagePlace) -> StageTiles | None:
+def tiles_of(description: ModelDescription, place: StageAssignment) -> StageTileLayout | None:
     """None where the stage is not tiled."""
-    return None if place.tiling is None else StageTiles(description, place)
+    return None if place.tiling is None else StageTileLayout(description, place)
 
 
 def _at(tensor: Tensor, region: Region) -> Tensor:
     rows, columns = region.rows, region.columns
-    return cut(tensor, (slice(rows.first, rows.end), slice(columns.first, columns.end)))
+    return cut_region(tensor, (slice(rows.first, rows.end), slice(columns.first, columns.end)))

@@ -10,37 +10,37 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from p2ptrain.job.rounds import Mode
+from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.round_orders import RoundOrder
-from p2ptrain.messages.tensors import Piece
+from p2ptrain.messages.tensors import MicroBatchSlice
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.runtime.executor import StageTask
-from p2ptrain.runtime.io.replay_log import EpochLog
-from p2ptrain.runtime.io.tensor_receiver import Gathered
+from p2ptrain.runtime.executor import StageSpec
+from p2ptrain.runtime.io.replay_log import ReplayLog
+from p2ptrain.runtime.io.tensor_receiver import GatheredValues
 from p2ptrain.runtime.live_stage import LiveStage
-from p2ptrain.runtime.stage_io import Lines, StageLinks
-from p2ptrain.runtime.sync_executor import StageRunner
+from p2ptrain.runtime.stage_io import StageIo, StageSender
+from p2ptrain.runtime.sync_executor import SyncStageExecutor
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
-from p2ptrain.state.snapshot_store import VersionStore
-from p2ptrain.tiling.kernels.tile_messages import Message
+from p2ptrain.state.snapshot_store import SnapshotStore
+from p2ptrain.tiling.kernels.tile_messages import TileMessage
 
 
-class TiledRunner(StageRunner):
+class TiledStageExecutor(SyncStageExecutor):
     """The tiles of one device, for one epoch of synchronous rounds."""
 
     def __init__(
         self,
-        task: StageTask,
+        task: StageSpec,
         live: LiveStage,
-        links: StageLinks,
-        lines: Lines,
+        links: StageSender,
+        lines: StageIo,
         compute: ComputeThread,
-        store: VersionStore,
-        log: EpochLog,
+        store: SnapshotStore,
+        log: ReplayLog,
         exchange: TileExchange,
     ) -> None:
-        """`exchange`: with the stage's other devices; the rest as `StageRunner`."""
+        """`exchange`: with the stage's other devices; the rest as `SyncStageExecutor`."""
         super().__init__(task, live, links, lines, compute, store, log)
         assert isinstance(live.stage, TiledStage)
         self._stage = live.stage
@@ -56,26 +56,26 @@ class TiledRunner(StageRunner):
         for piece in self.task.pieces(order.round):
             inputs, _ = await self._inputs(order, piece)
             await self._run_forward(piece, inputs)
-            outputs = self._stage.outputs(piece.key.micro_batch, Mode.EVAL)
-            self._stage.forget(piece.key.micro_batch, Mode.EVAL)
+            outputs = self._stage.outputs(piece.key.micro_batch, RoundMode.EVAL)
+            self._stage.forget(piece.key.micro_batch, RoundMode.EVAL)
             self._exchange.finished(piece)
             assert self._lines.forward is not None, "no loss is computed in tiles"
             await self._lines.forward.put(piece, outputs)
         self._exchange.round_over(order.round.index)
         return 0.0
 
-    async def _forward(self, order: RoundOrder, piece: Piece) -> float:
+    async def _forward(self, order: RoundOrder, piece: MicroBatchSlice) -> float:
         """Returns 0.0: no loss is computed in tiles."""
         inputs, _ = await self._inputs(order, piece)
         await self._run_forward(piece, inputs)
-        outputs = self._stage.outputs(piece.key.micro_batch, Mode.TRAIN)
+        outputs = self._stage.outputs(piece.key.micro_batch, RoundMode.TRAIN)
         return await self._give_forward(order, piece, outputs)
 
-    async def _run_forward(self, piece: Piece, inputs: Gathered) -> None:
+    async def _run_forward(self, piece: MicroBatchSlice, inputs: GatheredValues) -> None:
         key, mode = piece.key.micro_batch, piece.mode
 
-        def begin() -> list[Message]:
-            if mode is Mode.TRAIN:
+        def begin() -> list[TileMessage]:
+            if mode is RoundMode.TRAIN:
                 self._save()
             images = [value for value in inputs.join() if value is not None]
             return self._stage.begin_forward(key, mode, images, piece.samples)
@@ -83,35 +83,35 @@ class TiledRunner(StageRunner):
         await self._carry(piece, (1, -self.task.index), begin)
 
     async def _whole_backward(
-        self, order: RoundOrder, piece: Piece, final: Callable[[str], None] | None
+        self, order: RoundOrder, piece: MicroBatchSlice, final: Callable[[str], None] | None
     ) -> None:
         given = await self._gradients(order, piece)
         assert given is not None, "no loss is computed in tiles"
         key = piece.key.micro_batch
-        told: set[str] = set()
+        notified: set[str] = set()
 
-        def begin() -> list[Message]:
+        def begin() -> list[TileMessage]:
             return self._stage.begin_backward(key, given.join())
 
-        def tell() -> None:
+        def notify() -> None:
             """Their sum goes round while earlier groups are still computed."""
             if final is None:
                 return
             for name in self._stage.final_names(key):
-                if name not in told:
-                    told.add(name)
+                if name not in notified:
+                    notified.add(name)
                     final(name)
 
-        await self._carry(piece, (0, self.task.index), begin, tell)
-        self._stage.forget(key, Mode.TRAIN)
+        await self._carry(piece, (0, self.task.index), begin, notify)
+        self._stage.forget(key, RoundMode.TRAIN)
         self._exchange.finished(piece)
         await self._give_backward(order, piece, [])
 
     async def _carry(
         self,
-        piece: Piece,
+        piece: MicroBatchSlice,
         urgency: tuple[int, ...],
-        begin: Callable[[], list[Message]],
+        begin: Callable[[], list[TileMessage]],
         after: Callable[[], None] = lambda: None,
     ) -> None:
         """Run a forward or backward to its end; `after` is called each time it has gone on."""

@@ -13,19 +13,19 @@ from functools import cached_property
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
-from p2ptrain.job.rounds import Mode
-from p2ptrain.messages.assignment import StagePlace
+from p2ptrain.job.rounds import RoundMode
+from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.messages.tensors import Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import StateRef
-from p2ptrain.model.stage.failures import NonFinite, any_broken
+from p2ptrain.model.stage.failures import NonFiniteUnit, any_broken
 from p2ptrain.model.stage.program import Seed
 from p2ptrain.model.stage.stage import NO_SEED, Passing, Stage
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.runtime.io.tensor_receiver import Expected
-from p2ptrain.runtime.tiled.tile_layout import StageTiles
+from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
 from p2ptrain.tiling.kernels.device_pass import Address, DevicePass
-from p2ptrain.tiling.kernels.tile_messages import Message
+from p2ptrain.tiling.kernels.tile_messages import TileMessage
 from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
 
 
@@ -39,7 +39,7 @@ class TiledStage(Stage):
     def __init__(
         self,
         description: ModelDescription,
-        place: StagePlace,
+        place: StageAssignment,
         state: Mapping[str, Tensor],
         device: str,
     ) -> None:
@@ -49,14 +49,14 @@ class TiledStage(Stage):
             NotTiled, GridError: the model's units, or their maps, cannot be tiled so.
         """
         super().__init__(description, place.first, place.end, state, copy=False)
-        self.tiles = StageTiles(description, place)
+        self.tiles = StageTileLayout(description, place)
         self._own = self.tiles.tiles(device)
-        self._programs: dict[Mode, dict[int, TileProgram]] = {}
+        self._programs: dict[RoundMode, dict[int, TileProgram]] = {}
         self._passes: dict[int, DevicePass] = {}
         self._evaluating: DevicePass | None = None
-        self.programs(Mode.TRAIN)
+        self.programs(RoundMode.TRAIN)
 
-    def programs(self, mode: Mode) -> Mapping[int, TileProgram]:
+    def programs(self, mode: RoundMode) -> Mapping[int, TileProgram]:
         """By tile, those of this device. Raises NotTiled, GridError."""
         if mode not in self._programs:
             tiled = self.tiles.of(mode)
@@ -74,7 +74,7 @@ class TiledStage(Stage):
             }
         return self._programs[mode]
 
-    def expected(self, address: Address, mode: Mode, samples: int) -> Expected | None:
+    def expected(self, address: Address, mode: RoundMode, samples: int) -> Expected | None:
         """What a message to a tile here must be; None where nobody expects it."""
         receiver, subject, sender = address
         program = self.programs(mode).get(receiver)
@@ -84,9 +84,9 @@ class TiledStage(Stage):
     # -- one micro-batch, for the compute thread -------------------------------------------------
 
     def begin_forward(
-        self, key: int, mode: Mode, inputs: Sequence[Tensor], samples: int
-    ) -> list[Message]:
-        """Start micro-batch `key`; `inputs` as `StageTiles.entering_parts` lists them.
+        self, key: int, mode: RoundMode, inputs: Sequence[Tensor], samples: int
+    ) -> list[TileMessage]:
+        """Start micro-batch `key`; `inputs` as `StageTileLayout.entering_parts` lists them.
 
         Returns:
             What other devices must be told; so do `begin_backward` and `receive`.
@@ -94,20 +94,20 @@ class TiledStage(Stage):
         if key in self._passes:
             raise InternalError(f"micro-batch {key} was already forwarded")
         begun = DevicePass(self.programs(mode), samples)
-        if mode is Mode.TRAIN:
+        if mode is RoundMode.TRAIN:
             self._passes[key] = begun
         else:
             self._evaluating = begun
         entering = self.tiles.of(mode).part.network.entering
         return begun.begin_forward(_by_tile(self._own, entering, inputs))
 
-    def outputs(self, key: int, mode: Mode) -> list[Tensor]:
+    def outputs(self, key: int, mode: RoundMode) -> list[Tensor]:
         """After the forward: what leaves, by tile."""
         return self._pass(key, mode).outputs(self.tiles.of(mode).leaving)
 
-    def begin_backward(self, key: int, gradients: Sequence[Value]) -> list[Message]:
+    def begin_backward(self, key: int, gradients: Sequence[Value]) -> list[TileMessage]:
         """Start the way back from a gradient for each of `outputs`; parameters add to `.grad`."""
-        leaving = self.tiles.of(Mode.TRAIN).leaving
+        leaving = self.tiles.of(RoundMode.TRAIN).leaving
         count = len(leaving)
         by_tile: dict[int, dict[int, Tensor | None]] = {}
         for place, tile in enumerate(self._own):
@@ -123,11 +123,13 @@ class TiledStage(Stage):
         """Maps that micro-batch `key` keeps for its backward, besides those that autograd keeps."""
         return self._passes[key].kept
 
-    def receive(self, key: int, mode: Mode, messages: Iterable[Message]) -> list[Message]:
+    def receive(
+        self, key: int, mode: RoundMode, messages: Iterable[TileMessage]
+    ) -> list[TileMessage]:
         """Take what other devices say. Raises ProtocolError: no tile expects it."""
         return self._pass(key, mode).receive(messages)
 
-    def awaits(self, key: int, mode: Mode) -> tuple[frozenset[Address], ...]:
+    def awaits(self, key: int, mode: RoundMode) -> tuple[frozenset[Address], ...]:
         """By tile that waits: what it must be told; nothing where the pass has ended."""
         return self._pass(key, mode).awaits
 
@@ -142,7 +144,7 @@ class TiledStage(Stage):
 
         In the order in which a backward is done with them. What no operator uses is not there.
         """
-        tiled = self.tiles.of(Mode.TRAIN)
+        tiled = self.tiles.of(RoundMode.TRAIN)
         part, groups = tiled.part, tiled.layout.groups
         nodes = self.description.train.nodes
         first: dict[str, int] = {}
@@ -155,15 +157,15 @@ class TiledStage(Stage):
         names = [name for name in first if name in trainable and trainable[name].requires_grad]
         return {name: first[name] for name in sorted(names, key=lambda name: -first[name])}
 
-    def forget(self, key: int, mode: Mode) -> None:
+    def forget(self, key: int, mode: RoundMode) -> None:
         """That micro-batch is done."""
-        if mode is Mode.TRAIN:
+        if mode is RoundMode.TRAIN:
             del self._passes[key]
         else:
             self._evaluating = None
 
-    def _pass(self, key: int, mode: Mode) -> DevicePass:
-        found = self._passes.get(key) if mode is Mode.TRAIN else self._evaluating
+    def _pass(self, key: int, mode: RoundMode) -> DevicePass:
+        found = self._passes.get(key) if mode is RoundMode.TRAIN else self._evaluating
         if found is None:
             raise InternalError(f"micro-batch {key} was never forwarded")
         return found
@@ -202,17 +204,17 @@ class TiledStage(Stage):
         """Raises InternalError, as `forward`."""
         raise InternalError("a tiled stage is begun, and told by others")
 
-    def first_non_finite(self, key: int) -> NonFinite | None:
+    def first_non_finite(self, key: int) -> NonFiniteUnit | None:
         """As far as the tiles here tell: nothing is run again, which would take all devices."""
-        units = self._passes[key].broken_units(self.tiles.of(Mode.TRAIN).part.network)
+        units = self._passes[key].broken_units(self.tiles.of(RoundMode.TRAIN).part.network)
         if units is None:
             return None
         if not units:
-            return NonFinite(None, any_broken(self.parameters().values()))
+            return NonFiniteUnit(None, any_broken(self.parameters().values()))
         for unit in units:
             if self._is_broken(unit):
-                return NonFinite(unit, True, unit)
-        return NonFinite(units[-1], False, units[0])
+                return NonFiniteUnit(unit, True, unit)
+        return NonFiniteUnit(units[-1], False, units[0])
 
     def _is_broken(self, unit: int) -> bool:
         state = self.state()

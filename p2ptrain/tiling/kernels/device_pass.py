@@ -15,7 +15,7 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.plan.types.feature_maps import MapNetwork
-from p2ptrain.tiling.kernels.tile_messages import Message, Subject
+from p2ptrain.tiling.kernels.tile_messages import Subject, TileMessage
 from p2ptrain.tiling.kernels.tile_pass import TilePass
 from p2ptrain.tiling.kernels.tile_program import TileProgram
 
@@ -73,27 +73,29 @@ class DevicePass:
         found = [units for finite in known if (units := broken_units(network, finite)) is not None]
         return min(found, key=lambda units: (units.stop, units.start))
 
-    def begin_forward(self, inputs: Mapping[int, Mapping[int, Tensor]]) -> list[Message]:
+    def begin_forward(self, inputs: Mapping[int, Mapping[int, Tensor]]) -> list[TileMessage]:
         """Start from the inputs of each tile, by tile and map; what other devices must be told."""
-        sent: list[Message] = []
+        sent: list[TileMessage] = []
         for tile, tile_pass in self._passes.items():
             sent += tile_pass.begin_forward(inputs[tile])
         return self._carried(sent)
 
-    def begin_backward(self, gradients: Mapping[int, Mapping[int, Tensor | None]]) -> list[Message]:
+    def begin_backward(
+        self, gradients: Mapping[int, Mapping[int, Tensor | None]]
+    ) -> list[TileMessage]:
         """Start the way back from the gradients of each tile's outputs, by tile and map."""
-        sent: list[Message] = []
+        sent: list[TileMessage] = []
         for tile, tile_pass in self._passes.items():
             sent += tile_pass.begin_backward(gradients[tile])
         return self._carried(sent)
 
-    def receive(self, messages: Iterable[Message]) -> list[Message]:
+    def receive(self, messages: Iterable[TileMessage]) -> list[TileMessage]:
         """Take what tiles of other devices say, and go on.
 
         Raises:
             ProtocolError: nobody expects it.
         """
-        sent: list[Message] = []
+        sent: list[TileMessage] = []
         paused = [tile_pass for tile_pass in self._passes.values() if tile_pass.is_paused]
         for tile_pass in paused:
             sent += tile_pass.resume()
@@ -111,9 +113,9 @@ class DevicePass:
             tile_pass.outputs[number] for tile_pass in self._passes.values() for number in leaving
         ]
 
-    def _carried(self, messages: Iterable[Message]) -> list[Message]:
+    def _carried(self, messages: Iterable[TileMessage]) -> list[TileMessage]:
         """Deliver what is for tiles here until there is nothing more; the rest is for others."""
-        waiting, outside = deque(messages), list[Message]()
+        waiting, outside = deque(messages), list[TileMessage]()
         while waiting:
             message = waiting.popleft()
             here = self._passes.get(message.receiver)

@@ -27,16 +27,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from p2ptrain.model.graph.nodes import Argument, InputRef, Node, NodeRef, Reference, StateRef
+from p2ptrain.model.graph.nodes import Argument, GraphNode, InputRef, NodeRef, Reference, StateRef
 from p2ptrain.model.graph.operators import resolve
-from p2ptrain.plan.types.feature_maps import FeatureMap, MapNetwork, Operation, Region, Span
-from p2ptrain.tiling.kernels.tile_steps import Segment
+from p2ptrain.plan.types.feature_maps import AxisSpan, FeatureMap, MapNetwork, Operation, Region
+from p2ptrain.tiling.kernels.tile_steps import TileSegment
 from p2ptrain.tiling.kernels.tileable_operators import (
     CONVOLUTIONS,
     PADDINGS,
     UNARY,
     arguments_of,
-    function_of,
+    elementwise_function,
     is_in_place,
     out_of_place,
     pair,
@@ -52,7 +52,7 @@ _ops = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TilePlace:
     """Where an operation runs.
 
     Attributes:
@@ -64,7 +64,7 @@ class Place:
         in_place: it may write to its first input.
     """
 
-    node: Node
+    node: GraphNode
     operation: Operation
     reads: Mapping[Reference, int]
     source: FeatureMap
@@ -80,7 +80,7 @@ class Place:
         )
 
 
-def kernel(place: Place, state: Mapping[str, Tensor]) -> Kernel:
+def kernel(place: TilePlace, state: Mapping[str, Tensor]) -> Kernel:
     """The operator of `place` with the tensors of `state`."""
     operator = place.node.operator
     if operator in CONVOLUTIONS:
@@ -95,7 +95,7 @@ def kernel(place: Place, state: Mapping[str, Tensor]) -> Kernel:
     return _elementwise(place, state)
 
 
-def convolution(place: Place, state: Mapping[str, Tensor], padding: Padding) -> Kernel:
+def convolution(place: TilePlace, state: Mapping[str, Tensor], padding: Padding) -> Kernel:
     """The convolution of `place`, of an input that lacks `padding` of what its outputs read."""
     arguments = arguments_of(place.node)
     weight = state[arguments["weight"].name]
@@ -123,7 +123,7 @@ def padding_first(call: Kernel, padding: Padding) -> Kernel:
     return lambda inputs: call([_padded(inputs[0], padding, 0.0)])
 
 
-def _maximum_pooling(place: Place) -> Kernel:
+def _maximum_pooling(place: TilePlace) -> Kernel:
     rows, columns = place.operation.rows, place.operation.columns
     kernel_size, stride = (rows.kernel, columns.kernel), (rows.stride, columns.stride)
     dilation = rows.dilation, columns.dilation
@@ -137,7 +137,7 @@ def _maximum_pooling(place: Place) -> Kernel:
     return run
 
 
-def _average_pooling(place: Place) -> Kernel:
+def _average_pooling(place: TilePlace) -> Kernel:
     """Sums by torch, divided by what each window counts: at borders that is less than its size."""
     rows, columns = place.operation.rows, place.operation.columns
     kernel_size, stride = [rows.kernel, columns.kernel], [rows.stride, columns.stride]
@@ -156,7 +156,7 @@ def _average_pooling(place: Place) -> Kernel:
     return run
 
 
-def _counts(place: Place) -> int | Tensor:
+def _counts(place: TilePlace) -> int | Tensor:
     """What the sum under each window is divided by; one number where it is the same everywhere."""
     arguments = arguments_of(place.node)
     if arguments["divisor_override"] is not None:
@@ -168,16 +168,16 @@ def _counts(place: Place) -> int | Tensor:
     for window, span, size in zip(
         (place.operation.rows, place.operation.columns), spans, sizes, strict=True
     ):
-        counted = Span(0, size)
+        counted = AxisSpan(0, size)
         if arguments["count_include_pad"]:
-            counted = Span(-window.before, size + window.after)
+            counted = AxisSpan(-window.before, size + window.after)
         taps.append(torch.tensor(window.taps(span, counted)))
     counts = taps[0][:, None] * taps[1][None, :]
     first = int(counts[0, 0])
     return first if bool((counts == first).all()) else counts
 
 
-def _elementwise(place: Place, state: Mapping[str, Tensor]) -> Kernel:
+def _elementwise(place: TilePlace, state: Mapping[str, Tensor]) -> Kernel:
     node, inputs = place.node, place.operation.inputs
     operator = node.operator
     if is_in_place(operator) and not place.in_place:
@@ -221,31 +221,31 @@ def _padded(tensor: Tensor, padding: Padding, value: float) -> Tensor:
     return functional.pad(tensor, (left, right, top, bottom), value=value)
 
 
-def cut(tensor: Tensor, cuts: tuple[slice, slice] | None) -> Tensor:
+def cut_region(tensor: Tensor, cuts: tuple[slice, slice] | None) -> Tensor:
     """A region of samples x channels x rows x columns."""
     return tensor if cuts is None else tensor[:, :, cuts[0], cuts[1]]
 
 
-def part(tensor: Tensor, held: Region, wanted: Region) -> Tensor:
+def region_view(tensor: Tensor, held: Region, wanted: Region) -> Tensor:
     """The `wanted` region of a tensor that holds `held`."""
-    return tensor if wanted == held else cut(tensor, wanted.within(held))
+    return tensor if wanted == held else cut_region(tensor, wanted.within(held))
 
 
-def embedded(tensor: Tensor, region: Region, whole: Region) -> Tensor:
+def embed_region(tensor: Tensor, region: Region, whole: Region) -> Tensor:
     """A tensor of `whole` with `tensor` in its `region`, zeros around it."""
     if region == whole:
         return tensor
     shape = (*tensor.shape[:2], whole.rows.size, whole.columns.size)
     made = tensor.new_zeros(shape)
-    cut(made, region.within(whole)).copy_(tensor)
+    cut_region(made, region.within(whole)).copy_(tensor)
     return made
 
 
 def copied(tensor: Tensor, region: Region, whole: Region) -> Tensor:
-    """As `embedded`, in memory of its own."""
+    """As `embed_region`, in memory of its own."""
     if region == whole:
         return tensor.clone(memory_format=torch.contiguous_format)
-    return embedded(tensor, region, whole)
+    return embed_region(tensor, region, whole)
 
 
 def add_to(gradients: dict[int, Tensor], number: int, gradient: Tensor | None) -> None:
@@ -254,7 +254,7 @@ def add_to(gradients: dict[int, Tensor], number: int, gradient: Tensor | None) -
         gradients[number] = gradient if known is None else known + gradient
 
 
-def maker_for(network: MapNetwork, segment: Segment, reader: int) -> int | None:
+def maker_for(network: MapNetwork, segment: TileSegment, reader: int) -> int | None:
     """The operation that makes what `reader` reads, for it alone.
 
     None where somebody else reads it too, or it was made before the segment.
@@ -268,7 +268,7 @@ def maker_for(network: MapNetwork, segment: Segment, reader: int) -> int | None:
 
 def leaves_zeros(operator: str, call: Kernel, source: FeatureMap, dtype: torch.dtype) -> bool:
     """Whether `call`, of the named operator, is of each position alone, and of zeros zeros."""
-    if function_of(operator) not in UNARY:
+    if elementwise_function(operator) not in UNARY:
         return False
     with torch.no_grad():
         made = call([torch.zeros((1, source.channels, 1, 1), dtype=dtype)])

@@ -20,7 +20,7 @@ from p2ptrain.model.graph.effects import (
     mutated_references,
     uses_batch_statistics,
 )
-from p2ptrain.model.graph.nodes import InputRef, Node, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.graph.nodes import GraphNode, InputRef, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.graph.operators import is_allowed
 from p2ptrain.plan.types.feature_maps import ELEMENTWISE, FeatureMap, MapNetwork, MapUnit, Operation
 from p2ptrain.tiling.kernels.tileable_operators import (
@@ -36,7 +36,7 @@ from p2ptrain.tiling.kernels.tileable_operators import (
     Windows,
     arguments_of,
     convolution_windows,
-    function_of,
+    elementwise_function,
     is_in_place,
     out_of_place,
     padding_windows,
@@ -83,7 +83,7 @@ def read_tiled_part(
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _ReadOperation:
     """An operation, the index of its node, and what the node's references stand for."""
 
     node: int
@@ -102,7 +102,7 @@ class _Reader:
         self._map_of: dict[Reference, int] = {}
         self._shared: set[int] = set()  # maps that may share memory with another one
         self._entering: dict[int, int] = {}  # map -> leaf of the model's input
-        self._made: list[_Made] = []
+        self._made: list[_ReadOperation] = []
         self._written = {  # tensors of the state that some node changes
             reference.name
             for node in self._nodes
@@ -130,14 +130,14 @@ class _Reader:
                 f"tiling ends in layer {unit.name} at {node.name} ({node.operator}): {error}"
             ) from None
 
-    def _take(self, index: int, node: Node) -> None:
+    def _take(self, index: int, node: GraphNode) -> None:
         if not node.operator.startswith("aten."):
             raise NotTiled("it computes with sizes")
         if self._counts(node):
             self._counters.append(index)
             return
         arguments = arguments_of(node)
-        function = function_of(node.operator)
+        function = elementwise_function(node.operator)
         if draws_random_numbers(node):
             raise NotTiled("its random numbers are drawn for the whole map at once")
         if any(isinstance(reference, TargetRef) for reference in node.references()):
@@ -161,7 +161,7 @@ class _Reader:
         else:
             raise NotTiled("it is no operator that works on tiles")
 
-    def _counts(self, node: Node) -> bool:
+    def _counts(self, node: GraphNode) -> bool:
         """Whether it adds a number to a buffer that no map depends on: `num_batches_tracked`."""
         return (
             node.operator in _COUNTERS
@@ -199,7 +199,7 @@ class _Reader:
         ceil_mode = bool(arguments["ceil_mode"])
         self._add(index, (read,), windows, flops=flops, ceil_mode=ceil_mode)
 
-    def _padding(self, index: int, node: Node, arguments: Mapping[str, Any]) -> None:
+    def _padding(self, index: int, node: GraphNode, arguments: Mapping[str, Any]) -> None:
         self._add(index, (self._map(arguments["self"]),), padding_windows(node, arguments))
 
     def _normalisation(self, index: int, arguments: Mapping[str, Any]) -> None:
@@ -339,7 +339,7 @@ class _Reader:
         work = flops_per_channel * made.channels if flops is None else flops
         operation = Operation(node.name, reads, number, *windows, statistics, work)
         named = {r: self._map_of[r] for r in node.references() if r in self._map_of}
-        self._made.append(_Made(index, operation, named))
+        self._made.append(_ReadOperation(index, operation, named))
         self._map_of[NodeRef(index)] = number
         if is_in_place(node.operator):
             written = self._map_of[_first_reference(node)]
@@ -347,8 +347,12 @@ class _Reader:
                 if known == written:
                     self._map_of[reference] = number
 
-    def _is_differentiable(self, node: Node, reads: tuple[int, ...]) -> bool:
-        if not node.grad_enabled or self._mode != "train" or function_of(node.operator) == "detach":
+    def _is_differentiable(self, node: GraphNode, reads: tuple[int, ...]) -> bool:
+        if (
+            not node.grad_enabled
+            or self._mode != "train"
+            or elementwise_function(node.operator) == "detach"
+        ):
             return False
         by_name = self._description.tensors_by_name
         state = (r.name for r in node.references() if isinstance(r, StateRef))
@@ -439,5 +443,5 @@ def _is_state(value: object) -> bool:
     return isinstance(value, StateRef)
 
 
-def _first_reference(node: Node) -> Reference:
+def _first_reference(node: GraphNode) -> Reference:
     return next(node.references())

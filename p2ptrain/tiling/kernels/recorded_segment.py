@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from p2ptrain.model.stage.split_backward import WeightGradients
 
 
-class Recorded:
+class RecordedSegment:
     """Between a segment's forward and its backward.
 
     Attributes:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.tiling.kernels.tile_messages import Message, Subject
+from p2ptrain.tiling.kernels.tile_messages import Subject, TileMessage
 from p2ptrain.tiling.kernels.tile_program import TileProgram
 
 Key: TypeAlias = tuple[Subject, int]
@@ -29,9 +29,9 @@ class TileMachine:
         self._pauses = pauses
         self._is_paused = False
         self._inbox: dict[Key, Tensor] = {}
-        self._told: set[Key] = set()
+        self._received: set[Key] = set()
         self._missing: set[Key] = set()  # of what the work waits for
-        self._outbox: list[Message] = []
+        self._outbox: list[TileMessage] = []
         self._work: Work | None = None
 
     @property
@@ -49,7 +49,7 @@ class TileMachine:
         """What it must be told, and by which tile, before it goes on; has not come yet."""
         return frozenset(self._missing)
 
-    def receive(self, message: Message) -> list[Message]:
+    def receive(self, message: TileMessage) -> list[TileMessage]:
         """Take what another tile says, and go on if nothing else is missing.
 
         Raises:
@@ -58,18 +58,18 @@ class TileMachine:
         """
         key, tensor = (message.subject, message.sender), message.tensor
         expected = self._program.expected(message.subject, message.sender, self._samples)
-        if expected != (tuple(tensor.shape), tensor.dtype) or key in self._told:
+        if expected != (tuple(tensor.shape), tensor.dtype) or key in self._received:
             raise ProtocolError(
                 f"tile {message.sender} sent {message.subject} of {tuple(tensor.shape)} "
                 f"{tensor.dtype} to tile {self._program.tile}, which expects "
-                f"{'it once' if key in self._told else expected or 'no such thing'}"
+                f"{'it once' if key in self._received else expected or 'no such thing'}"
             )
-        self._told.add(key)
+        self._received.add(key)
         self._inbox[key] = tensor
         self._missing.discard(key)
         return self._go_on()
 
-    def resume(self) -> list[Message]:
+    def resume(self) -> list[TileMessage]:
         """Go on after a pause; what other tiles must be told."""
         self._is_paused = False
         return self._go_on()
@@ -80,13 +80,13 @@ class TileMachine:
 
     # -- going on --------------------------------------------------------------------------------
 
-    def _begin(self, work: Work) -> list[Message]:
+    def _begin(self, work: Work) -> list[TileMessage]:
         if self._work is not None:
             raise InternalError(f"tile {self._program.tile} is still at work")
         self._work = work
         return self._go_on()
 
-    def _go_on(self) -> list[Message]:
+    def _go_on(self) -> list[TileMessage]:
         while self._may_go_on and self._work is not None:
             try:
                 with torch.no_grad():  # segments alone are recorded
@@ -101,7 +101,7 @@ class TileMachine:
 
     def _send(self, receivers: Iterable[int], subject: Subject, tensor: Tensor) -> None:
         tile = self._program.tile
-        self._outbox += [Message(tile, other, subject, tensor) for other in receivers]
+        self._outbox += [TileMessage(tile, other, subject, tensor) for other in receivers]
 
     def _take(self, subject: Subject, sender: int) -> Tensor:
         return self._inbox.pop((subject, sender))

@@ -45,7 +45,7 @@ Subject: TypeAlias = Halo | HaloGradient | Moments | GradientSums
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class TileMessage:
     """From one tile to another.
 
     Attributes:

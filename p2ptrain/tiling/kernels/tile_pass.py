@@ -23,17 +23,23 @@ from torch import Tensor
 
 from p2ptrain.model.stage.split_backward import WeightGradients, accumulate
 from p2ptrain.plan.types.feature_maps import Region
-from p2ptrain.tiling.kernels.kernels import add_to, copied, cut, embedded, part
-from p2ptrain.tiling.kernels.recorded_segment import Recorded
+from p2ptrain.tiling.kernels.kernels import add_to, copied, cut_region, embed_region, region_view
+from p2ptrain.tiling.kernels.recorded_segment import RecordedSegment
 from p2ptrain.tiling.kernels.tile_machine import Key, TileMachine, Work
-from p2ptrain.tiling.kernels.tile_messages import GradientSums, Halo, HaloGradient, Message, Moments
+from p2ptrain.tiling.kernels.tile_messages import (
+    GradientSums,
+    Halo,
+    HaloGradient,
+    Moments,
+    TileMessage,
+)
 from p2ptrain.tiling.kernels.tile_program import TileProgram, run_segment
-from p2ptrain.tiling.kernels.tile_steps import Normalise, Segment
+from p2ptrain.tiling.kernels.tile_steps import Normalise, TileSegment
 from p2ptrain.tiling.kernels.tiled_normalisation import Statistics, combined, moments
-from p2ptrain.tiling.maps.grid import Transfer
+from p2ptrain.tiling.maps.grid import HaloTransfer
 
 
-class _Told(NamedTuple):
+class _PendingNorm(NamedTuple):
     """A normalisation on the way back, whose sums others have not told yet.
 
     Attributes:
@@ -61,8 +67,8 @@ class TilePass(TileMachine):
         self._inputs: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}  # maps between groups: what the tile owns
         self._gradients: dict[int, Tensor] = {}  # the same for gradients
-        self._recorded: dict[tuple[int, int], Recorded] = {}  # by group and step
-        self._makers: dict[int, Recorded] = {}  # by map that left its group
+        self._recorded: dict[tuple[int, int], RecordedSegment] = {}  # by group and step
+        self._makers: dict[int, RecordedSegment] = {}  # by map that left its group
         self._normalised: dict[int, tuple[Tensor, Statistics]] = {}  # by operation: x
         self._later: list[WeightGradients] = []
         self._reached: frozenset[int] = frozenset()  # maps that the backward reaches, on all tiles
@@ -86,7 +92,7 @@ class TilePass(TileMachine):
             found[number] = found.get(number, True) and bool(values.isfinite().all())
         return found
 
-    def begin_forward(self, inputs: Mapping[int, Tensor]) -> list[Message]:
+    def begin_forward(self, inputs: Mapping[int, Tensor]) -> list[TileMessage]:
         """Start; `inputs` are `layout.input_region` of each of the model's inputs, by map.
 
         Returns:
@@ -99,7 +105,7 @@ class TilePass(TileMachine):
         self._inputs = dict(inputs)
         return self._begin(self._forward())
 
-    def begin_backward(self, gradients: Mapping[int, Tensor | None]) -> list[Message]:
+    def begin_backward(self, gradients: Mapping[int, Tensor | None]) -> list[TileMessage]:
         """Start the way back from the gradients of `outputs`, by map; None where there is none."""
         self._inputs.clear()
         given = [number for number, gradient in gradients.items() if gradient is not None]
@@ -119,17 +125,17 @@ class TilePass(TileMachine):
             awaited = self._send_halos(place)
             own = None
             if fused is not None:
-                own = self._tell_moments(fused, self._values[fused.read])
+                own = self._send_moments(fused, self._values[fused.read])
                 awaited += self._everyone(Moments(fused.operation))
             yield awaited
             self._assemble(place, group.entering, inner)
             for index, step in enumerate(program.steps[place]):
-                if isinstance(step, Segment):
+                if isinstance(step, TileSegment):
                     self._compute(place, index, step, inner)
                     continue
                 if step is not fused or own is None:
-                    own = self._tell_moments(
-                        step, part(inner[step.read], *self._regions(place, step.read))
+                    own = self._send_moments(
+                        step, region_view(inner[step.read], *self._regions(place, step.read))
                     )
                     yield self._everyone(Moments(step.operation))
                 self._normalise(place, index, step, inner, own)
@@ -151,7 +157,7 @@ class TilePass(TileMachine):
             if transfer.sender == tile:
                 own = self._values[transfer.map]
                 region = transfer.region.within(program.owned(transfer.map))
-                self._send((transfer.receiver,), Halo(place, transfer.map), cut(own, region))
+                self._send((transfer.receiver,), Halo(place, transfer.map), cut_region(own, region))
         return tuple((Halo(place, t.map), t.sender) for t in transfers if t.receiver == tile)
 
     def _assemble(self, place: int, entering: Iterable[int], inner: dict[int, Tensor]) -> None:
@@ -164,34 +170,34 @@ class TilePass(TileMachine):
             required = program.required(place, number)
             if number in self._inputs:
                 held = program.layout.input_region(tile, number)
-                inner[number] = part(self._inputs[number], held, required)
+                inner[number] = region_view(self._inputs[number], held, required)
                 continue
             own, mine = self._values[number], program.owned(number)
             arrived = [piece for piece in pieces if piece.map == number]
             if not arrived:
-                inner[number] = part(own, mine, required.intersection(mine))
+                inner[number] = region_view(own, mine, required.intersection(mine))
                 continue
             here = required.intersection(mine)
             whole = own.new_empty((*own.shape[:2], required.rows.size, required.columns.size))
             if here.area:
-                cut(whole, here.within(required)).copy_(part(own, mine, here))
+                cut_region(whole, here.within(required)).copy_(region_view(own, mine, here))
             for piece in arrived:
                 halo = self._take(Halo(place, number), piece.sender)
-                cut(whole, piece.region.within(required)).copy_(halo)
+                cut_region(whole, piece.region.within(required)).copy_(halo)
             inner[number] = whole
             fused, maker = program.fused[place], self._makers.get(number)
             if fused is not None and fused.read == number and maker is not None:
                 maker.release(number)  # the normalisation keeps the whole
 
-    def _tell_moments(self, step: Normalise, owned: Tensor) -> Tensor:
+    def _send_moments(self, step: Normalise, owned: Tensor) -> Tensor:
         own = moments(owned)
         self._send(self._others, Moments(step.operation), own)
         return own
 
-    def _compute(self, place: int, index: int, step: Segment, inner: dict[int, Tensor]) -> None:
+    def _compute(self, place: int, index: int, step: TileSegment, inner: dict[int, Tensor]) -> None:
         program, network = self._program, self._program.layout.network
         uses = program.uses[place][index]
-        recorded = Recorded(program.parameters(step) if self._pauses else None)
+        recorded = RecordedSegment(program.parameters(step) if self._pauses else None)
         values: dict[int, Tensor] = {}
         with torch.set_grad_enabled(program.trains):
             for number in step.reads:
@@ -206,7 +212,9 @@ class TilePass(TileMachine):
             for number in step.gives:
                 value = values.pop(number)
                 if number in program.layout.groups[place].leaving:
-                    owned = part(value, program.required(place, number), program.owned(number))
+                    owned = region_view(
+                        value, program.required(place, number), program.owned(number)
+                    )
                     self._values[number] = recorded.leave(number, owned, owned=True)
                     self._makers[number] = recorded
                 if number in uses.later:
@@ -229,11 +237,13 @@ class TilePass(TileMachine):
         statistics = combined(parts, counts)
         if program.tracks:
             normalisation.track(statistics)
-        y = normalisation.forward(part(x, held, program.required(place, step.made)), statistics)
+        y = normalisation.forward(
+            region_view(x, held, program.required(place, step.made)), statistics
+        )
         if program.trains:
             self._normalised[k] = x, statistics
         if step.made in layout.groups[place].leaving:
-            self._values[step.made] = part(y, *self._regions(place, step.made))
+            self._values[step.made] = region_view(y, *self._regions(place, step.made))
         inner[step.made] = y
 
     def _forget(self, end: int) -> None:
@@ -250,22 +260,22 @@ class TilePass(TileMachine):
             leaving = program.layout.groups[place].leaving
             owned = {n: self._gradients.pop(n) for n in leaving if n in self._gradients}
             inner: dict[int, Tensor] = {}
-            fused, told = program.fused[place], None
+            fused, pending = program.fused[place], None
             for index, step in reversed([*enumerate(program.steps[place])]):
-                if isinstance(step, Segment):
+                if isinstance(step, TileSegment):
                     self._compute_back(place, index, step, inner, owned)
                     continue
-                told = self._tell_sums(place, step, inner, owned)
-                if told is not None and step is not fused:
+                pending = self._send_sums(place, step, inner, owned)
+                if pending is not None and step is not fused:
                     yield from self._weights()
                     yield self._everyone(GradientSums(step.operation))
-                    self._subtract(place, told, inner)
+                    self._subtract(place, pending, inner)
             awaited = self._send_halo_gradients(place, inner)
             yield from self._weights()
             self.backward_from = place
-            if fused is not None and told is not None:
+            if fused is not None and pending is not None:
                 yield awaited + self._everyone(GradientSums(fused.operation))
-                self._subtract(place, told, inner)
+                self._subtract(place, pending, inner)
             else:
                 yield awaited
             self._collect(place, inner)
@@ -275,7 +285,7 @@ class TilePass(TileMachine):
         self,
         place: int,
         index: int,
-        step: Segment,
+        step: TileSegment,
         inner: dict[int, Tensor],
         owned: Mapping[int, Tensor],
     ) -> None:
@@ -297,13 +307,13 @@ class TilePass(TileMachine):
             deque(later.compute(accumulate), maxlen=0)
         self._later.clear()
 
-    def _tell_sums(
+    def _send_sums(
         self,
         place: int,
         step: Normalise,
         inner: dict[int, Tensor],
         owned: Mapping[int, Tensor],
-    ) -> _Told | None:
+    ) -> _PendingNorm | None:
         """Back through a normalisation, but for what its statistics change; None = all is done."""
         program, k = self._program, step.operation
         x, statistics = self._normalised.pop(k)
@@ -312,31 +322,34 @@ class TilePass(TileMachine):
         held = program.required(place, step.read)
         made = program.required(place, step.made)
         if step.made in owned:
-            leaving = embedded(owned[step.made], program.owned(step.made), made)
+            leaving = embed_region(owned[step.made], program.owned(step.made), made)
             add_to(inner, step.made, leaving)
         gradient = inner.pop(step.made, None)
         if gradient is None:
             gradient = self._zeros(step.made, made)
         normalisation = program.normalisations[k]
-        through, sums = normalisation.sums(gradient, part(x, held, made), statistics)
+        through, sums = normalisation.sums(gradient, region_view(x, held, made), statistics)
         normalisation.accumulate(sums)
         if step.read not in self._reached:
             return None
         own = sums.double()
         self._send(self._others, GradientSums(k), own)
-        add_to(inner, step.read, embedded(through, made, held))
-        return _Told(step, x, statistics, own)
+        add_to(inner, step.read, embed_region(through, made, held))
+        return _PendingNorm(step, x, statistics, own)
 
-    def _subtract(self, place: int, told: _Told, inner: Mapping[int, Tensor]) -> None:
+    def _subtract(self, place: int, pending: _PendingNorm, inner: Mapping[int, Tensor]) -> None:
         """Everybody has told its sums: what the statistics change of the tile's own part."""
-        program, step = self._program, told.step
-        totals = torch.zeros_like(told.own)
+        program, step = self._program, pending.step
+        totals = torch.zeros_like(pending.own)
         for tile in range(program.layout.tiles):
             subject = GradientSums(step.operation)
-            totals += told.own if tile == program.tile else self._take(subject, tile)
+            totals += pending.own if tile == program.tile else self._take(subject, tile)
         regions = self._regions(place, step.read)
         program.normalisations[step.operation].subtract(
-            part(inner[step.read], *regions), part(told.x, *regions), told.statistics, totals
+            region_view(inner[step.read], *regions),
+            region_view(pending.x, *regions),
+            pending.statistics,
+            totals,
         )
 
     def _send_halo_gradients(self, place: int, inner: Mapping[int, Tensor]) -> tuple[Key, ...]:
@@ -350,7 +363,7 @@ class TilePass(TileMachine):
                 if gradient is None:
                     piece = self._zeros(transfer.map, transfer.region)
                 else:
-                    piece = part(gradient, required, transfer.region)
+                    piece = region_view(gradient, required, transfer.region)
                 self._send((transfer.sender,), HaloGradient(place, transfer.map), piece)
         return tuple(
             (HaloGradient(place, t.map), t.receiver) for t in transfers if t.sender == tile
@@ -364,18 +377,18 @@ class TilePass(TileMachine):
             required, mine = program.required(place, number), program.owned(number)
             here = required.intersection(mine)
             if here.area:  # a copy: what autograd gave may be another map's gradient too
-                sums[number] = copied(part(gradient, required, here), here, mine)
+                sums[number] = copied(region_view(gradient, required, here), here, mine)
         for transfer in self._crossed_back(place):
             if transfer.sender == tile:
                 arrived = self._take(HaloGradient(place, transfer.map), transfer.receiver)
                 whole = program.owned(transfer.map)
                 if transfer.map not in sums:
                     sums[transfer.map] = self._zeros(transfer.map, whole)
-                cut(sums[transfer.map], transfer.region.within(whole)).add_(arrived)
+                cut_region(sums[transfer.map], transfer.region.within(whole)).add_(arrived)
         for number, gradient in sums.items():
             self._add(number, gradient)
 
-    def _crossed_back(self, place: int) -> list[Transfer]:
+    def _crossed_back(self, place: int) -> list[HaloTransfer]:
         return [t for t in self._program.layout.transfers[place] if t.map in self._reached]
 
     def _add(self, number: int, gradient: Tensor) -> None:

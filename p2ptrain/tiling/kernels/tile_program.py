@@ -15,9 +15,9 @@ from p2ptrain.model.graph.nodes import StateRef
 from p2ptrain.plan.types.feature_maps import Operation, Region
 from p2ptrain.tiling.kernels.kernels import (
     Kernel,
-    Place,
+    TilePlace,
     convolution,
-    cut,
+    cut_region,
     kernel,
     leaves_zeros,
     maker_for,
@@ -27,9 +27,9 @@ from p2ptrain.tiling.kernels.kernels import (
 from p2ptrain.tiling.kernels.tile_messages import GradientSums, Halo, HaloGradient, Moments, Subject
 from p2ptrain.tiling.kernels.tile_steps import (
     Normalise,
-    Segment,
     Step,
     StepUses,
+    TileSegment,
     fused_step,
     steps_of,
     uses_of,
@@ -37,8 +37,8 @@ from p2ptrain.tiling.kernels.tile_steps import (
 from p2ptrain.tiling.kernels.tileable_operators import CONVOLUTIONS, is_in_place
 from p2ptrain.tiling.kernels.tiled_normalisation import Normalisation
 from p2ptrain.tiling.kernels.tiled_part import TiledPart
-from p2ptrain.tiling.maps.grid import Transfer
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid import HaloTransfer
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 
 
 class Replica:
@@ -80,7 +80,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class TileInstruction:
     """One operator on the tile.
 
     Attributes:
@@ -113,7 +113,7 @@ class TileProgram:
         self,
         description: ModelDescription,
         part: TiledPart,
-        layout: Layout,
+        layout: GridLayout,
         tile: int,
         replica: Replica,
         *,
@@ -139,7 +139,7 @@ class TileProgram:
             uses_of(layout, steps) for steps in self.steps
         )
         self.fused = tuple(map(fused_step, self.steps, layout.groups, repeat(layout.network)))
-        self.instructions: dict[int, Instruction] = {}
+        self.instructions: dict[int, TileInstruction] = {}
         self.normalisations: dict[int, Normalisation] = {}
         for place, steps in enumerate(self.steps):
             for step in steps:
@@ -182,7 +182,7 @@ class TileProgram:
         """What the tile has of a map inside a group."""
         return self.layout.required(group, self.tile, number)
 
-    def parameters(self, step: Segment) -> list[Tensor]:
+    def parameters(self, step: TileSegment) -> list[Tensor]:
         """Those that its operators read and that take gradients, once a use."""
         tensors = self.replica.tensors
         references = (
@@ -210,7 +210,7 @@ class TileProgram:
         network, tile = self.layout.network, self.tile
         shapes: dict[tuple[Subject, int], tuple[int, ...]] = {}
 
-        def shape(transfer: Transfer) -> tuple[int, ...]:
+        def shape(transfer: HaloTransfer) -> tuple[int, ...]:
             region = transfer.region
             return network.maps[transfer.map].channels, region.rows.size, region.columns.size
 
@@ -231,7 +231,7 @@ class TileProgram:
         return shapes
 
     def _prepare(self, group: int, step: Step) -> None:
-        if isinstance(step, Segment):
+        if isinstance(step, TileSegment):
             for k in step.operations:
                 self.instructions[k] = self._instruction(group, k)
             for k in step.operations:
@@ -240,9 +240,9 @@ class TileProgram:
             node = self._nodes[self.part.nodes[step.operation]]
             self.normalisations[step.operation] = Normalisation(node, self.replica.tensors)
 
-    def _instruction(self, group: int, k: int) -> Instruction:
+    def _instruction(self, group: int, k: int) -> TileInstruction:
         place = self._place(group, k)
-        return Instruction(
+        return TileInstruction(
             place.operation,
             self._cuts(group, place.operation, place.outputs),
             kernel(place, self.replica.tensors),
@@ -250,7 +250,7 @@ class TileProgram:
             place.node.operator in CONVOLUTIONS,
         )
 
-    def _pad_early(self, group: int, segment: Segment, reader: int) -> None:
+    def _pad_early(self, group: int, segment: TileSegment, reader: int) -> None:
         """Have what a convolution reads padded before it is made, where that can be."""
         place, network = self._place(group, reader), self.part.network
         by_hand = padded_by_hand(place.padding)
@@ -270,10 +270,10 @@ class TileProgram:
         self.instructions[maker] = replace(first, call=padding_first(first.call, by_hand))
         self.instructions[reader] = replace(behind, call=call)
 
-    def _place(self, group: int, k: int) -> Place:
+    def _place(self, group: int, k: int) -> TilePlace:
         operation = self.part.network.operations[k]
         node = self._nodes[self.part.nodes[k]]
-        return Place(
+        return TilePlace(
             node=node,
             operation=operation,
             reads=self.part.reads[k],
@@ -308,7 +308,7 @@ class TileProgram:
 
 
 def run_segment(
-    instructions: Mapping[int, Instruction],
+    instructions: Mapping[int, TileInstruction],
     operations: Sequence[int],
     values: dict[int, Tensor],
     last_reads: Mapping[int, Sequence[int]],
@@ -328,7 +328,7 @@ def run_segment(
         instruction = instructions[k]
         operation = instruction.operation
         inputs = [
-            cut(values[number], cuts)
+            cut_region(values[number], cuts)
             for number, cuts in zip(operation.inputs, instruction.cuts, strict=True)
         ]
         with torch.set_grad_enabled(recording and instruction.grad_enabled):

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from p2ptrain.plan.types.feature_maps import MapNetwork
-from p2ptrain.tiling.maps.grid import Group
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid import HaloGroup
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TileSegment:
     """Operators that need nothing from other tiles.
 
     Attributes:
@@ -39,10 +39,10 @@ class Normalise:
     made: int
 
 
-Step: TypeAlias = Segment | Normalise
+Step: TypeAlias = TileSegment | Normalise
 
 
-def steps_of(layout: Layout, place: int) -> tuple[Step, ...]:
+def steps_of(layout: GridLayout, place: int) -> tuple[Step, ...]:
     """The steps of group number `place`."""
     network, group = layout.network, layout.groups[place]
     first = network.units[group.first].first
@@ -61,7 +61,7 @@ def steps_of(layout: Layout, place: int) -> tuple[Step, ...]:
     return (*steps, *_segment(layout, group, run, used))
 
 
-def fused_step(steps: Sequence[Step], group: Group, network: MapNetwork) -> Normalise | None:
+def fused_step(steps: Sequence[Step], group: HaloGroup, network: MapNetwork) -> Normalise | None:
     """The group's first step, where its statistics can travel with the halos of what it reads."""
     first = steps[0] if steps else None
     if not isinstance(first, Normalise) or first.read not in group.entering:
@@ -84,19 +84,19 @@ class StepUses:
     last_reads: Mapping[int, tuple[int, ...]]
 
 
-def uses_of(layout: Layout, steps: Sequence[Step]) -> tuple[StepUses, ...]:
+def uses_of(layout: GridLayout, steps: Sequence[Step]) -> tuple[StepUses, ...]:
     """By step of one group."""
     found: list[StepUses] = []
     later: frozenset[int] = frozenset()
     for step in reversed(steps):
-        reads = step.reads if isinstance(step, Segment) else (step.read,)
-        last_reads = _last_reads(layout, step) if isinstance(step, Segment) else {}
+        reads = step.reads if isinstance(step, TileSegment) else (step.read,)
+        last_reads = _last_reads(layout, step) if isinstance(step, TileSegment) else {}
         found.append(StepUses(later, tuple(n for n in reads if n not in later), last_reads))
         later |= frozenset(reads)
     return tuple(reversed(found))
 
 
-def _last_reads(layout: Layout, segment: Segment) -> dict[int, tuple[int, ...]]:
+def _last_reads(layout: GridLayout, segment: TileSegment) -> dict[int, tuple[int, ...]]:
     operations = layout.network.operations
     last = {number: k for k in segment.operations for number in operations[k].inputs}
     by_operation: dict[int, tuple[int, ...]] = {}
@@ -106,7 +106,9 @@ def _last_reads(layout: Layout, segment: Segment) -> dict[int, tuple[int, ...]]:
     return by_operation
 
 
-def _segment(layout: Layout, group: Group, run: list[int], used: list[int]) -> Iterable[Segment]:
+def _segment(
+    layout: GridLayout, group: HaloGroup, run: list[int], used: list[int]
+) -> Iterable[TileSegment]:
     if not run:
         return
     operations = layout.network.operations
@@ -114,4 +116,4 @@ def _segment(layout: Layout, group: Group, run: list[int], used: list[int]) -> I
     read = {number for k in run for number in operations[k].inputs}
     later = {number for k in used if k > run[-1] for number in operations[k].inputs}
     gives = made & (later | set(group.leaving))
-    yield Segment(tuple(run), tuple(sorted(read - made)), tuple(sorted(gives)))
+    yield TileSegment(tuple(run), tuple(sorted(read - made)), tuple(sorted(gives)))

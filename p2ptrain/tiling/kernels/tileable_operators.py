@@ -16,9 +16,9 @@ from torch._ops import OpOverload
 
 from p2ptrain.errors import PlanError
 from p2ptrain.model.graph.effects import named_arguments
-from p2ptrain.model.graph.nodes import Argument, Node
+from p2ptrain.model.graph.nodes import Argument, GraphNode
 from p2ptrain.model.graph.operators import resolve, words
-from p2ptrain.plan.types.feature_maps import Window
+from p2ptrain.plan.types.feature_maps import AxisWindow
 
 CONVOLUTIONS = frozenset({"aten.conv2d.default", "aten.conv2d.padding"})
 
@@ -26,7 +26,7 @@ POOLINGS = frozenset({"aten.max_pool2d.default", "aten.avg_pool2d.default"})
 
 PADDINGS = frozenset({"aten.pad.default", "aten.constant_pad_nd.default"})
 
-Windows = tuple[Window, Window]
+Windows = tuple[AxisWindow, AxisWindow]
 """Of the rows and of the columns."""
 
 
@@ -37,7 +37,7 @@ def convolution_windows(arguments: Mapping[str, Any], kernel: tuple[int, int]) -
         return _named_padding(arguments["padding"], kernel, stride, dilation)
     padding = pair(arguments, "padding")
     rows, columns = (
-        Window(kernel[i], stride[i], dilation[i], padding[i], padding[i]) for i in range(2)
+        AxisWindow(kernel[i], stride[i], dilation[i], padding[i], padding[i]) for i in range(2)
     )
     return rows, columns
 
@@ -50,7 +50,7 @@ def _named_padding(
     for i in range(2):
         added = dilation[i] * (kernel[i] - 1) if name == "same" else 0
         before = added // 2
-        found.append(Window(kernel[i], stride[i], dilation[i], before, added - before))
+        found.append(AxisWindow(kernel[i], stride[i], dilation[i], before, added - before))
     return found[0], found[1]
 
 
@@ -60,12 +60,12 @@ def pooling_windows(arguments: Mapping[str, Any]) -> Windows:
     stride = pair(arguments, "stride") if arguments["stride"] else kernel
     dilation = pair(arguments, "dilation") if "dilation" in arguments else (1, 1)
     rows, columns = (
-        Window(kernel[i], stride[i], dilation[i], padding[i], padding[i]) for i in range(2)
+        AxisWindow(kernel[i], stride[i], dilation[i], padding[i], padding[i]) for i in range(2)
     )
     return rows, columns
 
 
-def padding_windows(node: Node, arguments: Mapping[str, Any]) -> Windows:
+def padding_windows(node: GraphNode, arguments: Mapping[str, Any]) -> Windows:
     """Of a padding with a constant around the map.
 
     Raises:
@@ -76,17 +76,18 @@ def padding_windows(node: Node, arguments: Mapping[str, Any]) -> Windows:
     pads = tuple(arguments["pad"])
     if len(pads) not in (2, 4) or not all(type(p) is int and p >= 0 for p in pads):
         raise NotTiled(
-            f"{function_of(node.operator)} by {list(pads)} does not only add rows and columns"
+            f"{elementwise_function(node.operator)} by {list(pads)} does not only add rows and "
+            "columns"
         )
     left, right, top, bottom = (*pads, 0, 0)[:4]
-    return Window(before=top, after=bottom), Window(before=left, after=right)
+    return AxisWindow(before=top, after=bottom), AxisWindow(before=left, after=right)
 
 
 Pair = tuple[int, int]
 """(rows, columns)."""
 
 
-def arguments_of(node: Node) -> dict[str, Any]:
+def arguments_of(node: GraphNode) -> dict[str, Any]:
     """All arguments of a node that applies an ATen operator."""
     call = resolve(node.operator).call
     given: dict[str, Argument] = dict(named_arguments(node))
@@ -138,7 +139,7 @@ MAY_ALIAS = words("contiguous detach to")
 """Their result may be the argument, so neither may be written to afterwards."""
 
 
-def function_of(operator: str) -> str:
+def elementwise_function(operator: str) -> str:
     """`relu` for "aten.relu_.default"."""
     return operator.split(".")[1].rstrip("_")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from p2ptrain.model.graph.nodes import Node
+from p2ptrain.model.graph.nodes import GraphNode
 from p2ptrain.tiling.kernels.tileable_operators import arguments_of
 
 _BLOCK_ELEMENTS = 1 << 17
@@ -81,7 +81,7 @@ def combined(parts: Sequence[Tensor], counts: Sequence[int]) -> Statistics:
 class Normalisation:
     """One node of the graph with a replica's tensors."""
 
-    def __init__(self, node: Node, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, node: GraphNode, state: Mapping[str, Tensor]) -> None:
         arguments = arguments_of(node)
 
         def tensor(name: str) -> Tensor | None:

@@ -19,16 +19,16 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.plan.types.feature_maps import Axis, MapNetwork, Operation, Region, Span
+from p2ptrain.plan.types.feature_maps import Axis, AxisSpan, MapNetwork, Operation, Region
 
 AXES: tuple[Axis, Axis] = ("rows", "columns")
 
-_Spans = dict[int, tuple[Span, ...]]
+_Spans = dict[int, tuple[AxisSpan, ...]]
 """Map -> what the tile at each place along an axis requires of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class HaloTransfer:
     """Tile `sender` sends `region` of map number `map` to tile `receiver`: one piece of a halo.
 
     On the way back the gradient of the same region goes from `receiver` to `sender`.
@@ -41,7 +41,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class HaloGroup:
     """Units [first, end) without an exchange of halos in between.
 
     Attributes:
@@ -146,7 +146,7 @@ class GroupLayout:
         return number in self._required[0]
 
     @cached_property
-    def transfers(self) -> tuple[Transfer, ...]:
+    def transfers(self) -> tuple[HaloTransfer, ...]:
         """All pieces of halos at its beginning, by map, receiver and sender."""
         return tuple(
             transfer
@@ -156,7 +156,7 @@ class GroupLayout:
             for transfer in self._pieces(receiver, number)
         )
 
-    def _pieces(self, receiver: int, number: int) -> list[Transfer]:
+    def _pieces(self, receiver: int, number: int) -> list[HaloTransfer]:
         needed = self.required(receiver, number)
         row, column = self.grid.place(receiver)
         rows, columns = self.grid.shape
@@ -166,7 +166,7 @@ class GroupLayout:
                 sender = r * columns + c
                 region = needed.intersection(self.grid.owned(sender, number))
                 if sender != receiver and region.area:
-                    found.append(Transfer(sender, receiver, number, region))
+                    found.append(HaloTransfer(sender, receiver, number, region))
         return found
 
     # -- along one axis --------------------------------------------------------------------------
@@ -190,11 +190,11 @@ class GroupLayout:
                 self._check_neighbours(axis, number, spans[number])
         return spans
 
-    def _owned(self, axis: Axis, number: int) -> tuple[Span, ...]:
+    def _owned(self, axis: Axis, number: int) -> tuple[AxisSpan, ...]:
         lines = self.grid.lines(axis, number)
         return tuple(owned(lines, index) for index in range(len(lines) - 1))
 
-    def _check_neighbours(self, axis: Axis, number: int, spans: tuple[Span, ...]) -> None:
+    def _check_neighbours(self, axis: Axis, number: int, spans: tuple[AxisSpan, ...]) -> None:
         lines = self.grid.lines(axis, number)
         for index, span in enumerate(spans):
             low, high = lines[max(index - 1, 0)], lines[min(index + 2, len(lines) - 1)]
@@ -213,14 +213,14 @@ class GroupLayout:
                 )
 
 
-def group_of(network: MapNetwork, first: int, end: int) -> Group:
+def group_of(network: MapNetwork, first: int, end: int) -> HaloGroup:
     """Units [first, end) as a group."""
     operations: tuple[Operation, ...] = network.operations_of(first, end)
     made = {operation.output for operation in operations}
     read = {number for operation in operations for number in operation.inputs}
     last = network.last_unit_of_map
     leaving = (number for number in sorted(made) if last[number] >= end)
-    return Group(first, end, tuple(sorted(read - made)), tuple(leaving))
+    return HaloGroup(first, end, tuple(sorted(read - made)), tuple(leaving))
 
 
 def first_normalised(laid: GroupLayout) -> int | None:
@@ -233,7 +233,7 @@ def first_normalised(laid: GroupLayout) -> int | None:
     return first.inputs[0] if first.inputs[0] in group.entering else None
 
 
-def _include(spans: _Spans, number: int, more: tuple[Span, ...]) -> None:
+def _include(spans: _Spans, number: int, more: tuple[AxisSpan, ...]) -> None:
     known = spans.get(number)
     if known is None:
         spans[number] = more
@@ -302,9 +302,9 @@ def map_lines(
     return tuple(found for found in lines if found is not None)
 
 
-def owned(lines: Lines, index: int) -> Span:
+def owned(lines: Lines, index: int) -> AxisSpan:
     """What the tile at `index` along the axis owns."""
-    return Span(lines[index], lines[index + 1])
+    return AxisSpan(lines[index], lines[index + 1])
 
 
 def _carry_back(

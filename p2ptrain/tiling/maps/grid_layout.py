@@ -16,11 +16,11 @@ from functools import cached_property
 from itertools import pairwise
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types.feature_maps import MapNetwork, Region, Span
-from p2ptrain.tiling.maps.grid import Group, GroupLayout, TileGrid, Transfer
+from p2ptrain.plan.types.feature_maps import AxisSpan, MapNetwork, Region
+from p2ptrain.tiling.maps.grid import GroupLayout, HaloGroup, HaloTransfer, TileGrid
 
 
-class Layout:
+class GridLayout:
     """See the module. Tiles are numbered row by row.
 
     Attributes:
@@ -52,7 +52,7 @@ class Layout:
         self.network = network
         self.grid = TileGrid(network, weights, aligned=aligned)
         self._laid = tuple(GroupLayout(self.grid, first, end) for first, end in pairwise(borders))
-        self.groups: tuple[Group, ...] = tuple(laid.group for laid in self._laid)
+        self.groups: tuple[HaloGroup, ...] = tuple(laid.group for laid in self._laid)
 
     @property
     def tiles(self) -> int:
@@ -73,14 +73,14 @@ class Layout:
 
     def input_region(self, tile: int, number: int) -> Region:
         """What a tile gets of one of the model's inputs: all that it ever needs of it."""
-        whole = Region(Span(0, 0), Span(0, 0))
+        whole = Region(AxisSpan(0, 0), AxisSpan(0, 0))
         for laid in self._laid:
             if laid.is_used(number):
                 whole = whole.hull(laid.required(tile, number))
         return whole
 
     @cached_property
-    def transfers(self) -> tuple[tuple[Transfer, ...], ...]:
+    def transfers(self) -> tuple[tuple[HaloTransfer, ...], ...]:
         """By group: all pieces of halos at its beginning, by map, receiver and sender."""
         return tuple(laid.transfers for laid in self._laid)
 

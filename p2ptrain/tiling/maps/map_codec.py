@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types.feature_maps import FeatureMap, MapNetwork, MapUnit, Operation, Window
+from p2ptrain.plan.types.feature_maps import AxisWindow, FeatureMap, MapNetwork, MapUnit, Operation
 
-MOST_MAPS = 20_000
+MAX_MAPS = 20_000
 
 _WRONG = "a network of maps has maps, operations between them and units"
 
@@ -50,8 +50,8 @@ def read_network(value: object) -> MapNetwork:
         } if (
             0 < itemsize <= 16
             and 0 < least <= len(units)
-            and len(maps) <= MOST_MAPS
-            and len(operations) <= MOST_MAPS
+            and len(maps) <= MAX_MAPS
+            and len(operations) <= MAX_MAPS
         ):
             network = MapNetwork(
                 maps=tuple(_map(entry) for entry in maps),
@@ -121,14 +121,14 @@ def _unit(entry: object) -> MapUnit:
     raise OptionError(_WRONG)
 
 
-def _window_fields(window: Window) -> list[int]:
+def _window_fields(window: AxisWindow) -> list[int]:
     return [window.kernel, window.stride, window.dilation, window.before, window.after]
 
 
-def _window(value: object) -> Window:
+def _window(value: object) -> AxisWindow:
     match value:
         case [int(kernel), int(stride), int(dilation), int(before), int(after)] if (
             min(kernel, stride, dilation) >= 1 and min(before, after) >= 0
         ):
-            return Window(kernel, stride, dilation, before, after)
+            return AxisWindow(kernel, stride, dilation, before, after)
     raise OptionError(_WRONG)

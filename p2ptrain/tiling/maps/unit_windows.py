@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from p2ptrain.plan.types.feature_maps import ELEMENTWISE, Axis, MapNetwork, Window
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, Axis, AxisWindow, MapNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class UnitWindow:
         height, width: of the map that it reads.
     """
 
-    rows: Window
-    columns: Window
+    rows: AxisWindow
+    columns: AxisWindow
     height: int
     width: int
 
@@ -65,9 +65,9 @@ def _unit_window(network: MapNetwork, number: int) -> UnitWindow | None:
     return UnitWindow(rows, columns, source.height, source.width)
 
 
-def _paths(network: MapNetwork, number: int, axis: Axis) -> Mapping[int, Window]:
+def _paths(network: MapNetwork, number: int, axis: Axis) -> Mapping[int, AxisWindow]:
     """By map made in the unit: the window from what enters it, where there is one."""
-    windows: dict[int, Window] = {}
+    windows: dict[int, AxisWindow] = {}
     made = {operation.output for operation in network.operations_of(number, number + 1)}
     for operation in network.operations_of(number, number + 1):
         before = [windows.get(n) if n in made else ELEMENTWISE for n in operation.inputs]
@@ -80,9 +80,9 @@ def _paths(network: MapNetwork, number: int, axis: Axis) -> Mapping[int, Window]
     return windows
 
 
-def _after(one: Window, other: Window) -> Window:
+def _after(one: AxisWindow, other: AxisWindow) -> AxisWindow:
     """First `one`, then `other`."""
-    return Window(
+    return AxisWindow(
         kernel=one.extent + (other.extent - 1) * one.stride,
         stride=one.stride * other.stride,
         before=one.before + other.before * one.stride,
@@ -90,10 +90,10 @@ def _after(one: Window, other: Window) -> Window:
     )
 
 
-def _joined(windows: list[Window]) -> Window | None:
+def _joined(windows: list[AxisWindow]) -> AxisWindow | None:
     """What covers them; None where their strides differ."""
     if not windows or len({window.stride for window in windows}) != 1:
         return None
     before = max(window.before for window in windows)
     behind = max(window.extent - window.before for window in windows)
-    return Window(kernel=before + behind, stride=windows[0].stride, before=before, after=before)
+    return AxisWindow(kernel=before + behind, stride=windows[0].stride, before=before, after=before)

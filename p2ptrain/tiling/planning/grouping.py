@@ -20,13 +20,13 @@ from typing import TypeAlias
 from p2ptrain.errors import PlanError, size_text
 from p2ptrain.tiling.planning.tiling_cost import Costs
 
-MOST_WAYS = 500
+MAX_WAYS = 500
 """Kept for each border where memory is short: of more the slowest go, not the one with most groups.
 Reached with many units on many devices only; the result is then good, not certainly the best."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _GroupingWay:
     """To group the first units.
 
     Attributes:
@@ -130,7 +130,7 @@ def _fastest_to(costs: Costs, best: Sequence[_Best | None], end: int) -> _Best |
 def _fastest_that_fits(costs: Costs) -> tuple[int, ...]:
     count = len(costs.problem.network.units)
     filters = costs.problem.filter_memory_bytes
-    ways = [[_Way(0.0, (filters,) * len(costs.devices), (0,))]]
+    ways = [[_GroupingWay(0.0, (filters,) * len(costs.devices), (0,))]]
     for end in range(1, count + 1):
         found = []
         for first in range(end):
@@ -141,22 +141,22 @@ def _fastest_that_fits(costs: Costs) -> tuple[int, ...]:
                 memory = tuple(a + b for a, b in zip(way.memory, group.memory, strict=True))
                 if _fits(costs, memory):
                     seconds = way.seconds + group.seconds
-                    found.append(_Way(seconds, memory, (*way.borders, end)))
+                    found.append(_GroupingWay(seconds, memory, (*way.borders, end)))
         ways.append(_undominated(found))
     if not ways[count]:
         raise _too_large(costs)
     return min(ways[count], key=lambda way: (way.seconds, len(way.borders))).borders
 
 
-def _undominated(ways: Sequence[_Way]) -> list[_Way]:
-    kept: list[_Way] = []
+def _undominated(ways: Sequence[_GroupingWay]) -> list[_GroupingWay]:
+    kept: list[_GroupingWay] = []
     for way in sorted(ways, key=lambda way: (way.seconds, way.memory)):
         if not any(all(a <= b for a, b in zip(k.memory, way.memory, strict=True)) for k in kept):
             kept.append(way)
-    if len(kept) <= MOST_WAYS:
+    if len(kept) <= MAX_WAYS:
         return kept
     smallest = max(kept, key=lambda way: len(way.borders))
-    return [*kept[: MOST_WAYS - 1], smallest]
+    return [*kept[: MAX_WAYS - 1], smallest]
 
 
 def _fits(costs: Costs, memory: Sequence[float]) -> bool:

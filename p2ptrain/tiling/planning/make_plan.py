@@ -9,12 +9,12 @@ from math import inf
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan, check_request
 from p2ptrain.plan.cost.cost_model import CostModel, cost_model
-from p2ptrain.plan.planner_registry import PLANNERS, _question, plan_of
-from p2ptrain.plan.search.zero_bubble import split_named
+from p2ptrain.plan.planner_registry import PLANNERS, plan_from_draft, question_of
+from p2ptrain.plan.search.zero_bubble import split_planner_answer
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest, Schedule
+from p2ptrain.plan.types.request import PlanMode, PlanRequest, Schedule
 from p2ptrain.tiling.planning.tiled_plan import may_be_tiled, tiled_plan
 
 TILES = "tiles"
@@ -46,7 +46,7 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
             '"weight" times, which --schedule zero-bubble needs: make it again with p2ptrain '
             "profile"
         )
-    question = _question(cost, request)
+    question = question_of(cost, request)
     try:
         answer = planner(question)
     except PlanError:
@@ -55,8 +55,8 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
                 return _tiled_for_auto(cost, cluster, request, inf)
         raise
     if request.planner != "auto":
-        answer = replace(answer, draft=split_named(question, answer.draft))
-    plan = plan_of(cost, request.planner, answer)
+        answer = replace(answer, draft=split_planner_answer(question, answer.draft))
+    plan = plan_from_draft(cost, request.planner, answer)
     check_plan(plan, profile, cluster, private=request.private)
     check_memory(plan.predicted.peak_bytes, cluster)
     check_request(plan, profile, request)
@@ -67,7 +67,7 @@ def _tiled(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
     """The plan of planner `tiles`; on a device alone there is nothing to divide."""
     cost = CostModel(profile, cluster, overlap=request.overlap, mode=request.mode)
     allowed = [d for d in cluster.devices if request.only is None or d.name in request.only]
-    if len(allowed) == 1 and request.mode is Mode.SYNC:
+    if len(allowed) == 1 and request.mode is PlanMode.SYNC:
         alone = replace(request, planner="single", grid=None, groups_of_units=())
         return replace(make_plan(profile, cluster, alone), planner=TILES)
     plan = tiled_plan(cost, request)

@@ -18,20 +18,20 @@ from p2ptrain.plan.types.tile_shape import owners
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.tiled_pipeline import (
     Passes,
-    Row,
+    TrailingPipeline,
     depths_that_fit,
-    row_seconds,
+    pipeline_seconds,
     tile_parts,
 )
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 from p2ptrain.tiling.planning.tiling_search import best_of, unit_counts
-from p2ptrain.tiling.planning.tiling_setting import Setting
-from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate
-from p2ptrain.tiling.planning.tiling_types import Asked, Candidate, Tiling
-from p2ptrain.tiling.planning.trailing_stages import MOST_IN_A_ROW, MOST_SHARING, Followers
+from p2ptrain.tiling.planning.tiling_setting import TilingSetting
+from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate_tiles
+from p2ptrain.tiling.planning.tiling_types import Tiling, TilingCandidate, TilingRequest
+from p2ptrain.tiling.planning.trailing_stages import MAX_IN_A_ROW, MAX_SHARING, TrailingStages
 
-LEAST_TILES = 2
+MIN_TILES = 2
 
 LITTLE = 1.1
 """Devices that differ by less are taken for equal: it is all the same which have tiles."""
@@ -48,11 +48,11 @@ class Pipelined:
     """
 
     tiling: Tiling
-    row: Row
+    row: TrailingPipeline
     depths: tuple[int, ...]
 
 
-def best_pipelined(setting: Setting, asked: Asked) -> Pipelined | None:
+def best_pipelined(setting: TilingSetting, asked: TilingRequest) -> Pipelined | None:
     """The fastest below the seconds asked for; None where there is none.
 
     Args:
@@ -65,19 +65,19 @@ def best_pipelined(setting: Setting, asked: Asked) -> Pipelined | None:
     return best
 
 
-def _searches(setting: Setting, asked: Asked) -> Sequence[_Search]:
+def _searches(setting: TilingSetting, asked: TilingRequest) -> Sequence[_PipelinedSearch]:
     """The most promising first: what it finds spares looking at others."""
     found = []
     for behind in _choices(setting):
-        followers = Followers(setting.cost, setting.split, behind, asked.allocations)
+        followers = TrailingStages(setting.cost, setting.split, behind, asked.allocations)
         if followers.are_worth_asking:
             with_tiles = [device for device in setting.devices if device not in behind]
-            less = Setting.of(setting.cost, setting.network, setting.split, with_tiles)
-            found.append(_Search(less, followers, asked))
+            less = TilingSetting.of(setting.cost, setting.network, setting.split, with_tiles)
+            found.append(_PipelinedSearch(less, followers, asked))
     return sorted(found, key=lambda search: search.bound)
 
 
-def _choices(setting: Setting) -> Iterator[tuple[int, ...]]:
+def _choices(setting: TilingSetting) -> Iterator[tuple[int, ...]]:
     """Devices that may stand behind the tiles."""
     cost, samples = setting.cost, setting.split.first_samples
 
@@ -85,26 +85,28 @@ def _choices(setting: Setting) -> Iterator[tuple[int, ...]]:
         return sum(cost.stage_seconds(device, 0, cost.unit_count, samples)), device
 
     ordered = tuple(sorted(setting.devices, key=seconds))
-    most = max(MOST_IN_A_ROW, MOST_SHARING)
-    for count in range(1, min(most, len(ordered) - LEAST_TILES) + 1):
+    most = max(MAX_IN_A_ROW, MAX_SHARING)
+    for count in range(1, min(most, len(ordered) - MIN_TILES) + 1):
         fastest, slowest = ordered[:count], ordered[-count:]
         yield fastest
         if seconds(slowest[-1])[0] > LITTLE * seconds(fastest[0])[0]:
             yield slowest
 
 
-class _Judged(NamedTuple):
+class _TrailingChoice(NamedTuple):
     """A way to go on behind some tiling; infinite seconds where it does not fit the memory."""
 
     seconds: float
-    row: Row
+    row: TrailingPipeline
     depths: tuple[int, ...]
 
 
-class _Search:
+class _PipelinedSearch:
     """With these devices behind the tiles, and the others in front."""
 
-    def __init__(self, setting: Setting, followers: Followers, asked: Asked) -> None:
+    def __init__(
+        self, setting: TilingSetting, followers: TrailingStages, asked: TilingRequest
+    ) -> None:
         self._setting, self._followers = setting, followers
         by_speed = sorted(setting.tile_devices(), key=lambda d: (d.slowdown, d.name))
         self._devices: Sequence[TileDevice] = by_speed
@@ -127,14 +129,14 @@ class _Search:
         judged = self._judged(rows, self._costs(tiling, asked), tiling.borders)
         return Pipelined(tiling, judged.row, judged.depths)
 
-    def _with_bounds(self) -> Iterator[Candidate]:
+    def _with_bounds(self) -> Iterator[TilingCandidate]:
         asked, devices = self._asked, self._with_tiles()
         problem = self._setting.problem.among(devices)
         for count in unit_counts(problem, asked) if devices else ():
             rows = self._followers.rows(count)
             if rows:
                 tiled = problem.first_units(count)
-                yield Candidate(
+                yield TilingCandidate(
                     problem=tiled,
                     devices=tuple(devices),
                     whole=partial(self._least_seconds, rows),
@@ -160,23 +162,27 @@ class _Search:
 
         return max(tiles(pieces), behind + tiles(last))
 
-    def _least_seconds(self, rows: Sequence[Row], costs: Costs, borders: tuple[int, ...]) -> float:
+    def _least_seconds(
+        self, rows: Sequence[TrailingPipeline], costs: Costs, borders: tuple[int, ...]
+    ) -> float:
         return self._judged(rows, costs, borders).seconds
 
-    def _judged(self, rows: Sequence[Row], costs: Costs, borders: tuple[int, ...]) -> _Judged:
+    def _judged(
+        self, rows: Sequence[TrailingPipeline], costs: Costs, borders: tuple[int, ...]
+    ) -> _TrailingChoice:
         """The fastest of what may follow these tiles."""
-        setting, simulated = self._setting, simulate(costs, borders)
+        setting, simulated = self._setting, simulate_tiles(costs, borders)
         most = self._most_in_flight(costs, borders)
-        best = _Judged(inf, rows[0], ())
+        best = _TrailingChoice(inf, rows[0], ())
         for row in rows:
             depths = depths_that_fit(setting.cost, setting.split, row, most)
             if depths is None:
                 continue
             takers = setting.takers(row.groups[0])
             passes = Passes.of(setting.cost, costs, simulated, takers)
-            seconds = row_seconds(setting.cost, setting.split, passes, row, depths)
+            seconds = pipeline_seconds(setting.cost, setting.split, passes, row, depths)
             if seconds < best.seconds:
-                best = _Judged(seconds, row, depths)
+                best = _TrailingChoice(seconds, row, depths)
         return best
 
     def _most_in_flight(self, costs: Costs, borders: tuple[int, ...]) -> int:
@@ -188,7 +194,7 @@ class _Search:
         ]
         return int(min(*rooms, self._setting.split.micro_batches))
 
-    def _costs(self, tiling: Tiling, asked: Asked) -> Costs:
+    def _costs(self, tiling: Tiling, asked: TilingRequest) -> Costs:
         """Of what was found."""
         known = {device.name: device for device in self._devices}
         devices = [known[name] for name in tiling.devices]

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
-from p2ptrain.plan.types.feature_maps import FeatureMap, MapNetwork, MapUnit, Operation, Window
+from p2ptrain.plan.types.feature_maps import AxisWindow, FeatureMap, MapNetwork, MapUnit, Operation
 from p2ptrain.plan.types.profile import Pair, Profile, Spatial, Unit
 from p2ptrain.plan.types.tile_shape import TileShape, owners
 from p2ptrain.tiling.maps.grid import GroupLayout, TileGrid, first_normalised
@@ -30,7 +30,7 @@ ITEMSIZE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
+class _ChainUnit:
     """A unit of the chain.
 
     Attributes:
@@ -68,38 +68,38 @@ def _chain(profile: Profile) -> MapNetwork | None:
     )
 
 
-def _fitting(links: list[_Link]) -> tuple[int, int]:
+def _fitting(links: list[_ChainUnit]) -> tuple[int, int]:
     """How many units, and how many of them give whole channels of their maps."""
     return len(links), sum(
         link.unit.output_bytes % (ITEMSIZE * link.made[0] * link.made[1]) == 0 for link in links
     )
 
 
-def _as_read(profile: Profile) -> list[_Link]:
+def _as_read(profile: Profile) -> list[_ChainUnit]:
     """The longest chain, where sizes are of the maps that units read."""
-    links: list[_Link] = []
-    for unit, spatial in _said(profile):
+    links: list[_ChainUnit] = []
+    for unit, spatial in _spatial_units(profile):
         read = spatial.height, spatial.width
         made = _outputs(spatial, read)
         if min(made) < 1 or (links and links[-1].made != read):
             break
-        links.append(_Link(unit, spatial, read, made))
+        links.append(_ChainUnit(unit, spatial, read, made))
     return links
 
 
-def _as_made(profile: Profile) -> list[_Link]:
+def _as_made(profile: Profile) -> list[_ChainUnit]:
     """The longest chain, where sizes are of the maps that units make."""
-    links: list[_Link] = []
-    for unit, spatial in _said(profile):
+    links: list[_ChainUnit] = []
+    for unit, spatial in _spatial_units(profile):
         made = spatial.height, spatial.width
         read = links[-1].made if links else _image_of(profile, spatial)
         if read is None or _outputs(spatial, read) != made:
             break
-        links.append(_Link(unit, spatial, read, made))
+        links.append(_ChainUnit(unit, spatial, read, made))
     return links
 
 
-def _said(profile: Profile) -> Iterator[tuple[Unit, Spatial]]:
+def _spatial_units(profile: Profile) -> Iterator[tuple[Unit, Spatial]]:
     for unit in profile.units:
         if unit.spatial is None:
             return
@@ -133,7 +133,7 @@ def _outputs(spatial: Spatial, read: Pair) -> Pair:
     return _window(spatial, 0).outputs(read[0]), _window(spatial, 1).outputs(read[1])
 
 
-def _made(number: int, link: _Link) -> tuple[FeatureMap, Operation]:
+def _made(number: int, link: _ChainUnit) -> tuple[FeatureMap, Operation]:
     """The map that a unit makes and how."""
     unit, size = link.unit, link.made
     rows, columns = _window(link.spatial, 0), _window(link.spatial, 1)
@@ -142,8 +142,8 @@ def _made(number: int, link: _Link) -> tuple[FeatureMap, Operation]:
     return made, Operation(unit.name, (number,), number + 1, rows, columns, flops=flops)
 
 
-def _window(spatial: Spatial, axis: int) -> Window:
-    return Window(
+def _window(spatial: Spatial, axis: int) -> AxisWindow:
+    return AxisWindow(
         kernel=spatial.kernel[axis],
         stride=spatial.stride[axis],
         dilation=spatial.dilation[axis],

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Group
+from p2ptrain.plan.cost.draft import StageGroup
 from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.tiling.planning.tiled_pipeline import place_seconds, sum_seconds, tile_parts
 from p2ptrain.tiling.planning.tiled_plan import costs_of, row_of
-from p2ptrain.tiling.planning.tiling_simulation import simulate
+from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StageWork:
     """Seconds of one device in one stage.
 
     Attributes:
@@ -29,19 +29,21 @@ class Work:
     messages: float
 
 
-def round_work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], Work]:
+def round_work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], StageWork]:
     """By stage and device. Raises PlanError, as `tiled_plan.round_of`."""
     costs, devices, _, borders = costs_of(cost, plan)
     pieces = sum(tile_parts(plan.split))
     groups = [costs.group(*units) for units in pairwise(borders)]
     exchanges = [e for g in groups if g is not None for e in (g.halo, *g.statistics)]
-    computing = simulate(costs, borders).computing
-    found: dict[tuple[int, int], Work] = {}
+    computing = simulate_tiles(costs, borders).computing
+    found: dict[tuple[int, int], StageWork] = {}
     for place, device in enumerate(devices):
-        told = 2 * sum(costs.device_seconds(exchange, place) for exchange in exchanges)
+        statistics_seconds = 2 * sum(
+            costs.device_seconds(exchange, place) for exchange in exchanges
+        )
         update = cost.update_seconds(device, 0, borders[-1])
-        found[0, device] = Work(
-            pieces * computing[place] + update, pieces * told + costs.filter_seconds
+        found[0, device] = StageWork(
+            pieces * computing[place] + update, pieces * statistics_seconds + costs.filter_seconds
         )
     for p, (group, units) in enumerate(row_of(cost, plan).stages, 1):
         for place, device in enumerate(group.devices):
@@ -50,8 +52,8 @@ def round_work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], Work]:
 
 
 def _behind(
-    cost: CostModel, split: BatchSplit, group: Group, place: int, units: tuple[int, int]
-) -> Work:
+    cost: CostModel, split: BatchSplit, group: StageGroup, place: int, units: tuple[int, int]
+) -> StageWork:
     """Of one of the devices of a stage behind the tiles."""
     (begin, end), device, alone = units, group.devices[place], 0.0
     for samples, count in Counter(group.pieces(split, place)).items():
@@ -61,4 +63,4 @@ def _behind(
     messages = place_seconds(cost, split, group, place, units) - alone
     if len(group.devices) > 1:
         messages += sum_seconds(cost, group, begin, end)
-    return Work(alone + cost.update_seconds(device, begin, end), messages)
+    return StageWork(alone + cost.update_seconds(device, begin, end), messages)

@@ -32,15 +32,15 @@ from p2ptrain.errors import PlanError
 
 TURNS = 30
 
-MOST_TILES = 25
+MAX_TILES = 25
 """Of a grid whose corners are looked at: 70 at most. Those of 8 x 8 would be 3432."""
 
-LEAST_GAIN = 1e-4
+MIN_GAIN = 1e-4
 """Of T, relative: less is not worth other lines."""
 
 ROUNDING = 1e-12
 
-LEAST_PART = 1e-6
+MIN_PART = 1e-6
 """Of a row or column: less is no line of any map, and no plan has what is next to nothing."""
 
 
@@ -71,7 +71,7 @@ def balanced_shares(speeds: Table, caps: Table | None = None) -> Shares:
     found = [_improved(speeds, caps, start) for start in _starts(speeds, caps)]
     fitting = [shares for shares in found if shares is not None]
     best = min(fitting, key=lambda shares: shares.slowest, default=None)
-    if len(speeds) * len(speeds[0]) <= MOST_TILES:
+    if len(speeds) * len(speeds[0]) <= MAX_TILES:
         best = _best(speeds, caps, best)
     if best is None:
         raise PlanError(
@@ -82,21 +82,21 @@ def balanced_shares(speeds: Table, caps: Table | None = None) -> Shares:
 
 def _best(speeds: Table, caps: Table, found: Shares | None) -> Shares | None:
     """From what was found to the best of all; None where no lines are within memory."""
-    enough = inf if found is None else found.slowest * (1.0 - LEAST_GAIN)
+    enough = inf if found is None else found.slowest * (1.0 - MIN_GAIN)
     corner = _corner_within_caps(speeds, caps, enough)
     if corner.log_area < 0.0:
         return found
     least = 1.0 / sum(map(sum, speeds))
     if found is None:
         enough = max(1.0 / speed for line in speeds for speed in line)
-    while enough > least * (1.0 + LEAST_GAIN):
+    while enough > least * (1.0 + MIN_GAIN):
         between = sqrt(least) * sqrt(enough)
         tried = _corner_within_caps(speeds, caps, between)
         if tried.log_area < 0.0:
             least = between
         else:
             corner, enough = tried, between
-    columns = _normalised([max(column, LEAST_PART) for column in corner.columns])
+    columns = _normalised([max(column, MIN_PART) for column in corner.columns])
     best = _improved(speeds, caps, columns)
     return found if best is None or (found and found.slowest <= best.slowest) else best
 
@@ -112,10 +112,7 @@ def _corner_within_caps(speeds: Table, caps: Table, slowest: float) -> Corner:
     """The rows and columns that hold most of what devices have memory and time for."""
     return best_corner(
         [
-            [
-                max(min(slowest * speed, cap), LEAST_PART**2)
-                for speed, cap in zip(*line, strict=True)
-            ]
+            [max(min(slowest * speed, cap), MIN_PART**2) for speed, cap in zip(*line, strict=True)]
             for line in zip(speeds, caps, strict=True)
         ]
     )
@@ -159,7 +156,7 @@ def _other(speeds: Table, caps: Table, columns: Sequence[float]) -> list[float] 
             rows[r] = most[r]
             left -= most[r]
         free = [r for r in free if r not in bound]
-    return _normalised([max(row, LEAST_PART) for row in rows])
+    return _normalised([max(row, MIN_PART) for row in rows])
 
 
 def _sums(table: Table) -> list[float]:

@@ -34,9 +34,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, alone, draft_groups, usual_depths
-from p2ptrain.plan.simulation.engine import FEED, Engine, Lane, Route
-from p2ptrain.plan.simulation.lanes import LaneBuilder, Part, Range, Routes, size_of
+from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_groups, usual_depths
+from p2ptrain.plan.simulation.engine import FEED, Engine, Lane, TransferRoute
+from p2ptrain.plan.simulation.lanes import LaneBuilder, LanePart, Range, Routes, size_of
 from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.plan import Direction
 from p2ptrain.tiling.planning.tiling_cost import Costs
@@ -45,7 +45,7 @@ from p2ptrain.tiling.planning.tiling_simulation import Simulated
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrailingPipeline:
     """The stages behind the tiles.
 
     Attributes:
@@ -54,15 +54,17 @@ class Row:
     """
 
     borders: tuple[int, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[StageGroup, ...]
 
     @staticmethod
-    def straight(split: BatchSplit, borders: Sequence[int], devices: Sequence[int]) -> Row:
+    def straight(
+        split: BatchSplit, borders: Sequence[int], devices: Sequence[int]
+    ) -> TrailingPipeline:
         """A device a stage."""
-        return Row(tuple(borders), tuple(alone(split, device) for device in devices))
+        return TrailingPipeline(tuple(borders), tuple(alone(split, device) for device in devices))
 
     @property
-    def stages(self) -> list[tuple[Group, tuple[int, int]]]:
+    def stages(self) -> list[tuple[StageGroup, tuple[int, int]]]:
         """(devices, units) of each."""
         return list(zip(self.groups, pairwise(self.borders), strict=True))
 
@@ -103,7 +105,7 @@ class Passes:
 
 
 def depths_that_fit(
-    cost: CostModel, split: BatchSplit, row: Row, most_in_tiles: int
+    cost: CostModel, split: BatchSplit, row: TrailingPipeline, most_in_tiles: int
 ) -> tuple[int, ...] | None:
     """K_p of the tiles and of each stage, usual or lowered where memory is short; None = none does.
 
@@ -119,22 +121,22 @@ def depths_that_fit(
     return None if behind is None else (first, *behind.warmup)
 
 
-_TILES = Group((-1,), (1,))
+_TILES = StageGroup((-1,), (1,))
 """All devices with tiles, where nothing but their being one counts."""
 
 
-def row_seconds(
-    cost: CostModel, split: BatchSplit, passes: Passes, row: Row, depths: Sequence[int]
+def pipeline_seconds(
+    cost: CostModel, split: BatchSplit, passes: Passes, row: TrailingPipeline, depths: Sequence[int]
 ) -> float:
     """Of a mini-batch, updates left out."""
-    return row_engine(cost, split, passes, row, depths).run()
+    return pipeline_engine(cost, split, passes, row, depths).run()
 
 
-def row_engine(
+def pipeline_engine(
     cost: CostModel,
     split: BatchSplit,
     passes: Passes,
-    row: Row,
+    row: TrailingPipeline,
     depths: Sequence[int],
     *,
     record: bool = False,
@@ -166,14 +168,14 @@ def stage_seconds(cost: CostModel, split: BatchSplit, device: int, first: int, e
 
 
 def place_seconds(
-    cost: CostModel, split: BatchSplit, group: Group, place: int, units: tuple[int, int]
+    cost: CostModel, split: BatchSplit, group: StageGroup, place: int, units: tuple[int, int]
 ) -> float:
     """The same of one of those that share a stage: what is its own."""
     device, pieces = group.devices[place], group.piece_counts(split, place)
     return sum(n * sum(cost.stage_seconds(device, *units, s)) for s, n in pieces.items())
 
 
-def sum_seconds(cost: CostModel, group: Group, first: int, end: int) -> float:
+def sum_seconds(cost: CostModel, group: StageGroup, first: int, end: int) -> float:
     """Summing a stage's gradients; with `overlap` no less than its messages take any processor."""
     wire = cost.all_reduce_seconds(group.devices, first, end)
     if cost.overlap is None:
@@ -206,14 +208,16 @@ class _TiledLanes(LaneBuilder):
     def _downlink(self, device: int) -> int:
         return self._inlet if self._uplink(device) == self._tiles else device
 
-    def seconds(self, part: Part, samples: Range) -> tuple[float, float]:
+    def seconds(self, part: LanePart, samples: Range) -> tuple[float, float]:
         """See `LaneBuilder`."""
         if part.stage > 0:
             return super().seconds(part, samples)
         taken, full = size_of(samples), size_of(part.full)
         return taken * self._passes.forward / full, taken * self._passes.backward / full
 
-    def routes(self, carries: Direction, sender: Part, receiver: Part, samples: int) -> Routes:
+    def routes(
+        self, carries: Direction, sender: LanePart, receiver: LanePart, samples: int
+    ) -> Routes:
         """See `LaneBuilder`."""
         if not samples:
             return ()
@@ -226,7 +230,9 @@ class _TiledLanes(LaneBuilder):
             route.downlink = self._downlink(receiver.device)
         return routes
 
-    def _passed(self, carries: Direction, sender: Part, receiver: Part, samples: int) -> Route:
+    def _passed(
+        self, carries: Direction, sender: LanePart, receiver: LanePart, samples: int
+    ) -> TransferRoute:
         """Out of the tiles or back, of so many of the samples of a device behind them."""
         passages, other = self._passes.leaving, receiver
         if receiver.stage == 0:
@@ -234,9 +240,9 @@ class _TiledLanes(LaneBuilder):
         passage = passages[other.lane - 1]
         ends = sender.lane, receiver.lane, sender.device, receiver.device
         seconds = samples * passage.carried_seconds / size_of(other.full)
-        return Route(carries, *ends, seconds, passage.latency_s)
+        return TransferRoute(carries, *ends, seconds, passage.latency_s)
 
-    def feed(self, part: Part) -> list[Route] | None:
+    def feed(self, part: LanePart) -> list[TransferRoute] | None:
         """What the holder sends: images to the tiles, targets to the last stage but its own."""
         feed = super().feed(part) if part.stage > 0 else self._images(part)
         for route in feed or ():
@@ -244,10 +250,10 @@ class _TiledLanes(LaneBuilder):
             route.downlink = self._downlink(part.device)
         return feed
 
-    def _images(self, part: Part) -> list[Route]:
+    def _images(self, part: LanePart) -> list[TransferRoute]:
         passage = self._passes.entering
         full, last = (
-            Route(
+            TransferRoute(
                 "input",
                 FEED,
                 part.lane,

@@ -26,25 +26,25 @@ from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
-from p2ptrain.plan.types.tile_shape import MOST_TILES, TileShape, owners
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
+from p2ptrain.plan.types.tile_shape import MAX_TILES, TileShape, owners
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined
 from p2ptrain.tiling.planning.profile_maps import tiled_network
 from p2ptrain.tiling.planning.tiled_pipeline import (
     Passes,
-    Row,
+    TrailingPipeline,
+    pipeline_engine,
     place_seconds,
-    row_engine,
     tile_parts,
 )
 from p2ptrain.tiling.planning.tiling_cost import Costs
-from p2ptrain.tiling.planning.tiling_problem import NothingFits, Taker, told
+from p2ptrain.tiling.planning.tiling_problem import NothingFits, Taker, describe_refusals
 from p2ptrain.tiling.planning.tiling_search import best_tiling
-from p2ptrain.tiling.planning.tiling_setting import Setting, SharedRest
-from p2ptrain.tiling.planning.tiling_simulation import simulate
+from p2ptrain.tiling.planning.tiling_setting import SharedRest, TilingSetting
+from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
 from p2ptrain.tiling.planning.tiling_timeline import tiled_timeline
-from p2ptrain.tiling.planning.tiling_types import Asked, Tiling
+from p2ptrain.tiling.planning.tiling_types import Tiling, TilingRequest
 
 _ONE_TILE = (
     "--grid 1x1 is one tile, so the whole model would be on one device: give more tiles, or use "
@@ -52,7 +52,7 @@ _ONE_TILE = (
 )
 
 
-class Round(NamedTuple):
+class TiledRound(NamedTuple):
     """What a plan's round takes: seconds, by device name peak bytes and computing; its timeline."""
 
     seconds: float
@@ -83,7 +83,7 @@ def tiled_plan(
     best: Plan | None = None
     least, reasons = below, list[PlanError]()
     for split in candidate_splits(cost, request):
-        setting = Setting.of(cost, network, split, devices)
+        setting = TilingSetting.of(cost, network, split, devices)
         asked = _asked(setting, request, least, every=every)
         try:
             tiling = best_tiling(
@@ -96,7 +96,7 @@ def tiled_plan(
         else:
             if tiling.is_tiled and tiling.seconds < least:
                 units, behind = (tiling.borders[-1], cost.unit_count), cost.index(tiling.behind)
-                last = Row.straight(split, units, (behind,))
+                last = TrailingPipeline.straight(split, units, (behind,))
                 best, least = _plan(setting, tiling, last, (1, 1)), tiling.seconds
             elif not tiling.is_tiled and request.grid is not None:
                 reasons.append(PlanError(_ONE_TILE))
@@ -108,14 +108,14 @@ def tiled_plan(
             tiling, least = pipelined.tiling, pipelined.tiling.seconds
             best = _plan(setting, tiling, pipelined.row, pipelined.depths)
     if best is None:
-        raise PlanError(told(reasons) or "no plan with tiles is faster")
+        raise PlanError(describe_refusals(reasons) or "no plan with tiles is faster")
     return with_prediction(cost, replace(best, planner=request.planner))
 
 
 def may_be_tiled(cost: CostModel, request: PlanRequest) -> bool:
     """Whether it is worth asking: some units can be tiled, on several devices, as is allowed."""
     return (
-        cost.mode is Mode.SYNC
+        cost.mode is PlanMode.SYNC
         and request.groups
         and not request.private
         and len(_allowed(cost, request)) > 1
@@ -123,7 +123,7 @@ def may_be_tiled(cost: CostModel, request: PlanRequest) -> bool:
     )
 
 
-def round_of(cost: CostModel, plan: Plan, *, timeline: bool = False) -> Round:
+def round_of(cost: CostModel, plan: Plan, *, timeline: bool = False) -> TiledRound:
     """What a round of a plan with tiles takes.
 
     Args:
@@ -133,12 +133,12 @@ def round_of(cost: CostModel, plan: Plan, *, timeline: bool = False) -> Round:
         PlanError: the profile does not say how its units are cut, or the grid does not fit them.
     """
     tiled, row, split = costs_of(cost, plan), row_of(cost, plan), plan.split
-    simulated = simulate(tiled.costs, tiled.borders, record=timeline)
+    simulated = simulate_tiles(tiled.costs, tiled.borders, record=timeline)
     passes = Passes.of(cost, tiled.costs, simulated, tiled.takers)
     depths = [stage.warmup for stage in plan.stages]
-    engine = row_engine(cost, split, passes, row, depths, record=timeline)
+    engine = pipeline_engine(cost, split, passes, row, depths, record=timeline)
     updates = _updates(cost, plan, engine.run())
-    taken = Round(
+    taken = TiledRound(
         max(update.end_seconds for update in updates),
         _peaks(cost, tiled, row, split, depths),
         _busy(cost, tiled, row, split, simulated.computing),
@@ -150,7 +150,7 @@ def round_of(cost: CostModel, plan: Plan, *, timeline: bool = False) -> Round:
 
 
 def _peaks(
-    cost: CostModel, tiled: Tiled, row: Row, split: BatchSplit, depths: Sequence[int]
+    cost: CostModel, tiled: Tiled, row: TrailingPipeline, split: BatchSplit, depths: Sequence[int]
 ) -> dict[str, int]:
     """Bytes by device; of one in two stages both together."""
     filters, peaks = tiled.costs.problem.filter_memory_bytes, dict[str, int]()
@@ -166,7 +166,11 @@ def _peaks(
 
 
 def _busy(
-    cost: CostModel, tiled: Tiled, row: Row, split: BatchSplit, computing: Sequence[float]
+    cost: CostModel,
+    tiled: Tiled,
+    row: TrailingPipeline,
+    split: BatchSplit,
+    computing: Sequence[float],
 ) -> dict[str, float]:
     """Seconds by device.
 
@@ -220,7 +224,7 @@ def costs_of(cost: CostModel, plan: Plan) -> Tiled:
             "again with p2ptrain profile"
         )
     devices = tuple(cost.index(device.name) for device in first.devices)
-    setting = Setting.of(cost, network, plan.split, devices)
+    setting = TilingSetting.of(cost, network, plan.split, devices)
     problem = setting.problem.first_units(end)
     grid = TileGrid(problem.network, (shape.rows, shape.columns), aligned=shape.aligned)
     takers = setting.takers(row_of(cost, plan).groups[0])
@@ -237,15 +241,17 @@ def costs_of(cost: CostModel, plan: Plan) -> Tiled:
     return Tiled(costs, devices, takers, shape.borders)
 
 
-def row_of(cost: CostModel, plan: Plan) -> Row:
+def row_of(cost: CostModel, plan: Plan) -> TrailingPipeline:
     """What follows a plan's tiles."""
     _, *behind = plan.stages
     borders = (*(stage.units[0] for stage in behind), cost.unit_count)
-    return Row(borders, tuple(group_of(cost, stage) for stage in behind))
+    return TrailingPipeline(borders, tuple(group_of(cost, stage) for stage in behind))
 
 
-def _asked(setting: Setting, request: PlanRequest, below: float, *, every: bool) -> Asked:
-    return Asked(
+def _asked(
+    setting: TilingSetting, request: PlanRequest, below: float, *, every: bool
+) -> TilingRequest:
+    return TilingRequest(
         grid=request.grid,
         borders=request.groups_of_units,
         every=every,
@@ -256,7 +262,9 @@ def _asked(setting: Setting, request: PlanRequest, below: float, *, every: bool)
     )
 
 
-def _plan(setting: Setting, tiling: Tiling, row: Row, depths: Sequence[int]) -> Plan:
+def _plan(
+    setting: TilingSetting, tiling: Tiling, row: TrailingPipeline, depths: Sequence[int]
+) -> Plan:
     """Without its prediction."""
     cost, split = setting.cost, setting.split
     lines = tiling.rows, tiling.columns, tiling.borders
@@ -302,7 +310,7 @@ def _network(cost: CostModel, request: PlanRequest) -> MapNetwork:
         raise PlanError(
             "--private keeps images on one device, and tiles send them to others: leave out one"
         )
-    if cost.mode is not Mode.SYNC:
+    if cost.mode is not PlanMode.SYNC:
         raise PlanError("stages are tiled in mode sync only")
     if not request.groups:
         raise PlanError("tiles need several devices for the same layers, which is not allowed here")
@@ -332,8 +340,8 @@ def _network(cost: CostModel, request: PlanRequest) -> MapNetwork:
 
 def _check_grid(network: MapNetwork, rows: int, columns: int) -> None:
     """Before lines are drawn, which takes long for many. Raises PlanError, OptionError."""
-    if rows * columns > MOST_TILES:
-        raise OptionError(f"--grid: at most {MOST_TILES} tiles, found {rows * columns}")
+    if rows * columns > MAX_TILES:
+        raise OptionError(f"--grid: at most {MAX_TILES} tiles, found {rows * columns}")
     first = network.first_units(max(network.least, 1))
     TileGrid(first, ([1.0] * rows, [1.0] * columns))
 

@@ -45,11 +45,11 @@ from p2ptrain.plan.types.bucket_sizes import BucketSizes
 from p2ptrain.plan.types.feature_maps import Operation
 from p2ptrain.tiling.maps.grid import GridError, GroupLayout, TileGrid
 from p2ptrain.tiling.planning.tiling_problem import (
-    Exchange,
     GroupCost,
     Passage,
     Taker,
     TileDevice,
+    TileTraffic,
     TilingProblem,
 )
 
@@ -239,12 +239,14 @@ class Costs:
         first = network.units[laid.group.first].first
         for number, operation in zip(self._unit_of[first:], operations, strict=False):
             if operation.statistics:
-                told = self._everybody(STATISTICS_BYTES * network.maps[operation.output].channels)
+                announced = self._everybody(
+                    STATISTICS_BYTES * network.maps[operation.output].channels
+                )
                 read = operation.inputs[0]
                 if operation is operations[0] and read not in network.entering:
-                    halo = self._together(halo, told)
+                    halo = self._together(halo, announced)
                 else:
-                    statistics.append(told)
+                    statistics.append(announced)
                     forward.append([0.0] * count)
                     backward.append([0.0] * count)
             if not laid.is_used(operation.output):
@@ -297,7 +299,7 @@ class Costs:
                 seconds[device] += self.devices[device].slowdown * each * size * area
         return seconds
 
-    def _halo(self, laid: GroupLayout) -> Exchange:
+    def _halo(self, laid: GroupLayout) -> TileTraffic:
         count = len(self.devices)
         sent, received = [0.0] * count, [0.0] * count
         waits_for: list[set[int]] = [set() for _ in range(count)]
@@ -311,37 +313,37 @@ class Costs:
             received[ends[1]] += size
             waits_for[ends[1]].add(ends[0])
         waiting = tuple(frozenset(devices) for devices in waits_for)
-        told = Counter(other for devices in waits_for for other in devices)
-        messages = tuple(len(waits_for[device]) + told[device] for device in range(count))
-        return Exchange(tuple(sent), tuple(received), messages, waiting)
+        announced = Counter(other for devices in waits_for for other in devices)
+        messages = tuple(len(waits_for[device]) + announced[device] for device in range(count))
+        return TileTraffic(tuple(sent), tuple(received), messages, waiting)
 
-    def _together(self, halo: Exchange, told: Exchange) -> Exchange:
+    def _together(self, halo: TileTraffic, announced: TileTraffic) -> TileTraffic:
         """Both in one exchange: where everybody tells everybody, halos go in the same messages."""
 
         def sums(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
             return tuple(a + b for a, b in zip(one, other, strict=True))
 
-        return Exchange(
-            sums(halo.sent, told.sent),
-            sums(halo.received, told.received),
-            told.messages,
-            tuple(a | b for a, b in zip(halo.waits_for, told.waits_for, strict=True)),
+        return TileTraffic(
+            sums(halo.sent, announced.sent),
+            sums(halo.received, announced.received),
+            announced.messages,
+            tuple(a | b for a, b in zip(halo.waits_for, announced.waits_for, strict=True)),
         )
 
-    def _everybody(self, size: float) -> Exchange:
+    def _everybody(self, size: float) -> TileTraffic:
         """Every tile tells `size` bytes to every device."""
         count, tiles = len(self.devices), len(self.device_of_tile)
         held = [self.device_of_tile.count(device) for device in range(count)]
         busy = frozenset(device for device in range(count) if held[device])
         received = tuple(float(size * (tiles - own)) if own else 0.0 for own in held)
-        return Exchange(
+        return TileTraffic(
             received,
             received,
             tuple(2 * (len(busy) - 1) if device in busy else 0 for device in range(count)),
             tuple(busy - {device} if device in busy else frozenset() for device in range(count)),
         )
 
-    def exchange_seconds(self, exchange: Exchange) -> float:
+    def exchange_seconds(self, exchange: TileTraffic) -> float:
         """Until everybody has everything, if all begin together."""
         if exchange.is_empty:
             return 0.0
@@ -349,13 +351,13 @@ class Costs:
             self.device_seconds(exchange, device) for device in range(len(self.devices))
         )
 
-    def device_seconds(self, exchange: Exchange, device: int) -> float:
+    def device_seconds(self, exchange: TileTraffic, device: int) -> float:
         """What it keeps one device busy: its interface or its processor, whichever is slower."""
         wire = max(exchange.sent[device], exchange.received[device])
         wire /= self.problem.link.bytes_per_s
         return max(wire, self.processor_seconds(exchange, device))
 
-    def processor_seconds(self, exchange: Exchange, device: int) -> float:
+    def processor_seconds(self, exchange: TileTraffic, device: int) -> float:
         """What one device's processor has to do with it."""
         overheads = self.problem.overheads
         processor = overheads.message_seconds * exchange.messages[device]

@@ -18,7 +18,7 @@ from statistics import median_high, median_low
 
 from p2ptrain.errors import OptionError, PlanError, size_text
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.overheads import REFERENCE, Overheads
 
@@ -63,7 +63,7 @@ class TilingProblem:
     backward: tuple[float, ...]
     kept_bytes: tuple[float, ...]
     samples: int
-    link: Link
+    link: ClusterLink
     optimizer_state_ratio: float = 0.0
     overheads: Overheads = OF_TILES
     sums: Overheads = REFERENCE
@@ -92,7 +92,7 @@ class TilingProblem:
         """Of all units, forward and backward, on the reference device alone."""
         return sum(self.forward) + sum(self.backward)
 
-    def between(self, sender: str, receiver: str) -> Link:
+    def between(self, sender: str, receiver: str) -> ClusterLink:
         """From one device to another."""
         return self.link if self.links is None else self.links.between(sender, receiver)
 
@@ -129,11 +129,11 @@ class TileLinks:
         """All of them."""
         return TileLinks(cost, {device.name: d for d, device in enumerate(cost.devices)})
 
-    def between(self, sender: str, receiver: str) -> Link:
+    def between(self, sender: str, receiver: str) -> ClusterLink:
         """That direction."""
         return self.cost.link(self.places[sender], self.places[receiver])
 
-    def among(self, names: Sequence[str]) -> Link:
+    def among(self, names: Sequence[str]) -> ClusterLink:
         """What stands for all links between these devices, as everybody waits for the slowest.
 
         The least rate and the largest latency of all ordered pairs. What `train` has measured is
@@ -143,16 +143,16 @@ class TileLinks:
         """
         devices = [self.places[name] for name in names]
         if len(devices) < 2:
-            return Link(inf, 0.0)
+            return ClusterLink(inf, 0.0)
         if self.cost.overlap is None:
-            return Link(*self.cost.links.worst(devices))
+            return ClusterLink(*self.cost.links.worst(devices))
         rates, latencies = [], []
         for device in devices:
             pairs = [(a, b) for other in devices for a, b in ((device, other), (other, device))]
             links = [self.cost.link(a, b) for a, b in pairs if a != b]
             rates.append(median_low(link.bytes_per_s for link in links))
             latencies.append(median_high(link.latency_s for link in links))
-        return Link(min(rates), max(latencies))
+        return ClusterLink(min(rates), max(latencies))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Taker:
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class TileTraffic:
     """Messages that cross between devices at one moment, one way.
 
     Attributes:
@@ -224,8 +224,8 @@ class GroupCost:
 
     forward: tuple[tuple[float, ...], ...]
     backward: tuple[tuple[float, ...], ...]
-    halo: Exchange
-    statistics: tuple[Exchange, ...]
+    halo: TileTraffic
+    statistics: tuple[TileTraffic, ...]
     memory: tuple[float, ...]
     seconds: float
     work: float
@@ -248,11 +248,11 @@ class NothingFits(PlanError):
     """No way that was tried; `reasons` are those of each."""
 
     def __init__(self, reasons: Sequence[PlanError]) -> None:
-        super().__init__(told(reasons))
+        super().__init__(describe_refusals(reasons))
         self.reasons = tuple(reasons)
 
 
-def told(reasons: Sequence[PlanError]) -> str:
+def describe_refusals(reasons: Sequence[PlanError]) -> str:
     """Each once, and of a device without room for tiles only what it lacks where that is least."""
     least: dict[str, NoTile] = {}
     for reason in reasons:

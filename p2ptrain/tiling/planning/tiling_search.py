@@ -26,17 +26,17 @@ from p2ptrain.tiling.planning.tile_shares import Shares, balanced_shares
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import NothingFits, NoTile, TileDevice, TilingProblem
 from p2ptrain.tiling.planning.tiling_simulation import lower_bound
-from p2ptrain.tiling.planning.tiling_types import Asked, Candidate, Rest, Tiling
+from p2ptrain.tiling.planning.tiling_types import Rest, Tiling, TilingCandidate, TilingRequest
 
-MOST_DRAWINGS = 6
+MAX_DRAWINGS = 6
 """Of a grid's lines, where memory bounds them."""
 
-LEAST_LESS, MOST_LESS = 0.01, 0.5
+MIN_REDUCTION, MAX_REDUCTION = 0.01, 0.5
 """Of a tile that was too large; the least doubles each time, as lines move by whole positions."""
 
 
 def best_tiling(
-    problem: TilingProblem, devices: Sequence[TileDevice], asked: Asked, rest: Rest
+    problem: TilingProblem, devices: Sequence[TileDevice], asked: TilingRequest, rest: Rest
 ) -> Tiling:
     """The fastest of all that fit, one device alone among them.
 
@@ -53,8 +53,8 @@ def best_tiling(
 
 
 def best_of(
-    candidates: Iterable[Candidate],
-    asked: Asked,
+    candidates: Iterable[TilingCandidate],
+    asked: TilingRequest,
     reasons: list[PlanError],
     best: Tiling | None = None,
 ) -> Tiling | None:
@@ -68,7 +68,7 @@ def best_of(
     return best
 
 
-def _alone(ordered: Sequence[TileDevice], asked: Asked, rest: Rest) -> Tiling | None:
+def _alone(ordered: Sequence[TileDevice], asked: TilingRequest, rest: Rest) -> Tiling | None:
     needed = rest.held_bytes(0)
     fitting = [device for device in ordered if needed <= device.memory_bytes]
     if not fitting:
@@ -83,8 +83,8 @@ def _alone(ordered: Sequence[TileDevice], asked: Asked, rest: Rest) -> Tiling | 
 
 
 def _candidates(
-    problem: TilingProblem, ordered: Sequence[TileDevice], asked: Asked, rest: Rest
-) -> Iterator[Candidate]:
+    problem: TilingProblem, ordered: Sequence[TileDevice], asked: TilingRequest, rest: Rest
+) -> Iterator[TilingCandidate]:
     of = {used: problem.among(ordered[:used]) for used in _device_counts(len(ordered), asked)}
     for count in unit_counts(problem, asked):
         held = rest.held_bytes(count)
@@ -92,7 +92,7 @@ def _candidates(
             tiled, devices = whole.first_units(count), ordered[:used]
             least = lower_bound(tiled, devices, least=used, pieces=asked.pieces, messages=True)
             for behind in _rests(tiled, devices, held, partial(rest.alone, units=count)):
-                yield Candidate(
+                yield TilingCandidate(
                     problem=tiled,
                     devices=tuple(_less(device, behind, held) for device in devices),
                     whole=partial(rest.whole, behind),
@@ -124,19 +124,21 @@ def _less(device: TileDevice, behind: TileDevice, held_bytes: float) -> TileDevi
     return replace(device, memory_bytes=device.memory_bytes - held_bytes)
 
 
-def unit_counts(problem: TilingProblem, asked: Asked) -> Sequence[int]:
+def unit_counts(problem: TilingProblem, asked: TilingRequest) -> Sequence[int]:
     """How many units may be tiled."""
     network = problem.network
     return [asked.borders[-1]] if asked.borders else range(network.least, len(network.units) + 1)
 
 
-def _device_counts(count: int, asked: Asked) -> Sequence[int]:
+def _device_counts(count: int, asked: TilingRequest) -> Sequence[int]:
     if asked.grid is not None:
         return [min(asked.grid[0] * asked.grid[1], count)]
     return [count] if asked.every else range(2, count + 1)
 
 
-def _tilings(candidate: Candidate, asked: Asked, reasons: list[PlanError]) -> Iterator[Tiling]:
+def _tilings(
+    candidate: TilingCandidate, asked: TilingRequest, reasons: list[PlanError]
+) -> Iterator[Tiling]:
     """Every grid with a tile a device, lines drawn both ways; adds why others do not fit."""
     used, network = len(candidate.devices), candidate.problem.network
     shapes = [(rows, used // rows) for rows in range(1, used + 1) if used % rows == 0]
@@ -150,13 +152,15 @@ def _tilings(candidate: Candidate, asked: Asked, reasons: list[PlanError]) -> It
                 reasons.append(error)
 
 
-def _tiling(candidate: Candidate, asked: Asked, shape: tuple[int, int], *, aligned: bool) -> Tiling:
+def _tiling(
+    candidate: TilingCandidate, asked: TilingRequest, shape: tuple[int, int], *, aligned: bool
+) -> Tiling:
     """One grid with its best grouping, or the one that is asked for."""
     problem, devices = candidate.problem, candidate.devices
     counts = tiles_by_speed(shape[0] * shape[1], [device.slowdown for device in devices])
     caps = _caps(candidate, counts)
     refusal: PlanError | None = None
-    for drawing in range(MOST_DRAWINGS):
+    for drawing in range(MAX_DRAWINGS):
         try:
             shares = _shares(devices, counts, caps, shape)
         except PlanError as error:
@@ -166,7 +170,7 @@ def _tiling(candidate: Candidate, asked: Asked, shape: tuple[int, int], *, align
             costs, borders = _grouped(candidate, asked, grid, counts)
         except TilesTooLarge as error:
             refusal = refusal or error
-            caps = _lower(caps, candidate, counts, shares, error.needed, LEAST_LESS * 2**drawing)
+            caps = _lower(caps, candidate, counts, shares, error.needed, MIN_REDUCTION * 2**drawing)
         else:
             return _described(candidate, costs, borders, shares, counts, aligned=aligned)
     assert refusal is not None
@@ -174,7 +178,7 @@ def _tiling(candidate: Candidate, asked: Asked, shape: tuple[int, int], *, align
 
 
 def _grouped(
-    candidate: Candidate, asked: Asked, grid: TileGrid, counts: Sequence[int]
+    candidate: TilingCandidate, asked: TilingRequest, grid: TileGrid, counts: Sequence[int]
 ) -> tuple[Costs, tuple[int, ...]]:
     """What these tiles cost, and the borders of their groups. Raises as `best_grouping`."""
     plain = Costs(
@@ -187,7 +191,7 @@ def _grouped(
 
 
 def _described(
-    candidate: Candidate,
+    candidate: TilingCandidate,
     costs: Costs,
     borders: tuple[int, ...],
     shares: Shares,
@@ -243,7 +247,7 @@ def tiles_by_speed(tiles: int, slowdowns: Sequence[float]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _caps(candidate: Candidate, counts: Sequence[int]) -> list[float]:
+def _caps(candidate: TilingCandidate, counts: Sequence[int]) -> list[float]:
     """The largest part of the maps that each tile may have, as far as its device's memory goes."""
     problem, behind, caps = candidate.problem, candidate.behind, list[float]()
     for device, count in zip(candidate.devices, counts, strict=True):
@@ -257,7 +261,7 @@ def _caps(candidate: Candidate, counts: Sequence[int]) -> list[float]:
 
 def _lower(
     caps: Sequence[float],
-    candidate: Candidate,
+    candidate: TilingCandidate,
     counts: Sequence[int],
     shares: Shares,
     needed: Sequence[float],
@@ -280,7 +284,7 @@ def _lower(
             continue
         less = missing / sum(areas[tile] for tile in tiles)
         for tile in tiles:
-            lower[tile] = areas[tile] * (1.0 - min(max(less, least), MOST_LESS))
+            lower[tile] = areas[tile] * (1.0 - min(max(less, least), MAX_REDUCTION))
     return lower
 
 

@@ -9,12 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Group
+from p2ptrain.plan.cost.draft import StageGroup
 from p2ptrain.plan.types.allocation import sample_ranges
 from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.overheads import REFERENCE, Overheads
-from p2ptrain.tiling.planning.tiled_pipeline import Passes, Row, row_seconds, stage_seconds
+from p2ptrain.tiling.planning.tiled_pipeline import (
+    Passes,
+    TrailingPipeline,
+    pipeline_seconds,
+    stage_seconds,
+)
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import (
     OF_TILES,
@@ -23,7 +28,7 @@ from p2ptrain.tiling.planning.tiling_problem import (
     TileLinks,
     TilingProblem,
 )
-from p2ptrain.tiling.planning.tiling_simulation import simulate
+from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
 
 MESSAGE_OF_MEASURED = 0.26
 """A message between tiles costs so much of what a device's yardsticks say: those to and from
@@ -35,7 +40,7 @@ BYTE_OF_MEASURED = 1.7
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TilingSetting:
     """See the module.
 
     Attributes:
@@ -51,11 +56,11 @@ class Setting:
     @staticmethod
     def of(
         cost: CostModel, network: MapNetwork, split: BatchSplit, devices: Iterable[int]
-    ) -> Setting:
+    ) -> TilingSetting:
         """With the fastest of `devices` as the reference."""
         used, samples = tuple(devices), split.first_samples
         fastest = min(used, key=lambda d: (map_seconds(cost, network, d, samples), d))
-        return Setting(cost, network, split, used, fastest)
+        return TilingSetting(cost, network, split, used, fastest)
 
     @property
     def problem(self) -> TilingProblem:
@@ -85,7 +90,7 @@ class Setting:
         found = self.cost.devices[device]
         return TileDevice(found.name, self.slowdown(device), found.memory_bytes)
 
-    def takers(self, group: Group) -> list[Taker]:
+    def takers(self, group: StageGroup) -> list[Taker]:
         """The devices of the first stage behind the tiles, with what they have of a micro-batch."""
         samples = self.split.first_samples
         if len(group.devices) == 1 or group.deals:
@@ -132,7 +137,7 @@ def _overheads(cost: CostModel, device: int) -> Overheads:
 class SharedRest:
     """All units behind the tiles (`search.Rest`)."""
 
-    setting: Setting
+    setting: TilingSetting
 
     def alone(self, device: TileDevice, units: int) -> float:
         """Seconds of a mini-batch, of all behind the first `units`."""
@@ -147,6 +152,8 @@ class SharedRest:
     def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> float:
         """Seconds of a mini-batch, tiles included."""
         cost, split = self.setting.cost, self.setting.split
-        row = Row.straight(split, (borders[-1], cost.unit_count), (cost.index(device.name),))
-        passes = Passes.of(cost, costs, simulate(costs, borders), [Taker(device)])
-        return row_seconds(cost, split, passes, row, (1, 1))
+        row = TrailingPipeline.straight(
+            split, (borders[-1], cost.unit_count), (cost.index(device.name),)
+        )
+        passes = Passes.of(cost, costs, simulate_tiles(costs, borders), [Taker(device)])
+        return pipeline_seconds(cost, split, passes, row, (1, 1))

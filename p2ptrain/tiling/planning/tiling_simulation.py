@@ -15,7 +15,12 @@ from itertools import pairwise
 
 from p2ptrain.errors import InternalError
 from p2ptrain.tiling.planning.tiling_cost import Costs
-from p2ptrain.tiling.planning.tiling_problem import Exchange, GroupCost, TileDevice, TilingProblem
+from p2ptrain.tiling.planning.tiling_problem import (
+    GroupCost,
+    TileDevice,
+    TileTraffic,
+    TilingProblem,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class Simulated:
     backward_spans: tuple[TileSpan, ...] = ()
 
 
-def simulate(costs: Costs, borders: Sequence[int], *, record: bool = False) -> Simulated:
+def simulate_tiles(costs: Costs, borders: Sequence[int], *, record: bool = False) -> Simulated:
     """Run the groups between `borders` forward and back.
 
     Args:
@@ -110,26 +115,26 @@ def lower_bound(
     for used in range(least, len(speeds) + 1):
         part = problem.parameter_bytes / (used * link.bytes_per_s)
         filters = 2 * (used - 1) * (part + link.latency_s)
-        work = problem.seconds + (_telling(problem, used) if messages else 0.0)
+        work = problem.seconds + (_statistics_seconds(problem, used) if messages else 0.0)
         bounds.append(pieces * work / sum(speeds[:used]) + filters)
     return min(bounds)
 
 
-def _telling(problem: TilingProblem, used: int) -> float:
+def _statistics_seconds(problem: TilingProblem, used: int) -> float:
     """Seconds of the reference device for all statistics' messages of `used` devices, both ways."""
     count = sum(operation.statistics for operation in problem.network.operations)
     return 2 * count * used * 2 * (used - 1) * problem.overheads.message_seconds
 
 
-_Step = Exchange | tuple[float, ...]
+_Step = TileTraffic | tuple[float, ...]
 
 
 def _forward(group: GroupCost) -> Iterable[_Step]:
     first, *legs = group.forward
     yield group.halo
     yield first
-    for told, leg in zip(group.statistics, legs, strict=True):
-        yield told
+    for seconds, leg in zip(group.statistics, legs, strict=True):
+        yield seconds
         yield leg
 
 
@@ -141,13 +146,13 @@ def _backward(group: GroupCost) -> Iterable[_Step]:
     yield _turned(group.halo)
 
 
-def _turned(exchange: Exchange) -> Exchange:
+def _turned(exchange: TileTraffic) -> TileTraffic:
     count = len(exchange.waits_for)
     waits_for = tuple(
         frozenset(other for other in range(count) if device in exchange.waits_for[other])
         for device in range(count)
     )
-    return Exchange(exchange.received, exchange.sent, exchange.messages, waits_for)
+    return TileTraffic(exchange.received, exchange.sent, exchange.messages, waits_for)
 
 
 def _through(
@@ -157,7 +162,7 @@ def _through(
     now = list(clocks)
     for step in steps:
         match step:
-            case Exchange():
+            case TileTraffic():
                 through = _after(now, _taken(costs, step))
                 _note(spans, now, through, exchanges=True)
                 now = _arrived(costs, through, step)
@@ -180,11 +185,11 @@ def _note(
         spans += [TileSpan(d, first, last, exchanges) for d, (first, last) in ends if last > first]
 
 
-def _taken(costs: Costs, exchange: Exchange) -> tuple[float, ...]:
+def _taken(costs: Costs, exchange: TileTraffic) -> tuple[float, ...]:
     return tuple(costs.device_seconds(exchange, device) for device in range(len(costs.devices)))
 
 
-def _arrived(costs: Costs, through: Sequence[float], exchange: Exchange) -> list[float]:
+def _arrived(costs: Costs, through: Sequence[float], exchange: TileTraffic) -> list[float]:
     """When each device has what it waits for, of those that are through with theirs."""
     latency = costs.problem.link.latency_s
     return [

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.simulation.engine import FEED, Engine, Route, Span
+from p2ptrain.plan.simulation.engine import FEED, Engine, LaneSpan, TransferRoute
 from p2ptrain.plan.simulation.timeline import SENT, EntryKind, TimelineEntry, in_order
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.tiling.planning.tiled_pipeline import Passes, tile_parts
@@ -67,12 +67,12 @@ class _Bars:
     def _stage(self, lane: int) -> int:
         return self._behind[lane - 1][0] if lane else 0
 
-    def _computed(self, span: Span) -> TimelineEntry:
+    def _computed(self, span: LaneSpan) -> TimelineEntry:
         ends = span.start_seconds, span.end_seconds
         kind, stage = span.kind or "forward", self._stage(span.lane)
         return TimelineEntry(kind, self._name(span.lane), stage, span.micro_batch, *ends)
 
-    def _in_tiles(self, span: Span, part: float) -> Iterator[TimelineEntry]:
+    def _in_tiles(self, span: LaneSpan, part: float) -> Iterator[TimelineEntry]:
         """What each device does of a pass, of which a smaller micro-batch takes its part."""
         simulated = self.simulated
         done: Sequence[TileSpan] = simulated.forward_spans
@@ -89,7 +89,7 @@ class _Bars:
                 end_seconds=span.start_seconds + part * one.end_seconds,
             )
 
-    def _sent(self, span: Span, route: Route) -> Iterator[TimelineEntry]:
+    def _sent(self, span: LaneSpan, route: TransferRoute) -> Iterator[TimelineEntry]:
         sender, receiver = route.sender, route.receiver
         source = self.cost.name(self.cost.holder) if sender == FEED else ""
         passage = self._passage(sender, receiver)
@@ -117,7 +117,11 @@ class _Bars:
         return self.passes.leaving[receiver - 1] if sender == 0 else None
 
     def _transfer(
-        self, span: Span, route: Route, names: tuple[str, str], ends: tuple[float, float]
+        self,
+        span: LaneSpan,
+        route: TransferRoute,
+        names: tuple[str, str],
+        ends: tuple[float, float],
     ) -> TimelineEntry:
         return TimelineEntry(
             kind=SENT[route.carries],

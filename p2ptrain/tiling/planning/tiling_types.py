@@ -13,7 +13,7 @@ from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TilingRequest:
     """What stands around the tiles, and what was asked for.
 
     Attributes:
@@ -76,7 +76,7 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TilingCandidate:
     """What may be tried: so many units on some devices.
 
     Attributes:

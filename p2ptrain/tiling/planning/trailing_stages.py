@@ -13,22 +13,22 @@ from functools import cached_property
 from math import inf
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Group
-from p2ptrain.plan.cost.workload_share import Work
+from p2ptrain.plan.cost.draft import StageGroup
+from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.problem.partition import Partition, Suffix, every_subset
-from p2ptrain.plan.problem.question import Rules
-from p2ptrain.plan.search.shares import Divider
+from p2ptrain.plan.problem.question import Constraints
+from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.tiling.planning.tiled_pipeline import Row, place_seconds
+from p2ptrain.tiling.planning.tiled_pipeline import TrailingPipeline, place_seconds
 
-MOST_IN_A_ROW = 2
+MAX_IN_A_ROW = 2
 
-MOST_SHARING = 4
+MAX_SHARING = 4
 
 
 @dataclass(frozen=True)  # without slots: it keeps what it has computed
-class Followers:
+class TrailingStages:
     """See the module.
 
     Attributes:
@@ -46,14 +46,16 @@ class Followers:
         """Whether there is any way for them to save time."""
         return self._may_be_a_row or bool(self._ways)
 
-    def rows(self, first: int) -> list[Row]:
+    def rows(self, first: int) -> list[TrailingPipeline]:
         """Ways to compute units `first` to the last that memory may allow; the pipeline first."""
         found = []
         if self._may_be_a_row:
             borders, devices = self._suffix(first).placement(first)
-            found.append(Row.straight(self.split, borders, devices))
+            found.append(TrailingPipeline.straight(self.split, borders, devices))
         groups = self._groups(first)
-        return found + [Row((first, self.cost.unit_count), (group,)) for group in groups]
+        return found + [
+            TrailingPipeline((first, self.cost.unit_count), (group,)) for group in groups
+        ]
 
     def least_seconds(self, first: int) -> float:
         """What they take for a mini-batch, whichever way; of the pipeline about that."""
@@ -71,7 +73,7 @@ class Followers:
     @property
     def _may_be_a_row(self) -> bool:
         """Tiles and stages compute side by side only where there are several micro-batches."""
-        return self.split.micro_batches > 1 and len(self.devices) <= MOST_IN_A_ROW
+        return self.split.micro_batches > 1 and len(self.devices) <= MAX_IN_A_ROW
 
     @property
     def _ways(self) -> Sequence[Allocation]:
@@ -83,9 +85,9 @@ class Followers:
         """Something for each; shares of whole micro-batches need several, as a row does."""
         split = self.split
         pieces = split.micro_batch if way is Allocation.SAMPLES else split.micro_batches
-        return 2 <= len(self.devices) <= min(MOST_SHARING, pieces)
+        return 2 <= len(self.devices) <= min(MAX_SHARING, pieces)
 
-    def _groups(self, first: int) -> list[Group]:
+    def _groups(self, first: int) -> list[StageGroup]:
         """All of them in one stage, each way that memory allows."""
         units, key = (first, self.cost.unit_count), (self.split, self.devices)
         found = [
@@ -97,9 +99,11 @@ class Followers:
         return [group for group in found if group is not None]
 
     @cached_property
-    def _divider(self) -> Divider:
-        rules = Rules(self.cost.holder, Work(self.cost.profile), allocations=self.allocations)
-        return Divider(self.cost, rules)
+    def _divider(self) -> ShareDivider:
+        rules = Constraints(
+            self.cost.holder, WorkloadShare(self.cost.profile), allocations=self.allocations
+        )
+        return ShareDivider(self.cost, rules)
 
     @cached_property
     def _suffixes(self) -> Sequence[Suffix]:

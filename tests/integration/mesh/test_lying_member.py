@@ -21,23 +21,23 @@ from p2ptrain.mesh.identity.identity import device_id, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import MemberRecord
-from p2ptrain.mesh.membership.membership_wire import Claim, Kind, MembershipMessage
+from p2ptrain.mesh.membership.membership_wire import Claim, MembershipKind, MembershipMessage
 from p2ptrain.mesh.membership.membership_wire import encode as encode_membership
 from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND
 from p2ptrain.mesh.trust.trust import TrustedDevice, encode_record, sign_record
 from p2ptrain.mesh.trust.trust_exchange import TRUST_KIND
 from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.messages.kinds import STARTED, VALUES
-from p2ptrain.messages.round_orders import EpochKey
-from p2ptrain.messages.tensors import Line
+from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.messages.tensors import StreamId
 from p2ptrain.net.message import Fields, Message
-from p2ptrain.runtime.io.tensor_router import Receiver, Switchboard
+from p2ptrain.runtime.io.tensor_router import StreamReceiver, TensorRouter
 from tests.integration.mesh.test_network_mesh import home as home
 from tests.integration.mesh.test_network_mesh import together
 from tests.support.mesh_household import Device, Household
 
 
-class Nothing(Receiver):
+class Nothing(StreamReceiver):
     """Takes no frame."""
 
     def open(self, peer: str, fields: Fields, part_bytes: Sequence[int]) -> Sequence[memoryview]:
@@ -68,7 +68,7 @@ async def say(liar: Device, to: Device, kind: str, fields: Fields) -> None:
 
 
 async def claim(liar: Device, to: Device, *records: MemberRecord) -> None:
-    message = MembershipMessage(Kind.GOSSIP, tuple(map(Claim, records)))
+    message = MembershipMessage(MembershipKind.GOSSIP, tuple(map(Claim, records)))
     await say(liar, to, MEMBERSHIP_KIND, {"payload": encode_membership(message)})
 
 
@@ -252,12 +252,12 @@ async def test_who_sends_values_in_the_place_of_another_device_is_named_and_cut_
 ) -> None:
     """The link stands until then: what others send over theirs is taken meanwhile."""
     anna, bert, eve = three
-    key = EpochKey("job", 1)
-    board = Switchboard(anna.mesh)
-    board.connect_receiver(Line(key, 1, "activations"), Nothing(), [bert.mesh.self_id])
+    key = GenerationKey("job", 1)
+    board = TensorRouter(anna.mesh)
+    board.connect_receiver(StreamId(key, 1, "activations"), Nothing(), [bert.mesh.self_id])
     kind = STARTED if what == "credit" else VALUES
     for number in range(20):
-        fields = Line(key, number % 2, "activations").fields()
+        fields = StreamId(key, number % 2, "activations").fields()
         parts = (memoryview(bytes(1 << 16)),) if "parts" in what else ()
         link = eve.mesh._connections.link(anna.mesh.self_id)
         if link is not None:

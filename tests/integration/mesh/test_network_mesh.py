@@ -25,7 +25,7 @@ from p2ptrain.events import (
     Renamed,
     Warned,
 )
-from p2ptrain.mesh.discovery.interfaces import Address
+from p2ptrain.mesh.discovery.interfaces import InterfaceAddress
 from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage, encode
 from p2ptrain.mesh.identity import state_folder
 from p2ptrain.mesh.identity.device_record import DEVICE_FILE
@@ -34,12 +34,12 @@ from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
 from p2ptrain.mesh.links.hello import Hello, to_message
 from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND
-from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from p2ptrain.net.frame import Header
-from p2ptrain.net.link.link import Link, Receiver
+from p2ptrain.net.link.link import Link, LinkReceiver
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.transport.dial import dial, dial_unpaired
-from p2ptrain.net.transport.listener import Door, Listener
+from p2ptrain.net.transport.listener import Listener, ListenerHooks
 from p2ptrain.net.transport.pairing_channel import PairingChannel
 from p2ptrain.net.transport.tls import Credentials, client_context, server_context
 from tests.support.links import Inbox
@@ -52,7 +52,7 @@ async def home(tmp_path: Path) -> AsyncIterator[Household]:
         yield started
 
 
-async def dialled(device: Device, folder: Path, name: str, receiver: Receiver) -> Link:
+async def dialled(device: Device, folder: Path, name: str, receiver: LinkReceiver) -> Link:
     """A link to `device` with the identity in `folder`/`name`, past whoever has it."""
     me = load_or_create(StateFolder(folder / name))
     certificate = load_or_create(StateFolder(folder / device.mesh.name)).certificate_der
@@ -264,7 +264,7 @@ async def test_a_hello_tells_the_addresses_of_that_moment(
     """Others keep them, and take a device for ended that nobody hears where it was before."""
     anna = await home.start("anna")
     monkeypatch.setattr(anna.mesh._own, "_wanted", ())
-    monkeypatch.setattr(anna.mesh._own, "_read", lambda: [Address("wlan0", "10.1.0.88")])
+    monkeypatch.setattr(anna.mesh._own, "_read", lambda: [InterfaceAddress("wlan0", "10.1.0.88")])
     assert anna.mesh._hello().addresses == ("10.1.0.88",)
 
 
@@ -409,7 +409,7 @@ async def test_a_relay_between_two_devices_pairs_nobody(home: Household, tmp_pat
         passing.add(asyncio.create_task(relay(channel)))
 
     context = server_context(Credentials(mallory.pem_file, mallory.pem_file), [])
-    listener = Listener(Door(lambda: context, lambda _peer: pytest.fail("a link"), greet))
+    listener = Listener(ListenerHooks(lambda: context, lambda _peer: pytest.fail("a link"), greet))
     await listener.start(["127.0.0.1"])
     home.network = type(home.network)()  # bert finds nobody but the relay
     bert = await home.start("bert", peers=(f"127.0.0.1:{listener.port}",))
@@ -489,7 +489,7 @@ async def test_a_window_that_is_over_is_not_opened_again(home: Household) -> Non
     await together(anna, bert)
     await anna.mesh.leave()
     now = asyncio.get_running_loop().time()
-    over = Window(CODE, closes_at=now - 1.0)
+    over = PairingWindow(CODE, closes_at=now - 1.0)
     again = await home.start("anna", code=None, window=over)
     assert again.mesh.belonging.window is None
     assert again.told(Pairing) == []

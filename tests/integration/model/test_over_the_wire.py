@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2ptrain.holder.input.dataset import Samples
-from p2ptrain.holder.input.sample_order import SampleOrder, Split
+from p2ptrain.holder.input.dataset import CheckedDataset
+from p2ptrain.holder.input.sample_order import MicroBatchIndices, SampleOrder
 from p2ptrain.job.job import Job
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
@@ -59,7 +59,7 @@ class Pipeline:
         self.optimizers = [StageOptimizer(job.optimizer, s.parameters()) for s in self.stages]
 
     def train(self, steps: int) -> list[float]:
-        samples = Samples(self.job.data)
+        samples = CheckedDataset(self.job.data)
         order = SampleOrder(len(samples), self.job.batch_size, self.job.seed)
         losses = []
         for step in range(steps):
@@ -70,7 +70,7 @@ class Pipeline:
             self._update(step)
         return losses
 
-    def _piece(self, number: int, split: Split, samples: Samples) -> float:
+    def _piece(self, number: int, split: MicroBatchIndices, samples: CheckedDataset) -> float:
         inputs, target = samples.collate(split.indices, "seed")
         values: Sequence[Tensor] = self.captured.entering(inputs, "train")
         targets = self.captured.flatten_target(target)

@@ -15,10 +15,10 @@ from p2ptrain.plan.cost.workload_share import ROUNDING, plan_parts
 from p2ptrain.plan.planner_registry import PLANNERS
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
 from tests.support.equal_devices import equal, vgg_like
@@ -116,8 +116,11 @@ def test_equal_devices_on_fast_links_divide_the_batch() -> None:
 
 def test_a_required_device_takes_part_however_slow() -> None:
     profile = planning_examples.profile([(1.0, 1.0)] * 4)
-    members = (Device("laptop", 10**9, holder=True), Device("watch", 10**9, slowdown=50.0))
-    cluster = Cluster(members, Link(1e9, 0.0))
+    members = (
+        ClusterDevice("laptop", 10**9, holder=True),
+        ClusterDevice("watch", 10**9, slowdown=50.0),
+    )
+    cluster = Cluster(members, ClusterLink(1e9, 0.0))
     plan = make_plan(profile, cluster, PlanRequest(32, 4))
     assert [out.name for out in plan.left_out] == ["watch"]
     forced = make_plan(profile, cluster, PlanRequest(32, 4, required=frozenset({"watch"})))
@@ -127,8 +130,8 @@ def test_a_required_device_takes_part_however_slow() -> None:
 
 def test_a_cap_moves_work_to_the_others() -> None:
     profile = planning_examples.profile([(1.0, 1.0)] * 10)
-    members = (Device("fast", 10**9, 0.2, holder=True), Device("slow", 10**9, 1.0))
-    cluster = Cluster(members, Link(1e9, 0.0))
+    members = (ClusterDevice("fast", 10**9, 0.2, holder=True), ClusterDevice("slow", 10**9, 1.0))
+    cluster = Cluster(members, ClusterLink(1e9, 0.0))
     plan = make_plan(profile, cluster, PlanRequest(40, 4, caps={"fast": 0.5}))
     assert plan_parts(plan, profile) == pytest.approx({"fast": 0.5, "slow": 0.5})
 
@@ -137,7 +140,7 @@ def test_a_device_of_a_group_is_left_out_for_its_gradients() -> None:
     """Summing the parameters over a slow link costs more than the device would save."""
     profile = planning_examples.profile([(1.0, 1.0)], parameter_bytes=10**9, input_bytes=1)
     plan = make_plan(
-        profile, planning_examples.cluster("a", "b", link=Link(1e6, 0.0)), PlanRequest(8, 2)
+        profile, planning_examples.cluster("a", "b", link=ClusterLink(1e6, 0.0)), PlanRequest(8, 2)
     )
     (out,) = plan.left_out
     assert " instead of 16.00 s, because " in out.reason
@@ -147,7 +150,7 @@ def test_a_device_of_a_group_is_left_out_for_its_gradients() -> None:
 
 
 def test_auto_plans_asynchronously_in_the_window_of_its_replicas() -> None:
-    plan = make_plan(vgg_like(), equal(8), PlanRequest(1, mode=Mode.ASYNC))
+    plan = make_plan(vgg_like(), equal(8), PlanRequest(1, mode=PlanMode.ASYNC))
     dealing = [stage for stage in plan.stages if len(stage.devices) > 1]
     assert dealing
     for stage in dealing:

@@ -10,7 +10,7 @@ import pytest
 from p2ptrain.plan.search import auto
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.profile import Profile, Unit
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
@@ -106,8 +106,8 @@ def test_by_annealing_plans_become_faster_and_none_slower(monkeypatch: pytest.Mo
     assert max(gained) > 1.0
 
 
-@pytest.mark.parametrize("mode", [Mode.SYNC, Mode.ASYNC])
-def test_a_row_has_the_published_configuration_and_our_plans(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [PlanMode.SYNC, PlanMode.ASYNC])
+def test_a_row_has_the_published_configuration_and_our_plans(mode: PlanMode) -> None:
     cluster = equal_devices(1e9, 10**9)
     row = compare(EQUAL, "fast", cluster, PlanRequest(1, mode=mode), rounds=30)
     assert set(row.published) == {"15-1"}

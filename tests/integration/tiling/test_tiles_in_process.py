@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.plan.types.cluster import Link
-from p2ptrain.tiling.kernels.tile_messages import Halo, Message, Moments
+from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.tiling.kernels.tile_messages import Halo, Moments, TileMessage
 from p2ptrain.tiling.kernels.tile_pass import TilePass
 from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice
 from tests.support.thorough import examples_of
@@ -47,9 +47,9 @@ def layout(
     columns: int,
     borders: tuple[int, ...],
     early: tuple[int, ...] = (),
-) -> Layout:
+) -> GridLayout:
     network = prepared.part.network.with_early(early)
-    return Layout(network, (EQUAL[rows], EQUAL[columns]), borders)
+    return GridLayout(network, (EQUAL[rows], EQUAL[columns]), borders)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_tiles_train_as_plain_torch_does(
 def test_unequal_tiles_several_on_a_device(six: Prepared, plain: Run) -> None:
     chance = random.Random(5)
     borders = (0, *sorted(chance.sample(range(1, 6), 3)), 6)
-    uneven = Layout(six.part.network, ([1.0, 1.8], [2.0, 1.0]), borders, aligned=False)
+    uneven = GridLayout(six.part.network, ([1.0, 1.8], [2.0, 1.0]), borders, aligned=False)
     run, same = train_tiled(six, uneven, [0, 1, 1, 0])
     apart = compare(plain, run, same)
     assert apart.losses < 1e-12
@@ -117,7 +117,7 @@ def test_single_precision() -> None:
 
 
 def passes(
-    prepared: Prepared, grid: Layout, *, pauses: bool = False
+    prepared: Prepared, grid: GridLayout, *, pauses: bool = False
 ) -> tuple[list[TilePass], list[TileProgram]]:
     programs = [
         TileProgram(
@@ -133,7 +133,7 @@ def copied(prepared: Prepared) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in prepared.captured.state().items()}
 
 
-def inputs(prepared: Prepared, grid: Layout, tile: int) -> dict[int, Tensor]:
+def inputs(prepared: Prepared, grid: GridLayout, tile: int) -> dict[int, Tensor]:
     region = grid.input_region(tile, 0)
     x = prepared.batches[0][0]
     return {
@@ -142,8 +142,8 @@ def inputs(prepared: Prepared, grid: Layout, tile: int) -> dict[int, Tensor]:
 
 
 def delivered(
-    machines: list[TilePass], sent: list[Message], chance: random.Random
-) -> Iterator[Message]:
+    machines: list[TilePass], sent: list[TileMessage], chance: random.Random
+) -> Iterator[TileMessage]:
     """Deliver in random order until nothing is left."""
     while sent:
         message = sent.pop(chance.randrange(len(sent)))
@@ -157,7 +157,7 @@ def test_the_order_of_messages_changes_no_bit(six: Prepared) -> None:
     for seed in range(2):
         chance = random.Random(seed)
         machines, programs = passes(six, grid)
-        sent: list[Message] = []
+        sent: list[TileMessage] = []
         for tile, machine in enumerate(machines):
             sent += machine.begin_forward(inputs(six, grid, tile))
         forward = [*delivered(machines, sent, chance)]
@@ -184,7 +184,7 @@ def test_filters_whose_gradients_are_put_off_get_the_same_bits(
     stops = 0
     for pauses in (False, True):
         machines, programs = passes(six, grid, pauses=pauses)
-        sent: list[Message] = []
+        sent: list[TileMessage] = []
         for tile, machine in enumerate(machines):
             sent += machine.begin_forward(inputs(six, grid, tile))
         deliver(machines, sent)
@@ -202,7 +202,7 @@ def test_filters_whose_gradients_are_put_off_get_the_same_bits(
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def deliver(machines: list[TilePass], sent: list[Message]) -> int:
+def deliver(machines: list[TilePass], sent: list[TileMessage]) -> int:
     """In order until nothing is left; how often a tile was told to go on."""
     stops = 0
     while sent or any(machine.is_paused for machine in machines):
@@ -225,14 +225,14 @@ def test_what_nobody_expects_is_refused(six: Prepared) -> None:
     number = next(k for k, o in enumerate(six.part.network.operations) if o.statistics)
     subject, channels = Moments(number), six.part.network.maps[1].channels
     moments = torch.zeros(2, channels, dtype=torch.float64)
-    good = Message(1, 0, subject, moments)
+    good = TileMessage(1, 0, subject, moments)
     bad = [
-        Message(0, 0, subject, moments),
-        Message(1, 0, Moments(99), moments),
-        Message(1, 0, subject, moments[:1]),
-        Message(1, 0, subject, moments.float()),
-        Message(1, 0, Halo(1, halo.map), torch.zeros(3, 4, 5, 6)),
-        Message(1, 0, Halo(0, halo.map), torch.zeros(3, 4, 5, 6)),
+        TileMessage(0, 0, subject, moments),
+        TileMessage(1, 0, Moments(99), moments),
+        TileMessage(1, 0, subject, moments[:1]),
+        TileMessage(1, 0, subject, moments.float()),
+        TileMessage(1, 0, Halo(1, halo.map), torch.zeros(3, 4, 5, 6)),
+        TileMessage(1, 0, Halo(0, halo.map), torch.zeros(3, 4, 5, 6)),
     ]
     for message in bad:
         with pytest.raises(ProtocolError, match="to tile 0, which expects"):
@@ -266,7 +266,7 @@ def test_the_bytes_that_travel_are_those_that_planners_count(
     tiles = Tiles(six.description, six.part, grid, states, device_of_tile=devices)
     made = tiles.forward(0, [x])
     tiles.backward(0, [torch.ones_like(value) for value in made])
-    question = by_flops(six.part.network, len(x), Link(1e6, 0.0), flops_per_s=1e9)
+    question = by_flops(six.part.network, len(x), ClusterLink(1e6, 0.0), flops_per_s=1e9)
     named = [TileDevice(f"d{k}") for k in range(3)]
     costs = Costs(question, named, grid.grid, devices)
     groups = [costs.group(first, end) for first, end in pairwise(borders)]

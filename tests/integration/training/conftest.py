@@ -14,7 +14,7 @@ __all__ = ["all_go_back", "equal_models_are_captured_once"]
 @pytest.fixture
 def all_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost stage is never made anew: where it is not possible, copies must do."""
-    monkeypatch.setattr(choose, "rebuilds", lambda *_: ())
+    monkeypatch.setattr(choose, "plan_rebuilds", lambda *_: ())
 
 
 @pytest.fixture(autouse=True)

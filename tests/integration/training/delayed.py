@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from p2ptrain.events import Step
-from p2ptrain.holder.generation_runner import EpochRuns
+from p2ptrain.holder.generation_runner import GenerationRunner
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.weight_versions import Weights
 from tests.integration.training.household import Devices
@@ -86,13 +86,13 @@ class Epochs:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Note those of the job that runs meanwhile."""
-        begin, epochs = EpochRuns.begin, self
+        begin, epochs = GenerationRunner.begin, self
 
-        def noted(runs: EpochRuns, answer: ChangeAnswer, alive: frozenset[str]) -> None:
+        def noted(runs: GenerationRunner, answer: ReconfigureReply, alive: frozenset[str]) -> None:
             epochs._note(answer.assignment)
             begin(runs, answer, alive)
 
-        with patch.object(EpochRuns, "begin", noted):
+        with patch.object(GenerationRunner, "begin", noted):
             yield
 
     def _note(self, assignment: Assignment) -> None:

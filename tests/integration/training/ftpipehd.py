@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 from p2ptrain.events import PlanEvent
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import PLANNER, Ftpipehd
+from p2ptrain.job.ftpipehd_options import PLANNER, FtpipehdOptions
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.round_orders import RoundReport
-from p2ptrain.process.cpu_share import Span
-from p2ptrain.runtime.stage_sender import EpochLinks
+from p2ptrain.process.cpu_share import CpuSpan
+from p2ptrain.runtime.stage_sender import LiveStageSender
 from p2ptrain.worker import device_profile as device_measures
 from tests.integration.training.delayed import options
 from tests.integration.training.household import Devices
@@ -36,14 +36,14 @@ class Speeds:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Profiles and reports are made up from now on."""
-        report = EpochLinks.report
+        report = LiveStageSender.report
 
-        async def reported(links: EpochLinks, said: RoundReport) -> None:
+        async def reported(links: LiveStageSender, said: RoundReport) -> None:
             place = links._assignment.stages[links._index]
             me = links._shell.mesh.self_id
             factors = {memory_id(name): factor for name, factor in self.factors.items()}
             seconds = (place.end - place.first) * sum(UNIT_SECONDS) * factors.get(me, 1.0)
-            await report(links, replace(said, busy=Span(seconds, seconds)))
+            await report(links, replace(said, busy=CpuSpan(seconds, seconds)))
 
         async def counted(*asked: Any, **more: Any) -> Mapping[str, Any]:
             self.profiled += 1
@@ -51,13 +51,17 @@ class Speeds:
 
         with (
             patch.object(device_measures, "measure", counted),
-            patch.object(EpochLinks, "report", reported),
+            patch.object(LiveStageSender, "report", reported),
         ):
             yield
 
 
 def as_published(
-    count: int, steps: int, intervals: Ftpipehd, how: Asynchrony | None = None, **more: object
+    count: int,
+    steps: int,
+    intervals: FtpipehdOptions,
+    how: Asynchrony | None = None,
+    **more: object,
 ) -> TrainOptions:
     """`--mode async --planner ftpipehd` on so many devices."""
     chosen: dict[str, object] = {"planner": PLANNER, "ftpipehd": intervals, **more}

@@ -28,15 +28,15 @@ import torch
 
 from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.coordinator import replan_decision as consideration
-from p2ptrain.coordinator.measured_cluster import MeasuredHousehold, question
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.errors import DeviceLost, PeerError, UserError
 from p2ptrain.events import Event, PlanEvent, Step
 from p2ptrain.job.job import Job
-from p2ptrain.job.train_options import Recovery, TrainOptions
+from p2ptrain.job.train_options import ReplanMethod, TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
-from p2ptrain.plan.replan.hysteresis import Action, Decision
+from p2ptrain.plan.replan.hysteresis import ReplanAction, ReplanDecision
 from p2ptrain.plan.replan.migration import plan_migration
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.types.cluster import Cluster
@@ -133,7 +133,7 @@ class Course:
     model: str
     optimizer: OptimizerSpec
     clips: bool
-    recovery: Recovery
+    recovery: ReplanMethod
     count: int
     steps: int
     happenings: tuple[Happening, ...]
@@ -152,7 +152,9 @@ class Course:
             model,
             chance.choice(OPTIMIZERS),
             chance.random() < 0.3,
-            chance.choice((Recovery.LIGHT, Recovery.LIGHT, Recovery.HEAVY, Recovery.RESPIPE)),
+            chance.choice(
+                (ReplanMethod.LIGHT, ReplanMethod.LIGHT, ReplanMethod.HEAVY, ReplanMethod.RESPIPE)
+            ),
             count,
             steps,
             tuple(_happenings(chance, count, steps)),
@@ -373,18 +375,18 @@ class AnyPlans:
 
     def decide(
         self,
-        request: PlanningRequest,
-        household: MeasuredHousehold,
-        present: consideration.Present,
+        request: JobPlanRequest,
+        household: MeasuredCluster,
+        present: consideration.PresentPlan,
         *_: Any,
         **_rest: Any,
-    ) -> Decision:
+    ) -> ReplanDecision:
         """In place of `hysteresis.decide`."""
-        profile, cluster = question(request, household)
+        profile, cluster = planner_question(request, household)
         held = place_replicas(present.plan, chain=False)
         if self._chance.random() >= self._course.moves:
             nothing = plan_migration(profile, cluster, present.plan, held, present.plan)
-            return Decision(Action.STAY, present.plan, nothing, 0.0, "it is said so")
+            return ReplanDecision(ReplanAction.STAY, present.plan, nothing, 0.0, "it is said so")
         size = PlanRequest(request.batch_size, micro_batch=request.micro_batch)
         better = replace(self.make(profile, cluster, size), planner=present.plan.planner)
         if self._course.clips or better.device_names == {"a"}:  # updates wait
@@ -393,14 +395,14 @@ class AnyPlans:
             stages = tuple(replace(stage, goes_ahead=True) for stage in better.stages)
         better = replace(better, stages=stages)
         moved = plan_migration(profile, cluster, present.plan, held, better)
-        return Decision(Action.MOVE, better, moved, None, "it is said so")
+        return ReplanDecision(ReplanAction.MOVE, better, moved, None, "it is said so")
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Whoever plans gets them; newcomers are looked at at once."""
         with (
             patch.object(household_plan, "make_plan", self.make),
-            patch.object(consideration, "decide", self.decide),
+            patch.object(consideration, "decide_replan", self.decide),
             patch.object(elastic, "SETTLE_SECONDS", 0.0),
             patch.object(apart, "_can_be_had", lambda: False),  # another process has no patches
         ):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from p2ptrain.api.device_services import TrainingMember
+from p2ptrain.api.device_services import DeviceServices
 from p2ptrain.events import Event, PlanEvent, Step, Waiting, Warned
-from p2ptrain.holder.generation import HolderEpoch
-from p2ptrain.holder.trainer import HolderRun
+from p2ptrain.holder.generation import HolderGeneration
+from p2ptrain.holder.trainer import JobTrainer
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -46,7 +46,7 @@ class Devices:
     memory_bytes: int | None
     boxes: Mapping[str, Box] = field(default_factory=dict)
     profiles: ProfileCache = _PROFILES
-    members: dict[str, TrainingMember] = field(default_factory=dict)
+    members: dict[str, DeviceServices] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     waiting: list[tuple[str, str]] = field(default_factory=list)
     warned: list[tuple[str, str]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Devices:
             self._said.set()
 
         mesh, box = self.mesh[name], self.boxes.get(name)
-        member = TrainingMember(
+        member = DeviceServices(
             mesh,
             profiles=self.profiles if box is None else ProfileCache(None, _AT_ONCE),
             jobs=jobs,
@@ -106,13 +106,13 @@ class Devices:
         options: TrainOptions | None = None,
         listener: Callable[[Event], None] | None = None,
         folder: StateFolder | None = None,
-    ) -> HolderRun:
+    ) -> JobTrainer:
         """A run of `job` on the first device."""
         name = self.names[0]
         options = options or TrainOptions(wait_for=len(self.names), planner="pp")
         service = self.members[name].service
         listen = listener or self.events.append
-        return HolderRun(self.mesh[name], service, job, options, listen, folder)
+        return JobTrainer(self.mesh[name], service, job, options, listen, folder)
 
     async def until_waiting(self, *names: str) -> None:
         """Wait until these devices have said that they wait for somebody."""
@@ -130,15 +130,15 @@ def hold_rounds(monkeypatch: pytest.MonkeyPatch, step: int, until: Callable[[], 
 
     From this step on no round is ordered before `until` says so, or a change of plan needs one.
     """
-    order = HolderEpoch.order
+    order = HolderGeneration.order
 
-    async def held(epoch: HolderEpoch, asked: RoundOrder) -> None:
+    async def held(epoch: HolderGeneration, asked: RoundOrder) -> None:
         # draining is a flag that nobody tells of
         while asked.round.step >= step and not (until() or epoch.is_draining):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await order(epoch, asked)
 
-    monkeypatch.setattr(HolderEpoch, "order", held)
+    monkeypatch.setattr(HolderGeneration, "order", held)
 
 
 @asynccontextmanager

@@ -45,4 +45,4 @@ def make_up_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elastic, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(drift, "WINDOW_SECONDS", 0.0)
     monkeypatch.setattr(drift, "COPYING_SECONDS", 0.0)
-    monkeypatch.setattr(drift, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(drift, "MIN_SECONDS", 0.0)

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from p2ptrain.runtime.live_stage import LiveStage
-from p2ptrain.worker.hosted_stages import Engagement
+from p2ptrain.worker.hosted_stages import HostedStages
 from tests.integration.training.household import Devices
 
 
-def engaged(household: Devices) -> list[Engagement]:
+def engaged(household: Devices) -> list[HostedStages]:
     """The stages that are trained now; ask before the job ends, and look when it has."""
     here = (member.service.engagement for member in household.members.values())
     return [engagement for engagement in here if engagement is not None]
 
 
-def check_replicas(trained: Sequence[Engagement], steps: int) -> None:
+def check_replicas(trained: Sequence[HostedStages], steps: int) -> None:
     """Every device of a stage that has made the last update holds the same bits."""
     states: dict[int, Mapping[str, Tensor]] = {}
     assert trained

@@ -15,38 +15,38 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.process import child_process as apart
-from p2ptrain.process.child_process import Haste
+from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.process.child_process_main import LENGTH, NICENESS, RESTS
 from tests.integration.training.apart_work import computed, only_in, opened
 from tests.unit.process.test_child_process import run
 
-BESIDE = [Haste.PROMPT, Haste.IDLE]
+BESIDE = [SearchPriority.PROMPT, SearchPriority.IDLE]
 
 
 @pytest.mark.parametrize("haste", BESIDE)
-def test_another_process_answers(haste: Haste) -> None:
+def test_another_process_answers(haste: SearchPriority) -> None:
     assert run(os.getpid, haste) != os.getpid()
 
 
 def test_a_search_that_nobody_waits_for_yields_to_training() -> None:
     niceness = partial(os.nice, 0)
-    assert run(niceness, Haste.IDLE) == run(niceness, Haste.PROMPT) + NICENESS
+    assert run(niceness, SearchPriority.IDLE) == run(niceness, SearchPriority.PROMPT) + NICENESS
 
 
 def test_and_rests_most_of_the_time() -> None:
-    busy_seconds, seconds = run(computed, Haste.IDLE)
+    busy_seconds, seconds = run(computed, SearchPriority.IDLE)
     assert seconds > 0.7 * RESTS * busy_seconds
 
 
 def test_what_is_raised_there_is_raised_here() -> None:
     with pytest.raises(OSError, match="No such file"):
-        run(partial(os.stat, "/no/such/file"), Haste.PROMPT)
+        run(partial(os.stat, "/no/such/file"), SearchPriority.PROMPT)
     with pytest.raises(ZeroDivisionError):
-        run(partial(operator.floordiv, 1, 0), Haste.PROMPT)
+        run(partial(operator.floordiv, 1, 0), SearchPriority.PROMPT)
 
 
 def test_where_that_process_dies_it_is_called_here() -> None:
-    assert run(partial(only_in, os.getpid()), Haste.PROMPT) == os.getpid()
+    assert run(partial(only_in, os.getpid()), SearchPriority.PROMPT) == os.getpid()
 
 
 def test_it_ends_with_who_asked() -> None:
@@ -61,11 +61,11 @@ def test_it_ends_with_who_asked() -> None:
 
 
 @pytest.mark.parametrize("haste", BESIDE)
-async def test_it_ends_with_the_wish_for_its_answer(tmp_path: Path, haste: Haste) -> None:
+async def test_it_ends_with_the_wish_for_its_answer(tmp_path: Path, haste: SearchPriority) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     work = partial(opened, str(pipe))
-    waiting = asyncio.create_task(apart.apart(lambda run: run(work), haste))
+    waiting = asyncio.create_task(apart.run_in_child(lambda run: run(work), haste))
     with await asyncio.to_thread(pipe.open) as there:
         assert await asyncio.to_thread(there.read, 4) == "here"
         waiting.cancel()
@@ -75,4 +75,6 @@ async def test_it_ends_with_the_wish_for_its_answer(tmp_path: Path, haste: Haste
 
 
 async def test_what_is_found_in_time_comes_back() -> None:
-    assert await apart.apart(lambda run: run(os.getpid) != os.getpid(), Haste.PROMPT)
+    assert await apart.run_in_child(
+        lambda run: run(os.getpid) != os.getpid(), SearchPriority.PROMPT
+    )

@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.coordinator import plan_cluster as household_plan
-from p2ptrain.holder.replan_watcher import Elasticity
+from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -31,9 +31,9 @@ from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.schedule import usual_warmup
-from p2ptrain.process.cpu_share import Span
+from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Seat
 from tests.integration.training.household import devices
 
@@ -76,7 +76,7 @@ class Found:
 
     ends: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
-    busy: list[Mapping[Seat, Span]] = field(default_factory=list)
+    busy: list[Mapping[Seat, CpuSpan]] = field(default_factory=list)
 
     def result(self, skipped: int) -> Result:
         """Without the first and the last mini-batches."""
@@ -103,7 +103,7 @@ def plan(
     """Equal parts of the units, one device a stage."""
     count, units = setting.devices, len(profile.units)
     names = sorted(device.name for device in cluster.devices)
-    asynchronous = request.mode is Mode.ASYNC
+    asynchronous = request.mode is PlanMode.ASYNC
     split = (
         BatchSplit(BATCH * WINDOW, BATCH)
         if asynchronous
@@ -127,7 +127,7 @@ def plan(
 @contextmanager
 def sleeping(setting: Setting, found: Found) -> Iterator[None]:
     """Stages take the given time; what the holder hears is noted."""
-    forward, backward, busy = Stage.forward, Stage.backward, Elasticity.busy
+    forward, backward, busy = Stage.forward, Stage.backward, ReplanWatcher.busy
     pieces = setting.micro_batches or 1
 
     def slow_forward(stage: Stage, *args: Any, **options: Any) -> Any:
@@ -138,7 +138,7 @@ def sleeping(setting: Setting, found: Found) -> Iterator[None]:
         time.sleep(setting.backward / pieces)
         return backward(stage, *args, **options)
 
-    def noted(elastic: Elasticity, spans: Mapping[Seat, Span], *, copying: bool) -> None:
+    def noted(elastic: ReplanWatcher, spans: Mapping[Seat, CpuSpan], *, copying: bool) -> None:
         found.ends.append(time.monotonic())
         found.processor.append(time.process_time())
         found.busy.append(spans)
@@ -147,7 +147,7 @@ def sleeping(setting: Setting, found: Found) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(Stage, "forward", slow_forward))
         stack.enter_context(patch.object(Stage, "backward", slow_backward))
-        stack.enter_context(patch.object(Elasticity, "busy", noted))
+        stack.enter_context(patch.object(ReplanWatcher, "busy", noted))
         forced = partial(plan, setting)
         stack.enter_context(patch.object(household_plan, "make_plan", forced))
         yield

@@ -23,10 +23,10 @@ import torch
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Step
 from p2ptrain.holder import job_record as job_memory
-from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import PLANNER, Ftpipehd
-from p2ptrain.job.train_options import Recovery
+from p2ptrain.job.ftpipehd_options import PLANNER, FtpipehdOptions
+from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.plan.types.weight_versions import Weights
 from tests.integration.training.delayed import Epochs, delayed_job, options
 from tests.integration.training.household import Devices, devices
@@ -61,7 +61,7 @@ class Course:
     count: int
     how: Asynchrony
     planner: str
-    recovery: Recovery
+    recovery: ReplanMethod
     steps: int
     every: int
     deaths: tuple[tuple[int, float, str], ...]
@@ -87,7 +87,9 @@ class Course:
             count,
             chance.choice(HOW),
             chance.choice(("pp", "pp", "auto", "dp")),
-            chance.choice((Recovery.LIGHT, Recovery.LIGHT, Recovery.HEAVY, Recovery.RESPIPE)),
+            chance.choice(
+                (ReplanMethod.LIGHT, ReplanMethod.LIGHT, ReplanMethod.HEAVY, ReplanMethod.RESPIPE)
+            ),
             steps,
             chance.randrange(2, 8),
             deaths,
@@ -96,9 +98,9 @@ class Course:
         return replace(course, planner=PLANNER) if chance.random() < FTPIPEHD_SHARE else course
 
     @property
-    def ftpipehd(self) -> Ftpipehd:
+    def ftpipehd(self) -> FtpipehdOptions:
         """Looks at the cuts come often, and whole copies at each second copy."""
-        return Ftpipehd(2 + self.every, 3 * self.every, self.every, 2 * self.every)
+        return FtpipehdOptions(2 + self.every, 3 * self.every, self.every, 2 * self.every)
 
     @property
     def shares(self) -> bool:
@@ -143,7 +145,7 @@ class Run:
 def _kept(course: Course) -> Iterator[None]:
     wants = partial(_wants, course.every)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(KeptVersions, "wants", lambda _, step: wants(step)))
+        stack.enter_context(patch.object(SnapshotManager, "wants", lambda _, step: wants(step)))
         stack.enter_context(patch.object(job_memory, "REPLAY_LIMIT_SECONDS", 180.0))
         yield
 

@@ -15,7 +15,7 @@ from p2ptrain import failpoints
 from p2ptrain.events import Event, Failure, Step
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder import job_record as job_memory
-from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import Epochs, delayed_job, options
@@ -56,13 +56,15 @@ class Death:
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """See when a version can be gone back to; rounds wait for that, however slow copies are."""
-        tell, death = KeptVersions.keep_only, self
+        tell, death = SnapshotManager.keep_only, self
 
-        def keep_only(copies: KeptVersions, versions: tuple[Version, ...], members: object) -> None:
+        def keep_only(
+            copies: SnapshotManager, versions: tuple[Version, ...], members: object
+        ) -> None:
             death._is_stable = True
             tell(copies, versions, members)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(KeptVersions, "keep_only", keep_only)
+        monkeypatch.setattr(SnapshotManager, "keep_only", keep_only)
         hold_rounds(monkeypatch, 3 * EVERY, lambda: death._is_stable)
 
     def listen(self, event: Event) -> None:
@@ -88,7 +90,7 @@ async def test_whoever_dies_wherever(
 ) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
-    monkeypatch.setattr(KeptVersions, "wants", lambda _, step: step % EVERY == 0)
+    monkeypatch.setattr(SnapshotManager, "wants", lambda _, step: step % EVERY == 0)
     job, how = delayed_job(), Asynchrony()
     async with devices(3) as household:
         death = Death(household, name, victim, count)

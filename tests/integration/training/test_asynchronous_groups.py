@@ -14,14 +14,14 @@ from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder import job_record as job_memory
-from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.train_options import Recovery
+from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.weight_versions import depths_of
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.group_plans import DEALT
@@ -42,7 +42,7 @@ def dealt(
     shares: Shares, profile: Profile, cluster: Cluster, request: PlanRequest, **_rest: object
 ) -> Plan:
     """Equal parts of the units; the devices of a stage take mini-batches by their shares."""
-    assert request.mode is Mode.ASYNC
+    assert request.mode is PlanMode.ASYNC
     names = iter(sorted(device.name for device in cluster.devices))
     units, count = len(profile.units), len(shares)
     window = max(sum(own) for own in shares if len(own) > 1) if any(map(_several, shares)) else 32
@@ -58,7 +58,7 @@ def dealt(
         for p, own in enumerate(shares)
     )
     peaks = {device.name: 0 for device in cluster.devices}
-    return Plan("forced", split, stages, Predicted(1.0, 1.0, peaks), mode=Mode.ASYNC)
+    return Plan("forced", split, stages, Predicted(1.0, 1.0, peaks), mode=PlanMode.ASYNC)
 
 
 def _several(own: Sequence[int]) -> bool:
@@ -125,7 +125,7 @@ async def test_a_death_in_a_group_goes_back_to_a_cut(monkeypatch: pytest.MonkeyP
     steps, every = 40, 4
     force(monkeypatch, [(4, 4), (8,)])
     monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
-    monkeypatch.setattr(KeptVersions, "wants", lambda _, step: step % every == 0)
+    monkeypatch.setattr(SnapshotManager, "wants", lambda _, step: step % every == 0)
     job = delayed_job()
     async with devices(3) as household:
         killing: list[asyncio.Task[None]] = []
@@ -141,7 +141,7 @@ async def test_a_death_in_a_group_goes_back_to_a_cut(monkeypatch: pytest.MonkeyP
                 force(monkeypatch, [(8,), (8,)])
                 failpoints.arm("backward.receive.after", dies, device=memory_id("b"))
 
-        chosen = options(3, STASHED, steps, planner="auto", recovery=Recovery.HEAVY)
+        chosen = options(3, STASHED, steps, planner="auto", recovery=ReplanMethod.HEAVY)
         try:
             await household.holder_run(job, chosen, listen).run()
         finally:

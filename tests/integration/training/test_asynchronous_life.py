@@ -16,7 +16,7 @@ from p2ptrain.errors import OptionError, PlanError, TrainingError
 from p2ptrain.events import Event, PlanEvent, Step
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import Job
-from p2ptrain.job.train_options import Recovery, TrainOptions
+from p2ptrain.job.train_options import ReplanMethod, TrainOptions
 from p2ptrain.recovery import replan_trigger as elastic
 from p2ptrain.state.checkpoint_files import load
 from tests.integration.training.delayed import Epochs, by_formula, cut_of, delayed_job, options
@@ -86,9 +86,9 @@ async def test_who_comes_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
             assert all(version == told for version, told, _ in epochs.begun)
 
 
-@pytest.mark.parametrize("recovery", [Recovery.LIGHT, Recovery.HEAVY, Recovery.RESPIPE])
+@pytest.mark.parametrize("recovery", [ReplanMethod.LIGHT, ReplanMethod.HEAVY, ReplanMethod.RESPIPE])
 async def test_a_death_before_anything_was_copied_goes_back_to_the_first_weights(
-    recovery: Recovery,
+    recovery: ReplanMethod,
 ) -> None:
     job = delayed_job()
     async with devices(3) as household:

@@ -9,7 +9,7 @@ import torch
 
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.holder import job_record as job_memory
-from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery import snapshot_schedule as cadence
@@ -40,13 +40,15 @@ class Killing:
         monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
         monkeypatch.setattr(cadence, "COST_SHARE", 1.0)
         monkeypatch.setattr(cadence, "FIRST_ROUNDS", 1)
-        tell, killing = KeptVersions.keep_only, self
+        tell, killing = SnapshotManager.keep_only, self
 
-        def keep_only(copies: KeptVersions, versions: tuple[Version, ...], members: object) -> None:
+        def keep_only(
+            copies: SnapshotManager, versions: tuple[Version, ...], members: object
+        ) -> None:
             killing.stable.append(versions[0])
             tell(copies, versions, members)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(KeptVersions, "keep_only", keep_only)
+        monkeypatch.setattr(SnapshotManager, "keep_only", keep_only)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.coordinator.plan_cluster import plan_household
+from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
-from p2ptrain.holder.start.model_limits import check_asynchronous, unshared
+from p2ptrain.holder.start.model_limits import check_asynchronous, why_unshared
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment
@@ -52,19 +52,19 @@ def test_an_ordinary_job_is_not_refused() -> None:
 
 def test_devices_take_turns_where_the_weights_kept_allow_it() -> None:
     mlp, cnn = (capture_of(name) for name in ("mlp", "cnn"))
-    assert unshared(STASHED, mlp) == ""
-    assert "running statistics" in unshared(STASHED, cnn)
+    assert why_unshared(STASHED, mlp) == ""
+    assert "running statistics" in why_unshared(STASHED, cnn)
     for how, name in (
         (VERTICAL, "vertical sync"),
         (DOUBLE, "two versions"),
         (UNSTASHED, "no stashing"),
         (Asynchrony(aggregate=2), "aggregation"),
     ):
-        assert f"with {name} has one device for each part" in unshared(how, mlp)
-        alone = replace(asked(how, "dp").sharing, unshared=unshared(how, mlp))
+        assert f"with {name} has one device for each part" in why_unshared(how, mlp)
+        alone = replace(asked(how, "dp").sharing, unshared=why_unshared(how, mlp))
         with pytest.raises(PlanError, match="planner dp gives layers to several devices"):
-            plan_household(asked(how, "dp", sharing=alone), household())
-    plan = plan_household(asked(STASHED, "dp"), household())
+            plan_cluster(asked(how, "dp", sharing=alone), household())
+    plan = plan_cluster(asked(STASHED, "dp"), household())
     assert [(len(s.devices), s.warmup, s.allocation) for s in plan.stages] == [(3, 3, DEALT)]
     sent = assignment(plan, STASHED)
     assert Assignment.from_bytes(sent.to_bytes()) == sent

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.capture.capture import capture
-from p2ptrain.process.box import Box, Question, Zygote
+from p2ptrain.process.box import Box, BoxTask, Zygote
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling import boxed_measure as boxed
 from p2ptrain.profiling.profile_cache import ProfileCache, measure, measure_boxed
@@ -37,7 +37,7 @@ class Crashing(Box):
         super().__init__(zygote)
         self._shared, self.asked = shared, 0
 
-    async def ask(self, question: Question) -> bytes:
+    async def ask(self, question: BoxTask) -> bytes:
         self.asked += 1
         return await self._shared.ask(replace(question, function=f"{crashing.__name__}:measure"))
 

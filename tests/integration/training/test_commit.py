@@ -15,7 +15,7 @@ from p2ptrain.messages.round_orders import Commit
 from p2ptrain.model.stage.optimizer import StageOptimizer
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.version import Version
-from p2ptrain.worker.hosted_stages import Engagement
+from p2ptrain.worker.hosted_stages import HostedStages
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     assert_same_weights,
@@ -43,7 +43,7 @@ def spy(monkeypatch: pytest.MonkeyPatch, on_send: Callable[[Send], Send]) -> Non
     monkeypatch.setattr(MemoryMesh, "send", watched)
 
 
-def engagement_of(household: Devices, name: str) -> Engagement:
+def engagement_of(household: Devices, name: str) -> HostedStages:
     engagement = household.members[name].service.engagement
     assert engagement is not None
     return engagement

@@ -17,10 +17,10 @@ from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.kinds import COMMIT
 from p2ptrain.net.message import Message
-from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
-from p2ptrain.runtime.sync_executor import StageRunner
-from p2ptrain.worker.hosted_stages import Engagement
+from p2ptrain.runtime.sync_executor import SyncStageExecutor
+from p2ptrain.worker.hosted_stages import HostedStages
 from tests.integration.training.group_plans import Stage, device_count, divided, force
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
@@ -71,7 +71,7 @@ async def _state_after(steps: int, case: Case) -> dict[str, Tensor]:
 @asynccontextmanager
 async def _broken_off(
     monkeypatch: pytest.MonkeyPatch, case: Case
-) -> AsyncIterator[dict[str, Engagement]]:
+) -> AsyncIterator[dict[str, HostedStages]]:
     """Update 1 counts, b does not hear of it, all others apply it; then all stop.
 
     Where stages go ahead, b has made it by then.
@@ -114,7 +114,7 @@ async def _broken_off(
 
 
 def _named(
-    engagement: Engagement, first: int, end: int, version: Version
+    engagement: HostedStages, first: int, end: int, version: Version
 ) -> dict[str, Tensor] | None:
     """Its stages' own tensors of units [first, end); None unless all are there at `version`."""
     found: dict[str, Tensor] = {}
@@ -127,7 +127,7 @@ def _named(
     return found
 
 
-def _model(engagements: dict[str, Engagement], version: Version) -> dict[str, Tensor]:
+def _model(engagements: dict[str, HostedStages], version: Version) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for engagement in engagements.values():
         for holding in engagement.held():
@@ -155,11 +155,11 @@ async def test_who_is_behind_catches_up_to_the_same_bits(
     async with _broken_off(monkeypatch, case) as engagements:
         held = {name: engagement.held() for name, engagement in engagements.items()}
         for name, (holding,) in held.items():
-            assert holding.kind is Kind.LIVE
+            assert holding.kind is StateKind.LIVE
             expected = (BEFORE, AFTER) if name == "b" else (AFTER, None)
             assert (holding.version, holding.ready) == expected
         (behind,) = engagements["b"].runners.values()
-        assert isinstance(behind, StageRunner)
+        assert isinstance(behind, SyncStageExecutor)
         assert behind.live.is_ahead == (ahead and case.clip is None)
         coefficient = held["a"][0].coefficient
         assert (coefficient is None) == (case.clip is None)

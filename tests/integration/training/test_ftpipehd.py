@@ -7,13 +7,13 @@ import torch
 
 from p2ptrain.events import Event
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.job.ftpipehd_options import FtpipehdOptions
 from p2ptrain.recovery import ftpipehd_repartition as repartition
 from tests.integration.training.delayed import Epochs, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
 from tests.integration.training.household import devices, hold_rounds
 
-INTERVALS = Ftpipehd(first_repartition=10, repartition=20)
+INTERVALS = FtpipehdOptions(first_repartition=10, repartition=20)
 STEPS = 60
 STASHED = Asynchrony()
 

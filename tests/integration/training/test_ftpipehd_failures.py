@@ -19,9 +19,9 @@ from p2ptrain.events import Event, Failure, Recovered, Step, Warned
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder import full_snapshots as whole_copies
 from p2ptrain.holder import job_record as job_memory
-from p2ptrain.holder.full_snapshots import WholeCopies
+from p2ptrain.holder.full_snapshots import FullSnapshots
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.job.ftpipehd_options import FtpipehdOptions
 from p2ptrain.recovery import ftpipehd_repartition as repartition
 from p2ptrain.recovery import replan_trigger as elastic
 from p2ptrain.recovery import snapshot_schedule as cadence
@@ -32,7 +32,7 @@ from tests.integration.training.ftpipehd import Speeds, as_published, reasons, u
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.support.memory_household import memory_id
 
-INTERVALS = Ftpipehd(first_repartition=10, repartition=1000, chain=4, whole=8)
+INTERVALS = FtpipehdOptions(first_repartition=10, repartition=1000, chain=4, whole=8)
 STEPS = 70
 HAPPENS = 30
 """After the first cut by capacities, and several copies."""
@@ -163,9 +163,9 @@ async def test_one_is_silent(name: str) -> None:
 async def test_neighbours_are_silent_and_the_whole_copy_is_gone_back_to() -> None:
     """Case 3 with two: each had the other's copies, so that only the third has all."""
     held: list[Version] = []
-    take = WholeCopies._take
+    take = FullSnapshots._take
 
-    async def noted(copies: WholeCopies, version: Version) -> None:
+    async def noted(copies: FullSnapshots, version: Version) -> None:
         await take(copies, version)
         held.extend(copies.versions)
 
@@ -178,7 +178,7 @@ async def test_neighbours_are_silent_and_the_whole_copy_is_gone_back_to() -> Non
                 household.mesh.freeze(name)
             await asyncio.gather(*(household.mesh.kill(name) for name in ("b", "c")))
 
-        with patch.object(WholeCopies, "_take", noted):
+        with patch.object(FullSnapshots, "_take", noted):
             epochs = await course(household, 3, kill)
     assert sorted(failed(household)) == ["b", "c"]
     assert set(units(household)[-1]) == {"a"}

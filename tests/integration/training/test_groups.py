@@ -17,7 +17,7 @@ from p2ptrain.events import Eval, Event, Step, Warned
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
-from p2ptrain.worker.hosted_stages import Engagement
+from p2ptrain.worker.hosted_stages import HostedStages
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.replicas import check_replicas, engaged
@@ -51,7 +51,7 @@ async def _trained(
     """Train on a household that follows `plan`; replicas are compared after the last update."""
     force(monkeypatch, plan)
     made = zoo.make(case.model, dtype=case.dtype)
-    trained: list[Engagement] = []
+    trained: list[HostedStages] = []
     async with devices(device_count(plan)) as household:
 
         def listen(event: Event) -> None:

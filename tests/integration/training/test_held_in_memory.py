@@ -23,7 +23,7 @@ class Counting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.limits: dict[model_stage.Stage, int] = {}
         self.most: dict[model_stage.Stage, int] = {}
-        forward, connect = model_stage.Stage.forward, stage_runner.StageRunner.__init__
+        forward, connect = model_stage.Stage.forward, stage_runner.SyncStageExecutor.__init__
 
         def counted(stage: model_stage.Stage, *args: Any, **kwargs: Any) -> Any:
             outputs = forward(stage, *args, **kwargs)
@@ -31,8 +31,8 @@ class Counting:
             return outputs
 
         def connected(
-            runner: stage_runner.StageRunner,
-            task: stage_runner.StageTask,
+            runner: stage_runner.SyncStageExecutor,
+            task: stage_runner.StageSpec,
             live: LiveStage,
             *rest: Any,
         ) -> None:
@@ -40,7 +40,7 @@ class Counting:
             connect(runner, task, live, *rest)
 
         monkeypatch.setattr(model_stage.Stage, "forward", counted)
-        monkeypatch.setattr(stage_runner.StageRunner, "__init__", connected)
+        monkeypatch.setattr(stage_runner.SyncStageExecutor, "__init__", connected)
 
 
 @pytest.mark.parametrize(

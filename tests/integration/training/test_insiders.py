@@ -14,11 +14,11 @@ from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.events import PlanEvent, Warned
 from p2ptrain.holder import generation_runner as standstill
 from p2ptrain.messages.kinds import FAILED
-from p2ptrain.messages.tensors import Line, Piece, Value
+from p2ptrain.messages.tensors import MicroBatchSlice, StreamId, Value
 from p2ptrain.net.message import Message
 from p2ptrain.recovery import stall_detector as round_watch
 from p2ptrain.recovery.cores import liveness as settling
-from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.io.tensor_router import TensorRouter
 from tests.integration.training import group_plans
 from tests.integration.training.group_plans import divided
 from tests.integration.training.household import devices
@@ -35,19 +35,19 @@ def _full(values: Sequence[Value], number: float) -> list[Value]:
     return [None if value is None else torch.full_like(value, number) for value in values]
 
 
-def _of_round(piece: Piece, number: int) -> Piece:
+def _of_round(piece: MicroBatchSlice, number: int) -> MicroBatchSlice:
     return replace(piece, key=replace(piece.key, round=number))
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, kind: str, after: int = 30) -> None:
     """Device b spoils all that its stage sends, from some piece on."""
-    send, sent = Switchboard.send_values, 0
+    send, sent = TensorRouter.send_values, 0
 
     async def wrong(
-        board: Switchboard,
+        board: TensorRouter,
         device: str,
-        line: Line,
-        piece: Piece,
+        line: StreamId,
+        piece: MicroBatchSlice,
         values: Sequence[Value],
         *rest: Any,
         **more: Any,
@@ -79,7 +79,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, kind: str, after: int = 30) -> None:
                         return
         await send(board, device, line, piece, values, *rest, **more)
 
-    monkeypatch.setattr(Switchboard, "send_values", wrong)
+    monkeypatch.setattr(TensorRouter, "send_values", wrong)
     monkeypatch.setattr(standstill, "SILENCE_LOOK_SECONDS", 0.1)
     monkeypatch.setattr(standstill, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(round_watch, "QUIET_CPU_SECONDS", 1e9)  # all share one process here
@@ -87,12 +87,12 @@ def spoil(monkeypatch: pytest.MonkeyPatch, kind: str, after: int = 30) -> None:
 
 def spoil_sums(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 30) -> None:
     """One device of a group spoils what it sends of the group's sums, from some frame on."""
-    send, sent = Switchboard.send_frame, 0
+    send, sent = TensorRouter.send_frame, 0
 
     async def wrong(
-        board: Switchboard,
+        board: TensorRouter,
         device: str,
-        line: Line,
+        line: StreamId,
         fields: Any,
         parts: Sequence[memoryview],
         **more: Any,
@@ -105,7 +105,7 @@ def spoil_sums(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 30) -> N
                 parts = [memoryview(value.numpy()).cast("B") for value in spoiled]
         await send(board, device, line, fields, parts, **more)
 
-    monkeypatch.setattr(Switchboard, "send_frame", wrong)
+    monkeypatch.setattr(TensorRouter, "send_frame", wrong)
 
 
 @pytest.mark.parametrize(("liar", "group"), [("b", (2, 2)), ("b", (2, 1, 1)), ("c", (2, 1, 1))])

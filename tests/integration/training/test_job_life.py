@@ -24,8 +24,8 @@ from p2ptrain.errors import (
     TrainingError,
 )
 from p2ptrain.events import Done, Eval, Event, Warned
-from p2ptrain.holder.generation import HolderEpoch
-from p2ptrain.holder.trainer import HolderRun
+from p2ptrain.holder.generation import HolderGeneration
+from p2ptrain.holder.trainer import JobTrainer
 from p2ptrain.holder.training_loop import TrainingLoop
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -34,7 +34,7 @@ from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.message import Message
 from p2ptrain.state import checkpoint_files as checkpoint
-from p2ptrain.state.transfer_server import StateServer
+from p2ptrain.state.transfer_server import TransferServer
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (
     assert_same_weights,
@@ -188,16 +188,16 @@ async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
 async def test_a_last_checkpoint_that_a_broken_link_left_out_is_made_up_for_or_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_good: bool
 ) -> None:
-    gather, asked = HolderEpoch.gather, 0
+    gather, asked = HolderGeneration.gather, 0
 
-    async def broken(epoch: HolderEpoch, source: str) -> dict[str, torch.Tensor]:
+    async def broken(epoch: HolderGeneration, source: str) -> dict[str, torch.Tensor]:
         nonlocal asked
         asked += 1
         if for_good or asked == 1:
             raise PeerError("there is no link to b")
         return await gather(epoch, source)
 
-    monkeypatch.setattr(HolderEpoch, "gather", broken)
+    monkeypatch.setattr(HolderGeneration, "gather", broken)
     options = TrainOptions(
         wait_for=2, planner="pp", steps=3, checkpoint=tmp_path / "c", out=tmp_path / "w.safetensors"
     )
@@ -241,7 +241,7 @@ async def test_a_device_with_a_part_in_a_job_refuses_a_job_of_its_own() -> None:
     async with devices(2) as household:
         refused: list[asyncio.Task[None]] = []
         member = household.members["b"].service
-        other = HolderRun(household.mesh["b"], member, make_job(), TrainOptions(), lambda _: None)
+        other = JobTrainer(household.mesh["b"], member, make_job(), TrainOptions(), lambda _: None)
         begin = on_step(household, 1, lambda: refused.append(asyncio.create_task(other.run())))
         await household.holder_run(make_job(), listener=begin).run()
         assert len(household.losses) == 6
@@ -386,7 +386,7 @@ async def test_a_job_whose_device_was_taken_by_another_says_so_and_comes_after_i
 
         options = TrainOptions(wait_for=3, planner="dp", steps=2)
         service = household.members["b"].service
-        second = HolderRun(household.mesh["b"], service, make_job(), options, listen)
+        second = JobTrainer(household.mesh["b"], service, make_job(), options, listen)
         waiting = asyncio.create_task(second.run())
         trains = asyncio.Event()
         options = TrainOptions(wait_for=2, planner="dp")
@@ -415,14 +415,14 @@ async def test_who_copies_nothing_offers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a group one device is read; what the others offer would be there for nobody, and stay."""
-    offer = StateServer.offer
-    offered: list[tuple[StateServer, str]] = []
+    offer = TransferServer.offer
+    offered: list[tuple[TransferServer, str]] = []
 
-    def watched(states: StateServer, job: str, source: str, *given: Any, **more: Any) -> None:
+    def watched(states: TransferServer, job: str, source: str, *given: Any, **more: Any) -> None:
         offered.append((states, source))
         offer(states, job, source, *given, **more)
 
-    monkeypatch.setattr(StateServer, "offer", watched)
+    monkeypatch.setattr(TransferServer, "offer", watched)
     async with devices(2) as household:
         options = TrainOptions(
             wait_for=2, planner="dp", steps=3, checkpoint=tmp_path, checkpoint_every=1

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.holder.start.prepare import PreparedJob, prepare
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -55,12 +55,12 @@ def seeded(model: Callable[[], nn.Module]) -> nn.Module:
         return model()
 
 
-def dropping(batch_size: int, micro_batch: int | None, **options: Any) -> Prepared:
+def dropping(batch_size: int, micro_batch: int | None, **options: Any) -> PreparedJob:
     asked = job(seeded(Dropping), binary_cross_entropy_with_logits, batch_size, micro_batch)
     return prepare(asked, TrainOptions(**options))
 
 
-def of_three(batch_size: int, micro_batch: int | None) -> Prepared:
+def of_three(batch_size: int, micro_batch: int | None) -> PreparedJob:
     model = seeded(lambda: nn.Linear(5, 2))
     return prepare(job(model, hardest_three, batch_size, micro_batch), TrainOptions())
 

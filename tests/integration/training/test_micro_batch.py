@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from p2ptrain.errors import CaptureError, OptionError
 from p2ptrain.holder.start.micro_batch import settled
 from p2ptrain.holder.start.model_limits import Across
-from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.holder.start.prepare import PreparedJob, prepare
 from p2ptrain.job.job import Job, MicroBatch
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -41,7 +41,9 @@ def _layers(*between: nn.Module) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), *between, nn.ReLU(), nn.Linear(8, 6))
 
 
-def _prepared(model: nn.Module, loss: Callable[..., Tensor], asked: MicroBatch = None) -> Prepared:
+def _prepared(
+    model: nn.Module, loss: Callable[..., Tensor], asked: MicroBatch = None
+) -> PreparedJob:
     values = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(1))
     data = torch.utils.data.TensorDataset(values, values)
     job = Job(model, data, loss, SGD(lr=0.1), batch_size=BATCH, micro_batch=asked)

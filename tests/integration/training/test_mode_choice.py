@@ -16,7 +16,7 @@ from p2ptrain.events import PlanEvent, Warned
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.weight_versions import Weights
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.household import Devices, devices
@@ -32,22 +32,22 @@ STEPS = 20
 class Deciding:
     """Takes one of the two plans, whatever is predicted, and counts how often it is asked."""
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: PlanMode) -> None:
         self.mode = mode
         self.asked = 0
 
     def __call__(self, rounds: Plan, seconds: float, free: Plan, weights: Weights) -> Plan:
         self.asked += 1
-        assert (rounds.mode, free.mode, weights) == (Mode.SYNC, Mode.ASYNC, Weights.STASHED)
-        return replace(free if self.mode is Mode.ASYNC else rounds, mode_reason="it is a test")
+        assert (rounds.mode, free.mode, weights) == (PlanMode.SYNC, PlanMode.ASYNC, Weights.STASHED)
+        return replace(free if self.mode is PlanMode.ASYNC else rounds, mode_reason="it is a test")
 
 
-@pytest.fixture(params=Mode)
+@pytest.fixture(params=PlanMode)
 def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Deciding:
     """Each of the two outcomes."""
     torch.set_num_threads(1)
     made = Deciding(request.param)
-    monkeypatch.setattr(household_plan, "chosen", made)
+    monkeypatch.setattr(household_plan, "choose_mode", made)
     return made
 
 
@@ -60,8 +60,8 @@ async def test_what_was_chosen_is_trained_to_the_bit_and_said(decided: Deciding)
     async with devices(3) as household:
         await household.holder_run(job, may_choose(3)).run()
     wanted = {
-        Mode.ASYNC: lambda: by_formula(delayed_job(), cut_of(household), STASHED, STEPS),
-        Mode.SYNC: lambda: by_plain_torch(delayed_job(micro_batch=4), STEPS),
+        PlanMode.ASYNC: lambda: by_formula(delayed_job(), cut_of(household), STASHED, STEPS),
+        PlanMode.SYNC: lambda: by_plain_torch(delayed_job(micro_batch=4), STEPS),
     }
     assert_undisturbed(household, job, wanted[decided.mode]())
     assert (household.plan.mode, household.plan.mode_reason) == (decided.mode, "it is a test")
@@ -80,7 +80,7 @@ async def test_a_death_changes_the_plan_and_not_the_mode(decided: Deciding) -> N
     assert [len(plan.stages) for plan in plans] == [3, 2]
     assert {plan.mode for plan in plans} == {decided.mode}
     assert decided.asked == 1
-    if decided.mode is Mode.ASYNC:
+    if decided.mode is PlanMode.ASYNC:
         epochs.assert_by_formula(job, make, STASHED, STEPS)
     else:
         assert_undisturbed(household, job, by_plain_torch(make(micro_batch=4), STEPS))
@@ -102,7 +102,7 @@ async def test_a_holder_that_is_started_again_does_not_ask_again(
     assert len(plans) > 1
     assert {plan.mode for plan in plans} == {decided.mode}
     assert decided.asked == 1
-    if decided.mode is Mode.SYNC:
+    if decided.mode is PlanMode.SYNC:
         wanted = by_plain_torch(delayed_job(micro_batch=4), STEPS)
         assert_same_weights(job, wanted)
 
@@ -112,8 +112,8 @@ async def test_a_private_job_may_choose_too(decided: Deciding) -> None:
     async with devices(3) as household:
         await household.holder_run(job, may_choose(3, private=True)).run()
     wanted = {
-        Mode.ASYNC: lambda: by_formula(delayed_job(), cut_of(household), STASHED, STEPS),
-        Mode.SYNC: lambda: by_plain_torch(delayed_job(micro_batch=4), STEPS),
+        PlanMode.ASYNC: lambda: by_formula(delayed_job(), cut_of(household), STASHED, STEPS),
+        PlanMode.SYNC: lambda: by_plain_torch(delayed_job(micro_batch=4), STEPS),
     }
     assert_undisturbed(household, job, wanted[decided.mode]())
 
@@ -121,7 +121,7 @@ async def test_a_private_job_may_choose_too(decided: Deciding) -> None:
 async def test_a_job_that_needs_the_barrier_keeps_it_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(household_plan, "chosen", Deciding(Mode.ASYNC))
+    monkeypatch.setattr(household_plan, "choose_mode", Deciding(PlanMode.ASYNC))
     job = delayed_job(micro_batch=4, clip_grad_norm=1.0)
     async with devices(2) as household:
         await household.holder_run(job, may_choose(2)).run()

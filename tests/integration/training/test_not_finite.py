@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from p2ptrain.errors import OptionError, TrainingError
 from p2ptrain.events import Done, PlanEvent, Step, Warned
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.job.ftpipehd_options import FtpipehdOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, Adam
@@ -159,7 +159,7 @@ async def test_without_a_barrier_too(tmp_path: Path, kind: str) -> None:
                 await run.run()
         else:
             with Speeds({}).in_place():
-                run = household.holder_run(what, as_published(3, 12, Ftpipehd(), out=out))
+                run = household.holder_run(what, as_published(3, 12, FtpipehdOptions(), out=out))
                 with pytest.raises(TrainingError, match=rf"sample {marked()} of the data"):
                     await run.run()
     assert steps(household) == [1, 2, 3, 4, 5]

@@ -15,7 +15,7 @@ from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.errors import DeviceLost, PeerError, PlanError
 from p2ptrain.events import Failure, PlanEvent, Step, Warned
 from p2ptrain.holder import job_record as job_memory
-from p2ptrain.holder.input.dataset import Samples
+from p2ptrain.holder.input.dataset import CheckedDataset
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment
@@ -24,15 +24,15 @@ from p2ptrain.net.message import Message
 from p2ptrain.process import memory_budget
 from p2ptrain.recovery.cores import liveness as settling
 from p2ptrain.runtime import stage_sender as epoch_links
-from p2ptrain.runtime.allreduce import GroupReduction
-from p2ptrain.runtime.io.tensor_receiver import Inlet
-from p2ptrain.runtime.reduced_tensors import Summed
+from p2ptrain.runtime.allreduce import RingAllReduce
+from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
+from p2ptrain.runtime.reduced_tensors import ReducedTensors
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
-from p2ptrain.state.fetch import fetch as fetch_state
+from p2ptrain.state.fetch import fetch_units as fetch_state
 from p2ptrain.worker import device_profile as device_measures
 from p2ptrain.worker import generation_builder as making_ready
-from p2ptrain.worker.device_profile import DeviceMeasures
-from p2ptrain.worker.session import Participation
+from p2ptrain.worker.device_profile import DeviceProfiler
+from p2ptrain.worker.session import WorkerSession
 from tests.integration.training.group_plans import Stage as GroupStage
 from tests.integration.training.group_plans import dealt, device_count, divided, force
 from tests.integration.training.group_plans import plan as forced_plan
@@ -133,24 +133,24 @@ async def test_a_stage_that_is_larger_than_its_plan_says_is_neither_fetched_nor_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The device is planned around, as one without memory; this planner leaves nobody out."""
-    prepare, fetched = Participation.prepare, set[str]()
+    prepare, fetched = WorkerSession.prepare, set[str]()
 
     async def lied_to(
-        self: Participation, peer: str, assignment: Assignment, message: Message
+        self: WorkerSession, peer: str, assignment: Assignment, message: Message
     ) -> Message:
         lie = replace(message, fields={**message.fields, "needed_bytes": 1})
         return await prepare(self, peer, assignment, lie)
 
-    def short_of(self: DeviceMeasures, needed_bytes: int, *, engaged: bool) -> int | None:
+    def short_of(self: DeviceProfiler, needed_bytes: int, *, engaged: bool) -> int | None:
         return 1000 if needed_bytes > 1000 and self is tight.measures else None
 
     async def fetch(mesh: Mesh, *args: Any) -> Any:
         fetched.add(mesh.name)
         return await fetch_state(mesh, *args)
 
-    monkeypatch.setattr(Participation, "prepare", lied_to)
-    monkeypatch.setattr(DeviceMeasures, "short_of", short_of)
-    monkeypatch.setattr(making_ready, "fetch", fetch)
+    monkeypatch.setattr(WorkerSession, "prepare", lied_to)
+    monkeypatch.setattr(DeviceProfiler, "short_of", short_of)
+    monkeypatch.setattr(making_ready, "fetch_units", fetch)
     async with devices(3) as household:
         tight = household.members["c"].service
         with pytest.raises(PlanError, match="c has 0 bytes"):
@@ -163,14 +163,14 @@ async def test_memory_that_others_have_taken_meanwhile_is_not_handed_out_again(
 ) -> None:
     """A link breaks; the same plan would do, but one device has less than it offered by now."""
     wanted = undisturbed(make_job(epochs=4)).losses
-    real, asked = DeviceMeasures.short_of, list[int]()
+    real, asked = DeviceProfiler.short_of, list[int]()
 
-    def short_of(self: DeviceMeasures, needed_bytes: int, *, engaged: bool) -> int | None:
+    def short_of(self: DeviceProfiler, needed_bytes: int, *, engaged: bool) -> int | None:
         if engaged:
             asked.append(needed_bytes)
         return 800 << 20 if len(asked) == 1 else real(self, needed_bytes, engaged=engaged)
 
-    monkeypatch.setattr(DeviceMeasures, "short_of", short_of)
+    monkeypatch.setattr(DeviceProfiler, "short_of", short_of)
     async with devices(2) as household:
 
         def cut() -> None:
@@ -271,7 +271,7 @@ async def test_no_memory_for_what_arrives_is_planned_around_where_it_arrives(
 ) -> None:
     """The link stays: its other end is short of nothing."""
     wanted = undisturbed(make_job(), 3).losses
-    fails_once(monkeypatch, Inlet, method, 5, flow)
+    fails_once(monkeypatch, TensorReceiver, method, 5, flow)
     async with devices(2) as household:
         assert await _losses(household) == wanted
     assert_warned(household, f"{who} ran out of memory")
@@ -279,7 +279,7 @@ async def test_no_memory_for_what_arrives_is_planned_around_where_it_arrives(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(GroupReduction, "open"), (GroupReduction, "deliver"), (Summed, "unpack")],
+    [(RingAllReduce, "open"), (RingAllReduce, "deliver"), (ReducedTensors, "unpack")],
 )
 async def test_no_memory_for_sums_of_a_group_is_planned_around(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str
@@ -337,7 +337,7 @@ async def test_no_memory_for_samples_is_planned_around(
         def fill() -> None:
             data.lacks = int(reading)
             if not reading:
-                fails_once(monkeypatch, Samples, "_stack")
+                fails_once(monkeypatch, CheckedDataset, "_stack")
 
         options = TrainOptions(wait_for=2, planner="pp", steps=12)
         run = household.holder_run(replace(job, data=data), options, on_step(household, 1, fill))

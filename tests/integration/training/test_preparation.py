@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import OptionError
-from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.holder.start.prepare import PreparedJob, prepare
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer import state_layout
@@ -25,7 +25,7 @@ def prepared(
     planner: str = "auto",
     optimizer: SGD | Adam = SGD(lr=0.1, momentum=0.9),  # noqa: B008
     frozen: bool = False,
-) -> Prepared:
+) -> PreparedJob:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # equal models are captured once
         model = nn.Sequential(nn.Linear(5, 33), nn.Tanh(), nn.Linear(33, 13), nn.Linear(13, 3))

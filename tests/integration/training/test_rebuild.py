@@ -13,17 +13,23 @@ import torch
 from p2ptrain.errors import PeerError
 from p2ptrain.events import Event, Failure, Recovered, Step
 from p2ptrain.holder import job_record as job_memory
-from p2ptrain.holder.replay_feed import FeedingAgain
-from p2ptrain.holder.snapshot_manager import KeptVersions
-from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.holder.replay_feed import ReplayFeed
+from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.job.job import Job
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.kinds import FEED_SEND
-from p2ptrain.messages.round_orders import EpochKey
-from p2ptrain.messages.tensors import FeedSend, Line, Piece, PieceKey, Slice
+from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.messages.tensors import (
+    MicroBatchKey,
+    MicroBatchSlice,
+    ResendSamples,
+    SampleRange,
+    StreamId,
+)
 from p2ptrain.net.message import Message
-from p2ptrain.runtime.io.tensor_receiver import Contents, Inlet
-from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, Switchboard
+from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, TensorRouter
 from p2ptrain.worker import hosted_stages as engagement
 from p2ptrain.worker import rebuild as rebuilding
 from tests.integration.training.household import Devices, devices
@@ -49,7 +55,7 @@ def _job() -> Job:
 @pytest.fixture(autouse=True)
 def kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One version has copies, long before the death; the first weights are no way back."""
-    monkeypatch.setattr(KeptVersions, "wants", lambda _copies, step: step == KEPT_AT)
+    monkeypatch.setattr(SnapshotManager, "wants", lambda _copies, step: step == KEPT_AT)
     monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
 
 
@@ -87,7 +93,7 @@ async def test_two_stages_that_are_not_neighbours_are_made_anew_together() -> No
 async def test_what_is_not_kept_any_more_is_done_again_by_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engagement, "limit_bytes", lambda _planned: 1)
+    monkeypatch.setattr(engagement, "replay_log_bytes", lambda _planned: 1)
     async with devices(3) as household:
         recovered = await _run(household, _job(), "b")
         assert recovered.version == KEPT_AT
@@ -99,7 +105,7 @@ async def test_who_cannot_make_it_anew_says_so_and_all_go_back(
     async def fails(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(rebuilding._Rebuilding, "run", fails)
+    monkeypatch.setattr(rebuilding._RebuildRun, "run", fails)
     async with devices(3) as household:
         recovered = await _run(household, _job(), "b")
         assert recovered.version == KEPT_AT
@@ -119,15 +125,15 @@ async def test_a_holder_that_is_started_again_gets_its_stage_made_anew(tmp_path:
 
 
 async def test_samples_are_sent_again_to_devices_of_the_plan_alone() -> None:
-    prepared = cast(Prepared, object())  # nobody gets as far as to need it
+    prepared = cast(PreparedJob, object())  # nobody gets as far as to need it
     async with MemoryHousehold(["a", "b"]) as mesh:
         here, other = mesh["a"], mesh["b"]
-        line = Line(EpochKey("job", 9), 0, "activations")
-        wanted = FeedSend(line, Round(0, Mode.TRAIN, 0, 16, 4)).fields()
+        line = StreamId(GenerationKey("job", 9), 0, "activations")
+        wanted = ResendSamples(line, Round(0, RoundMode.TRAIN, 0, 16, 4)).fields()
         for devices_, is_private in (((), False), ((other.self_id,), True)):
-            feeding = FeedingAgain(
+            feeding = ReplayFeed(
                 here,
-                Switchboard(here),
+                TensorRouter(here),
                 "job",
                 prepared,
                 partial(tuple, devices_),
@@ -141,20 +147,20 @@ async def test_samples_are_sent_again_to_devices_of_the_plan_alone() -> None:
 async def test_what_comes_too_late_for_an_attempt_is_not_the_next_epochs() -> None:
     """Both have the same number; whoever sends again does not hear that nobody waits any more."""
     async with MemoryHousehold(["a", "b"]) as mesh:
-        here, other = Switchboard(mesh["a"]), Switchboard(mesh["b"])
+        here, other = TensorRouter(mesh["a"]), TensorRouter(mesh["b"])
         me, sender = mesh["a"].self_id, mesh["b"].self_id
-        contents = Contents(
+        contents = StreamContents(
             "activations", lambda _mode, _size: [(torch.float32, (4,))], lambda _mode: [0]
         )
 
-        def sources(_number: int, size: int) -> list[Slice]:
-            return [Slice(sender, 0, size)]
+        def sources(_number: int, size: int) -> list[SampleRange]:
+            return [SampleRange(sender, 0, size)]
 
-        inlet = Inlet(contents, sources, capacity=4, largest=4)
-        here.connect_inlet(Line(EpochKey("job", 10), 1, ACTIVATIONS), inlet, [sender])
-        piece = Piece.whole(PieceKey(0, 0), Mode.TRAIN, 4)
-        late = Line(rebuilding.lines_key("job", 10), 1, ACTIVATIONS)
-        for line in (late, Line(EpochKey("job", 10), 1, ACTIVATIONS)):
+        inlet = TensorReceiver(contents, sources, capacity=4, largest=4)
+        here.connect_inlet(StreamId(GenerationKey("job", 10), 1, ACTIVATIONS), inlet, [sender])
+        piece = MicroBatchSlice.whole(MicroBatchKey(0, 0), RoundMode.TRAIN, 4)
+        late = StreamId(rebuilding.lines_key("job", 10), 1, ACTIVATIONS)
+        for line in (late, StreamId(GenerationKey("job", 10), 1, ACTIVATIONS)):
             await other.send_values(me, line, piece, [torch.zeros(4)])
         await inlet.take(piece.key)
         assert here.stale_frames == 1

@@ -14,7 +14,7 @@ from torch import Tensor
 from p2ptrain.events import Event, Recovered, Step, Warned
 from p2ptrain.holder import full_snapshots as checkpoint_copies
 from p2ptrain.job.job import Job
-from p2ptrain.state.checkpoint_files import INDEX, MODEL, Written
+from p2ptrain.state.checkpoint_files import INDEX, MODEL, WrittenCheckpoint
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -57,7 +57,7 @@ async def test_training_goes_on_from_the_checkpoint(
     read: list[int] = []
     load = checkpoint_copies.load_written
 
-    def counting(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    def counting(written: WrittenCheckpoint, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
         read.append(int(written.place.name.removeprefix("step-")))
         return load(written, wanted)
 

@@ -11,12 +11,12 @@ import pytest
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Failure, Recovered, Step, Warned
 from p2ptrain.holder import job_record as job_memory
-from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.recovery import snapshot_schedule as cadence
 from p2ptrain.recovery.version import Version
-from p2ptrain.worker.snapshot_service import Collecting
+from p2ptrain.worker.snapshot_service import SnapshotCollector
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -60,15 +60,15 @@ class Course:
         self.monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
         self.monkeypatch.setattr(cadence, "COST_SHARE", 1.0)  # copies every few steps
         self.monkeypatch.setattr(cadence, "FIRST_ROUNDS", 1)
-        tell, course = KeptVersions.keep_only, self
+        tell, course = SnapshotManager.keep_only, self
 
         def keep_only(
-            self: KeptVersions, versions: Collection[Version], members: Collection[str]
+            self: SnapshotManager, versions: Collection[Version], members: Collection[str]
         ) -> None:
             course.stable.append(next(iter(versions)))
             tell(self, versions, members)
 
-        self.monkeypatch.setattr(KeptVersions, "keep_only", keep_only)
+        self.monkeypatch.setattr(SnapshotManager, "keep_only", keep_only)
         await self.household.holder_run(self.job, options, self._listen).run()
         assert not self.kills, "nothing became stable"
         await asyncio.gather(*self._killing)
@@ -150,14 +150,14 @@ async def test_where_nobody_has_memory_training_goes_on_without_copies_and_says_
 
 def fails_at(monkeypatch: pytest.MonkeyPatch, is_short: Callable[[str], bool]) -> None:
     """Devices find no memory for what others offer."""
-    make_sure = Collecting._make_sure_of_memory
+    make_sure = SnapshotCollector._make_sure_of_memory
 
-    def find(self: Collecting, nbytes: int, slot: object) -> None:
+    def find(self: SnapshotCollector, nbytes: int, slot: object) -> None:
         if is_short(self._mesh.self_id):
             raise MemoryError
         make_sure(self, nbytes, slot)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Collecting, "_make_sure_of_memory", find)
+    monkeypatch.setattr(SnapshotCollector, "_make_sure_of_memory", find)
 
 
 async def test_a_job_without_copies_keeps_none_and_a_death_loses_it(

@@ -10,7 +10,7 @@ import pytest
 from p2ptrain.errors import TrainingError
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.job.job import Job
-from p2ptrain.job.train_options import Recovery
+from p2ptrain.job.train_options import ReplanMethod
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import (
     STEPS,
@@ -25,7 +25,7 @@ async def with_kills(
     household: Devices,
     job: Job,
     kills: dict[int, list[str]],
-    recovery: Recovery = Recovery.LIGHT,
+    recovery: ReplanMethod = ReplanMethod.LIGHT,
 ) -> None:
     """Train while devices die, by the step whose report they do not outlive."""
     killing: list[asyncio.Task[None]] = []
@@ -84,8 +84,10 @@ async def test_whoever_dies_and_whenever_the_curve_is_the_same(kills: dict[int, 
             await household.until_idle(survivor)
 
 
-@pytest.mark.parametrize("recovery", Recovery)
-async def test_every_way_to_plan_after_a_failure_has_the_same_result(recovery: Recovery) -> None:
+@pytest.mark.parametrize("recovery", ReplanMethod)
+async def test_every_way_to_plan_after_a_failure_has_the_same_result(
+    recovery: ReplanMethod,
+) -> None:
     wanted, job = undisturbed(momentum_job()), momentum_job()
     async with devices(3) as household:
         await with_kills(household, job, {5: ["b"]}, recovery)
@@ -94,9 +96,9 @@ async def test_every_way_to_plan_after_a_failure_has_the_same_result(recovery: R
         assert recovered.version == 5 - recovered.replayed_steps
         assert 0 < recovered.resumed_seconds <= recovered.seconds
         # otherwise the neighbour may have a copy of all it takes over
-        assert recovered.moved_bytes > 0 or recovery is not Recovery.HEAVY
+        assert recovered.moved_bytes > 0 or recovery is not ReplanMethod.HEAVY
         used = [d.name for stage in household.plan.stages for d in stage.devices]
-        assert used == ["a", "c"] or recovery is not Recovery.RESPIPE
+        assert used == ["a", "c"] or recovery is not ReplanMethod.RESPIPE
         assert "b" not in used
 
 

@@ -13,20 +13,20 @@ import pytest
 from p2ptrain.coordinator import evaluate_replan as considering
 from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.coordinator import plan_search
-from p2ptrain.coordinator.evaluate_replan import Consideration
-from p2ptrain.coordinator.measured_cluster import MeasuredHousehold
-from p2ptrain.coordinator.replan_request import Considered
+from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster
+from p2ptrain.coordinator.replan_request import ReplanReply
 from p2ptrain.errors import PeerError, PlanError
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process import child_process as apart
-from p2ptrain.process.cpu_share import Span
+from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery import replan_trigger as elastic
-from p2ptrain.runtime.stage_sender import EpochLinks
+from p2ptrain.runtime.stage_sender import LiveStageSender
 from p2ptrain.worker import device_profile as device_measures
 from p2ptrain.worker.leave import hand_over
 from tests.integration.training.household import Devices, devices, hold_rounds
@@ -101,16 +101,16 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """
     factors: dict[str, float] = {}
 
-    report = EpochLinks.report
+    report = LiveStageSender.report
 
-    async def reported(links: EpochLinks, said: RoundReport) -> None:
+    async def reported(links: LiveStageSender, said: RoundReport) -> None:
         place = links._assignment.stages[links._index]
         seconds = MICRO_BATCHES * (place.end - place.first) * sum(UNIT_SECONDS)
         wall = seconds * factors.get(links._shell.mesh.self_id, 1.0)
-        await report(links, replace(said, busy=Span(wall, seconds)))
+        await report(links, replace(said, busy=CpuSpan(wall, seconds)))
 
     make_up_profiles(monkeypatch)
-    monkeypatch.setattr(EpochLinks, "report", reported)
+    monkeypatch.setattr(LiveStageSender, "report", reported)
     # plans are found here: another process is begun in a second, in which all rounds may end
     monkeypatch.setattr(apart, "_can_be_had", lambda: False)
     return factors
@@ -185,11 +185,11 @@ async def test_planner_pp_takes_in_who_comes_though_the_others_could_be_faster_w
     """Only auto leaves devices out. Here whatever has no part for the newcomer looks better."""
     options = replace(PIPELINE, wait_for=2, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
-    plan = household_plan.plan_change
+    plan = household_plan.replan_cluster
 
     def tempting(
-        request: PlanningRequest,
-        around: MeasuredHousehold,
+        request: JobPlanRequest,
+        around: MeasuredCluster,
         present: Plan,
         *rest: Any,
         on_all: bool,
@@ -198,7 +198,7 @@ async def test_planner_pp_takes_in_who_comes_though_the_others_could_be_faster_w
         if on_all:
             return plan(request, around, present, *rest, on_all=True, **named)
         those = [c for c in around.candidates if c.name in present.device_names]
-        found = household_plan.plan_household(request, replace(around, candidates=those))
+        found = household_plan.plan_cluster(request, replace(around, candidates=those))
         borders = [stage.units[1] for stage in found.stages]
         moved = replace(found.stages[0], units=(0, borders[0] - 1))
         other = replace(found.stages[1], units=(borders[0] - 1, borders[1]))
@@ -208,7 +208,7 @@ async def test_planner_pp_takes_in_who_comes_though_the_others_could_be_faster_w
             predicted=replace(found.predicted, round_seconds=1e-3),
         )
 
-    monkeypatch.setattr(considering, "plan_change", tempting)
+    monkeypatch.setattr(considering, "replan_cluster", tempting)
     async with devices(2) as household:
 
         async def join() -> None:
@@ -231,9 +231,9 @@ async def test_who_comes_before_the_coordinator_has_a_link_to_it_is_taken_in_as_
     monkeypatch.setattr(elastic, "RETRY_SECONDS", 0.0)
     async with devices(2) as household:
         household.mesh.elect("b")
-        look = Consideration.answer
+        look = ReplanEvaluation.answer
 
-        async def answer(consideration: Consideration) -> Considered:
+        async def answer(consideration: ReplanEvaluation) -> ReplanReply:
             found = await look(consideration)
             in_sight.append(len(found.in_sight))
             household.mesh.heal_link("b", "c")
@@ -244,7 +244,7 @@ async def test_who_comes_before_the_coordinator_has_a_link_to_it_is_taken_in_as_
             household.mesh.cut_link("b", "c")
             household.start("c")
 
-        monkeypatch.setattr(Consideration, "answer", answer)
+        monkeypatch.setattr(ReplanEvaluation, "answer", answer)
         hold_rounds(monkeypatch, LONG - 10, lambda: household.plan.reason == "join")
         await Course(household, {3: join}).train(job, options)
         assert_planned(household, job, wanted, ["start", "join"])
@@ -261,7 +261,7 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
     options = replace(PIPELINE, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
     may_be_measured = asyncio.Event()
-    made_up, plan = device_measures.measure, household_plan.plan_change
+    made_up, plan = device_measures.measure, household_plan.replan_cluster
     async with devices(3) as household:
 
         async def measured(*args: Any, **more: Any) -> Mapping[str, Any]:
@@ -271,7 +271,7 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
             return await made_up(*args, **more)
 
         def short(
-            request: PlanningRequest, around: MeasuredHousehold, *rest: Any, **named: Any
+            request: JobPlanRequest, around: MeasuredCluster, *rest: Any, **named: Any
         ) -> Plan:
             if len(around.candidates) < 3:
                 asyncio.run_coroutine_threadsafe(_set(may_be_measured), loop).result()
@@ -291,7 +291,7 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(device_measures, "measure", measured)
         if alone:
-            monkeypatch.setattr(plan_search, "plan_change", short)
+            monkeypatch.setattr(plan_search, "replan_cluster", short)
         course = Course(household, {5: come_and_die})
         hold_rounds(monkeypatch, LONG - 10, lambda: "d" in used(household))
         await household.holder_run(job, options, listen).run()
@@ -371,22 +371,20 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
     monkeypatch: pytest.MonkeyPatch, looked: bool
 ) -> None:
     """Found out while training goes on, or, where that look fails, at a round's border."""
-    plan = household_plan.plan_change
+    plan = household_plan.replan_cluster
 
-    def short(
-        request: PlanningRequest, around: MeasuredHousehold, *rest: Any, **named: Any
-    ) -> Plan:
+    def short(request: JobPlanRequest, around: MeasuredCluster, *rest: Any, **named: Any) -> Plan:
         if around.leaving:
             raise PlanError("too little memory")
         return plan(request, around, *rest, **named)
 
-    async def fails(look: Consideration) -> Considered:
+    async def fails(look: ReplanEvaluation) -> ReplanReply:
         raise PeerError("a device does not answer")
 
-    monkeypatch.setattr(considering, "plan_change", short)
-    monkeypatch.setattr(plan_search, "plan_change", short)
+    monkeypatch.setattr(considering, "replan_cluster", short)
+    monkeypatch.setattr(plan_search, "replan_cluster", short)
     if not looked:
-        monkeypatch.setattr(Consideration, "answer", fails)
+        monkeypatch.setattr(ReplanEvaluation, "answer", fails)
     wanted, job = undisturbed(momentum_job()), momentum_job()
     told: list[str] = []
     async with devices(3) as household:

@@ -17,13 +17,13 @@ from p2ptrain.events import Done, Eval, Event, PlanEvent, Recovered, Step, Waiti
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder.start import journal
 from p2ptrain.holder.start.journal import JOB_FILE, Journal
-from p2ptrain.holder.trainer import HolderRun
+from p2ptrain.holder.trainer import JobTrainer
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberChanged, MemberState, MeshEvent
 from p2ptrain.messages.kinds import INVENTORY, OVER
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.state import ended_jobs
@@ -192,7 +192,7 @@ async def test_a_power_cut_may_lose_what_was_written_down_of_the_last_steps(
     wanted = undisturbed(momentum_job())
     async with devices(3) as household:
         process = await killed(household, tmp_path, 9)
-        entry = journal.find(process.left, lambda _: None)
+        entry = journal.find_journal(process.left, lambda _: None)
         assert entry is not None
         older = replace(entry, reported=replace(entry.reported, step=5))
         written = Journal(process.left, older, lambda _: None)
@@ -346,7 +346,7 @@ async def test_who_waits_for_a_job_that_has_ended_hears_so_from_any_process_of_i
         reply = await household.mesh["b"].call(parked[0], question, timeout_seconds=10.0)
         assert reply.fields == {"over": False}
         assert household.members["b"].service.parked == parked
-        ended_jobs.note(process.left, {parked[1]})
+        ended_jobs.note_ended(process.left, {parked[1]})
         household.mesh.cut(household.mesh["a"], household.mesh["b"], "a link comes anew")
         await household.until_idle("b")
         await household.mesh.kill("a")
@@ -357,11 +357,11 @@ async def test_who_waits_for_a_job_that_has_ended_hears_so_from_any_process_of_i
         assert steps_of(household) == [*range(1, 6), *range(1, STEPS + 1)]
 
 
-def run_of_b(household: Devices, job: Job) -> HolderRun:
+def run_of_b(household: Devices, job: Job) -> JobTrainer:
     """Another device's job."""
     options = TrainOptions(wait_for=2, planner="pp")
     service = household.members["b"].service
-    return HolderRun(household.mesh["b"], service, job, options, lambda _: None)
+    return JobTrainer(household.mesh["b"], service, job, options, lambda _: None)
 
 
 async def test_waiting_devices_refuse_others_until_they_have_waited_long(
@@ -373,7 +373,7 @@ async def test_waiting_devices_refuse_others_until_they_have_waited_long(
         assert household.members["b"].service.waiting_for == "a"
         with pytest.raises(OptionError, match="computing for a's training"):
             await run_of_b(household, make_job(epochs=1)).run()
-        monkeypatch.setattr(service_module, "PARK_LEAST_SECONDS", 0.0)
+        monkeypatch.setattr(service_module, "MIN_PARK_SECONDS", 0.0)
         job = make_job(epochs=1)
         await run_of_b(household, job).run()
         await household.until_idle("c")
@@ -422,7 +422,7 @@ async def test_a_word_of_another_device_ends_no_wait_for_a_holder(tmp_path: Path
         assert parked is not None
         assignment = engagement.assignment
         fields = {
-            **EpochKey(parked[1], assignment.key.epoch + 1).fields(),
+            **GenerationKey(parked[1], assignment.key.epoch + 1).fields(),
             "digest": assignment.digest,
             "alive": [memory_id(name) for name in "bc"],
         }
@@ -451,6 +451,6 @@ async def test_a_process_that_asks_and_does_not_go_on_ends_no_wait(
         assert [service.parked for service in services] == parked
         await household.mesh.leave("a")
         assert [service.parked for service in services] == parked
-        monkeypatch.setattr(service_module, "PARK_LEAST_SECONDS", 0.0)
+        monkeypatch.setattr(service_module, "MIN_PARK_SECONDS", 0.0)
         await run_of_b(household, make_job(epochs=1)).run()
         await household.until_idle("c")

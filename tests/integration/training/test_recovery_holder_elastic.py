@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.events import Event, PlanEvent, Step
-from p2ptrain.holder.plan_step import ChangePlanning
-from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.plan_step import PlanStep
+from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.recovery.snapshot_schedule import CopyCost
+from p2ptrain.recovery.snapshot_schedule import SnapshotCost
 from p2ptrain.recovery.version import Version
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import assert_undisturbed, momentum_job, undisturbed
@@ -48,7 +48,7 @@ async def test_who_leaves_hands_its_work_over(
 ) -> None:
     """Also where the holder's profile could not be had as it came back."""
     if not knows_plan:
-        monkeypatch.setattr(ChangePlanning, "_said_again", _unknown)
+        monkeypatch.setattr(PlanStep, "_reports_again", _unknown)
     wanted, job = undisturbed(momentum_job()), momentum_job()
     async with devices(3) as household:
         process = await killed(household, tmp_path, 3)
@@ -91,16 +91,19 @@ async def test_copies_are_taken_to_cost_what_they_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if they cost nothing, one would be made as soon as the one before is kept."""
-    begin = KeptVersions.begin
-    costs: list[CopyCost | None] = []
+    begin = SnapshotManager.begin
+    costs: list[SnapshotCost | None] = []
 
     def begun(
-        copies: KeptVersions, assignment: Assignment, cost: CopyCost | None, stable: Version | None
+        copies: SnapshotManager,
+        assignment: Assignment,
+        cost: SnapshotCost | None,
+        stable: Version | None,
     ) -> None:
         costs.append(cost)
         begin(copies, assignment, cost, stable)
 
-    monkeypatch.setattr(KeptVersions, "begin", begun)
+    monkeypatch.setattr(SnapshotManager, "begin", begun)
     async with devices(3) as household:
         process = await killed(household, tmp_path, 3)
         await household.until_waiting("b", "c")

@@ -11,7 +11,7 @@ import pytest
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Failure, PlanEvent, Step, Waiting
 from p2ptrain.holder import job_record as job_memory
-from p2ptrain.holder.generation import HolderEpoch
+from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.recovery.cores import liveness as settling
@@ -108,13 +108,13 @@ async def test_who_is_heard_of_before_there_is_a_link_is_let_go_when_there_is_on
 ) -> None:
     """Nobody could be told at first: it must be told once it can."""
     told = asyncio.Event()
-    begin_without = HolderEpoch.begin_without
+    begin_without = HolderGeneration.begin_without
 
-    async def watched(epoch: HolderEpoch, device: str) -> None:
+    async def watched(epoch: HolderGeneration, device: str) -> None:
         await begin_without(epoch, device)
         told.set()
 
-    monkeypatch.setattr(HolderEpoch, "begin_without", watched)
+    monkeypatch.setattr(HolderGeneration, "begin_without", watched)
     async with devices(3) as household:
         mesh = household.mesh
         back: list[asyncio.Task[None]] = []
@@ -131,14 +131,14 @@ async def test_who_is_heard_of_before_there_is_a_link_is_let_go_when_there_is_on
             goes_on.set()
 
         listen = _without_c(household, meet, back)
-        order = HolderEpoch.order
+        order = HolderGeneration.order
 
-        async def gated(epoch: HolderEpoch, what: RoundOrder) -> None:
+        async def gated(epoch: HolderGeneration, what: RoundOrder) -> None:
             if what.round.step == STEPS - 1:
                 await goes_on.wait()  # the job must not end before
             await order(epoch, what)
 
-        monkeypatch.setattr(HolderEpoch, "order", gated)
+        monkeypatch.setattr(HolderGeneration, "order", gated)
         await household.holder_run(momentum_job(), one_stage_each(3), listen).run()
         await back[0]
         assert steps_of(household) == list(range(1, STEPS + 1))

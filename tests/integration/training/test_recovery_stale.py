@@ -16,10 +16,10 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assign import Fetches
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import INVENTORY, PREPARE
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.message import Message
-from p2ptrain.state.transfer_client import State
-from p2ptrain.state.transfer_server import StateServer
+from p2ptrain.state.transfer_client import TransferredState
+from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker import generation_builder as making_ready
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import make_job, undisturbed
@@ -36,7 +36,7 @@ async def _command(household: Devices, number: int) -> None:
     assert engagement is not None
     assignment = engagement.assignment
     epoch = rng.choice([0, 1, assignment.key.epoch, assignment.key.epoch + rng.randrange(10_000)])
-    key = EpochKey(assignment.key.job, epoch)
+    key = GenerationKey(assignment.key.job, epoch)
     if rng.random() < 0.5:
         fields = {
             **key.fields(),
@@ -93,7 +93,7 @@ async def test_a_thawed_coordinator_is_refused_every_time(monkeypatch: pytest.Mo
 
 async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither whose job it is, nor that what is being made ready is only to be gathered."""
-    fetch = making_ready.fetch
+    fetch = making_ready.fetch_units
     refused: list[str] = []
 
     async with devices(3) as household:
@@ -113,14 +113,14 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
                 refused.append(message.kind)
 
         async def interrupted(
-            mesh: Mesh, states: StateServer, assignment: Assignment, *given: Any
-        ) -> State:
+            mesh: Mesh, states: TransferServer, assignment: Assignment, *given: Any
+        ) -> TransferredState:
             if mesh.self_id == memory_id("b") and not refused:
                 await command(assignment)
                 assert service.holder == memory_id("a")
             return await fetch(mesh, states, assignment, *given)
 
-        monkeypatch.setattr(making_ready, "fetch", interrupted)
+        monkeypatch.setattr(making_ready, "fetch_units", interrupted)
         options = TrainOptions(wait_for=3, planner="pp", steps=2)
         await household.holder_run(make_job(), options).run()
         assert refused == [INVENTORY, PREPARE]

@@ -15,19 +15,19 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.events import Event, Recovered, Step
-from p2ptrain.holder.generation import HolderEpoch
-from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.generation import HolderGeneration
+from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.job import Job
 from p2ptrain.messages.round_orders import RoundOrder
-from p2ptrain.messages.snapshots import ReplicaKept
+from p2ptrain.messages.snapshots import SnapshotKept
 from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.backup_placement import SLOTS_WITH_CHECKPOINTS
-from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.live_stage import LiveStage
 from p2ptrain.state.checksums import digests_of
-from p2ptrain.state.snapshot_store import VersionStore
+from p2ptrain.state.snapshot_store import SnapshotStore
 from p2ptrain.worker import snapshot_service as collecting
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
@@ -54,7 +54,7 @@ class Account:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
-        self.kept: list[tuple[str, ReplicaKept]] = []
+        self.kept: list[tuple[str, SnapshotKept]] = []
         self.stable: Version | None = None
         self.was_stable: list[Version] = []
         self.gates: dict[int, Callable[[], bool]] = {}
@@ -62,41 +62,41 @@ class Account:
         self._changed = asyncio.Event()
         account = self
 
-        order, begin = HolderEpoch.order, HolderEpoch.begin
-        hear, keep_only = KeptVersions._kept, KeptVersions.keep_only
+        order, begin = HolderGeneration.order, HolderGeneration.begin
+        hear, keep_only = SnapshotManager._kept, SnapshotManager.keep_only
 
-        def wants(copies: KeptVersions, step: int) -> bool:
+        def wants(copies: SnapshotManager, step: int) -> bool:
             return step in steps
 
-        async def gated(epoch: HolderEpoch, what: RoundOrder) -> None:
+        async def gated(epoch: HolderGeneration, what: RoundOrder) -> None:
             gate = account.gates.pop(what.round.step, None)
             if gate is not None:
                 await account.until(gate)
             await order(epoch, what)
 
-        async def noted(epoch: HolderEpoch) -> bool:
+        async def noted(epoch: HolderGeneration) -> bool:
             if not epoch._has_begun:
                 account.versions.append(epoch.assignment.version)
             return await begin(epoch)
 
-        async def heard(copies: KeptVersions, peer: str, message: Message) -> None:
+        async def heard(copies: SnapshotManager, peer: str, message: Message) -> None:
             name = copies._mesh.members[peer].name
-            account.kept.append((name, ReplicaKept.read(message.fields)))
+            account.kept.append((name, SnapshotKept.read(message.fields)))
             await hear(copies, peer, message)
             account.changed()
 
         def told(
-            copies: KeptVersions, versions: Collection[Version], members: Collection[str]
+            copies: SnapshotManager, versions: Collection[Version], members: Collection[str]
         ) -> None:
             account.stable = next(iter(versions))
             account.was_stable.append(account.stable)
             keep_only(copies, versions, members)
 
-        monkeypatch.setattr(KeptVersions, "wants", wants)
-        monkeypatch.setattr(KeptVersions, "_kept", heard)
-        monkeypatch.setattr(KeptVersions, "keep_only", told)
-        monkeypatch.setattr(HolderEpoch, "order", gated)
-        monkeypatch.setattr(HolderEpoch, "begin", noted)
+        monkeypatch.setattr(SnapshotManager, "wants", wants)
+        monkeypatch.setattr(SnapshotManager, "_kept", heard)
+        monkeypatch.setattr(SnapshotManager, "keep_only", told)
+        monkeypatch.setattr(HolderGeneration, "order", gated)
+        monkeypatch.setattr(HolderGeneration, "begin", noted)
 
     def changed(self) -> None:
         """Somebody may wait for it."""
@@ -118,7 +118,7 @@ def _keepers(household: Devices) -> list[tuple[tuple[int, int], str, str]]:
     return list(zip(units, names, near, strict=True))
 
 
-def _store(household: Devices, name: str) -> VersionStore:
+def _store(household: Devices, name: str) -> SnapshotStore:
     part = household.members[name].service._part
     assert part is not None
     copies = part._store.copies
@@ -195,8 +195,8 @@ async def test_copies_are_the_stages_bit_by_bit_and_lie_alike(
         if account.stable != LATER:
             return False
         for units, owner, keeper in _keepers(household):
-            own = _store(household, owner).of(Holding(*units, LATER, Kind.KEPT))
-            copy = _store(household, keeper).of(Holding(*units, LATER, Kind.REPLICA))
+            own = _store(household, owner).of(StateEntry(*units, LATER, StateKind.KEPT))
+            copy = _store(household, keeper).of(StateEntry(*units, LATER, StateKind.REPLICA))
             assert own is not None
             assert copy is not None
             assert list(own.tensors) == list(copy.tensors)
@@ -251,7 +251,7 @@ async def test_a_version_on_its_way_is_let_finish_though_every_later_one_is_want
         nonlocal most
         goes_on.set()
         for name in "abc":
-            own = [h for h in _store(household, name).holdings() if h.kind is Kind.KEPT]
+            own = [h for h in _store(household, name).holdings() if h.kind is StateKind.KEPT]
             most = max(most, len(own))
         return account.stable is not None
 
@@ -348,7 +348,7 @@ async def test_a_copy_that_has_changed_in_memory_is_not_gone_back_to(
                 return False
             units, owner, keeper = next(k for k in _keepers(household) if k[1] != "a")
             dying.at[8] = owner
-            copy = _store(household, keeper).of(Holding(*units, R, Kind.REPLICA))
+            copy = _store(household, keeper).of(StateEntry(*units, R, StateKind.REPLICA))
             assert copy is not None
             next(t for t in copy.tensors.values() if t.numel() > 4).view(-1)[3] += 1
             return True

@@ -24,7 +24,7 @@ from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.schedule import usual_warmup
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.tiling.planning.make_plan import make_plan
@@ -298,16 +298,18 @@ async def test_where_the_mode_is_open_rounds_may_be_in_tiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`auto` sees the maps; rounds in tiles are held against what needs no barrier."""
-    seen: list[tuple[bool, Mode]] = []
+    seen: list[tuple[bool, PlanMode]] = []
 
     def plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
         seen.append((profile.maps is not None, request.mode))
-        if request.mode is Mode.ASYNC:
+        if request.mode is PlanMode.ASYNC:
             return make_plan(profile, cluster, replace(request, planner="pp"))
         return _plan(*GRIDS["1x2"], "a", profile, cluster, request)
 
     monkeypatch.setattr(household_plan, "make_plan", plan)
-    monkeypatch.setattr(household_plan, "chosen", lambda rounds, seconds, free, weights: rounds)
+    monkeypatch.setattr(
+        household_plan, "choose_mode", lambda rounds, seconds, free, weights: rounds
+    )
     options = TrainOptions(
         wait_for=2, steps=6, asynchrony=Asynchrony(), chooses_mode=True, replan=False
     )
@@ -315,7 +317,7 @@ async def test_where_the_mode_is_open_rounds_may_be_in_tiles(
     async with devices(2) as household:
         await household.holder_run(what, options).run()
         assert household.plan.stages[0].allocation == "tiles"
-    assert set(seen) == {(True, Mode.SYNC), (True, Mode.ASYNC)}
+    assert set(seen) == {(True, PlanMode.SYNC), (True, PlanMode.ASYNC)}
 
 
 @pytest.mark.parametrize("grid", [None, (2, 2)])

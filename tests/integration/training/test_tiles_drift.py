@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from p2ptrain.coordinator.measured_cluster import MeasuredHousehold
-from p2ptrain.coordinator.plan_expectations import expected_of
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster
+from p2ptrain.coordinator.plan_expectations import expected_seconds
 from p2ptrain.events import Event, PlanEvent, Step
 from p2ptrain.holder import plan_step as change_planning
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.messages.plan_request import PlanningRequest
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.process.cpu_share import Span
+from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.profile_corrections import Expected
-from p2ptrain.runtime.stage_sender import EpochLinks
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds
+from p2ptrain.runtime.stage_sender import LiveStageSender
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.made_up import make_up_profiles
 from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
@@ -44,25 +44,25 @@ class Rounds:
         self.factors: dict[str, float] = {}
         self.areas: dict[int, Mapping[str, float]] = {}
         self._household = household
-        self._expected: Mapping[Seat, Expected] = {}
-        rounds, report = self, EpochLinks.report
+        self._expected: Mapping[Seat, ExpectedSeconds] = {}
+        rounds, report = self, LiveStageSender.report
 
         def expected(
-            request: PlanningRequest, measured: MeasuredHousehold, plan: Plan
-        ) -> dict[Seat, Expected]:
-            found = expected_of(request, measured, plan)
+            request: JobPlanRequest, measured: MeasuredCluster, plan: Plan
+        ) -> dict[Seat, ExpectedSeconds]:
+            found = expected_seconds(request, measured, plan)
             rounds._expected = found
             rounds.factors.clear()
             return found
 
-        async def reported(links: EpochLinks, said: RoundReport) -> None:
+        async def reported(links: LiveStageSender, said: RoundReport) -> None:
             me = links._shell.mesh.self_id
             due, factor = rounds._expected[links._index, me], rounds.factors.get(me, 1.0)
-            await report(links, replace(said, busy=Span(due.wall * factor, due.cpu)))
+            await report(links, replace(said, busy=CpuSpan(due.wall * factor, due.cpu)))
 
         make_up_profiles(monkeypatch)
-        monkeypatch.setattr(change_planning, "expected_of", expected)
-        monkeypatch.setattr(EpochLinks, "report", reported)
+        monkeypatch.setattr(change_planning, "expected_seconds", expected)
+        monkeypatch.setattr(LiveStageSender, "report", reported)
 
     def note(self, step: int) -> None:
         """Who has how much of the maps now."""

@@ -11,9 +11,9 @@ from torch import nn
 
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.messages.tensors import Piece
+from p2ptrain.messages.tensors import MicroBatchSlice
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
-from p2ptrain.tiling.kernels.tile_messages import GradientSums, HaloGradient, Message, Moments
+from p2ptrain.tiling.kernels.tile_messages import GradientSums, HaloGradient, Moments, TileMessage
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_holder import Process
 from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
@@ -123,7 +123,9 @@ async def test_a_death_in_the_middle_of_a_pass(
         send, dying = TileExchange.send, list[asyncio.Task[None]]()
         victim = household.mesh["c"].self_id
 
-        async def dies(exchange: TileExchange, piece: Piece, messages: Sequence[Message]) -> None:
+        async def dies(
+            exchange: TileExchange, piece: MicroBatchSlice, messages: Sequence[TileMessage]
+        ) -> None:
             is_there = exchange._own == victim and piece.key.round == 4
             if is_there and any(isinstance(message.subject, subject) for message in messages):
                 if not dying:

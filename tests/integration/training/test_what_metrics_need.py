@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.holder.input.metrics import MetricValues, missing_loss, tried
-from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.holder.start.prepare import PreparedJob, prepare
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -50,7 +50,7 @@ def _loss(output: Any, target: Tensor) -> Tensor:
     return cross_entropy(output["logits"], target)
 
 
-def _prepared(evaluated: Callable[[Tensor], Any], metrics: Any) -> Prepared:
+def _prepared(evaluated: Callable[[Tensor], Any], metrics: Any) -> PreparedJob:
     data = [(torch.full((5,), float(n)), n % 3) for n in range(8)]
     net, sgd = _Net(evaluated), SGD(lr=0.1)
     job = Job(net, data, _loss, sgd, batch_size=4, eval_data=data, metrics=metrics)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2ptrain.holder.start.prepare import Prepared, prepare
+from p2ptrain.holder.start.prepare import PreparedJob, prepare
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.capture.captured import Captured
@@ -18,7 +18,7 @@ from tests.support.reference import stack
 from tests.support.stage_pipeline import evaluate, micro_batches, pipeline_step, plain_step
 
 
-def prepared(made: zoo.Made, planner: str = "auto", *, local: bool = False) -> Prepared:
+def prepared(made: zoo.Made, planner: str = "auto", *, local: bool = False) -> PreparedJob:
     sizes = {"batch_size": 4, "micro_batch": 2}
     job = Job(made.model, made.data, made.loss, SGD(lr=0.1), **sizes, eval_data=made.data)
     return prepare(job, TrainOptions(planner=planner, local=local))

@@ -13,10 +13,10 @@ from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder import trainer as holder
-from p2ptrain.holder.full_snapshots import WholeCopies
+from p2ptrain.holder.full_snapshots import FullSnapshots
 from p2ptrain.holder.reports import plan_event
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.recovery import snapshot_schedule as cadence
 from p2ptrain.recovery.version import Version
@@ -39,13 +39,13 @@ async def test_two_neighbours_are_lost_and_the_copy_of_all_is_gone_back_to(
     monkeypatch.setattr(cadence, "COST_SHARE", 1.0)  # copies every few steps
     monkeypatch.setattr(cadence, "FIRST_ROUNDS", 1)
     held: list[Version] = []
-    take = WholeCopies._take
+    take = FullSnapshots._take
 
-    async def noted(copies: WholeCopies, version: Version) -> None:
+    async def noted(copies: FullSnapshots, version: Version) -> None:
         await take(copies, version)
         held.extend(copies.versions)
 
-    monkeypatch.setattr(WholeCopies, "_take", noted)
+    monkeypatch.setattr(FullSnapshots, "_take", noted)
     wanted, job = undisturbed(momentum_job(), STEPS), momentum_job()
     killing: list[asyncio.Task[None]] = []
     async with devices(3) as household:
@@ -82,7 +82,7 @@ async def test_the_plan_says_what_they_take_of_the_holder(
     beside: list[dict[str, int]] = []
 
     def announced(
-        answer: ChangeAnswer, model: ModelDescription, reason: str, *more: dict[str, int]
+        answer: ReconfigureReply, model: ModelDescription, reason: str, *more: dict[str, int]
     ) -> PlanEvent:
         known = plan_event(answer, model, reason).predicted_peak_bytes
         event = plan_event(answer, model, reason, *more)

@@ -13,12 +13,12 @@ from p2ptrain.console.describe import describe
 from p2ptrain.errors import ProtocolError
 from p2ptrain.events import Event, Step
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.messages.assignment import Assignment, StagePlace
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.recovery.version import Version
-from p2ptrain.runtime.allreduce_buckets import BucketSum, Ring
-from p2ptrain.worker.hosted_stages import Engagement
+from p2ptrain.runtime.allreduce_buckets import BucketReduction, RingPlace
+from p2ptrain.worker.hosted_stages import HostedStages
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.replicas import check_replicas, engaged
@@ -31,9 +31,19 @@ ROUNDED = pytest.mark.parametrize("wire", [BF16, INT8])
 
 
 def assignment(wire: WireFormat) -> Assignment:
-    place = StagePlace(0, 3, devices=("a",), shares=(4,), warmup=1)
+    place = StageAssignment(0, 3, devices=("a",), shares=(4,), warmup=1)
     return Assignment(
-        EpochKey("job", 1), "a", "digest", (place,), 4, 4, {}, 0, False, Version(0, 0), wire=wire
+        GenerationKey("job", 1),
+        "a",
+        "digest",
+        (place,),
+        4,
+        4,
+        {},
+        0,
+        False,
+        Version(0, 0),
+        wire=wire,
     )
 
 
@@ -57,7 +67,7 @@ async def trained(
     """What training by `plan` gives, and plain torch."""
     force(monkeypatch, plan)
     case = Case(model, devices=device_count(plan), steps=3)
-    made, here = zoo.make(case.model), list[Engagement]()
+    made, here = zoo.make(case.model), list[HostedStages]()
     async with devices(case.devices) as household:
 
         def listen(event: Event) -> None:
@@ -95,7 +105,9 @@ async def test_exact_is_not_worth_a_line(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_rounded_ring_ends_with_equal_bits_near_the_sum(size: int, wire: WireFormat) -> None:
     generator = torch.Generator().manual_seed(size)
     parts = [torch.randn(300 * size, generator=generator) for _ in range(size)]
-    sums = [BucketSum(Ring(k, size), part.clone(), 1, wire) for k, part in enumerate(parts)]
+    sums = [
+        BucketReduction(RingPlace(k, size), part.clone(), 1, wire) for k, part in enumerate(parts)
+    ]
     due, draw = [(place, 0) for place in range(size)], random.Random(0)
     while due:
         place, step = due.pop(draw.randrange(len(due)))

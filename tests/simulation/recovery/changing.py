@@ -9,7 +9,11 @@ from p2ptrain.recovery.cores import holder_events as h
 from p2ptrain.recovery.cores import planner_core as rules
 from p2ptrain.recovery.cores import reconfigure_events as c
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
-from p2ptrain.recovery.generation_request import ChangeAsk, NoWay, Reason
+from p2ptrain.recovery.generation_request import (
+    GenerationRequest,
+    ReconfigureFailure,
+    ReconfigureReason,
+)
 from p2ptrain.recovery.placement import PlacedStage
 
 if TYPE_CHECKING:
@@ -20,10 +24,10 @@ if TYPE_CHECKING:
 class Changing:
     """One request of a holder; a newer one cancels it."""
 
-    def __init__(self, node: Holder, ask: ChangeAsk) -> None:
+    def __init__(self, node: Holder, ask: GenerationRequest) -> None:
         self._node = node
         self._ask = ask
-        self._is_leave = ask.reason is Reason.LEAVE and bool(ask.without)
+        self._is_leave = ask.reason is ReconfigureReason.LEAVE and bool(ask.without)
         alive = {node.id, *(p for p, alive in node.alive.items() if alive)}
         self._core = node.change_type(ask, frozenset(alive))
 
@@ -44,29 +48,29 @@ class Changing:
         for instruction in out:
             self._node.world.failpoint(self._node)
             match instruction:
-                case c.AskInventory():
+                case c.AskStateReport():
                     self._ask_inventory(instruction)
                 case c.MakePlan():
                     self._plan(instruction)
-                case c.Prepare():
+                case c.PrepareDevice():
                     self._prepare(instruction)
                 case c.EpochReady(number, placed, choice):
-                    self._tell(h.AnswerIn(number, placed, choice))
-                case NoWay():
+                    self._tell(h.GenerationReady(number, placed, choice))
+                case ReconfigureFailure():
                     self._tell(instruction)
 
     def _tell(self, event: h.HolderEvent) -> None:
         self._node.later(0.001, "changed", lambda: self._node.tell(event))
 
-    def _ask_inventory(self, asked: c.AskInventory) -> None:
+    def _ask_inventory(self, asked: c.AskStateReport) -> None:
         device, epoch, forward = asked.device, asked.epoch, asked.forward
 
         def got(fields: dict[str, Any] | None) -> None:
             if fields is None or "inventory" not in fields:
                 reason = "no link" if fields is None else fields["refused"]
-                self._feed(c.InventoryFailed(epoch, device, reason))
+                self._feed(c.StateReportFailed(epoch, device, reason))
             else:
-                self._feed(c.InventoryIn(epoch, fields["inventory"]))
+                self._feed(c.StateReported(epoch, fields["inventory"]))
 
         self._node.call(
             device,
@@ -78,7 +82,7 @@ class Changing:
             rebuild=asked.rebuild,
         )
 
-    def _prepare(self, order: c.Prepare) -> None:
+    def _prepare(self, order: c.PrepareDevice) -> None:
         epoch, device = order.placed.epoch, order.device
 
         def got(fields: dict[str, Any] | None) -> None:
@@ -87,7 +91,7 @@ class Changing:
                 trouble = PrepareFailed(epoch, fields["refused"], device)
             elif fields is not None:
                 trouble = fields["trouble"]
-            self._feed(c.ReadyIn(epoch, device, trouble))
+            self._feed(c.DeviceReady(epoch, device, trouble))
 
         self._node.call(device, "prepare", got, placed=order.placed, fetches=order.fetches)
 
@@ -95,14 +99,14 @@ class Changing:
         """Any plan will do: a random one, where the present one cannot stay."""
         node = self._node
         if self._is_leave and node.world.rng.random() < node.world.no_plan_share:
-            self._feed(c.NotPlanned(order.epoch, "no plan fits without it"))
+            self._feed(c.PlanFailed(order.epoch, "no plan fits without it"))
             return
         if order.present is not None:
             stages = order.present.stages
-            self._feed(c.Planned(order.epoch, stages))
+            self._feed(c.PlanMade(order.epoch, stages))
             return
         devices = sorted(order.devices)
-        Asking(node, devices, lambda stages: self._feed(c.Planned(order.epoch, stages))).start()
+        Asking(node, devices, lambda stages: self._feed(c.PlanMade(order.epoch, stages))).start()
 
 
 class Asking:
@@ -137,7 +141,7 @@ class Asking:
         node = self._node
         for instruction in out:
             match instruction:
-                case rules.Ask(device):
+                case rules.AskPlanner(device):
                     node.call(device, "plan", self._got, devices=self._devices)
                 case rules.AskForSign(device):
                     node.call(device, "works", self._signed)
@@ -154,7 +158,7 @@ class Asking:
         if not is_plan(stages, self._devices, self._node.world.truth.units):
             self._feed(rules.Useless("gave no plan"))
             return
-        self._take(stages, rules.Answered())
+        self._take(stages, rules.PlanAnswered())
 
     def _signed(self, fields: dict[str, Any] | None) -> None:
         self._feed(rules.Sign(fields is not None))
@@ -163,7 +167,7 @@ class Asking:
         self._take(random_stages(self._node, self._devices, self._node.id), rules.FoundHere())
 
     def _take(
-        self, stages: tuple[PlacedStage, ...], event: rules.Answered | rules.FoundHere
+        self, stages: tuple[PlacedStage, ...], event: rules.PlanAnswered | rules.FoundHere
     ) -> None:
         is_over = self._core.is_over
         self._feed(event)

@@ -6,17 +6,17 @@ from typing import Any
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.recovery import snapshot_tracker as k
-from p2ptrain.recovery.choose_version import GlobalCopy, Lost
-from p2ptrain.recovery.commit import Committing
+from p2ptrain.recovery.choose_version import FullSnapshot, StateLost
+from p2ptrain.recovery.commit import CommitTracker
 from p2ptrain.recovery.cores import holder_events as h
 from p2ptrain.recovery.cores import holder_instructions as to_do
-from p2ptrain.recovery.cores.holder_core import HolderCore, Phase
-from p2ptrain.recovery.cores.job_history import OnceOnly, Reported
+from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
+from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.planner_core import PlannerCore
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
-from p2ptrain.recovery.generation_request import Reason
-from p2ptrain.recovery.placement import Placed
-from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 from tests.simulation.recovery.changing import Changing
 from tests.simulation.recovery.node import PASSED_OVER_SECONDS, Node
@@ -32,7 +32,7 @@ class Holder(Node):
 
     holder_core_type: type[HolderCore] = HolderCore
     change_type: type[ChangeCore] = ChangeCore
-    keeping_type: type[k.Keeping] = k.Keeping
+    keeping_type: type[k.SnapshotTracker] = k.SnapshotTracker
 
     def __init__(self, id_: str, world: World, steps: int) -> None:
         super().__init__(id_, world)
@@ -48,22 +48,22 @@ class Holder(Node):
         self.change: Changing | None = None
         self.planner = PlannerCore(self.id)
         disk, world = self.world.disk, self.world
-        self.once = OnceOnly(Reported(disk.reported))
-        self.committing: Committing | None = None
-        self.epoch: Placed | None = None
+        self.once = ReportOnce(ReportedProgress(disk.reported))
+        self.committing: CommitTracker | None = None
+        self.epoch: Placement | None = None
         self.ordered = 0
         self.draining = False
         self.keeping = self.keeping_type()
         first = world.truth.first
         for unit, state in enumerate(world.truth.of(first)):
-            self.store(unit, unit + 1, first, Kind.INITIAL, (state,))
+            self.store(unit, unit + 1, first, StateKind.INITIAL, (state,))
         journal = disk.journal
         self.holder = self.holder_core_type(
             self.id, world.truth.units, disk.reported, journal=journal
         )
         self._wakes = float("inf")
-        copy = GlobalCopy(first, self.id, Kind.INITIAL, most_replayed=world.replay_limit)
-        self.tell(h.CopiesAre((copy,)))
+        copy = FullSnapshot(first, self.id, StateKind.INITIAL, most_replayed=world.replay_limit)
+        self.tell(h.FullSnapshotsAre((copy,)))
         self._do_all(self.holder.start(world.now))
 
     def tell(self, event: h.HolderEvent) -> None:
@@ -86,25 +86,25 @@ class Holder(Node):
 
     def on_link_up(self, peer: str) -> None:
         """To a member."""
-        self.tell(h.LinkBack(self.id, peer))
+        self.tell(h.LinkRestored(self.id, peer))
 
     def on_appeared(self, peer: str) -> None:
         """A member."""
-        self.tell(h.Appeared(peer))
-        if self.holder.phase is Phase.TRAINING and self.world.rng.random() < 0.5:
-            self.tell(h.Wanted(Reason.JOIN))
+        self.tell(h.MemberAppeared(peer))
+        if self.holder.phase is HolderPhase.TRAINING and self.world.rng.random() < 0.5:
+            self.tell(h.ChangeWanted(ReconfigureReason.JOIN))
 
     def on_link_lost(self, peer: str) -> None:
         """To a member."""
         super().on_link_lost(peer)
-        self.tell(h.LinkTrouble(self.id, peer))
+        self.tell(h.LinkBroken(self.id, peer))
 
     def on_died(self, peer: str, *, certain: bool) -> None:
         """A member."""
         super().on_died(peer, certain=certain)
         if self.change is not None:
             self.change.on_died(peer)
-        self.tell(h.Died(peer, certain))
+        self.tell(h.MemberDied(peer, certain))
 
     @property
     def coordinator(self) -> str | None:
@@ -128,10 +128,10 @@ class Holder(Node):
                 self._on_kept(peer, **fields)
             case "link":
                 if self.epoch is not None and fields["epoch"] == self.epoch.epoch:
-                    sign = h.LinkBack if fields["back"] else h.LinkTrouble
+                    sign = h.LinkRestored if fields["back"] else h.LinkBroken
                     self.tell(sign(peer, fields["peer"]))
             case "leaving":
-                self.tell(h.Wanted(Reason.LEAVE, peer))
+                self.tell(h.ChangeWanted(ReconfigureReason.LEAVE, peer))
             case _:
                 super().receive(peer, kind, fields)
 
@@ -140,29 +140,29 @@ class Holder(Node):
     def _carry_out(self, instruction: to_do.HolderInstruction) -> None:
         world = self.world
         match instruction:
-            case to_do.Freeze():
+            case to_do.StopRounds():
                 self.epoch = self.committing = None
                 self.keeping.end()
                 self.draining = False
-            case to_do.Drain():
+            case to_do.DrainRounds():
                 self.draining = True
                 self._check_drained()
-            case to_do.Journal():
+            case to_do.WriteJournal():
                 world.failpoint(self)
                 world.disk.journal = instruction
                 world.failpoint(self)
-            case to_do.Ask(ask):
+            case to_do.AskCoordinator(ask):
                 self.change = Changing(self, ask)
                 self.later(0.0, "change", self.change.start)
-            case to_do.Begin(placed, _, _, alive):
+            case to_do.BeginGeneration(placed, _, _, alive):
                 self._begin(placed, sorted(alive))
-            case to_do.KeepOnly(versions, alive):
+            case to_do.RetainOnly(versions, alive):
                 self._tell_all(sorted(alive), "keep", versions=versions)
-            case to_do.LetGo(device):
+            case to_do.GrantLeave(device):
                 world.send(self.id, device, "let.go")
-            case to_do.StayOn(device):
+            case to_do.DenyLeave(device):
                 world.send(self.id, device, "stay")
-            case to_do.BringHome(placed):
+            case to_do.CollectWeights(placed):
                 self._bring_home(placed)
             case to_do.PartEnds():
                 self._is_over("a part ends devices")  # by chance, here
@@ -177,18 +177,18 @@ class Holder(Node):
                 self._no_link(device)
 
     def _no_link(self, device: str) -> None:
-        self.later(0.001, "no link", lambda: self.tell(h.LinkTrouble(self.id, device)))
+        self.later(0.001, "no link", lambda: self.tell(h.LinkBroken(self.id, device)))
 
-    def _begin(self, placed: Placed, alive: list[str]) -> None:
+    def _begin(self, placed: Placement, alive: list[str]) -> None:
         self.world.truth.began(placed)
         self.epoch = placed
-        self.committing = Committing(placed.seats, placed.version.step)
+        self.committing = CommitTracker(placed.seats, placed.version.step)
         self.ordered = placed.version.step
         self.draining = False
         self.keeping.begin(placed)
         self._tell_all(alive, "begin", epoch=placed.epoch)
         if placed.version.step == self.steps and not self.holder.finishing:
-            self.tell(h.CourseDone())
+            self.tell(h.StepsDone())
         self._order()
 
     def _order(self) -> None:
@@ -219,13 +219,13 @@ class Holder(Node):
         if decided:
             self._decide(placed, step)
 
-    def _decide(self, placed: Placed, step: int) -> None:
+    def _decide(self, placed: Placement, step: int) -> None:
         self.commits += 1
         self._report(step + 1)
         self._commit(placed, step)
-        self.tell(h.Committed(step + 1))
+        self.tell(h.StepCommitted(step + 1))
         if step + 1 == self.steps and self.epoch is placed:
-            self.tell(h.CourseDone())
+            self.tell(h.StepsDone())
         self._check_drained()
         self._order()
 
@@ -235,7 +235,7 @@ class Holder(Node):
             self.world.disk.reported = step
             self.world.reported.append(step)
 
-    def _commit(self, placed: Placed, step: int) -> None:
+    def _commit(self, placed: Placement, step: int) -> None:
         for device in reversed(placed.devices):
             self.world.failpoint(self)
             self._tell_all([device], "commit", epoch=placed.epoch, step=step)
@@ -247,24 +247,24 @@ class Holder(Node):
 
     def _drained(self) -> None:
         if self.draining:
-            self.tell(h.Drained())
+            self.tell(h.RoundsDrained())
 
     def _on_kept(
         self, peer: str, epoch: int, first: int, end: int, version: Version, failed: str | None
     ) -> None:
         for result in self.keeping.acknowledged(peer, epoch, (first, end), version, failed):
             match result:
-                case k.Whole(version):
-                    self.tell(h.Stable(version))
-                case k.TryKeeper(owner, keeper):
+                case k.SnapshotComplete(version):
+                    self.tell(h.SnapshotStable(version))
+                case k.TryBackupPeer(owner, keeper):
                     units = {"first": result.first, "end": result.end, "version": version}
                     self.world.send(self.id, owner, "keeper", epoch=epoch, keeper=keeper, **units)
-                case k.Abandoned():
+                case k.SnapshotAbandoned():
                     self.abandoned += 1
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _bring_home(self, placed: Placed) -> None:
+    def _bring_home(self, placed: Placement) -> None:
         final = Version(self.steps, placed.epoch)
         if placed.version.step == self.steps:
             final = placed.version
@@ -280,7 +280,7 @@ class Holder(Node):
                 raise InvariantViolated("the weights that came home are not the trained ones")
             missing.discard(stage)
             if not missing:
-                self.tell(h.Home())
+                self.tell(h.WeightsHome())
 
         def read(stage: Any) -> None:
             if self.epoch is placed:
@@ -290,7 +290,7 @@ class Holder(Node):
         for stage in placed.stages:
             read(stage)
 
-    def _end(self, reason: str | None, lost: Lost | None) -> None:
+    def _end(self, reason: str | None, lost: StateLost | None) -> None:
         if reason is not None and (lost is None or not self._is_really_lost(lost)):
             raise InvariantViolated(f"the job ended, but nothing was lost: {reason} {lost}")
         self._is_over(reason or "done")
@@ -301,7 +301,7 @@ class Holder(Node):
         alive = [self.id, *(peer for peer, alive in self.alive.items() if alive)]
         self._tell_all(alive, "end")
 
-    def _is_really_lost(self, lost: Lost) -> bool:
+    def _is_really_lost(self, lost: StateLost) -> bool:
         """Whether no version of the history is whole on processes that live, reached or not."""
         nodes = [n for n in self.world.nodes.values() if isinstance(n, Node) and n.runs]
         versions = {holding.version for node in nodes for holding in node.copies}

@@ -8,11 +8,11 @@ from typing import Protocol
 
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import (
-    Changed,
     CoordinatorIs,
     CoordinatorLost,
     ElectionInstruction,
     Instruction,
+    MemberUpdated,
 )
 from p2ptrain.mesh.membership.membership_config import HOME_LAN, MembershipConfig
 from tests.simulation.device import Build, Device
@@ -77,7 +77,7 @@ class MeshMember(Device):
         super().on_link_lost(peer, refused=refused)
         self._receive(lambda: self._tell(lambda: self._node.on_link_lost(peer)))
 
-    def _on_changed(self, change: Changed) -> None:
+    def _on_changed(self, change: MemberUpdated) -> None:
         peer = change.record.id
         had_link = self._network.end((self.id, peer)) is not None
         super()._on_changed(change)
@@ -87,14 +87,14 @@ class MeshMember(Device):
     def _on_out(self, out: list[Instruction | ElectionInstruction]) -> None:
         for instruction in out:
             match instruction:
-                case Changed() if instruction.record.id != self.id:
+                case MemberUpdated() if instruction.record.id != self.id:
                     self._on_change(instruction)
                 case CoordinatorIs(leader, term):
                     self._set_coordinator((leader, term))
                 case CoordinatorLost():
                     self._set_coordinator(None)
 
-    def _on_change(self, change: Changed) -> None:
+    def _on_change(self, change: MemberUpdated) -> None:
         peer, state, certain = change.record.id, change.record.state, change.record.certain
         was_alive = change.previous_state in _LIVE
 

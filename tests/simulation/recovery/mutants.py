@@ -7,39 +7,39 @@ import dataclasses
 from p2ptrain.recovery.cores import worker_events as d
 from p2ptrain.recovery.cores import worker_instructions as to_do
 from p2ptrain.recovery.cores.holder_core import HolderCore
-from p2ptrain.recovery.cores.job_history import OnceOnly, Reported
+from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
-from p2ptrain.recovery.cores.reconfigure_events import ChangeEvent, ChangeInstruction, InventoryIn
-from p2ptrain.recovery.cores.worker_core import DeviceCore
-from p2ptrain.recovery.placement import Placed
-from p2ptrain.recovery.snapshot_tracker import Keeping, KeepingResult
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.cores.reconfigure_events import ChangeEvent, ChangeInstruction, StateReported
+from p2ptrain.recovery.cores.worker_core import WorkerCore
+from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.snapshot_tracker import KeepingResult, SnapshotTracker
+from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Version
 from tests.simulation.recovery.holder import Holder
 from tests.simulation.recovery.node import Node
 from tests.simulation.recovery.run import Build
 
 
-class AppliesInAnyEpoch(DeviceCore):
+class AppliesInAnyEpoch(WorkerCore):
     """Takes a commit of whatever epoch for the one that runs."""
 
-    def _on_commit(self, commit: d.CommitHeard) -> None:
+    def _on_commit(self, commit: d.CommitReceived) -> None:
         if self.running is not None and self._trained.holdings:
             version = Version(commit.step + 1, self.running.epoch)
-            self._out.append(to_do.Apply(self.running.epoch, version, None, keep=False))
+            self._out.append(to_do.ApplyUpdate(self.running.epoch, version, None, keep=False))
 
 
-class AppliesWhenOrdered(DeviceCore):
+class AppliesWhenOrdered(WorkerCore):
     """Does not wait for the commit."""
 
-    def _on_seat(self, event: d.GradientsReady | d.Applied | d.Torn) -> None:
+    def _on_seat(self, event: d.GradientsReady | d.Applied | d.UpdateTorn) -> None:
         super()._on_seat(event)
         if isinstance(event, d.GradientsReady):
             version = Version(event.step + 1, event.epoch)
-            self._out.append(to_do.Apply(event.epoch, version, None, keep=False))
+            self._out.append(to_do.ApplyUpdate(event.epoch, version, None, keep=False))
 
 
-class ObeysAnyCommand(DeviceCore):
+class ObeysAnyCommand(WorkerCore):
     """Stops and prepares for whatever number comes."""
 
     def _obeys(self, request: int, peer: str, epoch: int) -> bool:
@@ -47,12 +47,12 @@ class ObeysAnyCommand(DeviceCore):
         return True
 
 
-class ForgetsWhenParked(DeviceCore):
+class ForgetsWhenParked(WorkerCore):
     """Frees what it trained when the holder dies."""
 
     def _rest(self) -> None:
         self._free_live()
-        self._out += self._copies.drop({Kind.KEPT, Kind.REPLICA})
+        self._out += self._copies.drop({StateKind.KEPT, StateKind.REPLICA})
         super()._rest()
 
 
@@ -64,12 +64,14 @@ class SendsTheNewest(Node):
         return self.log.numbers[max(keys)] if keys else None
 
 
-class DropsTooEarly(DeviceCore):
+class DropsTooEarly(WorkerCore):
     """Frees the version to go back to as soon as it has copied a newer one."""
 
-    def _on_copies(self, event: d.Kept | d.OfferHeard | d.ReplicaWhole | d.KeepHeard) -> None:
+    def _on_copies(
+        self, event: d.SnapshotTaken | d.OfferReceived | d.SnapshotCollected | d.RetainReceived
+    ) -> None:
         super()._on_copies(event)
-        if isinstance(event, d.Kept):
+        if isinstance(event, d.SnapshotTaken):
             self._out += self._copies.keep_only([event.version])
 
 
@@ -98,11 +100,11 @@ class ReadsAnyVersion(Node):
 class AcknowledgesEarly(Node):
     """Says that a copy is whole when its first unit has come."""
 
-    def _collect(self, order: to_do.Collect) -> None:
-        self.feed(d.ReplicaWhole(order.epoch, order.first, order.end, order.version))
+    def _collect(self, order: to_do.CollectSnapshot) -> None:
+        self.feed(d.SnapshotCollected(order.epoch, order.first, order.end, order.version))
 
 
-class TrustsTheFirst(Keeping):
+class TrustsTheFirst(SnapshotTracker):
     """Takes a version for whole when the first device has a copy."""
 
     def ordered(self, version: Version) -> bool:
@@ -138,15 +140,15 @@ class RollsForwardAlone(ChangeCore):
     """Has whoever is ready apply, though nobody has."""
 
     def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
-        if isinstance(event, InventoryIn):
-            event = InventoryIn(event.epoch, _applied(event.inventory))
+        if isinstance(event, StateReported):
+            event = StateReported(event.epoch, _applied(event.inventory))
         return super().handle(event)
 
 
-def _applied(inventory: Inventory) -> Inventory:
+def _applied(inventory: StateReport) -> StateReport:
     """As if every update that is ready had been applied somewhere."""
     proof = tuple(
-        Holding(holding.first, holding.end, holding.ready, Kind.LIVE)
+        StateEntry(holding.first, holding.end, holding.ready, StateKind.LIVE)
         for holding in inventory.holdings
         if holding.ready is not None
     )
@@ -157,13 +159,13 @@ class MixesHistories(ChangeCore):
     """Takes a step for a version, whoever computed it."""
 
     def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
-        if isinstance(event, InventoryIn):
+        if isinstance(event, StateReported):
             inventory = event.inventory
             merged = tuple(self._merged(holding) for holding in inventory.holdings)
-            event = InventoryIn(event.epoch, dataclasses.replace(inventory, holdings=merged))
+            event = StateReported(event.epoch, dataclasses.replace(inventory, holdings=merged))
         return super().handle(event)
 
-    def _merged(self, holding: Holding) -> Holding:
+    def _merged(self, holding: StateEntry) -> StateEntry:
         eras = self._ask.past.lineage.eras
         computed = max((era.epoch for era in eras if era.start < holding.version.step), default=0)
         version = Version(holding.version.step, computed)
@@ -195,15 +197,15 @@ class ReusesEpochNumbers(HolderCore):
 class ReportsAgain(Holder):
     """Forgets at every epoch what people were told."""
 
-    def _begin(self, placed: Placed, alive: list[str]) -> None:
-        self.once = OnceOnly(Reported(placed.version.step))
+    def _begin(self, placed: Placement, alive: list[str]) -> None:
+        self.once = ReportOnce(ReportedProgress(placed.version.step))
         super()._begin(placed, alive)
 
 
 class CommitsFirst(Holder):
     """Sends the commit before the journal has it."""
 
-    def _decide(self, placed: Placed, step: int) -> None:
+    def _decide(self, placed: Placement, step: int) -> None:
         self._commit(placed, step)
         super()._decide(placed, step)
 
@@ -211,7 +213,7 @@ class CommitsFirst(Holder):
 class SkipsAStep(Holder):
     """Goes on one round too late."""
 
-    def _begin(self, placed: Placed, alive: list[str]) -> None:
+    def _begin(self, placed: Placement, alive: list[str]) -> None:
         super()._begin(placed, alive)
         self.ordered += 1
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from p2ptrain.recovery.cores import worker_events as d
 from p2ptrain.recovery.cores import worker_instructions as to_do
-from p2ptrain.recovery.cores.worker_core import DeviceCore
+from p2ptrain.recovery.cores.worker_core import WorkerCore
 from p2ptrain.recovery.fetch_plan import Fetch
-from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind, Logged
+from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Version
 from tests.simulation.recovery.changing import random_stages
 from tests.simulation.recovery.truth import backward, forward, mix
@@ -81,7 +81,7 @@ class Plans(Enum):
 class Node:
     """One device. What a process knows goes with it; `instance` counts processes."""
 
-    core_type: type[DeviceCore] = DeviceCore
+    core_type: type[WorkerCore] = WorkerCore
     flushes = True
 
     def __init__(self, id_: str, world: World) -> None:
@@ -105,8 +105,8 @@ class Node:
         self.core = self.core_type(self.id)
         self.seats: dict[int, Seat] = {}
         self.next_seats: dict[int, Seat] = {}
-        self.copies: dict[Holding, tuple[int, ...]] = {}
-        self.checked: list[tuple[Holding, tuple[int, ...]]] = []  # copies found to be right
+        self.copies: dict[StateEntry, tuple[int, ...]] = {}
+        self.checked: list[tuple[StateEntry, tuple[int, ...]]] = []  # copies found to be right
         self.engaged: int | None = None
         self.early: list[tuple[str, dict[str, Any]]] = []
         self.orders: list[tuple[int, bool]] = []
@@ -116,7 +116,7 @@ class Node:
         self.asked_for: list[tuple[str, int, int, Version, int]] = []  # relays that wait
         self.collecting = 0
         self.log = SentNumbers(0, 0)
-        self.making_anew = 0
+        self.rebuilding = 0
         self._call = 0
         self.wants_to_leave = False
         self.world.process_started(self.id)
@@ -161,7 +161,7 @@ class Node:
         """A device is dead."""
         self._fail_calls(peer)
         if peer == self.core._holder:
-            self.feed(d.HolderIs(d.HolderState.GONE))
+            self.feed(d.HolderChanged(d.HolderState.GONE))
 
     def on_left(self, peer: str) -> None:
         """A device said goodbye."""
@@ -202,7 +202,7 @@ class Node:
                 number = fields.pop("number")
                 self._answered(number, fields)
             case "inventory":
-                self.feed(d.InventoryAsked(peer=peer, **fields))
+                self.feed(d.StateReportAsked(peer=peer, **fields))
             case "prepare":
                 self.feed(d.PrepareAsked(peer=peer, **fields))
             case "plan":
@@ -214,21 +214,21 @@ class Node:
                 if peer == self.core.holder:
                     self.world.distrust(self.id, fields["device"], PASSED_OVER_SECONDS)
             case "begin":
-                self.feed(d.BeginHeard(peer, fields["epoch"]))
+                self.feed(d.BeginReceived(peer, fields["epoch"]))
             case "order":
                 stay = fields.pop("stay")
                 if fields["keep"]:
-                    self.feed(d.KeepHeard(peer, stay))
-                self.feed(d.OrderHeard(peer, **fields))
+                    self.feed(d.RetainReceived(peer, stay))
+                self.feed(d.RoundOrdered(peer, **fields))
             case "commit":
-                self.feed(d.CommitHeard(peer, **fields))
+                self.feed(d.CommitReceived(peer, **fields))
             case "offer":
-                self.feed(d.OfferHeard(peer, **fields))
+                self.feed(d.OfferReceived(peer, **fields))
             case "keeper":
-                self.feed(d.KeeperIs(peer, **fields))
+                self.feed(d.BackupPeerAssigned(peer, **fields))
             case "keep":
                 versions = fields["versions"]
-                self.feed(d.KeepHeard(peer, versions))
+                self.feed(d.RetainReceived(peer, versions))
                 if peer == self.core._holder and versions:
                     self.log.forget_before(max(versions, key=lambda version: version.age).step)
             case "log":
@@ -236,7 +236,7 @@ class Node:
                 self.reply(peer, fields["request"], sent=number)
             case "end":
                 if peer == self.core._holder:
-                    self.feed(d.HolderIs(d.HolderState.ENDED))
+                    self.feed(d.HolderChanged(d.HolderState.ENDED))
             case "read":
                 self._on_read(peer, **fields)
             case "value":
@@ -270,61 +270,61 @@ class Node:
 
     def _do(self, instruction: to_do.DeviceInstruction) -> None:
         match instruction:
-            case to_do.AnswerInventory(request, peer, epoch, holdings):
-                inventory = Inventory(
+            case to_do.AnswerStateReport(request, peer, epoch, holdings):
+                inventory = StateReport(
                     self.id,
                     epoch,
                     (*holdings, *self.extra_holdings()),
                     self._linked(),
-                    logged=Logged(self.log.epoch, self.log.since) if self.log.epoch else None,
+                    logged=ReplayWindow(self.log.epoch, self.log.since) if self.log.epoch else None,
                 )
                 self.reply(peer, request, inventory=inventory)
             case to_do.AnswerReady(request, peer, epoch, trouble):
                 self.world.failpoint(self)
                 self.reply(peer, request, trouble=trouble)
-            case to_do.Refuse(request, peer, reason):
+            case to_do.RefuseCommand(request, peer, reason):
                 self.reply(peer, request, refused=reason)
-            case to_do.Stop(epoch):
+            case to_do.StopStages(epoch):
                 self._stop(epoch)
-            case to_do.MakeAnew(request, what):
-                self._make_anew(request, what)
-            case to_do.CancelAnew():
-                self.making_anew += 1
+            case to_do.RebuildStage(request, what):
+                self._rebuild(request, what)
+            case to_do.CancelRebuild():
+                self.rebuilding += 1
             case to_do.FetchParts():
                 self._fetch(instruction)
-            case to_do.Build(epoch):
+            case to_do.BuildStages(epoch):
                 self.later(self.world.rng.uniform(0.01, 0.2), "build", lambda: self._build(epoch))
             case to_do.CancelPrepare():
                 self.next_seats.clear()
                 self.early.clear()
-            case to_do.Start(placed):
+            case to_do.StartStages(placed):
                 self._start(placed)
-            case to_do.Queue(_, step, keep):
+            case to_do.QueueRound(_, step, keep):
                 self.orders.append((step, keep))
                 self._work()
-            case to_do.Apply():
+            case to_do.ApplyUpdate():
                 self._apply(instruction)
-            case to_do.Copy(epoch, version):
+            case to_do.TakeSnapshot(epoch, version):
                 self._task(lambda: self._copy(version), epoch)
-            case to_do.Offer(keeper, epoch, first, end, version):
+            case to_do.OfferSnapshot(keeper, epoch, first, end, version):
                 self.world.send(
                     self.id, keeper, "offer", epoch=epoch, first=first, end=end, version=version
                 )
-            case to_do.Collect():
+            case to_do.CollectSnapshot():
                 self._collect(instruction)
-            case to_do.Drop(holdings):
+            case to_do.DropState(holdings):
                 for holding in holdings:
                     self.copies.pop(holding, None)
-                    if holding.kind is Kind.LIVE:
+                    if holding.kind is StateKind.LIVE:
                         self.seats.pop(holding.first, None)
-            case to_do.TellReplica(holder, epoch, first, end, version, failed):
+            case to_do.ReportSnapshot(holder, epoch, first, end, version, failed):
                 copy = {"epoch": epoch, "first": first, "end": end, "version": version}
                 self.world.send(self.id, holder, "kept", **copy, failed=failed)
-            case to_do.TellLink(holder, epoch, peer, back):
+            case to_do.ReportLink(holder, epoch, peer, back):
                 self.world.send(self.id, holder, "link", epoch=epoch, peer=peer, back=back)
-            case to_do.Wait(holder):
+            case to_do.ReportOrphaned(holder):
                 self.waited_for.append(holder)
-            case to_do.Release():
+            case to_do.ReleaseJob():
                 self._stop(self.engaged or 0)
                 self.seats.clear()
                 self.copies.clear()
@@ -332,7 +332,7 @@ class Node:
     def _linked(self) -> frozenset[str]:
         return frozenset(peer for peer in self.world.nodes if self.world.linked(self.id, peer))
 
-    def extra_holdings(self) -> tuple[Holding, ...]:
+    def extra_holdings(self) -> tuple[StateEntry, ...]:
         """Beside what the core knows."""
         return ()
 
@@ -373,14 +373,14 @@ class Node:
 
     def _stopped(self) -> None:
         held = [
-            Holding(seat.first, seat.end, seat.version, Kind.LIVE, seat.ready)
+            StateEntry(seat.first, seat.end, seat.version, StateKind.LIVE, seat.ready)
             for seat in self.seats.values()
         ]
-        self.feed(d.Stopped(tuple(held)))
+        self.feed(d.GenerationStopped(tuple(held)))
 
     # -- rounds ----------------------------------------------------------------------------
 
-    def _start(self, placed: Placed) -> None:
+    def _start(self, placed: Placement) -> None:
         self.seats, self.next_seats = self.next_seats, {}
         self.engaged = placed.epoch
         self.log = SentNumbers(placed.epoch, placed.version.step)
@@ -455,7 +455,7 @@ class Node:
                 self._send_value(device, seat.first, "sum", seat, 0)
         self._work()
 
-    def _placed(self) -> Placed:
+    def _placed(self) -> Placement:
         assert self.core.running is not None
         return self.core.running
 
@@ -475,12 +475,12 @@ class Node:
                 self.id, placed.holder, "done", epoch=epoch, stage=seat.index, step=seat.step
             )
 
-    def _apply(self, order: to_do.Apply) -> None:
+    def _apply(self, order: to_do.ApplyUpdate) -> None:
         for seat in self.seats.values():
             seconds = self.world.rng.uniform(0.002, 0.03)
             self._enqueue(Task(seconds, partial(self._update, seat, order)))
 
-    def _update(self, seat: Seat, order: to_do.Apply) -> None:
+    def _update(self, seat: Seat, order: to_do.ApplyUpdate) -> None:
         running = self._placed()
         salt = running.epoch if len(running.stages[seat.index].devices) > 1 else 0
         seat.states = tuple(
@@ -506,20 +506,20 @@ class Node:
             return None
         return self.log.numbers.get((stage, what, step))
 
-    def _make_anew(self, request: int, what: Rebuild) -> None:
+    def _rebuild(self, request: int, what: Rebuild) -> None:
         """One step after the other, from what the neighbours sent."""
-        self.making_anew += 1
-        making, running = self.making_anew, self.core.running
+        self.rebuilding += 1
+        making, running = self.rebuilding, self.core.running
 
         def end(*, is_here: bool) -> None:
-            self.feed(d.Rebuilt(request, what, is_here))
+            self.feed(d.RebuildDone(request, what, is_here))
 
         def came(neighbour: int, name: str, step: int, then: Callable[[int | None], None]) -> None:
             assert running is not None
             device, key = running.stages[neighbour].devices[0], (what.stage, name, step)
 
             def got(fields: dict[str, Any] | None) -> None:
-                if making == self.making_anew:
+                if making == self.rebuilding:
                     then(None if fields is None else fields.get("sent"))
 
             if device == self.id:
@@ -529,7 +529,7 @@ class Node:
 
         def step(number: int, states: tuple[int, ...]) -> None:
             if number == what.target.step:
-                self.store(what.first, what.end, what.target, Kind.FETCHED, states)
+                self.store(what.first, what.end, what.target, StateKind.FETCHED, states)
                 end(is_here=True)
                 return
 
@@ -573,15 +573,15 @@ class Node:
                 self._keep(seat)
 
     def _keep(self, seat: Seat) -> None:
-        self.store(seat.first, seat.end, seat.version, Kind.KEPT, seat.states)
-        self.feed(d.Kept(seat.first, seat.end, seat.version))
+        self.store(seat.first, seat.end, seat.version, StateKind.KEPT, seat.states)
+        self.feed(d.SnapshotTaken(seat.first, seat.end, seat.version))
 
     def store(
-        self, first: int, end: int, version: Version, kind: Kind, states: tuple[int, ...]
+        self, first: int, end: int, version: Version, kind: StateKind, states: tuple[int, ...]
     ) -> None:
         """Put it into memory."""
         self.changed = True
-        self.copies[Holding(first, end, version, kind)] = states
+        self.copies[StateEntry(first, end, version, kind)] = states
 
     def state(self, unit: int, version: Version) -> int | None:
         """The unit at that version, from whatever is here."""
@@ -650,7 +650,7 @@ class Node:
                     return
                 missing.discard(fetch)
                 if fetch.peer != self.id:
-                    self.store(fetch.first, fetch.end, order.version, Kind.FETCHED, states)
+                    self.store(fetch.first, fetch.end, order.version, StateKind.FETCHED, states)
                     part = d.PartFetched(order.epoch, fetch.first, fetch.end, order.version)
                     self.feed(part)
                 if not missing:
@@ -684,18 +684,20 @@ class Node:
         self.next_seats = seats
         self.feed(d.Built(epoch))
 
-    def _collect(self, order: to_do.Collect) -> None:
+    def _collect(self, order: to_do.CollectSnapshot) -> None:
         """Read a copy from its owner; a stop ends it."""
         number = self.collecting
         if self.world.rng.random() < self.world.no_memory_share:
-            self.feed(d.CopyFailed(order.epoch, order.first, order.end, order.version, "no memory"))
+            self.feed(
+                d.SnapshotFailed(order.epoch, order.first, order.end, order.version, "no memory")
+            )
             return
 
         def got(states: tuple[int, ...] | None) -> None:
             if states is None or number != self.collecting:
                 return
             self.world.failpoint(self)
-            self.store(order.first, order.end, order.version, Kind.REPLICA, states)
-            self.feed(d.ReplicaWhole(order.epoch, order.first, order.end, order.version))
+            self.store(order.first, order.end, order.version, StateKind.REPLICA, states)
+            self.feed(d.SnapshotCollected(order.epoch, order.first, order.end, order.version))
 
         self._read(order.owner, range(order.first, order.end), order.version, got)

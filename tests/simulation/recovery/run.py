@@ -16,8 +16,8 @@ from random import Random
 from p2ptrain.recovery.cores import holder_events as h
 from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
-from p2ptrain.recovery.cores.worker_core import DeviceCore
-from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.cores.worker_core import WorkerCore
+from p2ptrain.recovery.state_report import StateKind
 from tests.simulation.recovery.holder import Holder
 from tests.simulation.recovery.node import Node, Plans
 from tests.simulation.recovery.truth import InvariantViolated
@@ -37,7 +37,7 @@ class Build:
 
     node: type[Node] = Node
     holder: type[Holder] = Holder
-    device_core: type[DeviceCore] = DeviceCore
+    device_core: type[WorkerCore] = WorkerCore
     change_core: type[ChangeCore] = ChangeCore
     holder_core: type[HolderCore] = HolderCore
 
@@ -165,7 +165,7 @@ class Household:
         for holding, states in copies:
             if states != truth.of(holding.version)[holding.first : holding.end]:
                 raise InvariantViolated(f"{node.id}: {holding} is something else")
-        kept = {c.version for c in node.copies if c.kind in (Kind.KEPT, Kind.REPLICA)}
+        kept = {c.version for c in node.copies if c.kind in (StateKind.KEPT, StateKind.REPLICA)}
         if len(kept) > 4:
             raise InvariantViolated(f"{node.id} keeps {len(kept)} versions")
         node.checked = copies
@@ -201,9 +201,9 @@ class Household:
         if holder.runs and not holder.frozen and not self.world.ended:
             device = self.more.choice(self.devices).id
             signs: tuple[h.HolderEvent, ...] = (
-                h.BrokeOff("a round"),
-                h.Stuck(frozenset({device})),
-                h.MemoryShort(device, 1),
+                h.RoundInterrupted("a round"),
+                h.RoundStalled(frozenset({device})),
+                h.DeviceOutOfMemory(device, 1),
             )
             sign = self.more.choice(signs)
             self.faults.append(f"{self.world.now:.2f} {sign}")

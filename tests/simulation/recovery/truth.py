@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from struct import Struct
 
-from p2ptrain.recovery.placement import Placed
+from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
 
 
@@ -60,9 +60,9 @@ class Truth:
         self._known: dict[Version, tuple[int, ...]] = {
             self.first: tuple(mix(unit) for unit in range(units))
         }
-        self._epochs: dict[int, Placed] = {}
+        self._epochs: dict[int, Placement] = {}
 
-    def began(self, placed: Placed) -> None:
+    def began(self, placed: Placement) -> None:
         """The holder's journal has this epoch."""
         self._epochs[placed.epoch] = placed
 
@@ -83,7 +83,7 @@ class Truth:
             known = self._known[version] = self._updated(placed, before.step, self.of(before))
         return known
 
-    def _updated(self, placed: Placed, step: int, states: tuple[int, ...]) -> tuple[int, ...]:
+    def _updated(self, placed: Placement, step: int, states: tuple[int, ...]) -> tuple[int, ...]:
         forwards = forward(mix(step), states)
         backwards = backward(mix(forwards[-1], step), forwards, states)
         found = list(states)

@@ -13,8 +13,8 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Protocol
 
-from p2ptrain.recovery.choose_version import GlobalCopy
-from p2ptrain.recovery.cores.holder_instructions import Journal
+from p2ptrain.recovery.choose_version import FullSnapshot
+from p2ptrain.recovery.cores.holder_instructions import WriteJournal
 from tests.simulation.kernel import Kernel
 from tests.simulation.network import LinkQuality, Network, Path
 from tests.simulation.recovery import member
@@ -38,7 +38,7 @@ class Killed(Exception):
 class Disk:
     """What the holder's machine keeps over the end of its process."""
 
-    journal: Journal | None = None
+    journal: WriteJournal | None = None
     reported: int = 0
 
 
@@ -51,7 +51,7 @@ class World:
         self.truth = Truth(units)
         self.nodes: dict[str, Process] = {}
         self.disk = Disk()
-        self.copies: tuple[GlobalCopy, ...] = ()
+        self.copies: tuple[FullSnapshot, ...] = ()
         self.reported: list[int] = []
         self.ended: str | None = None
         self.check: Callable[[], None] = lambda: None

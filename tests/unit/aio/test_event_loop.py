@@ -69,14 +69,14 @@ def test_an_interrupt_before_its_loop_runs_counts_too(
 ) -> None:
     """Loading an event loop takes a moment, and so does the thread's start."""
     cancelled = threading.Event()
-    run, cancel = event_loop.run, own_thread._OwnThread._cancel
+    run, cancel = event_loop.run, own_thread._LoopThread._cancel
 
     def late_run(main: Coroutine[Any, Any, None]) -> None:
         _press_stop()
         assert cancelled.wait(SECONDS)
         run(main)
 
-    def cancel_early(self: own_thread._OwnThread[None]) -> None:
+    def cancel_early(self: own_thread._LoopThread[None]) -> None:
         cancel(self)
         cancelled.set()
 
@@ -84,7 +84,7 @@ def test_an_interrupt_before_its_loop_runs_counts_too(
         await asyncio.wait_for(asyncio.Event().wait(), SECONDS)
 
     monkeypatch.setattr(event_loop, "run", late_run)
-    monkeypatch.setattr(own_thread._OwnThread, "_cancel", cancel_early)
+    monkeypatch.setattr(own_thread._LoopThread, "_cancel", cancel_early)
     with pytest.raises(KeyboardInterrupt):
         own_thread.run_in_own_thread(main())
 

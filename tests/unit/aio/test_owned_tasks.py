@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from p2ptrain.aio.tasks import OwnedTasks
+from p2ptrain.aio.tasks import TaskOwner
 
 
 async def test_a_failure_is_heard_of_and_the_others_go_on() -> None:
     heard: list[tuple[str, str]] = []
-    tasks = OwnedTasks(lambda name, error: heard.append((name, str(error))))
+    tasks = TaskOwner(lambda name, error: heard.append((name, str(error))))
     release = asyncio.Event()
 
     async def fail() -> None:
@@ -32,7 +32,7 @@ async def test_a_failure_is_heard_of_and_the_others_go_on() -> None:
 
 async def test_cancelled_tasks_have_ended_and_are_no_failure() -> None:
     heard: list[str] = []
-    tasks = OwnedTasks(lambda name, error: heard.append(name))
+    tasks = TaskOwner(lambda name, error: heard.append(name))
     cleaned = False
 
     async def work() -> None:
@@ -51,7 +51,7 @@ async def test_cancelled_tasks_have_ended_and_are_no_failure() -> None:
 
 
 async def test_done_waits_for_what_is_started_meanwhile() -> None:
-    tasks = OwnedTasks(lambda name, error: None)
+    tasks = TaskOwner(lambda name, error: None)
     order: list[int] = []
 
     async def second() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2ptrain.api.loading import loading
+from p2ptrain.api.loading import collector_at_rest
 
 
 class _Knot:
@@ -25,7 +25,7 @@ def _thawed() -> Iterator[None]:
 
 
 def test_no_garbage_is_looked_for_while_loading() -> None:
-    with loading():
+    with collector_at_rest():
         assert not gc.isenabled()
         knot = weakref.ref(_Knot())
     gc.collect()
@@ -34,7 +34,7 @@ def test_no_garbage_is_looked_for_while_loading() -> None:
 
 
 def test_garbage_made_later_is_found() -> None:
-    with loading():
+    with collector_at_rest():
         pass
     knot = weakref.ref(_Knot())
     gc.collect()
@@ -42,6 +42,6 @@ def test_garbage_made_later_is_found() -> None:
 
 
 def test_a_script_that_cannot_be_loaded_leaves_the_collector_on() -> None:
-    with pytest.raises(ValueError, match="broken"), loading():
+    with pytest.raises(ValueError, match="broken"), collector_at_rest():
         raise ValueError("broken")
     assert gc.isenabled()

@@ -13,7 +13,7 @@ import pytest
 
 from p2ptrain.api import loading
 from p2ptrain.events import Done, Event, Pairing, Ready, Step, Stopped
-from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.pairing_window import PairingWindow
 
 
 class FakeRun:
@@ -47,7 +47,7 @@ class FakeNode:
         self.port = options["port"] or 4000
         self.inside = False
         self.trained: list[Any] = []
-        self.window: Window | None = options.get("window")
+        self.window: PairingWindow | None = options.get("window")
         FakeNode.made.append(self)
 
     async def __aenter__(self) -> FakeNode:
@@ -55,7 +55,7 @@ class FakeNode:
         self.emit(Ready(name=self.name, id="0" * 64, address="127.0.0.1", port=self.port))
         if self.window is None:
             now = asyncio.get_running_loop().time()
-            self.window = Window.opened(self.options["code"] or "12345678", now)
+            self.window = PairingWindow.opened(self.options["code"] or "12345678", now)
         self.emit(Pairing(code=self.window.code))
         if FakeNode.on_ready is not None:
             asyncio.get_running_loop().call_soon(FakeNode.on_ready, self)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from p2ptrain.cli.startup import SETTING, VARIABLE, ensure
+from p2ptrain.cli.startup import SETTING, VARIABLE, ensure_merging_heap
 
 
 class Executed(list[tuple[str, list[str], Mapping[str, str]]]):
@@ -20,7 +20,7 @@ class Executed(list[tuple[str, list[str], Mapping[str, str]]]):
 def test_it_is_the_same_command_line_of_the_same_python(monkeypatch: pytest.MonkeyPatch) -> None:
     started_as(monkeypatch, "python", "-X", "dev", "-m", "p2ptrain", "train", "x.py")
     executed = Executed()
-    ensure(["train", "x.py"], {"HOME": "/h"}, executed, is_glibc=True)
+    ensure_merging_heap(["train", "x.py"], {"HOME": "/h"}, executed, is_glibc=True)
     again = [sys.executable, "-X", "dev", "-m", "p2ptrain", "train", "x.py"]
     assert executed == [(sys.executable, again, {"HOME": "/h", VARIABLE: SETTING})]
 
@@ -47,7 +47,7 @@ def test_it_goes_on_where_nothing_would_change(
 ) -> None:
     started_as(monkeypatch, "p2ptrain", *command)
     executed = Executed()
-    ensure(command, environment, executed, is_glibc=is_glibc)
+    ensure_merging_heap(command, environment, executed, is_glibc=is_glibc)
     assert executed == []
 
 
@@ -56,9 +56,9 @@ def test_a_program_that_would_not_do_the_same_again_goes_on(
 ) -> None:
     executed = Executed()
     started_as(monkeypatch, "python", "my_own.py")
-    ensure(["join", "--debug"], {}, executed, is_glibc=True)
+    ensure_merging_heap(["join", "--debug"], {}, executed, is_glibc=True)
     started_as(monkeypatch, "python", "-", "join", "--debug", program="-")
-    ensure(["join", "--debug"], {}, executed, is_glibc=True)
+    ensure_merging_heap(["join", "--debug"], {}, executed, is_glibc=True)
     assert executed == []
 
 
@@ -68,4 +68,4 @@ def test_where_it_cannot_be_started_again_it_goes_on(monkeypatch: pytest.MonkeyP
     def fails(path: str, command: list[str], environment: Mapping[str, str]) -> None:
         raise FileNotFoundError(path)
 
-    ensure(["join"], {}, fails, is_glibc=True)
+    ensure_merging_heap(["join"], {}, fails, is_glibc=True)

@@ -13,7 +13,7 @@ from p2ptrain.cli import main as cli
 from p2ptrain.cli.plan_compare import compare
 from p2ptrain.cli.planner_arguments import PLANNERS
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from tests.support import planning_examples
 from tests.support.planning_examples import quick_request
 
@@ -21,7 +21,8 @@ MODEL = planning_examples.profile(
     [(0.1, 0.2)] * 4, parameter_bytes=1000, input_bytes=10, target_bytes=1
 )
 HOUSE = Cluster(
-    (Device("laptop", 10**6, 1.0, holder=True), Device("pi", 10**6, 2.0)), Link(1e6, 0.0)
+    (ClusterDevice("laptop", 10**6, 1.0, holder=True), ClusterDevice("pi", 10**6, 2.0)),
+    ClusterLink(1e6, 0.0),
 )
 
 Compare = Callable[..., str]
@@ -88,7 +89,7 @@ def test_units_that_take_no_time_are_compared_too() -> None:
 
 
 def test_where_auto_finds_nothing_nobody_does() -> None:
-    tiny = Cluster((Device("laptop", 10, 1.0, holder=True),), Link(1e6, 0.0))
+    tiny = Cluster((ClusterDevice("laptop", 10, 1.0, holder=True),), ClusterLink(1e6, 0.0))
     with pytest.raises(PlanError, match="laptop"):
         compare(MODEL, tiny, quick_request(8))
 

@@ -16,9 +16,9 @@ import pytest
 from p2ptrain.cli import main as cli
 from p2ptrain.cli.commands.plan import plan_request
 from p2ptrain.cli.planner_arguments import PLANNERS
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import NAMES
 from tests.support import planning_examples
 from tests.unit.tiling.planning import test_tiled_plan as tiles
@@ -28,11 +28,11 @@ MODEL = planning_examples.profile(
 )
 HOUSE = Cluster(
     (
-        Device("laptop", 10**6, 1.0, holder=True),
-        Device("pi", 10**6, 2.0),
-        Device("old-phone", 100, 30.0),
+        ClusterDevice("laptop", 10**6, 1.0, holder=True),
+        ClusterDevice("pi", 10**6, 2.0),
+        ClusterDevice("old-phone", 100, 30.0),
     ),
-    Link(1e6, 0.0),
+    ClusterLink(1e6, 0.0),
 )
 
 Run = Callable[..., str]
@@ -118,7 +118,7 @@ def test_the_request_is_what_the_options_say() -> None:
         required=frozenset({"laptop", "pi"}),
         caps={"pi": 0.5},
         groups=False,
-        mode=Mode.ASYNC,
+        mode=PlanMode.ASYNC,
     )
     assert plan_request(_parsed("--batch-size", "16", "--overlap"), HOUSE) == PlanRequest(
         16, overlap=True

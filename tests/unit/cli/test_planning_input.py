@@ -15,7 +15,7 @@ import pytest
 from p2ptrain.cli import files
 from p2ptrain.cli import main as cli
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
@@ -24,7 +24,7 @@ Content = dict[str, Any]
 Change = Callable[[Content], object]
 
 MODEL = planning_examples.profile([(0.1, 0.2)] * 3, parameter_bytes=1000, activation_bytes=100)
-HOUSE = planning_examples.cluster("laptop", "pi", link=Link(1e6, 0.0), memory_bytes=10**6)
+HOUSE = planning_examples.cluster("laptop", "pi", link=ClusterLink(1e6, 0.0), memory_bytes=10**6)
 PLAN = make_plan(MODEL, HOUSE, PlanRequest(8, 2, planner="pp"))
 
 

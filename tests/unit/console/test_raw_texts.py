@@ -10,17 +10,17 @@ import pytest
 from rich.console import Console
 
 from p2ptrain.console.renderers import LineWriter, PlainRenderer
-from p2ptrain.console.rich_renderer import ConsoleRenderer
+from p2ptrain.console.rich_renderer import RichRenderer
 from p2ptrain.errors import OptionError
 from p2ptrain.events import (
     Event,
     Failed,
     Failure,
-    LeftOut,
     MemberEvent,
     PlanEvent,
-    PlannedDevice,
-    PlannedStage,
+    PlanEventDevice,
+    PlanEventLeftOut,
+    PlanEventStage,
     Warned,
 )
 from p2ptrain.plan.types.plan import Plan
@@ -30,7 +30,7 @@ from tests.support import planning_examples
 
 RAW = "a\x1b[2J\x1b]0;owned\x07\rb\u202ec\x9bd\u2028e\ud800"
 OBEYED = set("\x1b\x07\r\u202e\x9b\u2028\ud800")
-STAGE = PlannedStage((0, 1), (PlannedDevice(RAW, 1),), (), RAW, 1)
+STAGE = PlanEventStage((0, 1), (PlanEventDevice(RAW, 1),), (), RAW, 1)
 PLAN = PlanEvent(
     epoch=1,
     reason=RAW,
@@ -38,7 +38,7 @@ PLAN = PlanEvent(
     micro_batch=1,
     micro_batches=1,
     predicted_samples_per_s=1.0,
-    left_out=(LeftOut(RAW, RAW),),
+    left_out=(PlanEventLeftOut(RAW, RAW),),
     changes_results=(RAW,),
     wire=RAW,
     mode="sync",
@@ -51,7 +51,7 @@ EVENTS = [PLAN, Warned(RAW), Failed(RAW), Failure(RAW), MemberEvent(RAW, "alive"
 def test_s22_no_event_moves_a_cursor(event: Event) -> None:
     plain, console = io.StringIO(), io.StringIO()
     PlainRenderer(LineWriter(plain)).show(event)
-    ConsoleRenderer(Console(file=console, width=200, color_system=None)).show(event)
+    RichRenderer(Console(file=console, width=200, color_system=None)).show(event)
     for written in (plain.getvalue(), console.getvalue()):
         assert not OBEYED & set(written)
         assert "owned" in written

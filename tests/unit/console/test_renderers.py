@@ -12,20 +12,22 @@ from rich.console import Console
 from p2ptrain import events as ev
 from p2ptrain.console.describe import describe
 from p2ptrain.console.renderers import JsonRenderer, LineWriter, PlainRenderer
-from p2ptrain.console.rich_renderer import ConsoleRenderer
+from p2ptrain.console.rich_renderer import RichRenderer
 from p2ptrain.demo.device_process import parse_event
 
 PLAN = ev.PlanEvent(
     epoch=1,
     reason="start",
     stages=(
-        ev.PlannedStage((0, 3), (ev.PlannedDevice("laptop", 16),), ("0.weight", "0.bias")),
-        ev.PlannedStage((3, 5), (ev.PlannedDevice("pi", 10), ev.PlannedDevice("tv", 6)), ("4.w",)),
+        ev.PlanEventStage((0, 3), (ev.PlanEventDevice("laptop", 16),), ("0.weight", "0.bias")),
+        ev.PlanEventStage(
+            (3, 5), (ev.PlanEventDevice("pi", 10), ev.PlanEventDevice("tv", 6)), ("4.w",)
+        ),
     ),
     micro_batch=16,
     micro_batches=4,
     predicted_samples_per_s=1234.5,
-    left_out=(ev.LeftOut("[red]phone", "slower than its share would take"),),
+    left_out=(ev.PlanEventLeftOut("[red]phone", "slower than its share would take"),),
 )
 EVENTS = [
     ev.Ready(name="laptop", id="0" * 64, address="10.0.0.2", port=4000),
@@ -132,7 +134,7 @@ def test_a_recovery_says_what_it_cost(steps: int, text: str) -> None:
 
 def test_an_election_is_no_line() -> None:
     out, screen = io.StringIO(), io.StringIO()
-    renderers = PlainRenderer(LineWriter(out)), ConsoleRenderer(Console(file=screen))
+    renderers = PlainRenderer(LineWriter(out)), RichRenderer(Console(file=screen))
     for renderer in renderers:
         renderer.show(ev.CoordinatorEvent(name="pi", term=3))
         renderer.close()
@@ -156,7 +158,7 @@ def test_plain_lines_hold_at_most_a_step_a_second_and_the_last_one() -> None:
 def test_the_console_shows_markup_of_peers_as_it_is() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
-    renderer = ConsoleRenderer(console, total_steps=2)
+    renderer = RichRenderer(console, total_steps=2)
     for event in [PLAN, _step(1), _step(2), ev.MemberEvent(name="[bold]x", state="alive")]:
         renderer.show(event)
     renderer.show(EVENTS[-3])
@@ -195,8 +197,8 @@ def test_a_progress_display_spells_them_out_too() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, "cp1252", newline="\n")
     LineWriter(stream)
-    renderer = ConsoleRenderer(Console(file=stream, width=100, color_system=None), total_steps=2)
-    kitchen = ev.PlannedStage((0, 3), (ev.PlannedDevice("台所", 16),), ("0.weight",))
+    renderer = RichRenderer(Console(file=stream, width=100, color_system=None), total_steps=2)
+    kitchen = ev.PlanEventStage((0, 3), (ev.PlanEventDevice("台所", 16),), ("0.weight",))
     renderer.show(replace(PLAN, stages=(kitchen,)))
     stream.flush()
     assert "\\u53f0\\u6240" in raw.getvalue().decode("cp1252")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.control.borrow import own_place
-from p2ptrain.control.lease import RETRY_SECONDS, Lender, Place
+from p2ptrain.control.borrow import own_lease
+from p2ptrain.control.lease import RETRY_SECONDS, LeasedIdentity, Lender
 from p2ptrain.control.member_lock import FolderBusy, FolderLock, NotRunning, read_record
 from p2ptrain.control.server import ControlServer
-from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.pairing_window import PairingWindow
 
 _TAKES_THE_LOCK = """
 import sys, time
@@ -37,7 +37,7 @@ class _Join:
 
     def __init__(self, folder: Path) -> None:
         now = asyncio.get_running_loop().time()
-        self.window = Window.opened("12345678", now)
+        self.window = PairingWindow.opened("12345678", now)
         self.lender = Lender(take_seconds=1.0)
         self.lock = FolderLock(folder, "join")
         self.stop = asyncio.Event()
@@ -51,7 +51,7 @@ class _Join:
                 started.set()
                 while not self.stop.is_set():
                     await self.lender.wanted.wait()
-                    place = Place("desk", 4000, self.window)
+                    place = LeasedIdentity("desk", 4000, self.window)
                     await self.lender.lend(place, self.lock, self.stop)
                     self.back.set()
 
@@ -85,7 +85,7 @@ def _is_locked(folder: Path) -> str:
 async def test_a_borrower_has_name_port_window_and_lock_until_it_ends(
     tmp_path: Path, join: _Join
 ) -> None:
-    async with own_place(tmp_path, "train") as own:
+    async with own_lease(tmp_path, "train") as own:
         assert (own.name, own.port) == ("desk", 4000)
         assert own.window is not None
         assert own.window.code == "12345678"
@@ -100,14 +100,14 @@ async def test_a_borrower_has_name_port_window_and_lock_until_it_ends(
 async def test_a_removal_meanwhile_closes_the_window_of_join_too(
     tmp_path: Path, join: _Join
 ) -> None:
-    async with own_place(tmp_path, "train") as own:
+    async with own_lease(tmp_path, "train") as own:
         own.window = None
     await join.is_back()
     assert join.lender.window is None
 
 
 async def test_wrong_tries_meanwhile_count_for_join_too(tmp_path: Path, join: _Join) -> None:
-    async with own_place(tmp_path, "train") as own:
+    async with own_lease(tmp_path, "train") as own:
         assert own.window is not None
         own.window = own.window.after_wrong_try()
     await join.is_back()
@@ -118,14 +118,14 @@ async def test_wrong_tries_meanwhile_count_for_join_too(tmp_path: Path, join: _J
 async def test_a_place_is_lent_again(tmp_path: Path, join: _Join) -> None:
     for _ in range(2):
         join.back.clear()
-        async with own_place(tmp_path, "train") as own:
+        async with own_lease(tmp_path, "train") as own:
             assert own.port == 4000
         await join.is_back()
 
 
 async def test_a_place_of_our_own_has_no_window_yet(tmp_path: Path) -> None:
-    async with own_place(tmp_path, "train") as own:
-        assert own == Place(None, None, None)
+    async with own_lease(tmp_path, "train") as own:
+        assert own == LeasedIdentity(None, None, None)
         assert _is_locked(tmp_path) == "p2ptrain train"
     assert _is_locked(tmp_path) == ""
 
@@ -133,7 +133,7 @@ async def test_a_place_of_our_own_has_no_window_yet(tmp_path: Path) -> None:
 async def test_a_join_that_stops_meanwhile_leaves_the_lock_to_the_borrower(
     tmp_path: Path, join: _Join
 ) -> None:
-    async with own_place(tmp_path, "train"):
+    async with own_lease(tmp_path, "train"):
         await join.ends()
         with pytest.raises(NotRunning):
             read_record(tmp_path)
@@ -147,7 +147,7 @@ async def test_join_comes_back_once_a_killed_borrower_s_lock_is_free_its_window_
     argv = [sys.executable, "-c", _TAKES_THE_LOCK, str(tmp_path)]
     borrower = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE)
     asking = asyncio.create_task(join.lender.step_aside())
-    assert await asking == Place("desk", 4000, join.window)
+    assert await asking == LeasedIdentity("desk", 4000, join.window)
     assert borrower.stdout is not None
     assert await borrower.stdout.readline() == b"taken\n"
     await asyncio.sleep(3 * RETRY_SECONDS)  # it looks at another process's lock

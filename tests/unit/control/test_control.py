@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from p2ptrain.control.client import ControlClient
-from p2ptrain.control.lease import Lender, Place
+from p2ptrain.control.lease import LeasedIdentity, Lender
 from p2ptrain.control.member_lock import (
     ControlRecord,
     FolderLock,
@@ -27,7 +27,7 @@ from p2ptrain.control.member_lock import (
 from p2ptrain.control.server import BODY_LIMIT_BYTES, ControlServer
 from p2ptrain.errors import UserError
 
-PLACE = Place("laptop", 4000, None)
+PLACE = LeasedIdentity("laptop", 4000, None)
 
 
 class FakeMember:

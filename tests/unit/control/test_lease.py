@@ -7,27 +7,35 @@ import math
 
 import pytest
 
-from p2ptrain.control.lease import Place, place_fields, read_place, read_window, window_fields
+from p2ptrain.control.lease import (
+    LeasedIdentity,
+    place_fields,
+    read_place,
+    read_window,
+    window_fields,
+)
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.trust.pairing_window import WINDOW_SECONDS, Window
+from p2ptrain.mesh.trust.pairing_window import WINDOW_SECONDS, PairingWindow
 
-WINDOW = Window("12345678", 130.0, wrong_tries=3, invited=True)
+WINDOW = PairingWindow("12345678", 130.0, wrong_tries=3, invited=True)
 
 
 def test_a_place_travels_between_clocks() -> None:
-    fields = json.loads(json.dumps(place_fields(Place("laptop", 4000, WINDOW), now=100.0)))
+    fields = json.loads(json.dumps(place_fields(LeasedIdentity("laptop", 4000, WINDOW), now=100.0)))
     place = read_place(fields, now=5000.0)
-    assert place == Place("laptop", 4000, Window("12345678", 5030.0, 3, invited=True))
+    assert place == LeasedIdentity(
+        "laptop", 4000, PairingWindow("12345678", 5030.0, 3, invited=True)
+    )
 
 
 def test_a_closed_window_travels_too() -> None:
-    fields = json.loads(json.dumps(place_fields(Place("laptop", 4000, None), now=100.0)))
-    assert read_place(fields, now=5000.0) == Place("laptop", 4000, None)
+    fields = json.loads(json.dumps(place_fields(LeasedIdentity("laptop", 4000, None), now=100.0)))
+    assert read_place(fields, now=5000.0) == LeasedIdentity("laptop", 4000, None)
 
 
 def test_the_last_word_is_read() -> None:
     text = json.dumps(window_fields(WINDOW, now=100.0))
-    assert read_window(text, now=0.0) == Window("12345678", 30.0, 3, invited=True)
+    assert read_window(text, now=0.0) == PairingWindow("12345678", 30.0, 3, invited=True)
 
 
 def test_nothing_is_open_for_longer_than_a_window() -> None:

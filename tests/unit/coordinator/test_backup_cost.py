@@ -12,12 +12,12 @@ from p2ptrain.coordinator.backup_cost import (
     DIGESTS_AN_UPDATE_BYTE,
     MESSAGES_A_COPY,
     MESSAGES_A_READ,
-    Protected,
+    PlanBackups,
     interface_bytes,
-    protected,
+    plan_backups,
 )
-from p2ptrain.coordinator.measured_cluster import Candidate, to_profile
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.coordinator.measured_cluster import MeasuredDevice, to_profile
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.overheads import REFERENCE
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.placement import PlacedStage
@@ -53,15 +53,17 @@ def plan() -> Plan:
     )
 
 
-def found(*, replicas: bool = True, **memory_bytes: int) -> Protected:
+def found(*, replicas: bool = True, **memory_bytes: int) -> PlanBackups:
     """With the memory that x, y and z offer; without a word as much as anyone could want."""
     candidates = {
-        f"i{name}": Candidate(f"i{name}", name, measured(*UNITS), memory_bytes.get(name, 1 << 30))
+        f"i{name}": MeasuredDevice(
+            f"i{name}", name, measured(*UNITS), memory_bytes.get(name, 1 << 30)
+        )
         for name in "xyz"
     }
-    links = {(one, other): Link(RATE, 0.0) for one in "xyz" for other in "xyz"}
+    links = {(one, other): ClusterLink(RATE, 0.0) for one in "xyz" for other in "xyz"}
     asked = replace(request(), replicas=replicas)
-    return protected(asked, plan(), STAGES, candidates, links, "ix")
+    return plan_backups(asked, plan(), STAGES, candidates, links, "ix")
 
 
 def test_neighbours_keep_and_the_cost_is_that_of_the_device_with_most_of_it() -> None:
@@ -96,12 +98,12 @@ def test_without_keepers_a_checkpoint_is_read_from_one_copy_of_each_stage() -> N
         PlacedStage(1, 2, ("iz", "iy")),
         PlacedStage(2, 3, ("ix",)),
     )
-    candidates = {f"i{n}": Candidate(f"i{n}", n, measured(*UNITS), PEAK) for n in "xyz"}
-    links = {(one, other): Link(RATE, 0.0) for one in "xyz" for other in "xyz"}
+    candidates = {f"i{n}": MeasuredDevice(f"i{n}", n, measured(*UNITS), PEAK) for n in "xyz"}
+    links = {(one, other): ClusterLink(RATE, 0.0) for one in "xyz" for other in "xyz"}
     for checkpoints, taken in ((True, {"ix": 1000 + 400, "iz": 600}), (False, {})):
         for replicas in (True, False):
             asked = replace(request(), replicas=replicas, checkpoints=checkpoints)
-            safe = protected(asked, plan(), stages, candidates, links, "ix")
+            safe = plan_backups(asked, plan(), stages, candidates, links, "ix")
             assert safe.cost is None
             assert safe.taken_bytes == {name: STATE * size for name, size in taken.items()}
 
@@ -145,4 +147,4 @@ def test_without_room_for_its_own_copy_of_anyone_there_is_nothing_to_go_back_to(
 
 def test_a_job_may_want_no_copies() -> None:
     safe = found(replicas=False)
-    assert safe == Protected(STAGES, None)
+    assert safe == PlanBackups(STAGES, None)

@@ -9,19 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.coordinator.cluster_profile import Surveyor
-from p2ptrain.coordinator.measured_cluster import Candidate
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
+from p2ptrain.coordinator.measured_cluster import MeasuredDevice
 from p2ptrain.errors import InternalError, UserError
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
-from p2ptrain.messages.plan_request import PlanningRequest, Sharing
+from p2ptrain.messages.plan_request import JobPlanRequest, SharingLimits
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.coordinator.test_memory_model import request
 
 REQUEST = cast(
-    PlanningRequest,
+    JobPlanRequest,
     SimpleNamespace(
         batch_size=64,
         micro_batch=0,
@@ -64,11 +64,11 @@ async def test_who_has_measured_keeps_the_others_company_until_all_have() -> Non
         serve("a", waits=False)
         serve("b", waits=True)
         names = {mesh[name].self_id: name for name in "ab"}
-        found = await Surveyor(mesh["a"]).profile(REQUEST, mesh["a"].self_id, names, 2)
+        found = await ClusterProfiler(mesh["a"]).profile(REQUEST, mesh["a"].self_id, names, 2)
         await all_told.wait()
         assert told[0] == "measured by b"
         assert sorted(told[1:]) == ["a", "b"]
-        assert all(isinstance(answer, Candidate) for answer in found.values())
+        assert all(isinstance(answer, MeasuredDevice) for answer in found.values())
         assert [fields["company"] for fields in asked.values()] == [True, True]
 
 
@@ -87,11 +87,11 @@ async def test_what_a_device_answers_does_not_end_a_survey() -> None:
         serve("b")
         serve("c")
         ids = [mesh[name].self_id for name in "bc"]
-        await Surveyor(mesh["a"]).measure_links(ids)
+        await ClusterProfiler(mesh["a"]).measure_links(ids)
         assert sorted(set(asked)) == ["b", "c"]
 
 
-async def asked_of_one(job: PlanningRequest) -> dict[str, Any]:
+async def asked_of_one(job: JobPlanRequest) -> dict[str, Any]:
     """What the only device of a household is asked to measure."""
     async with MemoryHousehold(["a"]) as mesh:
         asked: list[dict[str, Any]] = []
@@ -103,7 +103,7 @@ async def asked_of_one(job: PlanningRequest) -> dict[str, Any]:
 
         mesh["a"].route(MEASURE_PROFILE, measure)
         names = {mesh["a"].self_id: "a"}
-        await Surveyor(mesh["a"]).profile(job, mesh["a"].self_id, names, 1)
+        await ClusterProfiler(mesh["a"]).profile(job, mesh["a"].self_id, names, 1)
         (fields,) = asked
         return fields
 
@@ -119,8 +119,8 @@ async def test_a_device_measured_alone_needs_no_company() -> None:
         ({"planner": "pp"}, [4, 6]),
         ({"planner": "single"}, [4, 6]),
         ({"planner": "auto", "alone": True}, [4, 6]),
-        ({"planner": "dp", "sharing": Sharing(divisible=False)}, [4, 6]),
-        ({"planner": "auto", "sharing": Sharing(unshared="it changes its state")}, [4, 6]),
+        ({"planner": "dp", "sharing": SharingLimits(divisible=False)}, [4, 6]),
+        ({"planner": "auto", "sharing": SharingLimits(unshared="it changes its state")}, [4, 6]),
         ({"planner": "auto", "asynchrony": Asynchrony()}, [2, 6]),
     ],
 )

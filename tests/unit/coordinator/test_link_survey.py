@@ -6,15 +6,15 @@ from itertools import combinations
 
 import pytest
 
-from p2ptrain.coordinator.link_survey import FRESH_SECONDS, LinkTable, tournament
+from p2ptrain.coordinator.link_survey import FRESH_SECONDS, MeasuredLinks, round_robin
 from p2ptrain.mesh.interface import LinkSpeed
 
 MBIT = 125_000.0
 
 
-def table(mbits: dict[str, float]) -> LinkTable:
+def table(mbits: dict[str, float]) -> MeasuredLinks:
     """Links by sender and receiver, as "ab"."""
-    links = LinkTable()
+    links = MeasuredLinks()
     for (sender, receiver), mbit in mbits.items():
         links.record(sender, receiver, LinkSpeed(mbit * MBIT, 0.001), 0.0)
     return links
@@ -27,7 +27,7 @@ def all_links(devices: str, mbit: float) -> dict[str, float]:
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
 def test_everyone_meets_everyone_once_and_nobody_twice_in_a_round(count: int) -> None:
     devices = "abcdefgh"[:count]
-    rounds = tournament(devices)
+    rounds = round_robin(devices)
     for pairs in rounds:
         assert len({device for pair in pairs for device in pair}) == 2 * len(pairs)
     met = [frozenset(pair) for pairs in rounds for pair in pairs]
@@ -73,9 +73,9 @@ def test_what_a_device_says_again_and_again_gets_old_all_the_same() -> None:
     links = table(all_links("ab", 90.0))
     for now in range(0, int(FRESH_SECONDS) + 60, 30):
         for pair in ("ab", "ba"):
-            links.told(*pair, LinkSpeed(90 * MBIT, 0.001), float(now))
+            links.note(*pair, LinkSpeed(90 * MBIT, 0.001), float(now))
     assert len(links.missing("ab", FRESH_SECONDS + 60)) == 1
-    links.told("a", "b", LinkSpeed(50 * MBIT, 0.001), FRESH_SECONDS)  # measured for somebody else
+    links.note("a", "b", LinkSpeed(50 * MBIT, 0.001), FRESH_SECONDS)  # measured for somebody else
     assert links.speeds("ab")["a", "b"].bytes_per_s == 50 * MBIT
-    links.told("c", "a", LinkSpeed(10 * MBIT, 0.001), 5.0)
+    links.note("c", "a", LinkSpeed(10 * MBIT, 0.001), 5.0)
     assert links.speeds("ac")["c", "a"].bytes_per_s == 10 * MBIT

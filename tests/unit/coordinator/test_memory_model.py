@@ -8,15 +8,20 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold, question, to_profile
-from p2ptrain.coordinator.memory_model import taken_beside_bytes, with_all_memory
-from p2ptrain.coordinator.plan_cluster import plan_household
+from p2ptrain.coordinator.measured_cluster import (
+    MeasuredCluster,
+    MeasuredDevice,
+    planner_question,
+    to_profile,
+)
+from p2ptrain.coordinator.memory_model import taken_beside_bytes, with_full_memory
+from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.errors import PlanError
-from p2ptrain.messages.plan_request import PlanningRequest, Sharing
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.messages.plan_request import JobPlanRequest, SharingLimits
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.memory_budget import PROCESS_BYTES
-from p2ptrain.recovery.rebuild_plan import limit_bytes
+from p2ptrain.recovery.rebuild_plan import replay_log_bytes
 from p2ptrain.recovery.snapshot_schedule import FIRST_ROUNDS
 from p2ptrain.tiling.planning.profile_maps import copied_bytes
 from tests.support.feature_maps import chain
@@ -25,8 +30,8 @@ from tests.support.tiling_examples import CONVOLUTION
 MIB = 1 << 20
 
 
-def request(batch_size: int = 16, micro_batch: int = 4, planner: str = "pp") -> PlanningRequest:
-    return PlanningRequest(
+def request(batch_size: int = 16, micro_batch: int = 4, planner: str = "pp") -> JobPlanRequest:
+    return JobPlanRequest(
         job="j",
         digest="d",
         model="m",
@@ -44,7 +49,7 @@ def request(batch_size: int = 16, micro_batch: int = 4, planner: str = "pp") -> 
         clip=False,
         first_step=0,
         alone=False,
-        sharing=Sharing(),
+        sharing=SharingLimits(),
     )
 
 
@@ -63,7 +68,7 @@ def measured(*units: tuple[int, int, int]) -> dict[str, Any]:
 
 def planned(
     *stages: dict[str, Any],
-    asked: PlanningRequest | None = None,
+    asked: JobPlanRequest | None = None,
     memory_bytes: Mapping[str, int] | None = None,
 ) -> Plan:
     """What the prediction adds to the planners' bytes for 4 micro-batches of 4 on devices x, y, z.
@@ -75,7 +80,7 @@ def planned(
     plan = _plan(stages, names)
     profile = to_profile(measured((1200, 50, 100), (600, 30, 60), (24, 0, 20)), request())
     memory = dict.fromkeys(names, 0) if memory_bytes is None else memory_bytes
-    return with_all_memory(plan, profile, asked or request(), "x", memory)
+    return with_full_memory(plan, profile, asked or request(), "x", memory)
 
 
 def _plan(stages: Sequence[dict[str, Any]], names: Sequence[str]) -> Plan:
@@ -121,7 +126,7 @@ def test_stages_go_ahead_where_there_is_room_for_what_was_before() -> None:
     last = {"units": [1, 3], "devices": devices, "warmup": 1}
     needed = planned(first, last).predicted.peak_bytes
 
-    def ahead(room: Mapping[str, int], asked: PlanningRequest | None = None) -> dict[str, int]:
+    def ahead(room: Mapping[str, int], asked: JobPlanRequest | None = None) -> dict[str, int]:
         memory = {name: peak + room[name] for name, peak in needed.items()}
         found = planned(first, last, asked=asked, memory_bytes=memory)
         more = {name: peak - needed[name] for name, peak in found.predicted.peak_bytes.items()}
@@ -175,7 +180,7 @@ def _needed(kept: Sequence[int]) -> int:
     plan = _plan([stage], ["x"])
     units = measured(*[(0, 0, size) for size in kept])
     profile = to_profile(units, request())
-    return with_all_memory(plan, profile, request(), "x", {"x": 0}).predicted.peak_bytes["x"]
+    return with_full_memory(plan, profile, request(), "x", {"x": 0}).predicted.peak_bytes["x"]
 
 
 def test_what_measuring_has_taken_already_is_not_taken_again() -> None:
@@ -183,15 +188,15 @@ def test_what_measuring_has_taken_already_is_not_taken_again() -> None:
     assert taken_beside_bytes(PROCESS_BYTES + 7) == 7
 
 
-def household(memory_bytes: int) -> MeasuredHousehold:
+def household(memory_bytes: int) -> MeasuredCluster:
     units = measured(*[(MIB, MIB // 4, MIB)] * 7, (MIB, 0, MIB))
-    return MeasuredHousehold([Candidate("1", "x", units, memory_bytes)], {}, "x")
+    return MeasuredCluster([MeasuredDevice("1", "x", units, memory_bytes)], {}, "x")
 
 
 def test_plans_leave_room_for_all_that_they_take() -> None:
-    roomy = plan_household(request(64, 0, "single"), household(4 << 30))
+    roomy = plan_cluster(request(64, 0, "single"), household(4 << 30))
     needed = roomy.predicted.peak_bytes["x"]
-    tight = plan_household(request(64, 0, "single"), household(needed - MIB))
+    tight = plan_cluster(request(64, 0, "single"), household(needed - MIB))
     assert tight.micro_batch < roomy.micro_batch
     assert tight.predicted.peak_bytes["x"] <= needed - MIB
 
@@ -199,26 +204,26 @@ def test_plans_leave_room_for_all_that_they_take() -> None:
 def test_no_plan_is_made_where_only_the_units_would_fit() -> None:
     units_bytes = 8 * 3 * MIB + 4 * 8 * MIB
     with pytest.raises(PlanError, match="missing"):
-        plan_household(request(64, 4, "single"), household(PROCESS_BYTES + units_bytes + 2 * MIB))
+        plan_cluster(request(64, 4, "single"), household(PROCESS_BYTES + units_bytes + 2 * MIB))
 
 
 def test_tiles_of_one_large_image_fit_where_the_image_does_not() -> None:
     """3 GiB of maps, of which six devices of 1 GiB have half a GiB each."""
     units = measured(*[(1024, 8 * MIB, 768 * MIB)] * 4, (1024, 0, 1024))
     names = [f"d{k}" for k in range(6)]
-    links = {(a, b): Link(1e8, 1e-4) for a in names for b in names if a != b}
-    household = MeasuredHousehold(
-        [Candidate(name, name, units, 1024 * MIB) for name in names], links, "d0"
+    links = {(a, b): ClusterLink(1e8, 1e-4) for a in names for b in names if a != b}
+    household = MeasuredCluster(
+        [MeasuredDevice(name, name, units, 1024 * MIB) for name in names], links, "d0"
     )
     maps = chain([CONVOLUTION] * 4, 96)
-    plan = plan_household(replace(request(1, 1, "tiles"), maps=maps), household)
+    plan = plan_cluster(replace(request(1, 1, "tiles"), maps=maps), household)
     first = plan.stages[0]
     assert first.tiling is not None
     assert len(first.devices) == 6
     sixth = 3072 * MIB / 6
     for device in first.devices:
         needed = plan.predicted.peak_bytes[device.name] - PROCESS_BYTES
-        log = limit_bytes(1024 * MIB)
+        log = replay_log_bytes(1024 * MIB)
         most = 1.2 * 4 / 3 * sixth + log
         assert 4 / 3 * sixth <= needed <= most, "maps, halos, a third of holes, what was sent"
 
@@ -226,11 +231,13 @@ def test_tiles_of_one_large_image_fit_where_the_image_does_not() -> None:
 def test_tiles_count_what_they_put_together_with_halos() -> None:
     units = measured(*[(1024, MIB, 8 * MIB)] * 4, (1024, 0, 1024))
     names = ["d0", "d1"]
-    links = {(a, b): Link(1e8, 1e-4) for a in names for b in names if a != b}
-    household = MeasuredHousehold([Candidate(n, n, units, 1024 * MIB) for n in names], links, "d0")
+    links = {(a, b): ClusterLink(1e8, 1e-4) for a in names for b in names if a != b}
+    household = MeasuredCluster(
+        [MeasuredDevice(n, n, units, 1024 * MIB) for n in names], links, "d0"
+    )
     asked = replace(request(4, 2, "tiles"), maps=chain([CONVOLUTION] * 4, 96))
-    profile, _ = question(asked, household)
-    plan = plan_household(asked, household)
+    profile, _ = planner_question(asked, household)
+    plan = plan_cluster(asked, household)
     first = plan.stages[0]
     assert first.tiling is not None
     assert asked.maps is not None
@@ -238,7 +245,9 @@ def test_tiles_count_what_they_put_together_with_halos() -> None:
     bare = replace(plan, predicted=replace(plan.predicted, peak_bytes=dict.fromkeys(names, 0)))
     memory = dict.fromkeys(names, 1024 * MIB)
     peaks = [
-        with_all_memory(bare, replace(profile, maps=maps), asked, "d0", memory).predicted.peak_bytes
+        with_full_memory(
+            bare, replace(profile, maps=maps), asked, "d0", memory
+        ).predicted.peak_bytes
         for maps in (None, asked.maps)
     ]
     assert min(copies) > 0

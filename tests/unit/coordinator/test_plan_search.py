@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from p2ptrain.coordinator import plan_search
-from p2ptrain.coordinator.measured_cluster import Candidate, MeasuredHousehold
-from p2ptrain.coordinator.plan_cluster import plan_household
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
+from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.coordinator.plan_search import PlanSearch, fastest
 from p2ptrain.errors import NotCoordinator, PeerError, PlanError, ProtocolError
@@ -20,10 +20,10 @@ from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.overheads import Overheads
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.process.child_process import Apart, Haste
+from p2ptrain.process.child_process import ChildProcess, SearchPriority
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.coordinator.test_memory_model import request
 
@@ -46,13 +46,15 @@ def measured_alike(slowdown: float) -> dict[str, object]:
     return {"units": units, "times": times, "overheads": overheads.to_json()}
 
 
-def measured_household(ids: dict[str, str], **slowdowns: float) -> MeasuredHousehold:
+def measured_household(ids: dict[str, str], **slowdowns: float) -> MeasuredCluster:
     candidates = [
-        Candidate(ids[name], name, measured_alike(slowdowns.get(name, 1.0)), 2 << 30, 1 << 20)
+        MeasuredDevice(ids[name], name, measured_alike(slowdowns.get(name, 1.0)), 2 << 30, 1 << 20)
         for name in NAMES
     ]
-    links = {(one, other): Link(1e7, 1e-3) for one in NAMES for other in NAMES if one != other}
-    return MeasuredHousehold(candidates, links, "a")
+    links = {
+        (one, other): ClusterLink(1e7, 1e-3) for one in NAMES for other in NAMES if one != other
+    }
+    return MeasuredCluster(candidates, links, "a")
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_a_question_and_its_plan_travel_unchanged() -> None:
     assert asked.request == REQUEST
     assert list(asked.household.candidates) == household.candidates
     assert asked.household.links == household.links
-    plan = plan_household(asked.request, asked.household)
+    plan = plan_cluster(asked.request, asked.household)
     content = cbor.loads(cbor.dumps(plan.to_json()), 1 << 20)
     assert Plan.from_json(content, batch_size=REQUEST.batch_size) == plan
 
@@ -108,7 +110,7 @@ def test_a_question_about_a_large_household_can_be_read() -> None:
         dataclasses.replace(candidate, id=number, name=name, measured=many)
         for name, number in ids.items()
     ]
-    household = MeasuredHousehold(candidates, {}, "d0")
+    household = MeasuredCluster(candidates, {}, "d0")
     asked = PlanQuestion.from_bytes(PlanQuestion(REQUEST, household).to_bytes())
     assert len(asked.household.candidates) == len(ids)
 
@@ -153,7 +155,7 @@ async def test_the_fastest_searches_and_finds_what_the_coordinator_would(
     household = measured_household(ids_of(mesh), b=0.2)
     plan = await searches["c"].plan(PlanQuestion(REQUEST, household))
     assert asked == ["b"]
-    assert plan == plan_household(REQUEST, household)
+    assert plan == plan_cluster(REQUEST, household)
 
 
 class Endless:
@@ -161,9 +163,9 @@ class Endless:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.ended = asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(plan_search, "apart", self._search)
+        monkeypatch.setattr(plan_search, "run_in_child", self._search)
 
-    async def _search(self, _work: Callable[[Apart], Plan], _haste: Haste) -> Plan:
+    async def _search(self, _work: Callable[[ChildProcess], Plan], _haste: SearchPriority) -> Plan:
         self.begun.set()
         try:
             await asyncio.Event().wait()
@@ -178,7 +180,9 @@ async def test_a_search_ends_with_the_wish_for_it_or_with_whoever_asked(
 ) -> None:
     searches, endless = {name: routed(mesh[name]) for name in NAMES}, Endless(monkeypatch)
     household = measured_household(ids_of(mesh), b=0.2)
-    wanted = asyncio.create_task(searches["c"].plan(PlanQuestion(REQUEST, household), Haste.IDLE))
+    wanted = asyncio.create_task(
+        searches["c"].plan(PlanQuestion(REQUEST, household), SearchPriority.IDLE)
+    )
     await endless.begun.wait()
     if asker_dies:
         await mesh.kill("c")
@@ -199,7 +203,7 @@ async def test_who_is_asked_searches_where_the_fastest_does_not(
     routed(mesh["b"], refuse)
     household = measured_household(ids_of(mesh), b=0.2)
     plan = await routed(mesh["c"]).plan(PlanQuestion(REQUEST, household))
-    assert plan == plan_household(REQUEST, household)
+    assert plan == plan_cluster(REQUEST, household)
 
 
 async def test_an_answer_without_a_plan_is_not_the_end_of_it(mesh: MemoryHousehold) -> None:
@@ -209,14 +213,14 @@ async def test_an_answer_without_a_plan_is_not_the_end_of_it(mesh: MemoryHouseho
     mesh["b"].route(SEARCH_PLAN, answer, limited(1 << 20))
     household = measured_household(ids_of(mesh), b=0.2)
     plan = await routed(mesh["c"]).plan(PlanQuestion(REQUEST, household))
-    assert plan == plan_household(REQUEST, household)
+    assert plan == plan_cluster(REQUEST, household)
 
 
 async def test_a_plan_of_strangers_is_not_taken(
     mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     household = measured_household(ids_of(mesh), b=0.2)
-    right = plan_household(REQUEST, household)
+    right = plan_cluster(REQUEST, household)
     stage, *others = right.stages
     stranger = dataclasses.replace(stage.devices[0], name="mallory")
     wrong = dataclasses.replace(
@@ -227,7 +231,7 @@ async def test_a_plan_of_strangers_is_not_taken(
         ),
     )
     answers = iter([wrong, right])
-    monkeypatch.setattr(plan_search, "plan_household", lambda *_question: next(answers))
+    monkeypatch.setattr(plan_search, "plan_cluster", lambda *_question: next(answers))
     routed(mesh["b"])
     assert await routed(mesh["c"]).plan(PlanQuestion(REQUEST, household)) == right
 

@@ -6,36 +6,46 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.coordinator.profile_pooling import FAR_OFF, NOISE, Measured, mixed_kinds, shared
+from p2ptrain.coordinator.profile_pooling import (
+    FAR_OFF,
+    NOISE,
+    DeviceProfile,
+    mixed_kinds,
+    pool_profiles,
+)
 from p2ptrain.plan.types.overheads import REFERENCE
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
-from p2ptrain.profiling.profile_cache import MOST_LETTERS, processor_kind
+from p2ptrain.profiling.profile_cache import MAX_LETTERS, processor_kind
 
 
 def measured(
     seconds: float, *, kind: str = "epyc", wall_by_cpu: float = 1.0, sizes: tuple[int, ...] = (4, 8)
-) -> Measured:
+) -> DeviceProfile:
     """Of two units, the second one twice as long; `seconds` on the wall for a sample."""
     times = tuple(
         UnitTimes((seconds * size, 2 * seconds * size), (seconds * size,) * 2, (0.0,) * 2)
         for size in sizes
     )
-    return Measured(kind, wall_by_cpu, TimeTable(sizes, times), REFERENCE)
+    return DeviceProfile(kind, wall_by_cpu, TimeTable(sizes, times), REFERENCE)
 
 
-def forward(one: Measured, size: int) -> tuple[float, ...]:
+def forward(one: DeviceProfile, size: int) -> tuple[float, ...]:
     return one.times.at(size).forward
 
 
 def test_devices_of_a_kind_have_the_mean_of_what_they_have_found() -> None:
-    found = shared({"a": measured(0.95), "b": measured(1.05), "c": measured(7.0, kind="atom")})
+    found = pool_profiles(
+        {"a": measured(0.95), "b": measured(1.05), "c": measured(7.0, kind="atom")}
+    )
     assert forward(found["a"], 4) == pytest.approx((4.0, 8.0))
     assert found["b"].times == found["a"].times
     assert forward(found["c"], 4) == (28.0, 56.0)
 
 
 def test_what_they_have_in_common_is_processor_time_and_not_the_share_of_a_core() -> None:
-    found = shared({"a": measured(2.0, wall_by_cpu=2.0), "b": measured(12.0, wall_by_cpu=10.0)})
+    found = pool_profiles(
+        {"a": measured(2.0, wall_by_cpu=2.0), "b": measured(12.0, wall_by_cpu=10.0)}
+    )
     assert forward(found["a"], 4) == pytest.approx((2.2 * 4, 2.2 * 8))
     assert forward(found["b"], 4) == pytest.approx((11.0 * 4, 11.0 * 8))
     assert found["b"].wall_by_cpu == pytest.approx(10.0)
@@ -47,7 +57,7 @@ def test_what_they_have_in_common_is_processor_time_and_not_the_share_of_a_core(
 
 def test_who_is_far_off_is_another_kind_whatever_it_is_called() -> None:
     one = {"a": measured(1.0), "b": measured(1.0), "throttled": measured(FAR_OFF * 1.01)}
-    found = shared(one)
+    found = pool_profiles(one)
     assert forward(found["a"], 4) == pytest.approx((4.0, 8.0))
     assert found["throttled"] == one["throttled"]
 
@@ -58,11 +68,11 @@ def test_two_halves_far_off_from_each_other_have_nothing_in_common(
 ) -> None:
     """The middle of an even number lies between them, and nobody near it."""
     found = {str(number): measured(seconds) for number, seconds in enumerate(times)}
-    assert shared(found) == found
+    assert pool_profiles(found) == found
 
 
 def test_who_is_slower_than_noise_stays_so_with_the_units_of_its_kind() -> None:
-    found = shared({"a": measured(1.0), "b": measured(1.0), "cold": measured(1.5)})
+    found = pool_profiles({"a": measured(1.0), "b": measured(1.0), "cold": measured(1.5)})
     fast, slow = forward(found["a"], 4)[0], forward(found["cold"], 4)[0]
     assert 1.5 * exp(-2 * NOISE) <= slow / fast < 1.5
     assert found["cold"].wall_by_cpu == 1.0, "its share of a core is what it was"
@@ -76,11 +86,13 @@ def test_nobody_is_alike_who_does_not_know_its_kind_or_has_other_units() -> None
         "c": measured(1.0),
         "d": replace(measured(1.0), times=other),
     }
-    assert shared(one) == one
+    assert pool_profiles(one) == one
 
 
 def test_who_measured_fewer_sizes_has_the_larger_ones_of_its_kind() -> None:
-    found = shared({"a": measured(1.0, sizes=(4, 8, 64)), "b": measured(1.2, sizes=(4, 8, 32))})
+    found = pool_profiles(
+        {"a": measured(1.0, sizes=(4, 8, 64)), "b": measured(1.2, sizes=(4, 8, 32))}
+    )
     assert found["b"].times.sizes == (4, 8, 32, 64)
     assert forward(found["b"], 32) == pytest.approx((1.1 * 32, 1.1 * 64))
     assert forward(found["b"], 64) == pytest.approx((1.1 * 64, 2.2 * 64)), "at the level of both"
@@ -92,7 +104,7 @@ def test_sizes_that_devices_ran_once_are_taken_together() -> None:
         replace(measured(seconds, sizes=(1, size)), cold=frozenset({size}))
         for seconds, size in ((1.05, 6), (0.95, 8))
     )
-    found = shared({"slow": slow, "fast": fast})["slow"]
+    found = pool_profiles({"slow": slow, "fast": fast})["slow"]
     assert forward(found, 6) == pytest.approx((6.0, 12.0))
     assert forward(found, 8) == pytest.approx((8.0, 16.0))
 
@@ -107,10 +119,10 @@ def test_first_passes_count_only_where_nobody_has_warm_ones() -> None:
         times=TimeTable((4, 32), (slow.times.times[0], replace(longer, weight=(0.0, 0.0)))),
         cold=frozenset({32}),
     )
-    found = shared({"slow": cold, "fast": measured(1.0, sizes=(4, 64))})
+    found = pool_profiles({"slow": cold, "fast": measured(1.0, sizes=(4, 64))})
     assert forward(found["slow"], 32) == pytest.approx((32.0, 64.0))
     assert found["slow"].times == found["fast"].times
-    alone = shared({"slow": cold, "fast": measured(1.0, sizes=(4,))})
+    alone = pool_profiles({"slow": cold, "fast": measured(1.0, sizes=(4,))})
     assert forward(alone["fast"], 32) == pytest.approx((48.0, 96.0))
 
 
@@ -125,7 +137,7 @@ def test_a_first_pass_beyond_warm_ones_counts_where_it_is_below_what_follows_fro
     )
     table = TimeTable((4, 8, 16), (*warm.times.times[:2], first))
     both = {name: replace(warm, times=table, cold=frozenset({16})) for name in ("a", "b")}
-    for found in (shared(both)["a"], shared({"alone": both["a"]})["alone"]):
+    for found in (pool_profiles(both)["a"], pool_profiles({"alone": both["a"]})["alone"]):
         assert forward(found, 16)[0] == pytest.approx(min(16.0, 16 * took))
 
 
@@ -135,14 +147,14 @@ def test_who_has_measured_half_of_a_size_has_a_say_in_what_it_takes() -> None:
     quick = UnitTimes((8.0, 32.0), (16.0, 32.0), (0.0, 0.0))  # its first unit in half the time
     lucky = replace(lucky, times=TimeTable((4, 16), (lucky.times.times[0], quick)))
     names = ("a", "b", "c")
-    found = shared({"lucky": lucky, **dict.fromkeys(names, usual)})
+    found = pool_profiles({"lucky": lucky, **dict.fromkeys(names, usual)})
     assert forward(found["a"], 16) == pytest.approx((14.0, 32.0), rel=0.02)
-    far = shared({"lucky": lucky, **dict.fromkeys(names, measured(1.0, sizes=(2, 4)))})
+    far = pool_profiles({"lucky": lucky, **dict.fromkeys(names, measured(1.0, sizes=(2, 4)))})
     assert forward(far["a"], 16) == pytest.approx((8.0, 32.0)), "half of it, not a quarter"
 
 
 def test_overheads_are_those_of_whom_measured_them() -> None:
-    found = shared({"a": measured(1.0), "b": replace(measured(1.0), overheads=None)})
+    found = pool_profiles({"a": measured(1.0), "b": replace(measured(1.0), overheads=None)})
     assert found["b"].overheads == REFERENCE
 
 
@@ -162,7 +174,7 @@ def test_a_kind_is_read_without_what_changes_by_the_second(
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(lines)
     assert processor_kind(cpuinfo).endswith(expected)
-    assert len(processor_kind(cpuinfo)) <= MOST_LETTERS
+    assert len(processor_kind(cpuinfo)) <= MAX_LETTERS
 
 
 def test_a_kind_that_the_system_does_not_say_is_none(tmp_path: Path) -> None:
@@ -178,7 +190,7 @@ def test_small_batches_say_nothing_of_those_in_which_samples_cost_less_at_once()
     both = both.before_gain(16, {0, 1})
     small = TimeTable((4, 12), (both.at(4), both.at(12)))
     own = {"a": small, "b": both}
-    found = shared(
+    found = pool_profiles(
         {n: replace(measured(1.0), times=times, cheaper_from=16) for n, times in own.items()}
     )
     assert forward(found["a"], 16) == pytest.approx(cheap)

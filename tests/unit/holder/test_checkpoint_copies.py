@@ -15,12 +15,18 @@ from torch import Tensor
 
 from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.holder import full_snapshots as checkpoint_copies
-from p2ptrain.holder.full_snapshots import CheckpointCopies
-from p2ptrain.holder.start.prepare import Prepared
+from p2ptrain.holder.full_snapshots import CheckpointSnapshots
+from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.checkpoint_files import Checkpoint, Progress, Written, load_written, save
+from p2ptrain.state.checkpoint_files import (
+    Checkpoint,
+    CheckpointProgress,
+    WrittenCheckpoint,
+    load_written,
+    save,
+)
 from p2ptrain.state.fetch import version_source
-from p2ptrain.state.transfer_server import StateServer
+from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.job_store import JobStore
 from tests.support.memory_household import MemoryHousehold
 
@@ -33,15 +39,15 @@ class Copies:
 
     def __init__(self, folder: Path) -> None:
         self.warned: list[str] = []
-        self.states = StateServer(MemoryHousehold(["holder"])["holder"])
+        self.states = TransferServer(MemoryHousehold(["holder"])["holder"])
         description = SimpleNamespace(state_names=lambda first, end: ("w",))
         first = {"model:w": torch.zeros(4)}
         prepared = SimpleNamespace(captured=SimpleNamespace(description=description), state=first)
-        self.copies = CheckpointCopies(
-            self.states, JOB, cast("Prepared", prepared), self.warned.append
+        self.copies = CheckpointSnapshots(
+            self.states, JOB, cast("PreparedJob", prepared), self.warned.append
         )
         weights = {"w": torch.full((4,), 8.0)}
-        progress = Progress(8, "digest", 10, 2, 0, "SGD")
+        progress = CheckpointProgress(8, "digest", 10, 2, 0, "SGD")
         self.copies.take(VERSION, save(folder, Checkpoint(progress, weights, {})))
 
     async def read(self) -> dict[str, Tensor]:
@@ -62,7 +68,7 @@ async def test_the_event_loop_goes_on_while_a_checkpoint_is_read(
 ) -> None:
     loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
-    def slow(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    def slow(written: WrittenCheckpoint, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
         assert threading.current_thread() is not threading.main_thread()
         loop.call_soon_threadsafe(begun.set)
         go_on.wait()
@@ -80,7 +86,7 @@ async def test_the_event_loop_goes_on_while_a_checkpoint_is_read(
 async def test_one_that_two_cannot_read_is_told_once_and_not_offered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(written: Written, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    def damaged(written: WrittenCheckpoint, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
         raise OptionError("it is damaged")
 
     monkeypatch.setattr(checkpoint_copies, "load_written", damaged)

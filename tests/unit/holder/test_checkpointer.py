@@ -13,10 +13,10 @@ from torch import Tensor
 
 from p2ptrain.errors import PeerError, TrainingError
 from p2ptrain.holder import checkpointer
-from p2ptrain.holder.checkpointer import Cadence, Checkpointer
+from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule
 from p2ptrain.recovery.version import Version
 from p2ptrain.state import checkpoint_files as checkpoint
-from p2ptrain.state.checkpoint_files import Checkpoint, Progress
+from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress
 
 
 class Run:
@@ -30,7 +30,7 @@ class Run:
         self.gate = asyncio.Event()
         self.gate.set()
         self.evaluated: int | None = None
-        cadence = Cadence(2, 0.0)
+        cadence = CheckpointSchedule(2, 0.0)
         self.checkpointer = Checkpointer(
             folder, cadence, self._gather, self._progress, self.warned.append
         )
@@ -46,8 +46,8 @@ class Run:
         """Of an update in the middle of an epoch of data."""
         return await self.checkpointer.wants(step, ends_epoch=False)
 
-    def _progress(self, step: int) -> Progress:
-        return Progress(step, "digest", 10, 2, 0, "SGD", self.evaluated)
+    def _progress(self, step: int) -> CheckpointProgress:
+        return CheckpointProgress(step, "digest", 10, 2, 0, "SGD", self.evaluated)
 
     def evaluate(self, step: int) -> None:
         """People hear of the metrics after so many updates."""
@@ -141,7 +141,7 @@ async def test_a_disk_that_stays_full_is_told_of_once_and_once_it_has_room_again
         run.checkpointer.take(Version(step, 1))
         await run.checkpointer.idle()
 
-    def full(folder: Path, content: Checkpoint) -> checkpoint.Written:
+    def full(folder: Path, content: Checkpoint) -> checkpoint.WrittenCheckpoint:
         raise TrainingError(f"could not write a checkpoint to {folder}: no space left")
 
     for first in (2, 12):  # twice
@@ -242,7 +242,7 @@ async def test_an_evaluation_told_while_its_checkpoint_is_written_stands_in_it(
     run = Run(tmp_path)
     loop = asyncio.get_running_loop()
 
-    def save(folder: Path, content: Checkpoint) -> checkpoint.Written:
+    def save(folder: Path, content: Checkpoint) -> checkpoint.WrittenCheckpoint:
         written = checkpoint.save(folder, content)
         loop.call_soon_threadsafe(run.evaluate, 2)
         return written

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from p2ptrain.errors import PeerError
 from p2ptrain.holder import full_snapshots as whole_copies
-from p2ptrain.holder.full_snapshots import WholeCopies
-from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.holder.full_snapshots import FullSnapshots
+from p2ptrain.job.ftpipehd_options import FtpipehdOptions
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.transfer_server import StateServer
+from p2ptrain.state.transfer_server import TransferServer
 
 
 class Offered:
@@ -38,12 +38,12 @@ class Making:
     def __init__(self) -> None:
         self.offered, self.warned = Offered(), list[str]()
         self.asked: list[tuple[Version, asyncio.Future[Mapping[str, Tensor]]]] = []
-        self.copies = WholeCopies(
-            cast("StateServer", self.offered),
+        self.copies = FullSnapshots(
+            cast("TransferServer", self.offered),
             "job",
             cast("ModelDescription", None),
             self._gather,
-            Ftpipehd(whole=10).copies_whole,
+            FtpipehdOptions(whole=10).copies_whole,
             0,
             1000,
             self.warned.append,

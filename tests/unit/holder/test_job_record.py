@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.holder.job_record import JobMemory
+from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.start.journal import Journal, JournalEntry
-from p2ptrain.recovery.cores.job_history import Reported
-from p2ptrain.recovery.snapshot_schedule import REPLAY_LIMIT_SECONDS, CopyCost, ReplicaCadence
-from p2ptrain.recovery.state_report import Kind
+from p2ptrain.recovery.cores.job_history import ReportedProgress
+from p2ptrain.recovery.snapshot_schedule import REPLAY_LIMIT_SECONDS, SnapshotCost, SnapshotSchedule
+from p2ptrain.recovery.state_report import StateKind
 
-ENTRY = JournalEntry("f00d-1", "f00d", "abc", 0, Reported(0, 0))
+ENTRY = JournalEntry("f00d-1", "f00d", "abc", 0, ReportedProgress(0, 0))
 
 
-def _memory(*, has_first_weights: bool) -> JobMemory:
+def _memory(*, has_first_weights: bool) -> JobRecord:
     journal = Journal(None, ENTRY, pytest.fail)
-    return JobMemory(ENTRY, journal, has_first_weights=has_first_weights, since=0.0)
+    return JobRecord(ENTRY, journal, has_first_weights=has_first_weights, since=0.0)
 
 
 @pytest.mark.parametrize("round_seconds", [0.6, 7.0, 50.0])
@@ -24,9 +24,9 @@ def test_the_first_weights_count_until_the_first_copies_should_be_there(
 ) -> None:
     """However dear copies are: ordered after the cadence's limit, and as long on their way."""
     (first,) = _memory(has_first_weights=True).copies("a", round_seconds)
-    assert first.kind is Kind.INITIAL
+    assert first.kind is StateKind.INITIAL
     assert first.most_replayed is not None
-    cadence = ReplicaCadence(CopyCost(1e6, (), round_seconds), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(1e6, (), round_seconds), 0, 0.0)
     on_its_way = REPLAY_LIMIT_SECONDS / round_seconds
     assert first.most_replayed >= cadence.interval_rounds + on_its_way
 
@@ -39,6 +39,6 @@ def test_epoch_numbers_that_were_reserved_are_used_up_before_there_is_a_plan() -
     assert _memory(has_first_weights=True).noted is None
     entry = replace(ENTRY, next_epoch=65)
     journal = Journal(None, entry, pytest.fail)
-    noted = JobMemory(entry, journal, has_first_weights=True, since=0.0).noted
+    noted = JobRecord(entry, journal, has_first_weights=True, since=0.0).noted
     assert noted is not None
     assert noted.next_epoch == 65

@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.coordinator.cluster_profile import Surveyor
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.events import Event
 from p2ptrain.holder import replan_watcher as elastic
-from p2ptrain.holder.driver import JobEpochs
-from p2ptrain.holder.generation_runner import Work
-from p2ptrain.holder.job_record import JobMemory
+from p2ptrain.holder.driver import JobDriver
+from p2ptrain.holder.generation_runner import GenerationWork
+from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.start.journal import Journal
-from p2ptrain.messages.reconfigure import ChangeAnswer
-from p2ptrain.process.cpu_share import Span
-from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.messages.reconfigure import ReconfigureReply
+from p2ptrain.process.cpu_share import CpuSpan
+from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.drift_watch import CONFIRMED
-from p2ptrain.recovery.profile_corrections import Expected
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds
 from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold
 from tests.support.memory_mesh import MemoryMesh
@@ -29,7 +29,7 @@ from tests.unit.holder.test_job_record import ENTRY
 from tests.unit.messages.test_assignment import assignment, shared
 
 ROUND_SECONDS = 1.0
-DUE = Expected(0.5, 0.5)
+DUE = ExpectedSeconds(0.5, 0.5)
 
 
 class Clock:
@@ -46,37 +46,37 @@ async def _nothing(*_: object) -> bool:
 
 
 @asynccontextmanager
-async def _epochs() -> AsyncIterator[tuple[JobEpochs, MemoryMesh]]:
+async def _epochs() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
     """A job on a, the holder, and b."""
     async with MemoryHousehold(["a", "b"]) as mesh:
         events: list[Event] = []
-        memory = JobMemory(
+        memory = JobRecord(
             ENTRY, Journal(None, ENTRY, pytest.fail), has_first_weights=True, since=0.0
         )
-        work = Work(pytest.fail, _nothing, pytest.fail, pytest.fail)
+        work = GenerationWork(pytest.fail, _nothing, pytest.fail, pytest.fail)
         asked = request(8), ["u0", "u1", "u2"], work, memory, events.append
-        epochs = JobEpochs(mesh["a"], *asked, 1000, surveyor=Surveyor(mesh["a"]))
+        epochs = JobDriver(mesh["a"], *asked, 1000, surveyor=ClusterProfiler(mesh["a"]))
         yield epochs, mesh["b"]
         await epochs.elastic.close()
         await epochs.copies.close()
 
 
-def _answer(epochs: JobEpochs, b: str, *, new: bool, expects: bool = True) -> ChangeAnswer:
+def _answer(epochs: JobDriver, b: str, *, new: bool, expects: bool = True) -> ReconfigureReply:
     """Of one stage on both."""
     here = epochs._mesh.self_id
     place = replace(shared(3, 1), devices=(here, b))
-    return ChangeAnswer(
-        *(assignment(place), PLAN, Choice(Version(0, 0), ((b,),) * 3, 0, ""), (), {}, 0.0),
+    return ReconfigureReply(
+        *(assignment(place), PLAN, VersionChoice(Version(0, 0), ((b,),) * 3, 0, ""), (), {}, 0.0),
         expected={(0, here): DUE, (0, b): DUE} if expects else {},
         considered=frozenset({here, b}) if new else frozenset(),
     )
 
 
-def _round(epochs: JobEpochs, clock: Clock, b: str, slower: float) -> None:
+def _round(epochs: JobDriver, clock: Clock, b: str, slower: float) -> None:
     """In which b takes so many times as long as it should."""
     clock.passes(ROUND_SECONDS)
     taken = {(0, epochs._mesh.self_id): 1.0, (0, b): slower}
-    spans = {seat: Span(DUE.wall * times, DUE.cpu) for seat, times in taken.items()}
+    spans = {seat: CpuSpan(DUE.wall * times, DUE.cpu) for seat, times in taken.items()}
     epochs.elastic.busy(spans, copying=False)
 
 
@@ -136,5 +136,5 @@ async def test_rounds_of_a_plan_that_says_nothing_are_held_against_nothing(
         rounds.began(replace(_answer(epochs, b, new=True, expects=False), assignment=alone))
         for _ in range(1 + CONFIRMED):
             clock.passes(ROUND_SECONDS)
-            epochs.elastic.busy({(0, here): Span(DUE.wall * 1.8, DUE.cpu)}, copying=False)
+            epochs.elastic.busy({(0, here): CpuSpan(DUE.wall * 1.8, DUE.cpu)}, copying=False)
         assert not rounds.corrections.devices

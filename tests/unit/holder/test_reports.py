@@ -6,16 +6,16 @@ import pytest
 
 from p2ptrain.events import Event, Failure, Recovered, Step
 from p2ptrain.holder.reports import JobReports
-from p2ptrain.messages.reconfigure import ChangeAnswer
-from p2ptrain.recovery.choose_version import Choice
-from p2ptrain.recovery.cores.job_history import Reported
+from p2ptrain.messages.reconfigure import ReconfigureReply
+from p2ptrain.recovery.choose_version import VersionChoice
+from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.unit.holder.start.test_journal import PLAN
 from tests.unit.messages.test_assignment import assignment, shared
 
-ANSWER = ChangeAnswer(
-    assignment(shared(3, 1)), PLAN, Choice(Version(0, 0), (("a",),) * 3, 0, ""), (), {}, 0.0
+ANSWER = ReconfigureReply(
+    assignment(shared(3, 1)), PLAN, VersionChoice(Version(0, 0), (("a",),) * 3, 0, ""), (), {}, 0.0
 )
 
 
@@ -33,7 +33,7 @@ async def test_who_hears_of_a_failure_hears_of_its_end(
 ) -> None:
     async with MemoryHousehold(["a"]) as mesh:
         events: list[Event] = []
-        reports = JobReports(mesh["a"], Reported(0, 0), events.append, lambda _: None)
+        reports = JobReports(mesh["a"], ReportedProgress(0, 0), events.append, lambda _: None)
         reports.begin(ANSWER, after_trouble=False)
         reports.step(1, 0.5, 8)
         for after_trouble in epochs:
@@ -50,7 +50,7 @@ async def test_who_hears_of_a_failure_hears_of_its_end(
 async def test_a_device_that_was_removed_from_the_household_has_its_name() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
         events: list[Event] = []
-        reports = JobReports(mesh["a"], Reported(0, 0), events.append, lambda _: None)
+        reports = JobReports(mesh["a"], ReportedProgress(0, 0), events.append, lambda _: None)
         reports.begin(ANSWER, after_trouble=False)
         del mesh["a"].seen[memory_id("b")]
         reports.failure(memory_id("b"), is_short=False)
@@ -61,14 +61,14 @@ async def test_what_an_earlier_process_has_told_is_written_down_again_and_not_co
     """A power cut has lost the last second of it; the others have those updates."""
     async with MemoryHousehold(["a"]) as mesh:
         events: list[Event] = []
-        written: list[Reported] = []
-        reports = JobReports(mesh["a"], Reported(4, 3), events.append, written.append)
+        written: list[ReportedProgress] = []
+        reports = JobReports(mesh["a"], ReportedProgress(4, 3), events.append, written.append)
         reports.goes_on_from(7)
-        assert (reports.reported, reports.steps_made) == (Reported(7, 3), 0)
+        assert (reports.reported, reports.steps_made) == (ReportedProgress(7, 3), 0)
         reports.begin(ANSWER, after_trouble=True)
         reports.step(8, 0.5, 8)
         reports.goes_on_from(6)
-        assert written == [Reported(7, 3), Reported(8, 3)]
+        assert written == [ReportedProgress(7, 3), ReportedProgress(8, 3)]
         assert reports.steps_made == 1
         assert [event.step for event in events if isinstance(event, Step)] == [8]
 
@@ -80,7 +80,7 @@ async def test_steps_within_a_tick_of_a_coarse_clock_have_a_speed_all_the_same(
     monkeypatch.setattr("p2ptrain.holder.reports.TICK_SECONDS", 1 / 64)
     async with MemoryHousehold(["a"]) as mesh:
         events: list[Event] = []
-        reports = JobReports(mesh["a"], Reported(0, 0), events.append, lambda _: None)
+        reports = JobReports(mesh["a"], ReportedProgress(0, 0), events.append, lambda _: None)
         reports.begin(ANSWER, after_trouble=False)
         reports.step(1, 0.5, 8)
         assert events == [Step(1, 0.5, 8 * 64, 0.0)]

@@ -6,26 +6,26 @@ import asyncio
 
 from p2ptrain.errors import InternalError, PeerError
 from p2ptrain.holder.round_results import diagnose
-from p2ptrain.messages.assignment import StagePlace
-from p2ptrain.messages.findings import Finding
+from p2ptrain.messages.assignment import StageAssignment
+from p2ptrain.messages.findings import NonFiniteFinding
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.tile_shape import TileShape
 
 SHAPE = TileShape((1.0, 1.0), (1.0,), (0, 2), aligned=True)
-GROUP = StagePlace(0, 2, 2, ("a", "b", "c"), (1, 1, 1))
-TILES = StagePlace(0, 2, 2, ("a", "b"), (1, 1), Allocation.TILES, tiling=SHAPE)
-LAST = StagePlace(2, 4, 1, ("d",), (1,))
+GROUP = StageAssignment(0, 2, 2, ("a", "b", "c"), (1, 1, 1))
+TILES = StageAssignment(0, 2, 2, ("a", "b"), (1, 1), Allocation.TILES, tiling=SHAPE)
+LAST = StageAssignment(2, 4, 1, ("d",), (1,))
 
 
-def finding(stage: int, device: str, units: range = range(1)) -> Finding:
-    return Finding((device,), stage, 0, units, False)
+def finding(stage: int, device: str, units: range = range(1)) -> NonFiniteFinding:
+    return NonFiniteFinding((device,), stage, 0, units, False)
 
 
 async def test_a_device_that_waits_for_the_one_that_failed_keeps_nobody_waiting() -> None:
     stuck = asyncio.Event()
     given_up: list[str] = []
 
-    async def ask(stage: int, device: str) -> Finding | None:
+    async def ask(stage: int, device: str) -> NonFiniteFinding | None:
         if device == "a":
             try:
                 await stuck.wait()
@@ -41,7 +41,7 @@ async def test_a_device_that_waits_for_the_one_that_failed_keeps_nobody_waiting(
 async def test_a_device_that_does_not_answer_is_not_the_end_of_it() -> None:
     asked: list[str] = []
 
-    async def ask(stage: int, device: str) -> Finding | None:
+    async def ask(stage: int, device: str) -> NonFiniteFinding | None:
         asked.append(device)
         if device == "a":
             raise PeerError("gone")
@@ -58,7 +58,7 @@ async def test_a_device_that_does_not_answer_is_not_the_end_of_it() -> None:
 async def test_of_tiles_everybody_is_heard() -> None:
     first = asyncio.Event()
 
-    async def ask(stage: int, device: str) -> Finding | None:
+    async def ask(stage: int, device: str) -> NonFiniteFinding | None:
         if device == "a":
             await first.wait()
         first.set()
@@ -68,7 +68,7 @@ async def test_of_tiles_everybody_is_heard() -> None:
 
 
 async def test_where_nobody_has_found_anything_nothing_is_said() -> None:
-    async def ask(stage: int, device: str) -> Finding | None:
+    async def ask(stage: int, device: str) -> NonFiniteFinding | None:
         return None
 
     assert await diagnose((GROUP, LAST), ask) is None
@@ -77,7 +77,7 @@ async def test_where_nobody_has_found_anything_nothing_is_said() -> None:
 async def test_tiles_are_named_in_their_order_whoever_answers_first() -> None:
     second = asyncio.Event()
 
-    async def ask(stage: int, device: str) -> Finding | None:
+    async def ask(stage: int, device: str) -> NonFiniteFinding | None:
         if device == "a":
             await second.wait()
         second.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.job.rounds import Course, Mode
+from p2ptrain.job.rounds import RoundMode, RoundSequence
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from p2ptrain.job.rounds import Course, Mode
 def test_micro_batches_of_an_evaluation_are_large_enough(
     samples: int, micro_batch: int, least: int, sizes: list[int]
 ) -> None:
-    course = Course(2, 2, 16, micro_batch, samples, least_evaluated=least)
-    (evaluation,) = (r for r in course.rounds() if r.mode is Mode.EVAL)
+    course = RoundSequence(2, 2, 16, micro_batch, samples, least_evaluated=least)
+    (evaluation,) = (r for r in course.rounds() if r.mode is RoundMode.EVAL)
     assert [evaluation.size(number) for number in evaluation.numbers] == sizes
-    assert {r.micro_batch for r in course.rounds() if r.mode is Mode.TRAIN} == {micro_batch}
+    assert {r.micro_batch for r in course.rounds() if r.mode is RoundMode.TRAIN} == {micro_batch}

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.job.train_options import Recovery, TrainOptions
+from p2ptrain.job.train_options import ReplanMethod, TrainOptions
 from p2ptrain.model.wire.wire_format import WireFormat
 
 
@@ -19,7 +19,7 @@ def test_texts_are_taken_for_what_they_name() -> None:
     assert options.out == Path("w.safetensors")
     assert (options.checkpoint, options.resume) == (Path("c"), Path("r"))
     assert options.wire is WireFormat.BF16
-    assert options.recovery is Recovery.HEAVY
+    assert options.recovery is ReplanMethod.HEAVY
     assert type(options.steps) is int
 
 

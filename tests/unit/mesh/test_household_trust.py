@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.errors import UserError
-from p2ptrain.mesh.household_trust import Device, find_device
+from p2ptrain.mesh.household_trust import DeviceSummary, find_device
 
-_PHONE = Device("ab12cd34" * 8, "phone", "laptop", False)
-_TWIN = Device("ef56ab78" * 8, "phone", "laptop", False)
+_PHONE = DeviceSummary("ab12cd34" * 8, "phone", "laptop", False)
+_TWIN = DeviceSummary("ef56ab78" * 8, "phone", "laptop", False)
 
 
 def test_a_name_or_the_beginning_of_an_id_is_enough() -> None:

@@ -11,9 +11,9 @@ import pytest
 from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import LinkClosed, ProtocolError
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import Candidate
-from p2ptrain.mesh.identity_conflicts import PAUSE_SECONDS, OwnCopies
-from p2ptrain.mesh.links.hello import Hello, Refusal, refused
+from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
+from p2ptrain.mesh.identity_conflicts import PAUSE_SECONDS, IdentityClash
+from p2ptrain.mesh.links.hello import Hello, LinkRefusal, refused
 from p2ptrain.net.message import Message
 
 ID = "ab" * 32
@@ -57,12 +57,12 @@ class _Network:
         self.side_by_side -= 1
 
 
-def _copies(network: Any, scope: TaskScope) -> OwnCopies:
-    return OwnCopies(ID, network, scope, network.liars.append, network.sleep)
+def _copies(network: Any, scope: TaskScope) -> IdentityClash:
+    return IdentityClash(ID, network, scope, network.liars.append, network.sleep)
 
 
-def _announced(number: int) -> Candidate:
-    return Candidate(ID, (OWN, (f"10.1.{number // 250}.{number % 250}", 1)), 3)
+def _announced(number: int) -> DiscoveredDevice:
+    return DiscoveredDevice(ID, (OWN, (f"10.1.{number // 250}.{number % 250}", 1)), 3)
 
 
 async def test_a_flood_of_our_own_id_is_one_dial_at_a_time_with_a_pause() -> None:
@@ -101,7 +101,7 @@ async def test_our_own_announcement_is_nobody_else() -> None:
     network = _Network()
     async with TaskScope() as scope:
         copies = _copies(network, scope)
-        copies.heard(Candidate(ID, (OWN,), 3), [OWN[0]], OWN[1])
+        copies.heard(DiscoveredDevice(ID, (OWN,), 3), [OWN[0]], OWN[1])
         assert copies._dialling is None
     assert network.dials == []
 
@@ -111,7 +111,7 @@ async def test_a_members_word_of_a_copy_is_looked_into_and_ends_nothing() -> Non
     async with TaskScope() as scope:
         copies = _copies(network, scope)
         older = Hello("anna", "other", 9.0, 4000, ("10.0.0.9", "no address", "0.0.0.0"))
-        await copies.refused("bert", refused(Refusal.COPIED, older))
+        await copies.refused("bert", refused(LinkRefusal.COPIED, older))
         await network.begun()
         assert network.dials == [(("10.0.0.9", 4000),)]
         network.let_go()

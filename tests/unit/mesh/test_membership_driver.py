@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from p2ptrain.mesh.membership.core_events import LinkTraffic
 from p2ptrain.mesh.membership_driver import FLOW_BYTES, TrafficWatch
-from p2ptrain.net.link.stream import Arrival
+from p2ptrain.net.link.stream import StreamArrival
 
 
 def look(watch: TrafficWatch, received_bytes: dict[str, int], now: float) -> dict[str, float]:
     """Whose was much."""
-    traffic = watch.look({peer: Arrival(count) for peer, count in received_bytes.items()}, now)
+    traffic = watch.look(
+        {peer: StreamArrival(count) for peer, count in received_bytes.items()}, now
+    )
     return {} if traffic is None else dict(traffic.came)
 
 
@@ -38,8 +40,8 @@ def test_another_link_counts_anew() -> None:
 def test_what_waits_for_a_lost_packet_is_a_sign() -> None:
     """Nothing of it can be read, and it is no traffic, however many packets there are."""
     watch = TrafficWatch()
-    watch.look({"pi": Arrival(100, 3), "nas": Arrival(100)}, 1.0)
-    assert watch.look({"pi": Arrival(100, 9), "nas": Arrival(100)}, 1.1) == LinkTraffic(
+    watch.look({"pi": StreamArrival(100, 3), "nas": StreamArrival(100)}, 1.0)
+    assert watch.look({"pi": StreamArrival(100, 9), "nas": StreamArrival(100)}, 1.1) == LinkTraffic(
         {}, {"pi": 1.0}
     )
-    assert watch.look({"pi": Arrival(100, 9), "nas": Arrival(100)}, 1.2) is None
+    assert watch.look({"pi": StreamArrival(100, 9), "nas": StreamArrival(100)}, 1.2) is None

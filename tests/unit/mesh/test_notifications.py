@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from p2ptrain.events import Event, Warned
-from p2ptrain.mesh.notifications import REMEMBERED_LIMIT, Notices
+from p2ptrain.mesh.notifications import REMEMBERED_LIMIT, WarnOnce
 
 
-def _notices() -> tuple[Notices, list[Event]]:
+def _notices() -> tuple[WarnOnce, list[Event]]:
     told: list[Event] = []
-    return Notices(told.append, lambda peer_id: f"<{peer_id}>"), told
+    return WarnOnce(told.append, lambda peer_id: f"<{peer_id}>"), told
 
 
 def test_what_was_said_is_not_said_again() -> None:

@@ -12,28 +12,28 @@ from typing import Any
 import pytest
 
 from p2ptrain._version import PROTOCOL_VERSION, __version__
-from p2ptrain.control.lease import Place, place_fields, window_fields
+from p2ptrain.control.lease import LeasedIdentity, place_fields, window_fields
 from p2ptrain.control.member_lock import RECORD_NAME, ControlRecord, write_record
 from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.discovery.addresses import AddressBook
 from p2ptrain.mesh.guard import Guard
-from p2ptrain.mesh.identity.device_record import ADDRESSES_FILE, DEVICE_FILE, DeviceFile
+from p2ptrain.mesh.identity.device_record import ADDRESSES_FILE, DEVICE_FILE, DeviceRecord
 from p2ptrain.mesh.identity.identity import Identity, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberState
-from p2ptrain.mesh.links.hello import Hello, Refusal, refused, to_message
+from p2ptrain.mesh.links.hello import Hello, LinkRefusal, refused, to_message
 from p2ptrain.mesh.membership.core_events import MemberRecord
 from p2ptrain.mesh.membership.membership_wire import (
     Claim,
-    Kind,
+    MembershipKind,
     MembershipMessage,
     claim_bytes,
     encode,
 )
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust.known_codes import CODES_FILE, KnownCodes
-from p2ptrain.mesh.trust.pairing import Client, Server, WrongCode, refusal
-from p2ptrain.mesh.trust.pairing_window import Window
+from p2ptrain.mesh.trust.pairing import PairingClient, PairingServer, WrongCode, refusal
+from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from p2ptrain.mesh.trust.trust import TrustedDevice, TrustRecord, encode_record
 from p2ptrain.mesh.trust.trust_exchange import TrustExchange
 from p2ptrain.mesh.trust.trust_store import TRUST_FILE, TrustStore
@@ -67,17 +67,17 @@ ENDED_BYTES = {
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        (MembershipMessage(Kind.GOSSIP), {"kind": "gossip", "claims": []}),
+        (MembershipMessage(MembershipKind.GOSSIP), {"kind": "gossip", "claims": []}),
         (
-            MembershipMessage(Kind.PING, (Claim(ALIVE),), sequence=0),
+            MembershipMessage(MembershipKind.PING, (Claim(ALIVE),), sequence=0),
             {"kind": "ping", "claims": [ALIVE_BYTES], "sequence": 0},
         ),
         (
-            MembershipMessage(Kind.ACK, (Claim(ENDED),), sequence=7),
+            MembershipMessage(MembershipKind.ACK, (Claim(ENDED),), sequence=7),
             {"kind": "ack", "claims": [ENDED_BYTES], "sequence": 7},
         ),
         (
-            MembershipMessage(Kind.REQUEST, (Claim(ENDED, ("c", ID)),), 1 << 53, "c"),
+            MembershipMessage(MembershipKind.REQUEST, (Claim(ENDED, ("c", ID)),), 1 << 53, "c"),
             {
                 "kind": "req",
                 "claims": [{**ENDED_BYTES, "by": ["c", ID]}],
@@ -86,11 +86,11 @@ ENDED_BYTES = {
             },
         ),
         (
-            MembershipMessage(Kind.NACK, sequence=1, lost=True),
+            MembershipMessage(MembershipKind.NACK, sequence=1, lost=True),
             {"kind": "nack", "claims": [], "sequence": 1, "lost": True},
         ),
         (
-            MembershipMessage(Kind.SYNC, digest=(1 << 64) - 1),
+            MembershipMessage(MembershipKind.SYNC, digest=(1 << 64) - 1),
             {"kind": "sync", "claims": [], "digest": (1 << 64) - 1, "answer": False},
         ),
     ],
@@ -125,7 +125,7 @@ def test_hello_and_refusal() -> None:
     )
     said = {"reason": "copied", "version": PROTOCOL_VERSION, "software": __version__}
     for older, elsewhere in ((None, []), (HELLO, [["192.168.1.2", 4000]])):
-        message = refused(Refusal.COPIED, older)
+        message = refused(LinkRefusal.COPIED, older)
         assert cbor.dumps(message.fields) == cbor.dumps({**said, "elsewhere": elsewhere})
 
 
@@ -142,7 +142,10 @@ def me(tmp_path_factory: pytest.TempPathFactory) -> Identity:
 
 
 def test_pairing(me: Identity) -> None:
-    client, server = Client(me, "pi", "12345678", me.certificate_der), Server(me, "nas")
+    client, server = (
+        PairingClient(me, "pi", "12345678", me.certificate_der),
+        PairingServer(me, "nas"),
+    )
     hello = client.hello()
     answer = server.hello(hello, "12345678")
     confirm = client.confirm(answer)
@@ -174,7 +177,9 @@ def test_pairing_refused() -> None:
 
 
 def test_place() -> None:
-    place = Place("laptop", 4000, Window("12345678", 130.0, wrong_tries=3, invited=True))
+    place = LeasedIdentity(
+        "laptop", 4000, PairingWindow("12345678", 130.0, wrong_tries=3, invited=True)
+    )
     window = {"code": "12345678", "seconds_left": 30.0, "wrong_tries": 3, "invited": True}
     said = {"name": "laptop", "port": 4000, "window": window}
     assert json.dumps(place_fields(place, now=100.0)) == json.dumps(said)
@@ -184,7 +189,7 @@ def test_place() -> None:
 def test_files(me: Identity, tmp_path: Path) -> None:
     folder = StateFolder(tmp_path / "state")
     write_record(folder.path, ControlRecord("/tmp/socket", "ab" * 32, 4711))
-    file = DeviceFile(folder, "anna", "host")
+    file = DeviceRecord(folder, "anna", "host")
     file.rename("anna-2")
     file.keep_term(7)
     file.save_addresses({ID: [("10.0.0.2", 47300)]})
@@ -225,7 +230,7 @@ def test_trust_exchange(me: Identity, tmp_path: Path) -> None:
         connected=lambda: ["other"],
         addresses=lambda _device: AddressBook(proven=[("10.0.0.2", 4000)] * 9),
     )
-    notices = Notices(lambda _event: None, store.name)
+    notices = WarnOnce(lambda _event: None, store.name)
     guard = Guard(store, notices, lambda _peer: None)
     TrustExchange(store, connections, guard, notices, lambda *_: None).spread(me.id)
     (message,) = posted

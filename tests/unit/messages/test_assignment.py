@@ -8,10 +8,10 @@ import pytest
 
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.messages.assignment import Assignment, StagePlace
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.bucket_sizes import MOST_BYTES
+from p2ptrain.plan.types.bucket_sizes import MAX_BYTES
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery.version import Version
@@ -19,13 +19,13 @@ from p2ptrain.recovery.version import Version
 AT = Version(7, 2)
 
 
-def assignment(place: StagePlace) -> Assignment:
-    return Assignment(EpochKey("job", 1), "a", "digest", (place,), 8, 4, {}, 0, False, AT)
+def assignment(place: StageAssignment) -> Assignment:
+    return Assignment(GenerationKey("job", 1), "a", "digest", (place,), 8, 4, {}, 0, False, AT)
 
 
-def shared(*shares: int, allocation: Allocation = Allocation.SAMPLES) -> StagePlace:
+def shared(*shares: int, allocation: Allocation = Allocation.SAMPLES) -> StageAssignment:
     devices = tuple("abc"[: len(shares)])
-    return StagePlace(0, 3, warmup=1, devices=devices, shares=shares, allocation=allocation)
+    return StageAssignment(0, 3, warmup=1, devices=devices, shares=shares, allocation=allocation)
 
 
 def test_a_good_one_survives() -> None:
@@ -55,9 +55,9 @@ def test_sums_turn_inside_their_stage_where_updates_go_ahead() -> None:
 
 
 def test_buckets_of_sums_have_a_size_that_memory_was_planned_for() -> None:
-    good = assignment(replace(shared(3, 1), bucket_bytes=MOST_BYTES))
+    good = assignment(replace(shared(3, 1), bucket_bytes=MAX_BYTES))
     assert Assignment.from_bytes(good.to_bytes()) == good
-    for size in (0, -1, MOST_BYTES + 1):
+    for size in (0, -1, MAX_BYTES + 1):
         bad = assignment(replace(shared(3, 1), bucket_bytes=size))
         with pytest.raises(ProtocolError, match="bucket_bytes: expected a number from 1 to"):
             Assignment.from_bytes(bad.to_bytes())
@@ -96,14 +96,14 @@ def test_a_split_backward_holds_at_least_the_warm_up() -> None:
 TILES = TileShape((0.25, 0.75), (0.5, 0.5), (0, 1, 3))
 
 
-def tiled(*shares: int, first: int = 0, shape: TileShape | None = TILES) -> StagePlace:
+def tiled(*shares: int, first: int = 0, shape: TileShape | None = TILES) -> StageAssignment:
     place = shared(*shares, allocation=Allocation.TILES)
     return replace(place, first=first, end=first + 3, tiling=shape)
 
 
-def followed(*places: StagePlace) -> Assignment:
+def followed(*places: StageAssignment) -> Assignment:
     """With a stage of one device behind."""
-    behind = StagePlace(places[-1].end, places[-1].end + 2, 1, ("d",), (1,))
+    behind = StageAssignment(places[-1].end, places[-1].end + 2, 1, ("d",), (1,))
     return replace(assignment(places[0]), stages=(*places, behind))
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2ptrain.holder.snapshot_manager import KeptVersions
+from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.rounds import Mode, Round
-from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.job.rounds import Round, RoundMode
+from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.kinds import REPLICA_KEPT
-from p2ptrain.messages.round_orders import EpochKey, RoundOrder
-from p2ptrain.messages.snapshots import ReplicaKept
+from p2ptrain.messages.round_orders import GenerationKey, RoundOrder
+from p2ptrain.messages.snapshots import SnapshotKept
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold
 
-KEY = EpochKey("j", 3)
+KEY = GenerationKey("j", 3)
 FIRST, KEPT = Version(4, 2), Version(10, 3)
 
 
@@ -26,8 +26,8 @@ def assignment() -> Assignment:
         holder="a",
         digest="d",
         stages=(
-            StagePlace(0, 2, 2, ("a",), (1,), copies_to="b"),
-            StagePlace(2, 4, 1, ("b",), (1,), copies_to="a"),
+            StageAssignment(0, 2, 2, ("a",), (1,), copies_to="b"),
+            StageAssignment(2, 4, 1, ("b",), (1,), copies_to="a"),
         ),
         batch_size=8,
         micro_batch=8,
@@ -40,7 +40,7 @@ def assignment() -> Assignment:
 
 
 def order(step: int) -> RoundOrder:
-    return RoundOrder(Round(step, Mode.TRAIN, step, 8, 8, step))
+    return RoundOrder(Round(step, RoundMode.TRAIN, step, 8, 8, step))
 
 
 class Holder:
@@ -48,11 +48,11 @@ class Holder:
 
     def __init__(self, household: MemoryHousehold) -> None:
         self.stable: list[Version] = []
-        self.copies = KeptVersions(household["h"], "j", self.stable.append, print)
+        self.copies = SnapshotManager(household["h"], "j", self.stable.append, print)
         self.copies.begin(assignment(), None, FIRST)
 
     async def hears(self, keeper: str, units: tuple[int, int], version: Version) -> None:
-        kept = ReplicaKept(version, *units)
+        kept = SnapshotKept(version, *units)
         message = Message(REPLICA_KEPT, {**KEY.fields(), **kept.fields()})
         await self.copies._kept(keeper, message)
 
@@ -81,7 +81,7 @@ async def test_words_of_an_epoch_that_has_ended_count_for_nothing() -> None:
         await holder.hears("b", (0, 2), KEPT)
         await holder.hears("a", (2, 4), KEPT)
         holder.copies.end_epoch()
-        began = replace(assignment(), key=EpochKey("j", 4), version=FIRST)
+        began = replace(assignment(), key=GenerationKey("j", 4), version=FIRST)
         holder.copies.begin(began, None, FIRST)
         holder.copies.round_done(KEPT.step)
         assert holder.stable == []

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.messages.findings import Finding, earliest, finding_fields, read_units, told
+from p2ptrain.messages.findings import (
+    NonFiniteFinding,
+    describe_finding,
+    earliest,
+    finding_fields,
+    read_units,
+)
 from p2ptrain.messages.kinds import DIAGNOSE
-from p2ptrain.model.stage.failures import NonFinite
+from p2ptrain.model.stage.failures import NonFiniteUnit
 from p2ptrain.net.message import Message
 
 UNITS = ["one", "two", "three", "four"]
@@ -18,45 +24,47 @@ UNITS = ["one", "two", "three", "four"]
     [
         (None, ". Try a smaller learning rate"),
         (
-            Finding(("a",), 0, 0, range(0), False, tiled=True),
+            NonFiniteFinding(("a",), 0, 0, range(0), False, tiled=True),
             ". The data contain NaN or infinity (in micro-batch 7 of this step). Look at the",
         ),
         (
-            Finding(("b",), 1, 2, range(0), False),
+            NonFiniteFinding(("b",), 1, 2, range(0), False),
             '. The first NaN or infinity came into layer "three" on b from the layer before. Try',
         ),
         (
-            Finding(("b",), 1, 2, range(3, 4), False),
+            NonFiniteFinding(("b",), 1, 2, range(3, 4), False),
             '. The first NaN or infinity came from layer "four" on b. Try a smaller learning rate',
         ),
         (
-            Finding(("a", "b"), 0, 0, range(1, 3), False, tiled=True),
+            NonFiniteFinding(("a", "b"), 0, 0, range(1, 3), False, tiled=True),
             '. The first NaN or infinity came from layers "two" to "three" (in tiles) on a, b. Try',
         ),
         (
-            Finding(("a", "b"), 0, 0, range(1), True, tiled=True),
+            NonFiniteFinding(("a", "b"), 0, 0, range(1), True, tiled=True),
             '. An earlier update made weights of layer "one" (in tiles) on a, b NaN or infinite.',
         ),
     ],
 )
-def test_what_is_told(finding: Finding | None, words: str) -> None:
-    assert told(finding, UNITS, 7).startswith(words)
+def test_what_is_told(finding: NonFiniteFinding | None, words: str) -> None:
+    assert describe_finding(finding, UNITS, 7).startswith(words)
 
 
 def test_the_earliest_units_count_and_all_devices_that_name_them() -> None:
-    later = Finding(("a",), 0, 0, range(2, 3), True, tiled=True)
-    some = [Finding((name,), 0, 0, range(2), name == "c", tiled=True) for name in "bc"]
-    assert earliest([later, *some]) == Finding(("b", "c"), 0, 0, range(2), True, tiled=True)
-    inputs = Finding(("d",), 0, 0, range(0), False, tiled=True)
+    later = NonFiniteFinding(("a",), 0, 0, range(2, 3), True, tiled=True)
+    some = [NonFiniteFinding((name,), 0, 0, range(2), name == "c", tiled=True) for name in "bc"]
+    assert earliest([later, *some]) == NonFiniteFinding(
+        ("b", "c"), 0, 0, range(2), True, tiled=True
+    )
+    inputs = NonFiniteFinding(("d",), 0, 0, range(0), False, tiled=True)
     assert earliest([later, *some, inputs]) == inputs
 
 
 def test_a_finding_survives_as_plain_data() -> None:
     assert finding_fields(None) == {"found": False}
     for found, units in (
-        (NonFinite(None, False), range(0)),
-        (NonFinite(2, True, 1), range(1, 3)),
-        (NonFinite(3, False, 3), range(3, 4)),
+        (NonFiniteUnit(None, False), range(0)),
+        (NonFiniteUnit(2, True, 1), range(1, 3)),
+        (NonFiniteUnit(3, False, 3), range(3, 4)),
     ):
         fields = finding_fields(found)
         assert fields["parameters"] is found.parameters

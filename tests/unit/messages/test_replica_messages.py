@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.messages.snapshots import (
     REASON_LIMIT,
     VERSIONS_LIMIT,
-    ReplicaKeeper,
-    ReplicaKept,
-    ReplicaOffer,
-    VersionsKeep,
+    BackupAssignment,
+    RetainSnapshots,
+    SnapshotKept,
+    SnapshotOffer,
 )
 from p2ptrain.net import cbor
 from p2ptrain.recovery.version import Version
@@ -37,40 +37,40 @@ def sent(fields: dict[str, Any]) -> dict[str, Any]:
 def test_an_offer_is_read_as_it_was_made(
     version: Version, place: tuple[int, int], nbytes: int
 ) -> None:
-    offer = ReplicaOffer(version, *place, nbytes)
-    assert ReplicaOffer.read(sent(offer.fields())) == offer
+    offer = SnapshotOffer(version, *place, nbytes)
+    assert SnapshotOffer.read(sent(offer.fields())) == offer
 
 
 @given(versions, units, st.none() | st.text("abc é", max_size=40))
 def test_so_is_what_became_of_it(
     version: Version, place: tuple[int, int], failed: str | None
 ) -> None:
-    kept = ReplicaKept(version, *place, failed)
-    assert ReplicaKept.read(sent(kept.fields())) == kept
+    kept = SnapshotKept(version, *place, failed)
+    assert SnapshotKept.read(sent(kept.fields())) == kept
 
 
 @given(st.lists(versions, max_size=VERSIONS_LIMIT))
 def test_so_are_the_versions_to_keep(named: list[Version]) -> None:
-    keep = VersionsKeep("job", tuple(named))
-    assert VersionsKeep.read(sent(keep.fields())) == keep
+    keep = RetainSnapshots("job", tuple(named))
+    assert RetainSnapshots.read(sent(keep.fields())) == keep
 
 
 @given(st.lists(versions, max_size=VERSIONS_LIMIT), st.booleans())
 def test_an_order_names_them_too(named: list[Version], offer: bool) -> None:
-    shape = Round(4, Mode.TRAIN, 4, 32, 8)
+    shape = Round(4, RoundMode.TRAIN, 4, 32, 8)
     order = RoundOrder(shape, keep=True, stay=tuple(named), offer=offer)
     assert RoundOrder.read(sent(order.fields())) == order
 
 
 @given(versions, units, st.text("abc0", max_size=64))
 def test_so_is_another_keeper(version: Version, place: tuple[int, int], keeper: str) -> None:
-    other = ReplicaKeeper(version, *place, keeper)
-    assert ReplicaKeeper.read(sent(other.fields())) == other
+    other = BackupAssignment(version, *place, keeper)
+    assert BackupAssignment.read(sent(other.fields())) == other
 
 
 def test_a_long_reason_is_cut_and_not_refused() -> None:
-    kept = ReplicaKept(Version(3, 1), 0, 2, "x" * 5000)
-    assert ReplicaKept.read(sent(kept.fields())).failed == "x" * REASON_LIMIT
+    kept = SnapshotKept(Version(3, 1), 0, 2, "x" * 5000)
+    assert SnapshotKept.read(sent(kept.fields())).failed == "x" * REASON_LIMIT
 
 
 GOOD = {"step": 3, "computed": 1, "first": 2, "end": 4, "bytes": 100}
@@ -82,9 +82,9 @@ GOOD = {"step": 3, "computed": 1, "first": 2, "end": 4, "bytes": 100}
     ids=str,
 )
 def test_a_malformed_offer_is_refused(wrong: dict[str, Any]) -> None:
-    assert ReplicaOffer.read(GOOD) == ReplicaOffer(Version(3, 1), 2, 4, 100)
+    assert SnapshotOffer.read(GOOD) == SnapshotOffer(Version(3, 1), 2, 4, 100)
     with pytest.raises(ProtocolError):
-        ReplicaOffer.read({**GOOD, **wrong})
+        SnapshotOffer.read({**GOOD, **wrong})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_malformed_offer_is_refused(wrong: dict[str, Any]) -> None:
 )
 def test_a_malformed_reason_is_refused(failed: object) -> None:
     with pytest.raises(ProtocolError, match="failed"):
-        ReplicaKept.read({**GOOD, "failed": failed})
+        SnapshotKept.read({**GOOD, "failed": failed})
 
 
 @pytest.mark.parametrize(
@@ -102,4 +102,4 @@ def test_a_malformed_reason_is_refused(failed: object) -> None:
 )
 def test_malformed_versions_are_refused(named: object) -> None:
     with pytest.raises(ProtocolError, match=r"version|step"):
-        VersionsKeep.read({"job": "job", "versions": named})
+        RetainSnapshots.read({"job": "job", "versions": named})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.api.device_services import TrainingMember
+from p2ptrain.api.device_services import DeviceServices
 from p2ptrain.errors import NotCoordinator, PeerError
 from p2ptrain.mesh.interface import Member, MemberState, Mesh
 from p2ptrain.messages.kinds import INVENTORY, MEASURE_LINKS, MEASURE_PROFILE
@@ -82,8 +82,8 @@ def test_a_name_goes_on_meaning_the_device_that_bore_it() -> None:
         due.check_job_of("2")
 
 
-async def member_b(mesh: MemoryHousehold, *only_for: str) -> TrainingMember:
-    member = TrainingMember(mesh["b"], only_for=only_for)
+async def member_b(mesh: MemoryHousehold, *only_for: str) -> DeviceServices:
+    member = DeviceServices(mesh["b"], only_for=only_for)
     for kind, route in member.routes.items():
         mesh["b"].route(kind, route.handler, route.parts)
     return member

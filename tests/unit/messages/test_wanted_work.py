@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import PeerError
-from p2ptrain.messages.calls import WantedWork
+from p2ptrain.messages.calls import CancellableWork
 from tests.support.memory_household import MemoryHousehold
 
 
@@ -30,7 +30,7 @@ async def _never(begun: asyncio.Event, ended: asyncio.Event) -> int:
 async def test_who_asks_again_gets_the_new_answer_and_the_old_work_ends() -> None:
     """It waited no longer for the first one, and had no time to say so."""
     async with MemoryHousehold(["a", "b"]) as mesh:
-        work, asker = WantedWork(mesh["a"], "look"), mesh["b"].self_id
+        work, asker = CancellableWork(mesh["a"], "look"), mesh["b"].self_id
         begun, ended = asyncio.Event(), asyncio.Event()
         first = asyncio.create_task(work.do(asker, asker, partial(_never, begun, ended)))
         await begun.wait()
@@ -42,7 +42,7 @@ async def test_who_asks_again_gets_the_new_answer_and_the_old_work_ends() -> Non
 
 async def test_work_that_ends_late_leaves_the_next_one_to_be_given_up() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        work, asker = WantedWork(mesh["a"], "look"), mesh["b"].self_id
+        work, asker = CancellableWork(mesh["a"], "look"), mesh["b"].self_id
         begun, ended = asyncio.Event(), asyncio.Event()
         stuck, asked_again = asyncio.Event(), asyncio.Event()
 
@@ -71,7 +71,7 @@ async def test_work_that_ends_late_leaves_the_next_one_to_be_given_up() -> None:
 
 async def test_work_that_is_given_up_before_it_begins_is_never_made() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        work, asker = WantedWork(mesh["a"], "look"), mesh["b"].self_id
+        work, asker = CancellableWork(mesh["a"], "look"), mesh["b"].self_id
         begun = False
 
         def begin() -> Coroutine[Any, Any, int]:

@@ -13,7 +13,7 @@ import pytest
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.link.link_settings import LinkSettings
 from p2ptrain.net.transport.dial import dial
-from p2ptrain.net.transport.listener import Door, Listener
+from p2ptrain.net.transport.listener import Listener, ListenerHooks
 from p2ptrain.net.transport.tls import client_context, server_context
 from tests.support import memory_links
 from tests.support.links import Device, Inbox, make_device
@@ -92,7 +92,7 @@ async def _tls_pair(
         return accepted[0]
 
     context = server_context(right.credentials, [left.certificate_der])
-    listener = Listener(Door(lambda: context, accept))
+    listener = Listener(ListenerHooks(lambda: context, accept))
     await listener.start(["127.0.0.1"])
     stack.push_async_callback(listener.close)
     dialled = await dial(

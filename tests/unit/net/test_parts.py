@@ -7,13 +7,13 @@ import tracemalloc
 
 import pytest
 
-from p2ptrain.api.device_services import TrainingMember
+from p2ptrain.api.device_services import DeviceServices
 from p2ptrain.errors import NotCoordinator, PeerError, ProtocolError
 from p2ptrain.messages.kinds import PREPARE
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message
 from p2ptrain.net.parts import BESIDE_BYTES, SMALL, Blob, limited, read_beside
-from p2ptrain.recovery.state_report import Inventory
+from p2ptrain.recovery.state_report import StateReport
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 
@@ -40,7 +40,7 @@ def test_s17_a_blob_of_somebody_without_business_here_takes_no_memory() -> None:
 async def test_s6_only_who_is_in_charge_prepares_a_device() -> None:
     """S6: c sends an assignment; a coordinates."""
     async with MemoryHousehold(["a", "b", "c"], coordinator="a") as mesh:
-        member = TrainingMember(mesh["b"])
+        member = DeviceServices(mesh["b"])
         for kind, route in member.routes.items():
             mesh["b"].route(kind, route.handler, route.parts)
         blob = memoryview(cbor.dumps([[]] * 1000))
@@ -78,11 +78,11 @@ async def test_the_event_loop_goes_on_while_a_large_blob_is_read() -> None:
 @pytest.mark.parametrize("item", [b"\x80", b"\xa0", b"\x60"])
 def test_s13_a_blob_of_tiny_items_is_refused_without_making_them(item: bytes) -> None:
     """S13: also where its kind may be large."""
-    count = Inventory.LIMIT.most_bytes - 5
+    count = StateReport.LIMIT.most_bytes - 5
     data = b"\x9a" + count.to_bytes(4, "big") + item * count
     tracemalloc.start()
     try:
-        for kind in (Inventory, _Small):
+        for kind in (StateReport, _Small):
             with pytest.raises(ProtocolError, match=r"items|bytes"):
                 kind.from_bytes(data)
         assert tracemalloc.get_traced_memory()[1] < 16 << 20

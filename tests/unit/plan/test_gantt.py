@@ -11,7 +11,7 @@ from p2ptrain.plan.gantt import PLOT_WIDTH, draw_gantt
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
 from tests.support import planning_examples
@@ -43,7 +43,7 @@ def bars(chart: ElementTree.Element) -> list[tuple[str, str, float, float]]:
 def straight(*names: str, micro_batches: int = 4) -> Simulation:
     """One unit of a second forward, two backward, on each device."""
     split = BatchSplit(micro_batches, 1)
-    cluster = planning_examples.cluster(*names, link=Link(10.0, 0.0))
+    cluster = planning_examples.cluster(*names, link=ClusterLink(10.0, 0.0))
     profile = planning_examples.profile([(1.0, 2.0)] * len(names), input_bytes=1, target_bytes=1)
     stages = ((name, (i, i + 1), len(names) - i) for i, name in enumerate(names))
     return simulate(planning_examples.straight_plan(split, *stages), profile, cluster)
@@ -58,7 +58,7 @@ def grouped() -> Simulation:
     )
     plan = Plan("hand", BatchSplit(10, 4), stages, Predicted(0.0, 0.0, {}))
     profile = planning_examples.profile([(1.0, 2.0)] * 2, parameter_bytes=2000)
-    return simulate(plan, profile, planning_examples.cluster(*"abcd", link=Link(100.0, 0.0)))
+    return simulate(plan, profile, planning_examples.cluster(*"abcd", link=ClusterLink(100.0, 0.0)))
 
 
 def test_a_round_has_its_title_devices_and_tasks() -> None:
@@ -98,7 +98,7 @@ def test_a_holder_without_a_stage_feeds() -> None:
     simulation = simulate(
         replace(alone, left_out=(LeftOut("a", "it only feeds"),)),
         planning_examples.profile([(1.0, 1.0)], input_bytes=10),
-        planning_examples.cluster("a", "b", link=Link(10.0, 0.0)),
+        planning_examples.cluster("a", "b", link=ClusterLink(10.0, 0.0)),
     )
     assert "feeds only" in words(drawn(simulation))
 

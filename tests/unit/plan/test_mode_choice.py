@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.plan.mode_choice import (
-    LEAST_GAIN,
+    MIN_GAIN,
     PER_LATE_UPDATE,
     choose,
-    chosen,
+    choose_mode,
     lags,
     more_updates,
 )
 from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.weight_versions import Weights
 from tests.support.delayed_pipelines import LAGS
 from tests.support.delayed_reference import Recipe
@@ -65,43 +65,45 @@ def test_updates_that_are_needed_grow_with_the_mean_delay(weights: Weights) -> N
 @given(seconds=SECONDS, late=LATE)
 def test_where_it_is_not_clearly_sooner_rounds_are_kept(seconds: float, late: list[int]) -> None:
     factor = more_updates(late, STASHED)
-    assert choose(seconds, seconds, late, STASHED).mode is Mode.SYNC
-    assert choose(seconds, seconds / factor / LEAST_GAIN * 1.001, late, STASHED).mode is Mode.SYNC
-    assert choose(seconds, seconds / factor / LEAST_GAIN * 0.999, late, STASHED).mode is Mode.ASYNC
+    assert choose(seconds, seconds, late, STASHED).mode is PlanMode.SYNC
+    assert choose(seconds, seconds / factor / MIN_GAIN * 1.001, late, STASHED).mode is PlanMode.SYNC
+    assert (
+        choose(seconds, seconds / factor / MIN_GAIN * 0.999, late, STASHED).mode is PlanMode.ASYNC
+    )
 
 
 @given(rounds=SECONDS, free=SECONDS, late=LATE, later=st.integers(1, 4))
 def test_older_weights_never_speak_for_it(
     rounds: float, free: float, late: list[int], later: int
 ) -> None:
-    if choose(rounds, free, late, STASHED).mode is Mode.SYNC:
-        assert choose(rounds, free, [lag + later for lag in late], STASHED).mode is Mode.SYNC
+    if choose(rounds, free, late, STASHED).mode is PlanMode.SYNC:
+        assert choose(rounds, free, [lag + later for lag in late], STASHED).mode is PlanMode.SYNC
 
 
 def test_the_reason_has_the_numbers() -> None:
     free = choose(3.0, 1.0, (2, 1, 0), STASHED)
-    assert free.mode is Mode.ASYNC
+    assert free.mode is PlanMode.ASYNC
     for words in ("3 s with sync", "1 s with async", "1 steps old", "async is 2.61 times faster"):
         assert words in free.reason
     assert "sync is" in choose(1.0, 3.0, (2, 1, 0), STASHED).reason
     assert "too little to use it" in choose(1.18, 1.0, (2, 1, 0), STASHED).reason
 
 
-def _plan(seconds: float, mode: Mode, pieces: int) -> Plan:
+def _plan(seconds: float, mode: PlanMode, pieces: int) -> Plan:
     stages = tuple(
         PlannedStage((p, p + 1), (DeviceShare(name, 4),), 3 - p) for p, name in enumerate("abc")
     )
     split = BatchSplit(4 * pieces, 4)
-    rate = (4 if mode is Mode.ASYNC else split.batch_size) / seconds
+    rate = (4 if mode is PlanMode.ASYNC else split.batch_size) / seconds
     return Plan("pp", split, stages, Predicted(seconds, rate, {}), mode=mode)
 
 
 def test_the_plan_chosen_says_why_wherever_it_goes() -> None:
-    rounds, free = _plan(1.0, Mode.SYNC, 4), _plan(0.1, Mode.ASYNC, 32)
-    best = chosen(rounds, 1.0, free, Weights.STASHED)  # 16 samples take 4 x 0.1 s
+    rounds, free = _plan(1.0, PlanMode.SYNC, 4), _plan(0.1, PlanMode.ASYNC, 32)
+    best = choose_mode(rounds, 1.0, free, Weights.STASHED)  # 16 samples take 4 x 0.1 s
     assert replace(best, mode_reason="") == free
     assert "0.4 s with async" in best.mode_reason
     read = Plan.from_json(best.to_json())
-    assert (read.mode, read.mode_reason) == (Mode.ASYNC, best.mode_reason)
-    assert replace(chosen(rounds, 0.4, free, Weights.STASHED), mode_reason="") == rounds
+    assert (read.mode, read.mode_reason) == (PlanMode.ASYNC, best.mode_reason)
+    assert replace(choose_mode(rounds, 0.4, free, Weights.STASHED), mode_reason="") == rounds
     assert "mode_reason" not in free.to_json()

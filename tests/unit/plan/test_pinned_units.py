@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.plan.pinned_units import Fold
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.pinned_units import PinnedUnits
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.planning.make_plan import make_plan
@@ -23,17 +23,17 @@ PROFILE = Profile(
 )
 CLUSTER = Cluster(
     devices=(
-        Device("a", 1 << 30, holder=True),
-        Device("b", 1 << 30, times=TIMES),
-        Device("c", 1 << 30),
+        ClusterDevice("a", 1 << 30, holder=True),
+        ClusterDevice("b", 1 << 30, times=TIMES),
+        ClusterDevice("c", 1 << 30),
     ),
-    default_link=Link(1e8, 1e-4),
+    default_link=ClusterLink(1e8, 1e-4),
 )
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (3, 2), (1, 6), (6, 1)])
 def test_a_private_plan_keeps_the_folded_ends_on_the_holder(first: int, last: int) -> None:
-    fold = Fold(COUNT, first, last)
+    fold = PinnedUnits(COUNT, first, last)
     request = quick_request(16, 4, "auto", private=True)
     plan = fold.unfold(make_plan(fold.profile(PROFILE), fold.cluster(CLUSTER), request))
     assert plan.stages[0].units[0] == 0
@@ -44,7 +44,7 @@ def test_a_private_plan_keeps_the_folded_ends_on_the_holder(first: int, last: in
 
 
 def test_ends_that_meet_are_one_unit_of_the_holder() -> None:
-    fold = Fold(COUNT, COUNT, 0)
+    fold = PinnedUnits(COUNT, COUNT, 0)
     folded = fold.profile(PROFILE)
     assert [unit.name for unit in folded.units] == ["u0..u7"]
     assert folded.times.times[0].backward == (pytest.approx(COUNT * 0.02),)
@@ -59,7 +59,7 @@ def test_ends_that_meet_are_one_unit_of_the_holder() -> None:
 
 
 def test_nothing_is_lost() -> None:
-    folded = Fold(COUNT, 3, 2).profile(PROFILE)
+    folded = PinnedUnits(COUNT, 3, 2).profile(PROFILE)
     assert len(folded.units) == 5
     for field in ("parameter_bytes", "activation_bytes", "flops"):
         before = sum(getattr(unit, field) for unit in PROFILE.units)

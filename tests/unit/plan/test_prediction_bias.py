@@ -8,15 +8,15 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.prediction_bias import (
     DOUBT,
     NOT_THERE,
-    trusted_change,
-    trusted_plan,
-    trusted_seconds,
+    bias_checked_change,
+    bias_checked_plan,
+    bias_corrected_seconds,
 )
 from p2ptrain.plan.types.batch_split import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from tests.support import planning_examples
 from tests.support.planning_examples import quick_request
 
@@ -51,7 +51,7 @@ def _chosen(
             raise PlanError("too little memory")
         return _plan(stages, seconds, asked.planner)
 
-    return trusted_plan(planner, PROFILE, CLUSTER, request)
+    return bias_checked_plan(planner, PROFILE, CLUSTER, request)
 
 
 def test_a_stage_of_all_devices_is_taken_unless_a_pipeline_gains_more_than_it_is_doubted() -> None:
@@ -77,7 +77,7 @@ def test_after_a_death_a_stage_of_all_stays_one_unless_a_pipeline_gains_more_tha
 
     before, found = _plan(present, 1.0, "auto"), _plan(TWO, 1.0, "auto")
     cluster = planning_examples.cluster("a", "b", "c")
-    changed = trusted_change(planner, PROFILE, cluster, REQUEST, before, found)
+    changed = bias_checked_change(planner, PROFILE, cluster, REQUEST, before, found)
     if stays:
         assert changed.stages == ONE
         assert (changed.planner, changed.found_by) == ("auto", "dp")
@@ -98,9 +98,9 @@ def test_a_pipeline_stays_where_not_everybody_can_hold_the_model() -> None:
 
 
 def test_without_a_barrier_nobody_waits_so_nothing_is_doubted() -> None:
-    free = _chosen(1.0, replace(REQUEST, mode=Mode.ASYNC))
+    free = _chosen(1.0, replace(REQUEST, mode=PlanMode.ASYNC))
     assert free.stages == TWO
-    assert trusted_seconds(free) == free.predicted.round_seconds
+    assert bias_corrected_seconds(free) == free.predicted.round_seconds
 
 
 def test_a_planner_asked_for_by_name_is_obeyed() -> None:
@@ -109,4 +109,4 @@ def test_a_planner_asked_for_by_name_is_obeyed() -> None:
         return _plan(TWO, 1.0, "pp")
 
     asked = replace(REQUEST, planner="pp")
-    assert trusted_plan(planner, PROFILE, CLUSTER, asked) == _plan(TWO, 1.0, "pp")
+    assert bias_checked_plan(planner, PROFILE, CLUSTER, asked) == _plan(TWO, 1.0, "pp")

@@ -13,10 +13,10 @@ from p2ptrain.plan.cost.draft import alone, draft_groups, peak_bytes, with_held
 from p2ptrain.plan.gantt import draw_gantt
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, Schedule
+from p2ptrain.plan.types.request import PlanMode, Schedule
 from p2ptrain.plan.types.unit_times import TimeTable
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
@@ -28,7 +28,7 @@ TWELVE = weighed(
     [8] * 12,
 )
 """Half of every backward is gradients of weights."""
-THREE = planning_examples.cluster("a", "b", "c", link=Link(12.5e6, 0.001))
+THREE = planning_examples.cluster("a", "b", "c", link=ClusterLink(12.5e6, 0.001))
 REQUEST = quick_request(64, micro_batch=8, groups=False, overlap=True)
 """With twelve equal units a third of the search finds what all of it does."""
 
@@ -105,10 +105,10 @@ def test_a_stage_holds_no_more_than_memory_allows(memory_bytes: int) -> None:
 def test_a_private_holder_has_room_for_both_of_its_ends() -> None:
     profile = replace(TWELVE, target_bytes=8)
     for memory_bytes in (60_000, 100_000, 150_000, 300_000):
-        devices = (Device("a", memory_bytes, holder=True), Device("b", 10**9))
+        devices = (ClusterDevice("a", memory_bytes, holder=True), ClusterDevice("b", 10**9))
         plan = make_plan(
             profile,
-            Cluster(devices, Link(12.5e6, 0.001)),
+            Cluster(devices, ClusterLink(12.5e6, 0.001)),
             replace(REQUEST, private=True, schedule=Schedule.ZERO_BUBBLE),
         )
         assert plan.predicted.peak_bytes["a"] <= memory_bytes
@@ -127,8 +127,8 @@ def test_what_a_stage_holds_goes_through_json() -> None:
 
 def test_asynchronous_backwards_are_not_split() -> None:
     with pytest.raises(OptionError, match="works with mode sync only"):
-        quick_request(8, mode=Mode.ASYNC, schedule=Schedule.AUTO)
-    plan = make_plan(TWELVE, THREE, quick_request(8, planner="pp", mode=Mode.ASYNC))
+        quick_request(8, mode=PlanMode.ASYNC, schedule=Schedule.AUTO)
+    plan = make_plan(TWELVE, THREE, quick_request(8, planner="pp", mode=PlanMode.ASYNC))
     content = plan.to_json()
     content["stages"][0]["held"] = content["stages"][0]["warmup"]
     with pytest.raises(OptionError, match="held: the backward is split in mode sync only"):

@@ -6,7 +6,12 @@ import ctypes
 
 import pytest
 
-from p2ptrain.process.allocator import LEARNING_ROUNDS, LEAST_CREEP_BYTES, Creep, keep_freed_memory
+from p2ptrain.process.allocator import (
+    LEARNING_ROUNDS,
+    MIN_CREEP_BYTES,
+    HeapCreep,
+    keep_freed_memory,
+)
 
 MIB = 1 << 20
 
@@ -42,9 +47,9 @@ def test_what_has_crept_up_is_given_back_and_what_rounds_need_is_not(
 ) -> None:
     """What has come to stay is given back for once: then it is what rounds end with."""
     used, given = [0], []
-    creep = Creep(lambda: used[0], lambda: given.append(used[0] // MIB))
+    creep = HeapCreep(lambda: used[0], lambda: given.append(used[0] // MIB))
     for now in ends:
         used[0] = now * MIB
         creep.round_ended()
-    assert LEAST_CREEP_BYTES == 12 * MIB
+    assert MIN_CREEP_BYTES == 12 * MIB
     assert given == expected

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from p2ptrain.process import seccomp
-from p2ptrain.process.box import Box, Ended, How, NoBox, Question, Starter, Zygote
+from p2ptrain.process.box import Box, BoxTask, Ended, How, NoBox, Starter, Zygote
 from tests.unit.process import misbehaving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks and filters are Linux's")
@@ -22,8 +22,8 @@ MODULE = misbehaving.__name__
 MEMORY = 64 << 20
 
 
-def question(name: str, content: bytes = b"", seconds: float = 20.0) -> Question:
-    return Question(f"{MODULE}:{name}", content, MEMORY, seconds, 1 << 16)
+def question(name: str, content: bytes = b"", seconds: float = 20.0) -> BoxTask:
+    return BoxTask(f"{MODULE}:{name}", content, MEMORY, seconds, 1 << 16)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def box(zygote: Zygote) -> Box:
     return Box(zygote)
 
 
-async def ended(box: Box, asked: Question) -> Ended:
+async def ended(box: Box, asked: BoxTask) -> Ended:
     with pytest.raises(Ended) as raised:
         await box.ask(asked)
     return raised.value

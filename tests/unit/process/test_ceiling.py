@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from p2ptrain.process.allocator import LOOK_SECONDS, Ceiling
+from p2ptrain.process.allocator import LOOK_SECONDS, MemoryCeiling
 from p2ptrain.process.compute_thread import ComputeThread
 
 MIB = 1 << 20
@@ -48,8 +48,8 @@ class Process:
         self.now += LOOK_SECONDS
         return self.now
 
-    def ceiling(self, *, planned: int | None) -> Ceiling:
-        made = Ceiling(self.used_bytes, self.left_bytes, self.give_back, self.time)
+    def ceiling(self, *, planned: int | None) -> MemoryCeiling:
+        made = MemoryCeiling(self.used_bytes, self.left_bytes, self.give_back, self.time)
         if planned is not None:
             made.plan(planned * MIB, self.in_use * MIB)
         return made
@@ -130,7 +130,7 @@ def test_without_a_plan_nothing_is_given_back() -> None:
 
 def test_short_tasks_are_not_all_looked_at() -> None:
     process = Process()
-    ceiling = Ceiling(process.used_bytes, process.left_bytes, process.give_back, lambda: 7.0)
+    ceiling = MemoryCeiling(process.used_bytes, process.left_bytes, process.give_back, lambda: 7.0)
     for _ in range(5):
         ceiling.look()
     assert process.looks == 1

@@ -14,17 +14,17 @@ import pytest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.process import child_process as apart
-from p2ptrain.process.child_process import Apart, GivenUp, Haste
+from p2ptrain.process.child_process import ChildCancelled, ChildProcess, SearchPriority
 
 T = TypeVar("T")
 
 
-def run(function: Callable[[], T], haste: Haste) -> T:
-    return Apart(haste)(function)
+def run(function: Callable[[], T], haste: SearchPriority) -> T:
+    return ChildProcess(haste)(function)
 
 
 def test_where_nobody_trains_it_stays_here() -> None:
-    assert run(os.getpid, Haste.ALONE) == os.getpid()
+    assert run(os.getpid, SearchPriority.ALONE) == os.getpid()
 
 
 def test_errors_of_planners_keep_their_kind_and_their_text() -> None:
@@ -36,7 +36,7 @@ def test_where_that_process_cannot_be_started_it_is_called_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python3")
-    assert run(os.getpid, Haste.PROMPT) == os.getpid()
+    assert run(os.getpid, SearchPriority.PROMPT) == os.getpid()
 
 
 @pytest.mark.parametrize("executable", ["/opt/my-app", ""])
@@ -44,16 +44,16 @@ def test_an_app_that_embeds_python_is_not_started_anew(
     monkeypatch: pytest.MonkeyPatch, executable: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)
-    assert run(os.getpid, Haste.PROMPT) == os.getpid()
+    assert run(os.getpid, SearchPriority.PROMPT) == os.getpid()
 
 
 def test_with_little_memory_it_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "available_memory_bytes", lambda: apart.ROOM_BYTES - 1)
-    assert run(os.getpid, Haste.PROMPT) == os.getpid()
+    assert run(os.getpid, SearchPriority.PROMPT) == os.getpid()
 
 
 def test_and_what_was_stopped_before_is_not_called_here_instead() -> None:
-    stopped = Apart(Haste.PROMPT)
+    stopped = ChildProcess(SearchPriority.PROMPT)
     stopped.stop()
-    with pytest.raises(GivenUp):
+    with pytest.raises(ChildCancelled):
         stopped(partial(time.sleep, 600))

@@ -12,7 +12,7 @@ import torch
 
 from p2ptrain.process import compute_thread as module
 from p2ptrain.process.compute_thread import SWITCH_SECONDS, ComputeThread
-from p2ptrain.process.cpu_share import Span
+from p2ptrain.process.cpu_share import CpuSpan
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ async def test_the_time_in_a_queue_is_not_a_tasks_own(
     log.append("waits")
     held.go.set()
     await first
-    assert await waiting == (None, Span(wall=20.0, cpu=2.0))
+    assert await waiting == (None, CpuSpan(wall=20.0, cpu=2.0))
     assert log == ["asked", "waits", "clock", "works", "clock"]
 
 

@@ -17,7 +17,7 @@ from p2ptrain.model.stage.stage import Stage
 from p2ptrain.profiling import unit_chain
 from p2ptrain.profiling.measure_units import UnitMeasurements, measure_units, work_on
 from p2ptrain.profiling.unit_chain import UnitChain
-from p2ptrain.profiling.unit_runner import Clock
+from p2ptrain.profiling.unit_runner import CpuClock
 from tests.support import reference, zoo
 from tests.support.prepared_models import prepare
 
@@ -35,10 +35,10 @@ def chain_of_three() -> ModelDescription:
     return capture(model, cross_entropy, example).description
 
 
-def ticking() -> Clock:
+def ticking() -> CpuClock:
     """Both clocks go one second further at each reading."""
     ticks = iter(range(10**9))
-    return Clock(wall=lambda: float(next(ticks)), cpu=lambda: float(next(ticks)))
+    return CpuClock(wall=lambda: float(next(ticks)), cpu=lambda: float(next(ticks)))
 
 
 def measured(name: str, *sizes: int, budget_seconds: float = 1e9) -> UnitMeasurements:

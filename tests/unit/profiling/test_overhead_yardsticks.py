@@ -3,16 +3,16 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 
-from p2ptrain.coordinator.measured_cluster import Candidate, overheads_of
+from p2ptrain.coordinator.measured_cluster import MeasuredDevice, overheads_of
 from p2ptrain.profiling.overhead_yardsticks import YARDSTICK_SECONDS, measure_overheads
 from p2ptrain.profiling.profile_cache import ProfileCache
-from p2ptrain.profiling.unit_runner import Clock
+from p2ptrain.profiling.unit_runner import CpuClock
 
 
-def ticking(cpu_step: float, wall_step: float) -> Clock:
+def ticking(cpu_step: float, wall_step: float) -> CpuClock:
     """Each look at a clock finds it one step further."""
     cpu, wall = count(), count()
-    return Clock(wall=lambda: next(wall) * wall_step, cpu=lambda: next(cpu) * cpu_step)
+    return CpuClock(wall=lambda: next(wall) * wall_step, cpu=lambda: next(cpu) * cpu_step)
 
 
 def test_every_yardstick_takes_time() -> None:
@@ -23,9 +23,9 @@ def test_every_yardstick_takes_time() -> None:
 
 def test_the_coordinator_takes_what_a_device_measured() -> None:
     measured = measure_overheads(clock=ticking(YARDSTICK_SECONDS, YARDSTICK_SECONDS))
-    new = Candidate("1", "new", {"overheads": measured.to_json()}, 1)
+    new = MeasuredDevice("1", "new", {"overheads": measured.to_json()}, 1)
     assert overheads_of(new) == measured
-    assert overheads_of(Candidate("2", "old", {}, 1)) is None
+    assert overheads_of(MeasuredDevice("2", "old", {}, 1)) is None
 
 
 def test_a_profile_with_overheads_survives_in_the_cache(tmp_path: Path) -> None:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.profiling.unit_seconds import (
-    LEAST_OWN_PART,
+    MIN_OWN_PART,
     BatchPasses,
     UnitPass,
-    UnitTimes,
+    UnitSeconds,
     WholePass,
     unit_times,
 )
@@ -27,7 +27,7 @@ SPLIT = by_units(1.0, 3.0, weight=(0.5, 3.0))
 
 def test_medians_by_unit_are_scaled_to_wall_time() -> None:
     size = BatchPasses(4, [SPLIT], [by_units(1, 3), by_units(5, 4), by_units(2, 2)])
-    assert unit_times([size], 10.0)[4] == UnitTimes((20, 30), (40, 60), (10, 30))
+    assert unit_times([size], 10.0)[4] == UnitSeconds((20, 30), (40, 60), (10, 30))
 
 
 def test_what_switching_costs_is_the_same_for_every_unit() -> None:
@@ -46,7 +46,7 @@ def test_switching_measured_with_the_smallest_size_is_taken_off_larger_ones() ->
 def test_a_unit_is_never_all_switching() -> None:
     size = BatchPasses(4, [SPLIT], [by_units(1, 9)], [whole(4, 20)])
     times = unit_times([size], 1.0)[4]
-    assert times.forward[0] == pytest.approx(4 * LEAST_OWN_PART / (LEAST_OWN_PART + 6))
+    assert times.forward[0] == pytest.approx(4 * MIN_OWN_PART / (MIN_OWN_PART + 6))
     assert sum(times.forward) == pytest.approx(4.0)
 
 

@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.profiling.unit_runner import Clock, Limits, Timing
-from p2ptrain.profiling.unit_seconds import BatchPasses, UnitTimes, WholePass
-from p2ptrain.profiling.unit_timing import MAXIMUM_PASSES, SECOND_SIZE, telling, time_units
+from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits, UnitTimings
+from p2ptrain.profiling.unit_seconds import BatchPasses, UnitSeconds, WholePass
+from p2ptrain.profiling.unit_timing import (
+    MAXIMUM_PASSES,
+    SECOND_SIZE,
+    informative_passes,
+    time_units,
+)
 
 COSTS = [(0.001, 0.002), (0.003, 0.004), (0.0, 0.0005)]
 """CPU seconds a sample of three units, forward and backward."""
@@ -56,8 +61,8 @@ class Device:
         return len(COSTS)
 
     @property
-    def clock(self) -> Clock:
-        return Clock(wall=lambda: self.wall, cpu=lambda: self.cpu)
+    def clock(self) -> CpuClock:
+        return CpuClock(wall=lambda: self.wall, cpu=lambda: self.cpu)
 
     @property
     def kinds(self) -> list[tuple[str, int]]:
@@ -124,15 +129,15 @@ class Device:
 
 def timed(
     device: Device, sizes: list[int], budget_seconds: float, **limits: Any
-) -> dict[int, UnitTimes]:
+) -> dict[int, UnitSeconds]:
     return timing(device, sizes, budget_seconds, **limits).times
 
 
-def timing(device: Device, sizes: list[int], budget_seconds: float, **limits: Any) -> Timing:
-    return time_units(device, sizes, Limits(budget_seconds, **limits), device.clock)
+def timing(device: Device, sizes: list[int], budget_seconds: float, **limits: Any) -> UnitTimings:
+    return time_units(device, sizes, TimingLimits(budget_seconds, **limits), device.clock)
 
 
-def assert_close(times: UnitTimes, batch: int, slowdown: float, relative: float) -> None:
+def assert_close(times: UnitSeconds, batch: int, slowdown: float, relative: float) -> None:
     for unit, (forward, backward) in enumerate(COSTS):
         assert times.forward[unit] == pytest.approx(forward * batch * slowdown, rel=relative)
         assert times.backward[unit] == pytest.approx(backward * batch * slowdown, rel=relative)
@@ -386,9 +391,9 @@ def test_the_largest_size_is_run_once_only_where_a_second_pass_does_not_fit(
 def test_a_slow_device_comes_to_a_size_between_warm_or_to_a_large_one() -> None:
     """Who goes on to the next size runs a large one once, and that takes longer than it will."""
 
-    def found(most_seconds: float, *, largest_second: bool) -> Timing:
+    def found(most_seconds: float, *, largest_second: bool) -> UnitTimings:
         device = Device(share=0.3, first_pass_factor=1.5, fixed=0.01)
-        limits = Limits(0.5, most_seconds, largest_second=largest_second)
+        limits = TimingLimits(0.5, most_seconds, largest_second=largest_second)
         return time_units(device, [4, 16, 64], limits, device.clock)
 
     up, down = (found(5.0, largest_second=second) for second in (False, True))
@@ -402,9 +407,9 @@ def test_a_slow_device_comes_to_a_size_between_warm_or_to_a_large_one() -> None:
 def test_who_has_two_warm_sizes_ends_when_it_has_taken_enough(
     share: float, largest_second: bool
 ) -> None:
-    def found(enough_seconds: float) -> tuple[Timing, float]:
+    def found(enough_seconds: float) -> tuple[UnitTimings, float]:
         device = Device(share=share, first_pass_factor=1.5, fixed=0.01)
-        limits = Limits(0.5, 7.0, enough_seconds, largest_second=largest_second)
+        limits = TimingLimits(0.5, 7.0, enough_seconds, largest_second=largest_second)
         return time_units(device, [4, 16, 64], limits, device.clock), device.wall
 
     (short, soon), (long, late) = found(4.0), found(inf)
@@ -420,7 +425,7 @@ def test_who_has_only_one_size_by_then_takes_the_time_for_a_second(
     share: float, largest_second: bool
 ) -> None:
     device = Device(share=share, first_pass_factor=1.5, fixed=0.01)
-    limits = Limits(0.5, 7.0, enough_seconds=2.0, largest_second=largest_second)
+    limits = TimingLimits(0.5, 7.0, enough_seconds=2.0, largest_second=largest_second)
     found = time_units(device, [4, 16, 64], limits, device.clock)
     assert len(found.times) == 2
     assert 2.0 < device.wall < 7.5
@@ -448,8 +453,8 @@ def test_a_quick_device_measures_all_in_either_order() -> None:
 def test_a_size_that_was_run_once_tells_nothing_between_others() -> None:
     passes = {4: 3, 8: 1, 16: 1, 32: 2, 64: 1}
     sizes = [BatchPasses(size, whole=[WholePass(1.0, 1.0, 2.0)] * n) for size, n in passes.items()]
-    assert [size.batch for size in telling(sizes)] == [4, 32, 64]
-    assert telling(sizes[1:3]) == sizes[1:3]
+    assert [size.batch for size in informative_passes(sizes)] == [4, 32, 64]
+    assert informative_passes(sizes[1:3]) == sizes[1:3]
 
 
 GAINING = (16, 0.5)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from p2ptrain.recovery.backup_placement import (
     SLOTS,
     SLOTS_WITH_CHECKPOINTS,
-    Protection,
-    Unprotected,
+    BackupPlacement,
+    UnbackedStage,
+    assign_backup_peers,
+    backup_peers_of,
     copies_bytes,
     is_covered,
-    keepers_of,
-    protect,
 )
 from p2ptrain.recovery.placement import PlacedStage
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Version
 
 R = Version(8, 3)
@@ -30,14 +30,14 @@ def pipeline(*devices: str) -> tuple[PlacedStage, ...]:
     return tuple(PlacedStage(p, p + 1, tuple(names)) for p, names in enumerate(devices))
 
 
-def kept_by(found: Protection) -> list[str | None]:
+def kept_by(found: BackupPlacement) -> list[str | None]:
     return [stage.copies_to for stage in found.stages]
 
 
-def protected(*devices: str, **spare: int) -> Protection:
+def protected(*devices: str, **spare: int) -> BackupPlacement:
     stages = pipeline(*devices)
     names = {name for stage in stages for name in stage.devices}
-    return protect(stages, [100] * len(stages), dict.fromkeys(names, PLENTY) | spare)
+    return assign_backup_peers(stages, [100] * len(stages), dict.fromkeys(names, PLENTY) | spare)
 
 
 def test_the_next_stage_keeps_and_for_the_last_one_the_one_before() -> None:
@@ -86,23 +86,23 @@ def test_whoever_has_room_keeps_where_no_neighbour_has() -> None:
 def test_without_room_a_stage_is_unprotected_and_the_others_are_not() -> None:
     found = protected("a", "b", a=200, b=400)
     assert kept_by(found) == ["b", None]
-    assert found.unprotected == (Unprotected(1, "b"),)
+    assert found.unprotected == (UnbackedStage(1, "b"),)
 
 
 def test_nobody_keeps_anything_where_one_has_no_room_for_its_own() -> None:
     """A version that lacks a stage is no version to go back to."""
     found = protected("a", "bc", "d", c=199)
     assert kept_by(found) == [None, None, None]
-    assert found.unprotected == (Unprotected(0, "a", "c"), Unprotected(2, "d", "c"))
+    assert found.unprotected == (UnbackedStage(0, "a", "c"), UnbackedStage(2, "d", "c"))
 
 
 def test_where_checkpoints_are_written_room_for_one_more_of_ones_own_is_needed() -> None:
     stages, sizes = pipeline("a", "b"), [100, 100]
     spare = {"a": 500, "b": 499}
-    assert kept_by(protect(stages, sizes, spare)) == ["b", "a"]
-    found = protect(stages, sizes, spare, SLOTS_WITH_CHECKPOINTS)
+    assert kept_by(assign_backup_peers(stages, sizes, spare)) == ["b", "a"]
+    found = assign_backup_peers(stages, sizes, spare, SLOTS_WITH_CHECKPOINTS)
     assert kept_by(found) == [None, "a"]
-    assert found.unprotected == (Unprotected(0, "a"),)
+    assert found.unprotected == (UnbackedStage(0, "a"),)
 
 
 @st.composite
@@ -124,7 +124,7 @@ def test_nobody_is_given_more_than_it_has_room_for(
     plan: tuple[tuple[PlacedStage, ...], list[int], dict[str, int]],
 ) -> None:
     stages, sizes, spare = plan
-    found = protect(stages, sizes, spare)
+    found = assign_backup_peers(stages, sizes, spare)
     kept = [stage.copies_to for stage in found.stages]
     assert [replace(stage, copies_to=None) for stage in found.stages] == list(stages)
     if any(kept):
@@ -136,33 +136,36 @@ def test_nobody_is_given_more_than_it_has_room_for(
         alone = len(stage.devices) == 1 and len({d for s in stages for d in s.devices}) > 1
         told = p in {missing.stage for missing in found.unprotected}
         assert alone == ((keeper is not None) or told)
-        assert keeper is None or keeper in keepers_of(stages, p)
+        assert keeper is None or keeper in backup_peers_of(stages, p)
 
 
-def having(**holdings: list[Holding]) -> dict[str, Inventory]:
-    return {device: Inventory(device, holdings=tuple(held)) for device, held in holdings.items()}
+def having(**holdings: list[StateEntry]) -> dict[str, StateReport]:
+    return {device: StateReport(device, holdings=tuple(held)) for device, held in holdings.items()}
 
 
-def copy(first: int, end: int, kind: Kind, version: Version = R) -> Holding:
-    return Holding(first, end, version, kind)
+def copy(first: int, end: int, kind: StateKind, version: Version = R) -> StateEntry:
+    return StateEntry(first, end, version, kind)
 
 
 def test_a_version_is_covered_where_every_unit_is_kept_twice() -> None:
     stages = (PlacedStage(0, 2, ("a",), "b"), PlacedStage(2, 4, ("b",), "a"))
     whole = having(
-        a=[copy(0, 2, Kind.KEPT), copy(2, 4, Kind.REPLICA)],
-        b=[copy(2, 4, Kind.KEPT), copy(0, 2, Kind.REPLICA)],
+        a=[copy(0, 2, StateKind.KEPT), copy(2, 4, StateKind.REPLICA)],
+        b=[copy(2, 4, StateKind.KEPT), copy(0, 2, StateKind.REPLICA)],
     )
     assert is_covered(R, stages, whole)
     assert not is_covered(Version(9, 3), stages, whole)
     assert not is_covered(R, stages, {"a": whole["a"]})
-    for kind in (Kind.LIVE, Kind.FETCHED):  # gone or another version soon
-        moving = having(a=[copy(0, 4, kind)], b=[copy(0, 4, Kind.KEPT)])
+    for kind in (StateKind.LIVE, StateKind.FETCHED):  # gone or another version soon
+        moving = having(a=[copy(0, 4, kind)], b=[copy(0, 4, StateKind.KEPT)])
         assert not is_covered(R, stages, moving)
 
 
 def test_a_stage_without_a_keeper_need_only_be_there() -> None:
     stages = (PlacedStage(0, 1, ("a",), "b"), PlacedStage(1, 2, ("b",)))
-    held = having(a=[copy(0, 1, Kind.KEPT)], b=[copy(0, 1, Kind.REPLICA), copy(1, 2, Kind.KEPT)])
+    held = having(
+        a=[copy(0, 1, StateKind.KEPT)],
+        b=[copy(0, 1, StateKind.REPLICA), copy(1, 2, StateKind.KEPT)],
+    )
     assert is_covered(R, stages, held)
-    assert not is_covered(R, stages, {"a": held["a"], "b": Inventory("b")})
+    assert not is_covered(R, stages, {"a": held["a"], "b": StateReport("b")})

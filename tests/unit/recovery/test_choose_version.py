@@ -7,8 +7,15 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.recovery.choose_version import Choice, Forward, GlobalCopy, Lost, Past, choose
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind
+from p2ptrain.recovery.choose_version import (
+    FullSnapshot,
+    KnownPast,
+    RollForward,
+    StateLost,
+    VersionChoice,
+    choose_version,
+)
+from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Era, Lineage, Version
 
 _ONE_EPOCH = Lineage((Era(1, 0, 0),))
@@ -19,141 +26,160 @@ def _v(step: int, computed: int = 1) -> Version:
     return Version(step, computed)
 
 
-def _live(first: int, end: int, step: int, *, ready: bool = False) -> Holding:
-    return Holding(first, end, _v(step), Kind.LIVE, _v(step + 1) if ready else None)
+def _live(first: int, end: int, step: int, *, ready: bool = False) -> StateEntry:
+    return StateEntry(first, end, _v(step), StateKind.LIVE, _v(step + 1) if ready else None)
 
 
-def _stock(**holdings: list[Holding]) -> dict[str, Inventory]:
-    return {device: Inventory(device, holdings=tuple(own)) for device, own in holdings.items()}
+def _reports(**holdings: list[StateEntry]) -> dict[str, StateReport]:
+    return {device: StateReport(device, holdings=tuple(own)) for device, own in holdings.items()}
 
 
 def test_all_at_one_version_goes_on_there() -> None:
-    stock = _stock(a=[_live(0, 2, 7, ready=True)], b=[_live(2, 4, 7)])
-    choice = choose(4, stock, Past(_ONE_EPOCH, reported=7))
-    assert isinstance(choice, Choice)
+    stock = _reports(a=[_live(0, 2, 7, ready=True)], b=[_live(2, 4, 7)])
+    choice = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7))
+    assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (_v(7), 0)
     assert choice.places == (("a",), ("a",), ("b",), ("b",))
 
 
 def test_without_a_barrier_what_nobody_was_told_of_is_not_gone_on_with() -> None:
     """All stages may have made an update that the holder has not heard of from each of them."""
-    kept = {device: Holding(*units, _v(5), Kind.KEPT) for device, units in _HALVES.items()}
-    stock = _stock(**{d: [_live(*_HALVES[d], 7), kept[d]] for d in _HALVES})
+    kept = {device: StateEntry(*units, _v(5), StateKind.KEPT) for device, units in _HALVES.items()}
+    stock = _reports(**{d: [_live(*_HALVES[d], 7), kept[d]] for d in _HALVES})
     for reported, version in ((6, 5), (7, 7)):
-        past = Past(_ONE_EPOCH, reported=reported, asynchronous=True)
-        choice = choose(4, stock, past)
-        assert isinstance(choice, Choice)
+        past = KnownPast(_ONE_EPOCH, reported=reported, asynchronous=True)
+        choice = choose_version(4, stock, past)
+        assert isinstance(choice, VersionChoice)
         assert (choice.version, choice.replayed) == (_v(version), reported - version)
 
 
 def test_stages_at_different_versions_are_no_version() -> None:
     """As asynchronous stages are, at any moment: only their copies are a cut."""
-    kept = {device: Holding(*units, _v(5), Kind.KEPT) for device, units in _HALVES.items()}
-    stock = _stock(a=[_live(0, 2, 7), kept["a"]], b=[_live(2, 4, 8), kept["b"]])
-    choice = choose(4, stock, Past(_ONE_EPOCH, reported=7, asynchronous=True))
-    assert isinstance(choice, Choice)
+    kept = {device: StateEntry(*units, _v(5), StateKind.KEPT) for device, units in _HALVES.items()}
+    stock = _reports(a=[_live(0, 2, 7), kept["a"]], b=[_live(2, 4, 8), kept["b"]])
+    choice = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7, asynchronous=True))
+    assert isinstance(choice, VersionChoice)
     assert choice.version == _v(5)
 
 
 def test_who_is_ready_for_what_another_has_applied_applies_it_first() -> None:
-    applied = Holding(0, 2, _v(7), Kind.LIVE, None, (0.5, "torch.float32"))
-    stock = _stock(a=[applied], b=[_live(2, 3, 6, ready=True)], c=[_live(3, 4, 6, ready=True)])
-    forward = choose(4, stock, Past(_ONE_EPOCH, reported=7, clips=True))
-    assert forward == Forward(("b", "c"), _v(7), (0.5, "torch.float32"))
+    applied = StateEntry(0, 2, _v(7), StateKind.LIVE, None, (0.5, "torch.float32"))
+    stock = _reports(a=[applied], b=[_live(2, 3, 6, ready=True)], c=[_live(3, 4, 6, ready=True)])
+    forward = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7, clips=True))
+    assert forward == RollForward(("b", "c"), _v(7), (0.5, "torch.float32"))
 
 
 def test_nobody_applied_so_being_ready_means_nothing() -> None:
-    stock = _stock(a=[_live(0, 2, 6, ready=True)], b=[_live(2, 4, 6, ready=True)])
-    choice = choose(4, stock, Past(_ONE_EPOCH, reported=6))
-    assert isinstance(choice, Choice)
+    stock = _reports(a=[_live(0, 2, 6, ready=True)], b=[_live(2, 4, 6, ready=True)])
+    choice = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=6))
+    assert isinstance(choice, VersionChoice)
     assert choice.version == _v(6)
 
 
 def test_without_the_clipping_coefficient_nobody_applies() -> None:
-    stock = _stock(a=[_live(0, 4, 7)], b=[_live(2, 4, 6, ready=True)])
-    assert isinstance(choose(4, stock, Past(_ONE_EPOCH, reported=7, clips=True)), Choice)
-    assert isinstance(choose(4, stock, Past(_ONE_EPOCH, reported=7)), Forward)
+    stock = _reports(a=[_live(0, 4, 7)], b=[_live(2, 4, 6, ready=True)])
+    assert isinstance(
+        choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7, clips=True)), VersionChoice
+    )
+    assert isinstance(choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7)), RollForward)
 
 
 def test_gradients_of_another_epoch_are_not_the_update_that_somebody_applied() -> None:
     lineage = Lineage((Era(1, 0, 0), Era(2, 6, 1)))
-    applied = Holding(0, 4, Version(7, 2), Kind.LIVE)
-    stock = _stock(a=[applied], b=[_live(2, 4, 6, ready=True)])
-    choice = choose(4, stock, Past(lineage, reported=7))
-    assert isinstance(choice, Choice)
+    applied = StateEntry(0, 4, Version(7, 2), StateKind.LIVE)
+    stock = _reports(a=[applied], b=[_live(2, 4, 6, ready=True)])
+    choice = choose_version(4, stock, KnownPast(lineage, reported=7))
+    assert isinstance(choice, VersionChoice)
     assert choice.version == Version(7, 2)
 
 
 def test_a_death_goes_back_to_the_newest_version_that_is_whole() -> None:
-    stock = _stock(
-        a=[_live(0, 2, 7), Holding(0, 2, _v(4), Kind.KEPT), Holding(0, 2, _v(6), Kind.KEPT)],
-        b=[_live(2, 3, 7), Holding(2, 3, _v(4), Kind.KEPT), Holding(3, 4, _v(4), Kind.REPLICA)],
+    stock = _reports(
+        a=[
+            _live(0, 2, 7),
+            StateEntry(0, 2, _v(4), StateKind.KEPT),
+            StateEntry(0, 2, _v(6), StateKind.KEPT),
+        ],
+        b=[
+            _live(2, 3, 7),
+            StateEntry(2, 3, _v(4), StateKind.KEPT),
+            StateEntry(3, 4, _v(4), StateKind.REPLICA),
+        ],
     )
-    choice = choose(4, stock, Past(_ONE_EPOCH, reported=7))
-    assert isinstance(choice, Choice)
+    choice = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7))
+    assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (_v(4), 3)
     assert choice.places[3] == ("b",)
 
 
 def test_a_version_of_an_abandoned_history_is_not_mixed_in() -> None:
     lineage = Lineage((Era(1, 0, 0), Era(2, 4, 1)))
-    stock = _stock(
-        a=[Holding(0, 2, Version(6, 2), Kind.LIVE), Holding(0, 2, _v(4), Kind.KEPT)],
-        b=[Holding(2, 4, _v(6), Kind.LIVE), Holding(2, 4, _v(4), Kind.KEPT)],
+    stock = _reports(
+        a=[
+            StateEntry(0, 2, Version(6, 2), StateKind.LIVE),
+            StateEntry(0, 2, _v(4), StateKind.KEPT),
+        ],
+        b=[StateEntry(2, 4, _v(6), StateKind.LIVE), StateEntry(2, 4, _v(4), StateKind.KEPT)],
     )
-    choice = choose(4, stock, Past(lineage, reported=7))
-    assert isinstance(choice, Choice)
+    choice = choose_version(4, stock, KnownPast(lineage, reported=7))
+    assert isinstance(choice, VersionChoice)
     assert choice.version == _v(4)
 
 
 def test_the_first_weights_serve_while_little_must_be_done_again() -> None:
-    first = GlobalCopy(Version(0, 0), "a", Kind.INITIAL, most_replayed=5)
-    stock = _stock(a=[_live(0, 2, 5)])
-    choice = choose(4, stock, Past(_ONE_EPOCH, reported=5, copies=(first,)))
-    assert isinstance(choice, Choice)
+    first = FullSnapshot(Version(0, 0), "a", StateKind.INITIAL, most_replayed=5)
+    stock = _reports(a=[_live(0, 2, 5)])
+    choice = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=5, copies=(first,)))
+    assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (Version(0, 0), 5)
-    lost = choose(4, stock, Past(_ONE_EPOCH, reported=6, copies=(first,)))
-    assert isinstance(lost, Lost)
+    lost = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=6, copies=(first,)))
+    assert isinstance(lost, StateLost)
     assert "step 0, 6 steps back" in lost.reason
 
 
 def test_a_first_plan_starts_from_the_first_weights() -> None:
-    first = GlobalCopy(Version(0, 0), "a", Kind.INITIAL)
-    choice = choose(3, _stock(a=[], b=[]), Past(Lineage(), reported=0, copies=(first,)))
-    assert isinstance(choice, Choice)
+    first = FullSnapshot(Version(0, 0), "a", StateKind.INITIAL)
+    choice = choose_version(
+        3, _reports(a=[], b=[]), KnownPast(Lineage(), reported=0, copies=(first,))
+    )
+    assert isinstance(choice, VersionChoice)
     assert choice.places == (("a",),) * 3
 
 
 def test_what_is_lost_is_named_and_only_silence_leaves_hope() -> None:
-    stock = _stock(a=[_live(0, 2, 7)], c=[])
+    stock = _reports(a=[_live(0, 2, 7)], c=[])
     places = {"a": ((0, 2),), "b": ((2, 4),), "c": ((3, 4),)}
-    lost = choose(4, stock, Past(_ONE_EPOCH, 7, places=places, silent=frozenset({"b"})))
-    assert lost == Lost((2, 3), ("b", "c"), False, lost.reason if isinstance(lost, Lost) else "")
-    parts = frozenset({"a", "d"})  # d of an earlier plan: it may have an older version
-    old = choose(
-        4, stock, Past(_ONE_EPOCH, 7, places=places, silent=parts - {"a"}, took_part=parts)
+    lost = choose_version(
+        4, stock, KnownPast(_ONE_EPOCH, 7, places=places, silent=frozenset({"b"}))
     )
-    assert isinstance(old, Lost)
+    assert lost == StateLost(
+        (2, 3), ("b", "c"), False, lost.reason if isinstance(lost, StateLost) else ""
+    )
+    parts = frozenset({"a", "d"})  # d of an earlier plan: it may have an older version
+    old = choose_version(
+        4, stock, KnownPast(_ONE_EPOCH, 7, places=places, silent=parts - {"a"}, took_part=parts)
+    )
+    assert isinstance(old, StateLost)
     assert (old.last_places, old.certain) == (("b", "c", "d"), False)
-    gone = choose(4, stock, Past(_ONE_EPOCH, 7, places=places))
-    assert isinstance(gone, Lost)
+    gone = choose_version(4, stock, KnownPast(_ONE_EPOCH, 7, places=places))
+    assert isinstance(gone, StateLost)
     assert gone.certain
 
 
 _UNITS = 3
 _VERSIONS = [Version(step, computed) for step, computed in product(range(4), range(4))]
 _HOLDING = st.builds(
-    lambda first, size, version, kind, ready: Holding(
+    lambda first, size, version, kind, ready: StateEntry(
         first,
         min(first + size, _UNITS),
         version,
         kind,
-        Version(version.step + 1, ready) if ready and kind is Kind.LIVE else None,
+        Version(version.step + 1, ready) if ready and kind is StateKind.LIVE else None,
     ),
     st.integers(0, _UNITS - 1),
     st.integers(1, _UNITS),
     st.sampled_from(_VERSIONS),
-    st.sampled_from([Kind.LIVE, Kind.KEPT, Kind.REPLICA, Kind.FETCHED]),
+    st.sampled_from([StateKind.LIVE, StateKind.KEPT, StateKind.REPLICA, StateKind.FETCHED]),
     st.integers(0, 3),
 )
 _STOCK = st.dictionaries(st.sampled_from("abc"), st.lists(_HOLDING, max_size=4), min_size=1)
@@ -164,14 +190,14 @@ _LINEAGES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=3
 
 @given(_STOCK, _LINEAGES, st.booleans())
 def test_as_trying_every_version_would(
-    holdings: dict[str, list[Holding]], lineage: Lineage, offered: bool
+    holdings: dict[str, list[StateEntry]], lineage: Lineage, offered: bool
 ) -> None:
-    copies = (GlobalCopy(Version(1, 0), "a", Kind.GLOBAL),) if offered else ()
-    stock = _stock(**holdings)
-    past = Past(lineage, reported=4, copies=copies)
+    copies = (FullSnapshot(Version(1, 0), "a", StateKind.GLOBAL),) if offered else ()
+    stock = _reports(**holdings)
+    past = KnownPast(lineage, reported=4, copies=copies)
     everything = [(device, holding) for device, own in holdings.items() for holding in own]
     valid = [holding for _, holding in everything if lineage.is_valid(holding.version)]
-    newest_live = max((h.version for h in valid if h.kind is Kind.LIVE), default=None)
+    newest_live = max((h.version for h in valid if h.kind is StateKind.LIVE), default=None)
     whole = [
         version
         for version in _VERSIONS
@@ -184,21 +210,21 @@ def test_as_trying_every_version_would(
         )
         or (offered and version == Version(1, 0) and "a" in stock)
     ]
-    answer = choose(_UNITS, stock, past)
+    answer = choose_version(_UNITS, stock, past)
     match answer:
-        case Forward(devices, version):
+        case RollForward(devices, version):
             assert version == newest_live
             assert devices
             assert all(
                 any(h.ready == version and lineage.is_valid(h.version) for h in holdings[device])
                 for device in devices
             )
-        case Choice(version, places):
+        case VersionChoice(version, places):
             assert version == max(whole)
             for unit, devices in enumerate(places):
                 assert devices
                 for device in devices:
                     has = any(h.version == version and h.has(unit) for h in holdings[device])
                     assert has or (offered and device == "a")
-        case Lost():
+        case StateLost():
             assert not whole

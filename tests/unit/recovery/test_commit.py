@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.recovery.commit import Committing, Seat
+from p2ptrain.recovery.commit import CommitTracker, Seat
 
 _SEATS = ((0, "a"), (1, "b"), (1, "c"), (2, "a"))
 
 
 @given(st.lists(st.permutations(_SEATS), max_size=5))
 def test_the_last_seat_decides_whatever_the_order(rounds: list[list[Seat]]) -> None:
-    committing = Committing(_SEATS, start=7)
+    committing = CommitTracker(_SEATS, start=7)
     for step, order in enumerate(rounds, 7):
         committing.order(step)
         assert committing.over == step
@@ -25,7 +25,7 @@ def test_the_last_seat_decides_whatever_the_order(rounds: list[list[Seat]]) -> N
 
 @given(st.permutations([(seat, number) for seat in _SEATS for number in range(3)]))
 def test_words_on_rounds_may_overtake_one_another(words: list[tuple[Seat, int]]) -> None:
-    committing = Committing(_SEATS)
+    committing = CommitTracker(_SEATS)
     for number in range(3):
         committing.order(number)
     said: set[tuple[Seat, int]] = set()
@@ -44,14 +44,14 @@ def test_words_on_rounds_may_overtake_one_another(words: list[tuple[Seat, int]])
 
 @pytest.mark.parametrize(("seat", "step"), [((0, "a"), 0), ((1, "a"), 1), ((0, "b"), 1)])
 def test_who_is_not_asked_does_not_count(seat: Seat, step: int) -> None:
-    committing = Committing(_SEATS, start=1)
+    committing = CommitTracker(_SEATS, start=1)
     committing.order(1)
     with pytest.raises(ProtocolError, match="twice or unasked"):
         committing.done(seat, step)
 
 
 def test_nobody_counts_twice() -> None:
-    committing = Committing(_SEATS)
+    committing = CommitTracker(_SEATS)
     committing.order(0)
     committing.done((0, "a"), 0)
     assert committing.missing == set(_SEATS) - {(0, "a")}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from p2ptrain.recovery.complaints import MOST, Complaints
+from p2ptrain.recovery.complaints import MAX_COMPLAINTS, Complaints
 
 
 def test_one_device_stops_the_same_step_a_few_times() -> None:
     complaints = Complaints("h")
-    assert [complaints.is_too_often("b", 7) for _ in range(MOST + 1)] == [False] * MOST + [True]
+    assert [complaints.is_too_often("b", 7) for _ in range(MAX_COMPLAINTS + 1)] == [
+        False
+    ] * MAX_COMPLAINTS + [True]
     assert not complaints.is_too_often("c", 7), "each device is counted by itself"
 
 
 def test_what_stops_now_and_then_is_an_accident_for_ever() -> None:
     complaints = Complaints("h")
-    assert not any(complaints.is_too_often("b", step // MOST) for step in range(100))
+    assert not any(complaints.is_too_often("b", step // MAX_COMPLAINTS) for step in range(100))
 
 
 def test_the_holder_is_never_left_out() -> None:
@@ -30,8 +32,8 @@ def test_a_link_that_both_ends_miss_has_ended() -> None:
 
 def test_a_link_that_only_one_end_misses_has_not() -> None:
     complaints = Complaints("h")
-    said = [complaints.is_link_false("b", "c", 7) for _ in range(MOST + 1)]
-    assert said == [False] * MOST + [True]
+    said = [complaints.is_link_false("b", "c", 7) for _ in range(MAX_COMPLAINTS + 1)]
+    assert said == [False] * MAX_COMPLAINTS + [True]
 
 
 def test_an_error_that_two_devices_have_is_the_jobs() -> None:

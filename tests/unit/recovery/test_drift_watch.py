@@ -16,17 +16,20 @@ from p2ptrain.recovery.drift_watch import (
     FIRST_ROUNDS,
     FIRST_SECONDS,
     LATER_ROUNDS,
-    LEAST_SECONDS,
+    MIN_SECONDS,
     TOLERANCE,
     WINDOW_SECONDS,
     DriftWatch,
-    Look,
+    DriftWindow,
 )
-from p2ptrain.recovery.profile_corrections import Busy, Expected
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds, StageSeconds
 
 ONE, OTHER = (0, "a"), (1, "b")
 ROUND_SECONDS = 1.2
-EXPECTED = {ONE: Expected(wall=0.4, cpu=0.2, beside=0.04), OTHER: Expected(wall=0.8, cpu=0.8)}
+EXPECTED = {
+    ONE: ExpectedSeconds(wall=0.4, cpu=0.2, beside=0.04),
+    OTHER: ExpectedSeconds(wall=0.8, cpu=0.8),
+}
 
 
 def rounds(
@@ -35,7 +38,7 @@ def rounds(
     seat: Seat = OTHER,
     seconds: float = ROUND_SECONDS,
     copying: Sequence[bool] = (),
-) -> list[tuple[int, Look]]:
+) -> list[tuple[int, DriftWindow]]:
     """The looks, with the number of the round, after which `seat` took so many times as long.
 
     Args:
@@ -43,8 +46,8 @@ def rounds(
     """
     looks = []
     for number, factor in enumerate(factors, start=1):
-        busy = {s: Busy(due.wall, due.cpu) for s, due in EXPECTED.items()}
-        busy[seat] = Busy(factor * EXPECTED[seat].wall, EXPECTED[seat].cpu)
+        busy = {s: StageSeconds(due.wall, due.cpu) for s, due in EXPECTED.items()}
+        busy[seat] = StageSeconds(factor * EXPECTED[seat].wall, EXPECTED[seat].cpu)
         beside = number <= len(copying) and copying[number - 1]
         look = watch.observe(busy, seconds, copying=beside)
         if look is not None:
@@ -60,7 +63,7 @@ def test_the_first_round_does_not_count_and_ten_more_are_looked_at() -> None:
         1 + FIRST_ROUNDS + LATER_ROUNDS,
         1 + FIRST_ROUNDS + 2 * LATER_ROUNDS,
     ]
-    assert looks[0][1].busy[OTHER] == Busy(0.8, 0.8, round_seconds=ROUND_SECONDS)
+    assert looks[0][1].busy[OTHER] == StageSeconds(0.8, 0.8, round_seconds=ROUND_SECONDS)
 
 
 def test_of_long_rounds_fewer_are_enough_for_the_first_look() -> None:
@@ -128,7 +131,7 @@ def test_short_rounds_are_put_together() -> None:
 
 
 def test_rounds_of_milliseconds_are_not_looked_at_all_the_time() -> None:
-    every = round(LEAST_SECONDS / 0.004)
+    every = round(MIN_SECONDS / 0.004)
     looks = rounds(DriftWatch(EXPECTED), [1.0] * (4 * every), seconds=0.004)
     numbers = [number for number, _ in looks]
     assert len(numbers) == 3

@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import InternalError
-from p2ptrain.recovery.choose_version import Choice
-from p2ptrain.recovery.fetch_plan import Fetch, fetches
+from p2ptrain.recovery.choose_version import VersionChoice
+from p2ptrain.recovery.fetch_plan import Fetch, plan_fetches
 from p2ptrain.recovery.placement import StageNeed
 from p2ptrain.recovery.version import Version
 
 
-def _choice(*places: str) -> Choice:
-    return Choice(Version(4, 1), tuple(tuple(one) for one in places), 0, "")
+def _choice(*places: str) -> VersionChoice:
+    return VersionChoice(Version(4, 1), tuple(tuple(one) for one in places), 0, "")
 
 
 def test_own_memory_first_then_neighbouring_units_in_one() -> None:
     plan = [StageNeed(0, 3, ("a",)), StageNeed(3, 4, ("b",))]
-    assert fetches(_choice("a", "ba", "b", "c"), plan) == {
+    assert plan_fetches(_choice("a", "ba", "b", "c"), plan) == {
         "a": (Fetch(0, 2, "a"), Fetch(2, 3, "b")),
         "b": (Fetch(3, 4, "c"),),
     }
@@ -27,7 +27,7 @@ def test_own_memory_first_then_neighbouring_units_in_one() -> None:
 
 def test_a_group_passes_on_what_it_lacks() -> None:
     plan = [StageNeed(0, 2, ("b", "c", "d"))]
-    assert fetches(_choice("a", "ac"), plan) == {
+    assert plan_fetches(_choice("a", "ac"), plan) == {
         "b": (Fetch(0, 1, "a"), Fetch(1, 2, "c")),
         "c": (Fetch(0, 1, "b", relayed=True), Fetch(1, 2, "c")),
         "d": (Fetch(0, 1, "c", relayed=True), Fetch(1, 2, "b", relayed=True)),
@@ -36,7 +36,7 @@ def test_a_group_passes_on_what_it_lacks() -> None:
 
 def test_a_unit_without_a_place_is_a_bug() -> None:
     with pytest.raises(InternalError, match="layer 1 is nowhere"):
-        fetches(_choice("a", ""), [StageNeed(0, 2, ("a",))])
+        plan_fetches(_choice("a", ""), [StageNeed(0, 2, ("a",))])
 
 
 _PLACES = st.lists(
@@ -56,7 +56,7 @@ def test_everything_needed_arrives_exactly_once_and_no_relay_waits_in_a_circle(
         for (first, end), group in zip(((0, cut), (cut, units)), groups, strict=True)
         if first < end
     ]
-    found = fetches(_choice(*("".join(p) for p in places)), stages)
+    found = plan_fetches(_choice(*("".join(p) for p in places)), stages)
     for stage in stages:
         for unit in range(stage.first, stage.end):
             has = set(places[unit])

@@ -14,10 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.recovery.choose_version import Anew, Choice, GlobalCopy, Past, choose
-from p2ptrain.recovery.placement import Placed, PlacedStage
-from p2ptrain.recovery.rebuild_plan import LEAST_STEPS, Rebuild, rebuilds
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind, Logged
+from p2ptrain.recovery.choose_version import (
+    FullSnapshot,
+    KnownPast,
+    RebuildFirst,
+    VersionChoice,
+    choose_version,
+)
+from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.rebuild_plan import MIN_STEPS, Rebuild, plan_rebuilds
+from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Era, Lineage, Version
 
 EPOCH, COPIED, NOW = 3, 30, 40
@@ -27,26 +33,28 @@ _STAGES = (
     PlacedStage(2, 4, ("b",), "c"),
     PlacedStage(4, 6, ("c",), "b"),
 )
-_PRESENT = Placed(EPOCH, "h", Version(20, 0), Lineage(), _STAGES)
+_PRESENT = Placement(EPOCH, "h", Version(20, 0), Lineage(), _STAGES)
 
 
 def _v(step: int) -> Version:
     return Version(step, EPOCH)
 
 
-def _live(first: int, end: int, step: int = NOW) -> Holding:
-    return Holding(first, end, _v(step), Kind.LIVE)
+def _live(first: int, end: int, step: int = NOW) -> StateEntry:
+    return StateEntry(first, end, _v(step), StateKind.LIVE)
 
 
-def _copy(first: int, end: int, version: Version) -> Holding:
-    return Holding(first, end, version, Kind.REPLICA)
+def _copy(first: int, end: int, version: Version) -> StateEntry:
+    return StateEntry(first, end, version, StateKind.REPLICA)
 
 
-def _has(device: str, *holdings: Holding, since: int = COPIED, epoch: int = EPOCH) -> Inventory:
-    return Inventory(device, holdings=holdings, logged=Logged(epoch, since))
+def _has(
+    device: str, *holdings: StateEntry, since: int = COPIED, epoch: int = EPOCH
+) -> StateReport:
+    return StateReport(device, holdings=holdings, logged=ReplayWindow(epoch, since))
 
 
-def _stock(*inventories: Inventory) -> dict[str, Inventory]:
+def _reports(*inventories: StateReport) -> dict[str, StateReport]:
     return {inventory.device: inventory for inventory in inventories}
 
 
@@ -55,45 +63,47 @@ _KEEPER = _has("c", _live(4, 6), _copy(2, 4, _v(COPIED)))
 _EXPECTED = Rebuild("c", 1, 2, 4, EPOCH, _v(COPIED), _v(NOW))
 
 
-def _found(stock: Mapping[str, Inventory], present: Placed | None = _PRESENT) -> tuple[object, ...]:
-    return rebuilds(6, stock, _LINEAGE, present)
+def _found(
+    stock: Mapping[str, StateReport], present: Placement | None = _PRESENT
+) -> tuple[object, ...]:
+    return plan_rebuilds(6, stock, _LINEAGE, present)
 
 
 def test_the_keeper_makes_it_from_what_the_neighbours_sent() -> None:
-    assert _found(_stock(_HOLDER, _KEEPER)) == (_EXPECTED,)
+    assert _found(_reports(_HOLDER, _KEEPER)) == (_EXPECTED,)
 
 
 @pytest.mark.parametrize(
     "stock",
     [
-        pytest.param(_stock(_HOLDER, _has("c", _live(4, 6))), id="nobody has a copy"),
-        pytest.param(_stock(_has("h", _live(0, 2), since=31), _KEEPER), id="one forgot a step"),
-        pytest.param(_stock(_has("h", _live(0, 2), epoch=2), _KEEPER), id="of another epoch"),
-        pytest.param(_stock(replace(_HOLDER, logged=None), _KEEPER), id="it has no log"),
+        pytest.param(_reports(_HOLDER, _has("c", _live(4, 6))), id="nobody has a copy"),
+        pytest.param(_reports(_has("h", _live(0, 2), since=31), _KEEPER), id="one forgot a step"),
+        pytest.param(_reports(_has("h", _live(0, 2), epoch=2), _KEEPER), id="of another epoch"),
+        pytest.param(_reports(replace(_HOLDER, logged=None), _KEEPER), id="it has no log"),
         pytest.param(
-            _stock(_HOLDER, replace(_KEEPER, logged=Logged(EPOCH, 31))),
+            _reports(_HOLDER, replace(_KEEPER, logged=ReplayWindow(EPOCH, 31))),
             id="the keeper does not know what was ordered",
         ),
-        pytest.param(_stock(_KEEPER), id="a neighbour is gone too"),
+        pytest.param(_reports(_KEEPER), id="a neighbour is gone too"),
         pytest.param(
-            _stock(_HOLDER, _has("c", _live(4, 6), _copy(2, 3, _v(COPIED)))), id="half a copy"
+            _reports(_HOLDER, _has("c", _live(4, 6), _copy(2, 3, _v(COPIED)))), id="half a copy"
         ),
         pytest.param(
-            _stock(_HOLDER, _has("c", _live(4, 6), _copy(2, 4, Version(COPIED, 2)))),
+            _reports(_HOLDER, _has("c", _live(4, 6), _copy(2, 4, Version(COPIED, 2)))),
             id="a copy of another history",
         ),
         pytest.param(
-            _stock(_HOLDER, _has("c", _live(4, 6), _copy(2, 4, _v(NOW - LEAST_STEPS + 1)))),
+            _reports(_HOLDER, _has("c", _live(4, 6), _copy(2, 4, _v(NOW - MIN_STEPS + 1)))),
             id="too few steps to be worth it",
         ),
     ],
 )
-def test_where_something_is_missing_nothing_is_made(stock: dict[str, Inventory]) -> None:
+def test_where_something_is_missing_nothing_is_made(stock: dict[str, StateReport]) -> None:
     assert _found(stock) == ()
 
 
 def test_stages_whose_gradients_were_summed_with_others_are_not_made() -> None:
-    stock = _stock(_HOLDER, _KEEPER)
+    stock = _reports(_HOLDER, _KEEPER)
     shared = replace(_STAGES[1], devices=("b", "d"))
     assert _found(stock, replace(_PRESENT, stages=(_STAGES[0], shared, _STAGES[2]))) == ()
     assert _found(stock, None) == ()
@@ -101,13 +111,13 @@ def test_stages_whose_gradients_were_summed_with_others_are_not_made() -> None:
 
 def test_an_epoch_s_first_version_will_do() -> None:
     keeper = _has("c", _live(4, 6), _copy(2, 4, _PRESENT.version), since=20)
-    (found,) = _found(_stock(_has("h", _live(0, 2), since=20), keeper))
+    (found,) = _found(_reports(_has("h", _live(0, 2), since=20), keeper))
     assert found == replace(_EXPECTED, version=_PRESENT.version)
 
 
 def test_the_newest_copy_is_best() -> None:
     both = _has("c", _live(4, 6), _copy(2, 4, _v(COPIED)), _copy(2, 4, _v(35)))
-    (found,) = _found(_stock(_HOLDER, both))
+    (found,) = _found(_reports(_HOLDER, both))
     assert found == replace(_EXPECTED, version=_v(35))
 
 
@@ -116,47 +126,52 @@ def test_each_device_makes_one() -> None:
     stages = (*_STAGES, PlacedStage(6, 8, ("d",), "c"))
     present = replace(_PRESENT, stages=stages)
     keeper = _has("c", _live(4, 6), _copy(2, 4, _v(COPIED)), _copy(6, 8, _v(COPIED)))
-    assert rebuilds(8, _stock(_HOLDER, keeper), _LINEAGE, present) == ()
+    assert plan_rebuilds(8, _reports(_HOLDER, keeper), _LINEAGE, present) == ()
     holder = _has("h", _live(0, 2), _copy(6, 8, _v(COPIED)))
-    found = rebuilds(8, _stock(holder, keeper), _LINEAGE, present)
+    found = plan_rebuilds(8, _reports(holder, keeper), _LINEAGE, present)
     assert {(one.device, one.stage) for one in found} == {("c", 1), ("h", 3)}
 
 
 def test_going_back_is_the_choice_only_where_nothing_can_be_made() -> None:
-    kept = (Holding(0, 2, _v(COPIED), Kind.KEPT), Holding(4, 6, _v(COPIED), Kind.KEPT))
-    stock = _stock(
+    kept = (
+        StateEntry(0, 2, _v(COPIED), StateKind.KEPT),
+        StateEntry(4, 6, _v(COPIED), StateKind.KEPT),
+    )
+    stock = _reports(
         replace(_HOLDER, holdings=(*_HOLDER.holdings, kept[0])),
         replace(_KEEPER, holdings=(*_KEEPER.holdings, kept[1])),
     )
-    past = Past(_LINEAGE, reported=NOW)
-    assert choose(6, stock, past, _PRESENT) == Anew((_EXPECTED,))
-    choice = choose(6, stock, past)
-    assert isinstance(choice, Choice)
+    past = KnownPast(_LINEAGE, reported=NOW)
+    assert choose_version(6, stock, past, _PRESENT) == RebuildFirst((_EXPECTED,))
+    choice = choose_version(6, stock, past)
+    assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (_v(COPIED), NOW - COPIED)
 
 
 def test_what_was_made_counts_as_what_was_there() -> None:
-    made = Holding(2, 4, _v(NOW), Kind.FETCHED)
-    stock = _stock(_HOLDER, replace(_KEEPER, holdings=(*_KEEPER.holdings, made)))
-    choice = choose(6, stock, Past(_LINEAGE, reported=NOW), _PRESENT)
-    assert isinstance(choice, Choice)
+    made = StateEntry(2, 4, _v(NOW), StateKind.FETCHED)
+    stock = _reports(_HOLDER, replace(_KEEPER, holdings=(*_KEEPER.holdings, made)))
+    choice = choose_version(6, stock, KnownPast(_LINEAGE, reported=NOW), _PRESENT)
+    assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (_v(NOW), 0)
 
 
 def test_the_first_weights_are_no_reason_to_go_back_far() -> None:
-    first = GlobalCopy(Version(20, 0), "h", Kind.INITIAL)
-    found = choose(6, _stock(_HOLDER, _KEEPER), Past(_LINEAGE, NOW, (first,)), _PRESENT)
-    assert found == Anew((_EXPECTED,))
+    first = FullSnapshot(Version(20, 0), "h", StateKind.INITIAL)
+    found = choose_version(
+        6, _reports(_HOLDER, _KEEPER), KnownPast(_LINEAGE, NOW, (first,)), _PRESENT
+    )
+    assert found == RebuildFirst((_EXPECTED,))
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
 def test_no_step_is_made_that_somebody_has_forgotten(one: int, other: int, copied: int) -> None:
-    stock = _stock(
+    stock = _reports(
         _has("h", _live(0, 2), since=one),
         _has("c", _live(4, 6), _copy(2, 4, _v(copied)), since=other),
     )
-    for made in rebuilds(6, stock, _LINEAGE, _PRESENT):
-        assert max(one, other, 20) <= made.version.step <= NOW - LEAST_STEPS
+    for made in plan_rebuilds(6, stock, _LINEAGE, _PRESENT):
+        assert max(one, other, 20) <= made.version.step <= NOW - MIN_STEPS
         assert made.version.step == copied
 
 

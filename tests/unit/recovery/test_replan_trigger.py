@@ -9,120 +9,122 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.recovery.generation_request import Reason
+from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.replan_trigger import (
     LONGEST_SETTLE_SECONDS,
-    MOST_MOVES,
-    MOST_TRIES,
+    MAX_MOVES,
+    MAX_TRIES,
     OVERTAKE_SECONDS,
     RETRY_SECONDS,
     SETTLE_SECONDS,
-    Answered,
-    Appeared,
-    Asked,
-    Began,
-    ChangePlan,
-    Drifted,
-    ElasticCore,
+    AdoptPlan,
+    DeviceGone,
+    DeviceJoined,
+    DeviceLeaving,
+    DriftChecked,
     ElasticEvent,
     ElasticInstruction,
-    Gone,
-    Leaving,
-    LookNow,
-    StayOn,
-    Unanswered,
+    EvaluateNow,
+    EvaluationAnswered,
+    EvaluationFailed,
+    GenerationBegan,
+    ReconfigureStarted,
+    RefuseLeave,
+    ReplanTrigger,
 )
 
 AB = frozenset({"a", "b"})
 _NEVER = float("inf")
 
 
-def begun(*, replans: bool = True) -> ElasticCore:
+def begun(*, replans: bool = True) -> ReplanTrigger:
     """Training on a, the holder, and b."""
-    core = ElasticCore("a", replans=replans)
-    core.handle(Appeared("b"), 0.0)
-    core.handle(Asked(), 0.0)
-    assert core.handle(Began(AB), 0.0) == []
+    core = ReplanTrigger("a", replans=replans)
+    core.handle(DeviceJoined("b"), 0.0)
+    core.handle(ReconfigureStarted(), 0.0)
+    assert core.handle(GenerationBegan(AB), 0.0) == []
     return core
 
 
-def answered(number: int, devices: frozenset[str], in_sight: str = "abcdefgh") -> Answered:
+def answered(
+    number: int, devices: frozenset[str], in_sight: str = "abcdefgh"
+) -> EvaluationAnswered:
     """With everybody in sight, unless the test says otherwise."""
-    return Answered(number, devices, frozenset(in_sight))
+    return EvaluationAnswered(number, devices, frozenset(in_sight))
 
 
-def look(instructions: list[ElasticInstruction]) -> LookNow:
+def look(instructions: list[ElasticInstruction]) -> EvaluateNow:
     (one,) = instructions
-    assert isinstance(one, LookNow)
+    assert isinstance(one, EvaluateNow)
     return one
 
 
 def test_newcomers_settle_before_they_are_looked_at_and_all_at_once() -> None:
     core = begun()
-    assert core.handle(Appeared("c"), 1.0) == []
-    assert core.handle(Appeared("d"), 1.9) == []
+    assert core.handle(DeviceJoined("c"), 1.0) == []
+    assert core.handle(DeviceJoined("d"), 1.9) == []
     assert core.tick(1.0 + SETTLE_SECONDS) == []
     assert core.next_wakeup == 1.9 + SETTLE_SECONDS
     found = look(core.tick(core.next_wakeup))
-    assert found.reason is Reason.JOIN
+    assert found.reason is ReconfigureReason.JOIN
     changed = core.handle(answered(found.number, AB | {"c"}), 5.0)
-    assert changed == [ChangePlan(Reason.JOIN)]
+    assert changed == [AdoptPlan(ReconfigureReason.JOIN)]
 
 
 def test_who_does_not_pay_stays_outside_until_the_next_drift_look() -> None:
     core = begun()
-    core.handle(Appeared("c"), 1.0)
+    core.handle(DeviceJoined("c"), 1.0)
     found = look(core.tick(3.0))
     assert core.handle(answered(found.number, frozenset()), 4.0) == []
     assert core.tick(1000.0) == []
-    later = look(core.handle(Drifted(), 1001.0))
-    assert later.reason is Reason.DRIFT
+    later = look(core.handle(DriftChecked(), 1001.0))
+    assert later.reason is ReconfigureReason.DRIFT
     changed = core.handle(answered(later.number, AB | {"c"}), 1002.0)
-    assert changed == [ChangePlan(Reason.JOIN)]
+    assert changed == [AdoptPlan(ReconfigureReason.JOIN)]
 
 
 def test_a_device_that_was_suspected_has_not_come_anew() -> None:
     core = begun()
-    core.handle(Appeared("c"), 1.0)
+    core.handle(DeviceJoined("c"), 1.0)
     core.handle(answered(look(core.tick(3.0)).number, frozenset()), 4.0)
-    assert core.handle(Appeared("c"), 5.0) == []
+    assert core.handle(DeviceJoined("c"), 5.0) == []
     assert core.tick(100.0) == []
 
 
 def test_a_device_that_comes_back_is_looked_at_again() -> None:
     core = begun()
-    core.handle(Appeared("c"), 1.0)
+    core.handle(DeviceJoined("c"), 1.0)
     core.handle(answered(look(core.tick(3.0)).number, frozenset()), 4.0)
-    core.handle(Gone("c"), 5.0)
-    core.handle(Appeared("c"), 6.0)
-    assert look(core.tick(7.0)).reason is Reason.JOIN
+    core.handle(DeviceGone("c"), 5.0)
+    core.handle(DeviceJoined("c"), 6.0)
+    assert look(core.tick(7.0)).reason is ReconfigureReason.JOIN
 
 
 def test_who_came_while_a_plan_was_made_is_looked_at_once_it_is_in_force() -> None:
     core = begun()
-    core.handle(Asked(), 1.0)
-    assert core.handle(Appeared("c"), 1.1) == []
+    core.handle(ReconfigureStarted(), 1.0)
+    assert core.handle(DeviceJoined("c"), 1.1) == []
     assert core.tick(9.0) == []  # nothing is in force
-    assert look(core.handle(Began(AB), 10.0)).reason is Reason.JOIN
+    assert look(core.handle(GenerationBegan(AB), 10.0)).reason is ReconfigureReason.JOIN
 
 
 def test_a_device_alone_never_looks() -> None:
-    core = ElasticCore("a")
-    core.handle(Began(frozenset("a")), 0.0)
-    assert core.handle(Drifted(), 9.0) == []
+    core = ReplanTrigger("a")
+    core.handle(GenerationBegan(frozenset("a")), 0.0)
+    assert core.handle(DriftChecked(), 9.0) == []
 
 
 def test_nothing_is_due_where_nobody_is_new() -> None:
     core = begun()
     assert core.next_wakeup == float("inf")
-    core.handle(Appeared("c"), 1.0)
+    core.handle(DeviceJoined("c"), 1.0)
     assert core.next_wakeup == 1.0 + SETTLE_SECONDS
-    core.handle(Gone("c"), 1.1)
+    core.handle(DeviceGone("c"), 1.1)
     assert core.next_wakeup == float("inf")
 
 
 def fails(number: int) -> ElasticEvent:
-    return Unanswered(number)
+    return EvaluationFailed(number)
 
 
 def sees_the_others_only(number: int) -> ElasticEvent:
@@ -135,7 +137,7 @@ def test_looks_that_settle_nothing_are_made_again_less_and_less_often(
     ends: Callable[[int], ElasticEvent],
 ) -> None:
     core, now, at = begun(), 10.0, [10.0]
-    core.handle(Appeared("c"), 0.0)
+    core.handle(DeviceJoined("c"), 0.0)
     instructions = core.tick(now)
     while core.handle(ends(look(instructions).number), now) == [] and core.next_wakeup < _NEVER:
         assert core.tick(core.next_wakeup - 0.1) == []
@@ -143,125 +145,141 @@ def test_looks_that_settle_nothing_are_made_again_less_and_less_often(
         at.append(now)
         instructions = core.tick(now)
     waits = [later - earlier for earlier, later in pairwise(at)]
-    assert waits == [RETRY_SECONDS * 2**n for n in range(MOST_TRIES - 1)]
-    core.handle(Asked(), 1000.0)
-    assert look(core.handle(Began(AB), 1001.0)).reason is Reason.JOIN  # a new plan, a new chance
+    assert waits == [RETRY_SECONDS * 2**n for n in range(MAX_TRIES - 1)]
+    core.handle(ReconfigureStarted(), 1000.0)
+    assert (
+        look(core.handle(GenerationBegan(AB), 1001.0)).reason is ReconfigureReason.JOIN
+    )  # a new plan, a new chance
 
 
 def test_who_was_not_in_sight_is_taken_in_by_a_later_look() -> None:
     core = begun()
-    core.handle(Appeared("c"), 1.0)
+    core.handle(DeviceJoined("c"), 1.0)
     core.handle(answered(look(core.tick(3.0)).number, frozenset(), "ab"), 4.0)
     again = look(core.tick(4.0 + RETRY_SECONDS))
     changed = core.handle(answered(again.number, AB | {"c"}), 8.0)
-    assert changed == [ChangePlan(Reason.JOIN)]
+    assert changed == [AdoptPlan(ReconfigureReason.JOIN)]
 
 
 def test_who_comes_while_another_cannot_be_seen_is_looked_at_as_soon_as_ever() -> None:
     core = begun()
-    core.handle(Appeared("c"), 1.0)
+    core.handle(DeviceJoined("c"), 1.0)
     found = look(core.tick(3.0))
-    core.handle(Appeared("d"), 3.5)
+    core.handle(DeviceJoined("d"), 3.5)
     core.handle(answered(found.number, frozenset(), "ab"), 4.0)
     assert core.next_wakeup == 3.5 + SETTLE_SECONDS
     found = look(core.tick(core.next_wakeup))
     core.handle(answered(found.number, frozenset(), "abd"), 5.0)
-    core.handle(Appeared("e"), 6.0)
+    core.handle(DeviceJoined("e"), 6.0)
     assert core.next_wakeup == 6.0 + SETTLE_SECONDS
 
 
 def test_what_was_found_is_not_replaced_by_another_look_before_it_is_in_force() -> None:
     """Else the change would be made for a reason that what it proposes was not found for."""
     core = begun()
-    core.handle(Appeared("c"), 1.0)
-    drift = look(core.handle(Drifted(), 1.5))
-    assert core.handle(answered(drift.number, AB, "ab"), 1.9) == [ChangePlan(Reason.DRIFT)]
+    core.handle(DeviceJoined("c"), 1.0)
+    drift = look(core.handle(DriftChecked(), 1.5))
+    assert core.handle(answered(drift.number, AB, "ab"), 1.9) == [
+        AdoptPlan(ReconfigureReason.DRIFT)
+    ]
     assert core.next_wakeup == _NEVER
-    assert core.tick(30.0) == core.handle(Drifted(), 31.0) == []
-    assert look(core.handle(Leaving("b"), 32.0)).reason is Reason.LEAVE  # it waits for an answer
-    core.handle(Asked(), 33.0)
-    gone, *joins = core.handle(Began(frozenset("a"), AB), 34.0)
-    assert gone == ChangePlan(Reason.LEAVE, "b")
-    assert look(joins).reason is Reason.JOIN
+    assert core.tick(30.0) == core.handle(DriftChecked(), 31.0) == []
+    assert (
+        look(core.handle(DeviceLeaving("b"), 32.0)).reason is ReconfigureReason.LEAVE
+    )  # it waits for an answer
+    core.handle(ReconfigureStarted(), 33.0)
+    gone, *joins = core.handle(GenerationBegan(frozenset("a"), AB), 34.0)
+    assert gone == AdoptPlan(ReconfigureReason.LEAVE, "b")
+    assert look(joins).reason is ReconfigureReason.JOIN
 
 
 def test_who_came_while_a_plan_was_made_that_it_had_no_part_in_is_looked_at_then() -> None:
     """A link that broke is answered by the same plan, and nobody is measured for that."""
     core = begun()
-    core.handle(Asked(), 1.0)
-    core.handle(Appeared("c"), 1.1)
-    assert look(core.handle(Began(AB, considered=frozenset()), 10.0)).reason is Reason.JOIN
+    core.handle(ReconfigureStarted(), 1.0)
+    core.handle(DeviceJoined("c"), 1.1)
+    assert (
+        look(core.handle(GenerationBegan(AB, considered=frozenset()), 10.0)).reason
+        is ReconfigureReason.JOIN
+    )
     core = begun()
-    core.handle(Asked(), 1.0)
-    core.handle(Appeared("c"), 1.1)
-    assert core.handle(Began(AB, considered=AB | {"c"}), 10.0) == []
+    core.handle(ReconfigureStarted(), 1.0)
+    core.handle(DeviceJoined("c"), 1.1)
+    assert core.handle(GenerationBegan(AB, considered=AB | {"c"}), 10.0) == []
 
 
 def test_a_leaver_is_looked_at_at_once_whatever_else_is() -> None:
     core = begun()
-    drift = look(core.handle(Drifted(), 1.0))
-    leave = look(core.handle(Leaving("b"), 2.0))
-    assert (leave.reason, leave.without) == (Reason.LEAVE, {"b"})
+    drift = look(core.handle(DriftChecked(), 1.0))
+    leave = look(core.handle(DeviceLeaving("b"), 2.0))
+    assert (leave.reason, leave.without) == (ReconfigureReason.LEAVE, {"b"})
     assert core.handle(answered(drift.number, AB), 3.0) == []  # it was given up
     assert core.handle(answered(leave.number, frozenset({"a"})), 4.0) == [
-        ChangePlan(Reason.LEAVE, "b")
+        AdoptPlan(ReconfigureReason.LEAVE, "b")
     ]
 
 
 def test_a_leaver_that_the_others_cannot_do_without_hears_so_and_nothing_changes() -> None:
     core = begun()
-    found = look(core.handle(Leaving("b"), 1.0))
-    assert core.handle(Unanswered(found.number, "too little memory"), 2.0) == [
-        StayOn("b", "too little memory")
+    found = look(core.handle(DeviceLeaving("b"), 1.0))
+    assert core.handle(EvaluationFailed(found.number, "too little memory"), 2.0) == [
+        RefuseLeave("b", "too little memory")
     ]
     assert core.tick(900.0) == []
-    assert look(core.handle(Leaving("b"), 901.0)).reason is Reason.LEAVE  # it may ask again
+    assert (
+        look(core.handle(DeviceLeaving("b"), 901.0)).reason is ReconfigureReason.LEAVE
+    )  # it may ask again
 
 
 def test_a_drift_look_that_a_leave_overtook_is_made_again_where_all_stays() -> None:
     core = begun()
-    look(core.handle(Drifted(), 1.0))
-    leave = look(core.handle(Leaving("b"), 1.5))
-    stay, drift = core.handle(Unanswered(leave.number, "too little memory"), 2.0)
-    assert isinstance(stay, StayOn)
-    assert look([drift]).reason is Reason.DRIFT
+    look(core.handle(DriftChecked(), 1.0))
+    leave = look(core.handle(DeviceLeaving("b"), 1.5))
+    stay, drift = core.handle(EvaluationFailed(leave.number, "too little memory"), 2.0)
+    assert isinstance(stay, RefuseLeave)
+    assert look([drift]).reason is ReconfigureReason.DRIFT
 
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_what_drifts_during_a_look_is_looked_at_after_it_unless_the_plan_ends(stays: bool) -> None:
     core = begun()
-    first = look(core.handle(Drifted(), 1.0))
-    assert core.handle(Drifted(), 1.5) == []
+    first = look(core.handle(DriftChecked(), 1.0))
+    assert core.handle(DriftChecked(), 1.5) == []
     found = core.handle(answered(first.number, frozenset() if stays else AB), 2.0)
     if stays:
         again = look(found)
-        assert again.reason is Reason.DRIFT
+        assert again.reason is ReconfigureReason.DRIFT
         assert core.handle(answered(again.number, frozenset()), 3.0) == []
     else:
-        assert found == [ChangePlan(Reason.DRIFT)]
-        core.handle(Asked(), 2.0)
-        assert core.handle(Began(AB), 3.0) == []
+        assert found == [AdoptPlan(ReconfigureReason.DRIFT)]
+        core.handle(ReconfigureStarted(), 2.0)
+        assert core.handle(GenerationBegan(AB), 3.0) == []
 
 
 def test_who_comes_overtakes_a_drift_look_which_is_made_again() -> None:
     core = begun()
-    drift = look(core.handle(Drifted(), 1.0))
-    core.handle(Appeared("c"), 2.0)
+    drift = look(core.handle(DriftChecked(), 1.0))
+    core.handle(DeviceJoined("c"), 2.0)
     join = look(core.tick(core.next_wakeup))
-    assert (join.reason, core.handle(answered(drift.number, frozenset()), 3.5)) == (Reason.JOIN, [])
-    assert look(core.handle(answered(join.number, frozenset()), 4.0)).reason is Reason.DRIFT
+    assert (join.reason, core.handle(answered(drift.number, frozenset()), 3.5)) == (
+        ReconfigureReason.JOIN,
+        [],
+    )
+    assert (
+        look(core.handle(answered(join.number, frozenset()), 4.0)).reason is ReconfigureReason.DRIFT
+    )
 
 
 def test_who_comes_while_others_are_looked_at_is_not_forgotten_and_waits_a_moment_only() -> None:
     core = begun()
-    core.handle(Appeared("c"), 1.0)
+    core.handle(DeviceJoined("c"), 1.0)
     look(core.tick(2.0))
-    core.handle(Appeared("d"), 5.0)
+    core.handle(DeviceJoined("d"), 5.0)
     assert core.next_wakeup == 5.0 + OVERTAKE_SECONDS
     found = look(core.tick(core.next_wakeup))  # of both, as the first has not been answered
-    core.handle(Appeared("e"), 26.0)
+    core.handle(DeviceJoined("e"), 26.0)
     [again] = core.handle(answered(found.number, frozenset(), "abcd"), 40.0)
-    assert look([again]).reason is Reason.JOIN
+    assert look([again]).reason is ReconfigureReason.JOIN
     assert core.handle(answered(look([again]).number, frozenset()), 41.0) == []
     assert core.next_wakeup == float("inf")
 
@@ -269,7 +287,7 @@ def test_who_comes_while_others_are_looked_at_is_not_forgotten_and_waits_a_momen
 def test_devices_that_come_one_after_the_other_do_not_put_off_the_first_for_ever() -> None:
     core = begun()
     for number in range(10):
-        core.handle(Appeared(f"c{number}"), 1.0 + 0.9 * number)
+        core.handle(DeviceJoined(f"c{number}"), 1.0 + 0.9 * number)
         if core.next_wakeup <= 1.0 + 0.9 * (number + 1):
             break
     assert core.next_wakeup == 1.0 + LONGEST_SETTLE_SECONDS
@@ -277,108 +295,114 @@ def test_devices_that_come_one_after_the_other_do_not_put_off_the_first_for_ever
 
 def test_who_came_is_not_held_against_who_comes_next_nor_are_changes_of_speed() -> None:
     core = begun()
-    found = look(core.handle(Drifted(), 1.0))
+    found = look(core.handle(DriftChecked(), 1.0))
     core.handle(answered(found.number, AB), 2.0)
     for second, device in ((10.0, "c"), (40.0, "d")):
         devices = AB if device == "c" else AB | {"c"}
-        core.handle(Asked(), second - 5.0)
-        core.handle(Began(devices), second - 4.0)
-        core.handle(Appeared(device), second)
+        core.handle(ReconfigureStarted(), second - 5.0)
+        core.handle(GenerationBegan(devices), second - 4.0)
+        core.handle(DeviceJoined(device), second)
         found = look(core.tick(second + SETTLE_SECONDS))
         assert found.moved_seconds_ago == ()
         out = core.handle(answered(found.number, devices | {device}), second + 2.0)
-        assert out == [ChangePlan(Reason.JOIN)]
+        assert out == [AdoptPlan(ReconfigureReason.JOIN)]
 
 
 def test_who_came_while_a_leaver_was_replaced_is_looked_at_then() -> None:
     """A plan for a leave measures nobody: who is new has no part in it, however good it is."""
     core = begun()
-    core.handle(Appeared("c"), 1.0)
-    found = look(core.handle(Leaving("b"), 1.1))
+    core.handle(DeviceJoined("c"), 1.0)
+    found = look(core.handle(DeviceLeaving("b"), 1.1))
     core.handle(answered(found.number, frozenset("a")), 1.2)
-    core.handle(Asked(), 1.3)
-    assert look(core.handle(Began(frozenset("a")), 3.0)).reason is Reason.JOIN
+    core.handle(ReconfigureStarted(), 1.3)
+    assert look(core.handle(GenerationBegan(frozenset("a")), 3.0)).reason is ReconfigureReason.JOIN
 
 
 def test_a_leaver_goes_though_nothing_was_found() -> None:
     core = begun()
-    found = look(core.handle(Leaving("b"), 1.0))
-    assert core.handle(Unanswered(found.number), 4.0) == [ChangePlan(Reason.LEAVE, "b")]
+    found = look(core.handle(DeviceLeaving("b"), 1.0))
+    assert core.handle(EvaluationFailed(found.number), 4.0) == [
+        AdoptPlan(ReconfigureReason.LEAVE, "b")
+    ]
 
 
 def test_who_has_no_part_leaves_without_a_look() -> None:
     core = begun()
-    core.handle(Appeared("c"), 1.0)
-    assert core.handle(Leaving("c"), 1.1) == [ChangePlan(Reason.LEAVE, "c")]
+    core.handle(DeviceJoined("c"), 1.0)
+    assert core.handle(DeviceLeaving("c"), 1.1) == [AdoptPlan(ReconfigureReason.LEAVE, "c")]
     assert core.tick(9.0) == []
 
 
 def test_a_leaver_is_not_forgotten_when_a_failure_comes_between() -> None:
     core = begun()
-    core.handle(Leaving("b"), 1.0)
-    core.handle(Asked(), 2.0)
-    assert look(core.handle(Began(AB), 3.0)).reason is Reason.LEAVE
-    core.handle(Asked(), 4.0)
-    assert core.handle(Began(frozenset({"a"})), 5.0) == [ChangePlan(Reason.LEAVE, "b")]
+    core.handle(DeviceLeaving("b"), 1.0)
+    core.handle(ReconfigureStarted(), 2.0)
+    assert look(core.handle(GenerationBegan(AB), 3.0)).reason is ReconfigureReason.LEAVE
+    core.handle(ReconfigureStarted(), 4.0)
+    assert core.handle(GenerationBegan(frozenset({"a"})), 5.0) == [
+        AdoptPlan(ReconfigureReason.LEAVE, "b")
+    ]
 
 
 def test_a_plan_that_is_to_stay_changes_only_for_who_comes_or_goes() -> None:
     core = begun(replans=False)
-    assert core.handle(Drifted(), 1.0) == []
-    core.handle(Appeared("c"), 2.0)
+    assert core.handle(DriftChecked(), 1.0) == []
+    core.handle(DeviceJoined("c"), 2.0)
     found = look(core.tick(4.0))
     assert (
         core.handle(answered(found.number, AB), 5.0) == []
     )  # the same devices, work divided again
-    core.handle(Appeared("d"), 6.0)
+    core.handle(DeviceJoined("d"), 6.0)
     found = look(core.tick(8.0))
-    assert core.handle(answered(found.number, AB | {"d"}), 9.0) == [ChangePlan(Reason.JOIN)]
+    assert core.handle(answered(found.number, AB | {"d"}), 9.0) == [
+        AdoptPlan(ReconfigureReason.JOIN)
+    ]
 
 
 def test_changes_that_nothing_forced_are_remembered() -> None:
     core = begun()
-    found = look(core.handle(Drifted(), 1.0))
+    found = look(core.handle(DriftChecked(), 1.0))
     core.handle(answered(found.number, AB), 2.0)
-    core.handle(Asked(), 2.0)
-    core.handle(Began(AB), 3.0)
-    assert look(core.handle(Drifted(), 12.0)).moved_seconds_ago == (10.0,)
+    core.handle(ReconfigureStarted(), 2.0)
+    core.handle(GenerationBegan(AB), 3.0)
+    assert look(core.handle(DriftChecked(), 12.0)).moved_seconds_ago == (10.0,)
 
 
 def test_of_changes_without_number_the_last_ones_are_told() -> None:
     """A request with all of them would be refused one day, and no look made any more."""
     core = begun()
-    for change in range(MOST_MOVES + 5):
-        found = look(core.handle(Drifted(), 10.0 * change))
+    for change in range(MAX_MOVES + 5):
+        found = look(core.handle(DriftChecked(), 10.0 * change))
         core.handle(answered(found.number, AB), 10.0 * change)
-        core.handle(Began(AB), 10.0 * change)
-    told = look(core.handle(Drifted(), 1000.0)).moved_seconds_ago
-    assert (len(told), told[-1]) == (MOST_MOVES, 1000.0 - 10.0 * (MOST_MOVES + 4))
+        core.handle(GenerationBegan(AB), 10.0 * change)
+    told = look(core.handle(DriftChecked(), 1000.0)).moved_seconds_ago
+    assert (len(told), told[-1]) == (MAX_MOVES, 1000.0 - 10.0 * (MAX_MOVES + 4))
 
 
 def test_what_was_planned_in_haste_is_looked_at_once_whatever_was_changed_lately() -> None:
     core = begun()
-    found = look(core.handle(Drifted(), 1.0))
+    found = look(core.handle(DriftChecked(), 1.0))
     core.handle(answered(found.number, AB), 2.0)
-    core.handle(Asked(), 2.0)
-    core.handle(Began(AB, in_haste=True), 3.0)
+    core.handle(ReconfigureStarted(), 2.0)
+    core.handle(GenerationBegan(AB, in_haste=True), 3.0)
     assert core.in_haste
-    found = look(core.handle(Drifted(), 12.0))
+    found = look(core.handle(DriftChecked(), 12.0))
     assert found.moved_seconds_ago == ()
-    assert core.handle(answered(found.number, AB), 13.0) == [ChangePlan(Reason.DRIFT)]
-    core.handle(Asked(), 13.0)
-    core.handle(Began(AB), 14.0)
+    assert core.handle(answered(found.number, AB), 13.0) == [AdoptPlan(ReconfigureReason.DRIFT)]
+    core.handle(ReconfigureStarted(), 13.0)
+    core.handle(GenerationBegan(AB), 14.0)
     assert not core.in_haste
-    later = look(core.handle(Drifted(), 22.0))
+    later = look(core.handle(DriftChecked(), 22.0))
     assert later.moved_seconds_ago == (20.0,)  # the one in between does not count
 
 
 def test_a_look_that_fails_leaves_what_was_planned_in_haste_to_the_next() -> None:
     core = begun()
-    core.handle(Began(AB, in_haste=True), 3.0)
-    found = look(core.handle(Drifted(), 12.0))
-    core.handle(Unanswered(found.number), 13.0)
+    core.handle(GenerationBegan(AB, in_haste=True), 3.0)
+    found = look(core.handle(DriftChecked(), 12.0))
+    core.handle(EvaluationFailed(found.number), 13.0)
     assert core.in_haste
-    found = look(core.handle(Drifted(), 32.0))
+    found = look(core.handle(DriftChecked(), 32.0))
     core.handle(answered(found.number, frozenset()), 33.0)
     assert not core.in_haste
 
@@ -386,14 +410,14 @@ def test_a_look_that_fails_leaves_what_was_planned_in_haste_to_the_next() -> Non
 _devices = st.sampled_from(["b", "c", "d"])
 _sets = st.frozensets(_devices).map(lambda some: some | {"a"})
 _events: st.SearchStrategy[ElasticEvent] = st.one_of(
-    st.builds(Appeared, _devices),
-    st.builds(Gone, _devices),
-    st.builds(Leaving, _devices),
-    st.just(Drifted()),
-    st.builds(Asked),
-    st.builds(Began, _sets, _sets),
-    st.builds(Answered, st.integers(0, 12), st.frozensets(_devices), _sets),
-    st.builds(Unanswered, st.integers(0, 12), st.none() | st.just("no plan")),
+    st.builds(DeviceJoined, _devices),
+    st.builds(DeviceGone, _devices),
+    st.builds(DeviceLeaving, _devices),
+    st.just(DriftChecked()),
+    st.builds(ReconfigureStarted),
+    st.builds(GenerationBegan, _sets, _sets),
+    st.builds(EvaluationAnswered, st.integers(0, 12), st.frozensets(_devices), _sets),
+    st.builds(EvaluationFailed, st.integers(0, 12), st.none() | st.just("no plan")),
 )
 
 
@@ -401,29 +425,29 @@ _events: st.SearchStrategy[ElasticEvent] = st.one_of(
 def test_whatever_happens_looks_are_one_at_a_time_and_leavers_are_answered(
     course: list[tuple[ElasticEvent, float]], replans: bool
 ) -> None:
-    core, now = ElasticCore("a", replans=replans), 0.0
-    open_look: LookNow | None = None
+    core, now = ReplanTrigger("a", replans=replans), 0.0
+    open_look: EvaluateNow | None = None
     leaving: set[str] = set()
     for event, wait in course:
         now += wait
         match event:
-            case Asked() | Began():
+            case ReconfigureStarted() | GenerationBegan():
                 open_look = None
-            case Leaving(device):
+            case DeviceLeaving(device):
                 leaving.add(device)
                 open_look = None
-            case Gone(device):
+            case DeviceGone(device):
                 leaving.discard(device)
-            case Answered(number) | Unanswered(number):
+            case EvaluationAnswered(number) | EvaluationFailed(number):
                 if open_look is not None and number == open_look.number:
                     open_look = None
         for instruction in core.handle(event, now) + core.tick(now):
-            if isinstance(instruction, LookNow):
+            if isinstance(instruction, EvaluateNow):
                 # a leave's look nobody overtakes; who comes may overtake the others
-                assert open_look is None or open_look.reason is not Reason.LEAVE
-                assert open_look is None or instruction.reason is not Reason.DRIFT
+                assert open_look is None or open_look.reason is not ReconfigureReason.LEAVE
+                assert open_look is None or instruction.reason is not ReconfigureReason.DRIFT
                 open_look = instruction
-            elif isinstance(instruction, StayOn):
+            elif isinstance(instruction, RefuseLeave):
                 leaving.discard(instruction.device)
             elif instruction.leaver is not None:
                 leaving.discard(instruction.leaver)
@@ -431,11 +455,11 @@ def test_whatever_happens_looks_are_one_at_a_time_and_leavers_are_answered(
     # In force, with everything answered, nobody waits for ever.
     for _ in range(4):
         now += 100.0
-        answers = [core.handle(Began(frozenset("abcd")), now)]
+        answers = [core.handle(GenerationBegan(frozenset("abcd")), now)]
         while answers:
             for instruction in answers.pop():
-                if isinstance(instruction, LookNow):
-                    answers.append(core.handle(Unanswered(instruction.number), now))
-                elif isinstance(instruction, ChangePlan) and instruction.leaver is not None:
+                if isinstance(instruction, EvaluateNow):
+                    answers.append(core.handle(EvaluationFailed(instruction.number), now))
+                elif isinstance(instruction, AdoptPlan) and instruction.leaver is not None:
                     leaving.discard(instruction.leaver)
     assert not leaving

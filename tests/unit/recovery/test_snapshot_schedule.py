@@ -13,22 +13,24 @@ from p2ptrain.recovery.snapshot_schedule import (
     COSTS_LEFT_OUT,
     FIRST_ROUNDS,
     IDLE_SHARE,
-    LEAST_OF_RECKONED,
-    MOST_OF_RECKONED,
+    MAX_OF_ESTIMATED,
+    MIN_OF_ESTIMATED,
     PATIENCE_LIMIT,
     REPLAY_LIMIT_SECONDS,
     WAIT_SHARE,
-    CopyCost,
-    ReplicaCadence,
-    Transfer,
+    SnapshotCost,
+    SnapshotSchedule,
+    SnapshotTransfer,
 )
 
 seconds = st.floats(1e-4, 100.0)
 costs = st.builds(
-    CopyCost,
+    SnapshotCost,
     cpu_seconds=st.floats(0.0, 100.0),
     transfers=st.lists(
-        st.builds(Transfer, seconds=st.floats(0.0, 1000.0), busy_seconds=st.floats(0.0, 10.0)),
+        st.builds(
+            SnapshotTransfer, seconds=st.floats(0.0, 1000.0), busy_seconds=st.floats(0.0, 10.0)
+        ),
         max_size=3,
     ).map(tuple),
     round_seconds=seconds,
@@ -36,29 +38,29 @@ costs = st.builds(
 
 
 @given(costs)
-def test_what_is_computed_again_is_bounded_and_else_the_cost(cost: CopyCost) -> None:
-    cadence = ReplicaCadence(cost, 0, 0.0)
+def test_what_is_computed_again_is_bounded_and_else_the_cost(cost: SnapshotCost) -> None:
+    cadence = SnapshotSchedule(cost, 0, 0.0)
     rounds = cadence.interval_rounds
     assert rounds >= 1
     assert rounds == 1 or rounds * cost.round_seconds <= REPLAY_LIMIT_SECONDS
     if rounds < int(REPLAY_LIMIT_SECONDS / cost.round_seconds):
-        assert cost.reckoned_seconds <= COST_SHARE * rounds * cost.round_seconds * (1 + 1e-9)
+        assert cost.estimated_seconds <= COST_SHARE * rounds * cost.round_seconds * (1 + 1e-9)
         for transfer in cost.transfers:
             free = cost.round_seconds - transfer.busy_seconds
             if free > 1e-4:
                 assert transfer.seconds <= IDLE_SHARE * rounds * free * (1 + 1e-9)
 
 
-UNRECKONED = CopyCost(0.0, (), round_seconds=31.0)
+UNRECKONED = SnapshotCost(0.0, (), round_seconds=31.0)
 SHORTER_AND_SHORTER = [(31.0, True), (30.0, True), (1.0, False), (21.0, True), (1.0, False)]
 
 
 @given(costs, st.lists(st.tuples(seconds, st.booleans()), max_size=60))
 @example(UNRECKONED, SHORTER_AND_SHORTER)
 def test_never_two_at_once_and_never_more_often_than_it_says(
-    cost: CopyCost, course: list[tuple[float, bool]]
+    cost: SnapshotCost, course: list[tuple[float, bool]]
 ) -> None:
-    cadence = ReplicaCadence(cost, 0, 0.0)
+    cadence = SnapshotSchedule(cost, 0, 0.0)
     now, last, under_way = 0.0, 0, False
     for step, (took, whole) in enumerate(course, start=1):
         wanted = cadence.wants(step)
@@ -73,14 +75,14 @@ def test_never_two_at_once_and_never_more_often_than_it_says(
         if under_way and whole:
             cadence.ended(whole=True)
             under_way = False
-        reckoned = cost.reckoned_seconds
-        least, most = LEAST_OF_RECKONED * reckoned, MOST_OF_RECKONED * reckoned or math.inf
+        reckoned = cost.estimated_seconds
+        least, most = MIN_OF_ESTIMATED * reckoned, MAX_OF_ESTIMATED * reckoned or math.inf
         assert least * (1 - 1e-9) <= cadence.cost_seconds <= most * (1 + 1e-9)
 
 
 def test_bytes_and_links_say_how_often() -> None:
-    cost = CopyCost(0.1, (Transfer(0.2, 0.95),), round_seconds=1.0)
-    cadence = ReplicaCadence(cost, 10, 0.0)
+    cost = SnapshotCost(0.1, (SnapshotTransfer(0.2, 0.95),), round_seconds=1.0)
+    cadence = SnapshotSchedule(cost, 10, 0.0)
     by_cost = math.ceil((0.1 + WAIT_SHARE * 0.2 * 0.95) / COST_SHARE)
     by_links = math.ceil(0.2 / (IDLE_SHARE * 0.05))
     assert (by_cost, by_links) == (7, 8)
@@ -91,7 +93,7 @@ def test_bytes_and_links_say_how_often() -> None:
 
 def test_the_first_versions_wait_for_each_other() -> None:
     """However little they are reckoned to cost: each finds new memory."""
-    cadence = ReplicaCadence(CopyCost(0.0, (), round_seconds=1.0), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(0.0, (), round_seconds=1.0), 0, 0.0)
     kept = []
     for step in range(1, 20):
         if cadence.wants(step):
@@ -103,17 +105,21 @@ def test_the_first_versions_wait_for_each_other() -> None:
 
 
 def test_training_waits_for_copies_at_interfaces_that_it_uses() -> None:
-    transfers = (Transfer(4.0, 0.25), Transfer(2.0, 1.0), Transfer(1.0, 9.0))
-    cost = CopyCost(0.1, transfers, round_seconds=2.0)
-    assert cost.reckoned_seconds == 0.1 + WAIT_SHARE * max(4.0 / 8, 2.0 / 2, 1.0)
-    assert CopyCost(0.1, (), 0.0).reckoned_seconds == 0.1
+    transfers = (
+        SnapshotTransfer(4.0, 0.25),
+        SnapshotTransfer(2.0, 1.0),
+        SnapshotTransfer(1.0, 9.0),
+    )
+    cost = SnapshotCost(0.1, transfers, round_seconds=2.0)
+    assert cost.estimated_seconds == 0.1 + WAIT_SHARE * max(4.0 / 8, 2.0 / 2, 1.0)
+    assert SnapshotCost(0.1, (), 0.0).estimated_seconds == 0.1
 
 
 AHEAD = 2
 """Rounds that are ordered before the one under way has ended."""
 
 
-def drive(cadence: ReplicaCadence, quiet: float, disturbed: float, versions: int) -> None:
+def drive(cadence: SnapshotSchedule, quiet: float, disturbed: float, versions: int) -> None:
     """Rounds of `quiet` seconds, three of `disturbed` ones in which a version travels."""
     now, step = 0.0, 0
 
@@ -137,7 +143,7 @@ def drive(cadence: ReplicaCadence, quiet: float, disturbed: float, versions: int
 
 @pytest.mark.parametrize(("disturbed", "cost"), [(0.15, 0.15), (0.1, 0.12), (0.4, 0.9)])
 def test_what_a_version_is_seen_to_cost_counts_in_the_end(disturbed: float, cost: float) -> None:
-    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=3.0), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(0.2, (), round_seconds=3.0), 0, 0.0)
     drive(cadence, quiet=0.1, disturbed=disturbed, versions=12)
     assert cadence.round_seconds == pytest.approx(0.1)
     assert cadence.cost_seconds == pytest.approx(cost, rel=0.05)
@@ -146,7 +152,7 @@ def test_what_a_version_is_seen_to_cost_counts_in_the_end(disturbed: float, cost
 
 def test_what_nobody_has_reckoned_is_seen() -> None:
     """A holder that was started again may not hear of it; and none were made without a pause."""
-    cadence = ReplicaCadence(CopyCost(0.0, (), 0.0), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(0.0, (), 0.0), 0, 0.0)
     drive(cadence, quiet=0.1, disturbed=0.15, versions=12)
     assert cadence.cost_seconds == pytest.approx(0.15, rel=0.05)
     assert cadence.interval_rounds == math.ceil(cadence.cost_seconds / (COST_SHARE * 0.1) - 1e-9)
@@ -154,7 +160,7 @@ def test_what_nobody_has_reckoned_is_seen() -> None:
 
 def test_rounds_that_differ_anyway_cost_nothing() -> None:
     """Every third one is long: the mean is above the median, with copies and without."""
-    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(0.2, (), round_seconds=1.0), 0, 0.0)
     now, step = 0.0, 0
     for _ in range(12):
         while not cadence.wants(step + 1) or step % 3:
@@ -166,11 +172,11 @@ def test_rounds_that_differ_anyway_cost_nothing() -> None:
             cadence.round_done(step, now)
         cadence.ended(whole=True)
     assert cadence.round_seconds == pytest.approx(0.2)
-    assert cadence.cost_seconds == pytest.approx(LEAST_OF_RECKONED * 0.2, abs=0.02)
+    assert cadence.cost_seconds == pytest.approx(MIN_OF_ESTIMATED * 0.2, abs=0.02)
 
 
 def test_one_version_says_little_about_the_cost() -> None:
-    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(0.2, (), round_seconds=1.0), 0, 0.0)
     drive(cadence, quiet=0.1, disturbed=0.15, versions=8)
     cost = cadence.cost_seconds
     drive(cadence, quiet=0.1, disturbed=2.0, versions=1)
@@ -178,7 +184,7 @@ def test_one_version_says_little_about_the_cost() -> None:
 
 
 def test_what_is_abandoned_says_nothing_about_the_cost_and_is_tried_again_later() -> None:
-    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(0.2, (), round_seconds=1.0), 0, 0.0)
     cadence.round_done(1, 1.0)
     cadence.ordered(2, 1.0)
     cadence.round_done(2, 2.0)
@@ -191,7 +197,9 @@ def test_what_is_abandoned_says_nothing_about_the_cost_and_is_tried_again_later(
 
 
 def test_a_version_that_takes_far_too_long_is_late() -> None:
-    cadence = ReplicaCadence(CopyCost(0.2, (Transfer(20.0, 0.0),), round_seconds=1.0), 0, 0.0)
+    cadence = SnapshotSchedule(
+        SnapshotCost(0.2, (SnapshotTransfer(20.0, 0.0),), round_seconds=1.0), 0, 0.0
+    )
     assert not cadence.is_late(1e9)
     cadence.ordered(40, 5.0)
     assert not cadence.is_late(5.0 + cadence.patience_seconds)
@@ -200,7 +208,7 @@ def test_a_version_that_takes_far_too_long_is_late() -> None:
 
 
 def test_an_evaluation_is_no_long_round() -> None:
-    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(0.2, (), round_seconds=1.0), 0, 0.0)
     cadence.round_done(1, 1.0)
     cadence.pause_over(50.0)
     cadence.round_done(2, 51.0)
@@ -208,7 +216,7 @@ def test_an_evaluation_is_no_long_round() -> None:
 
 
 def test_after_one_was_given_up_the_next_one_is_awaited_longer() -> None:
-    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(0.2, (), round_seconds=1.0), 0, 0.0)
     patience = cadence.patience_seconds
     cadence.ordered(1, now=0.0)
     assert cadence.is_late(patience + 1.0)
@@ -224,7 +232,7 @@ def test_after_one_was_given_up_the_next_one_is_awaited_longer() -> None:
 
 def test_what_new_memory_costs_does_not_count() -> None:
     """The first versions are copied into memory that the process gets from the kernel then."""
-    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=3.0), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(0.2, (), round_seconds=3.0), 0, 0.0)
     drive(cadence, quiet=0.1, disturbed=0.5, versions=COSTS_LEFT_OUT)
     assert cadence.cost_seconds == 0.2
     drive(cadence, quiet=0.1, disturbed=0.15, versions=9)
@@ -232,7 +240,7 @@ def test_what_new_memory_costs_does_not_count() -> None:
 
 
 def test_the_next_version_may_be_ordered_before_the_round_has_ended_in_which_one_is_whole() -> None:
-    cadence = ReplicaCadence(CopyCost(0.2, (), round_seconds=1.0), 0, 0.0)
+    cadence = SnapshotSchedule(SnapshotCost(0.2, (), round_seconds=1.0), 0, 0.0)
     now = 0.0
     for step in range(1, 60, 3):  # a version every three rounds, of which it slows down one
         cadence.ordered(step, now)

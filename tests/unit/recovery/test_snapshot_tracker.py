@@ -5,8 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.recovery.placement import Placed, PlacedStage
-from p2ptrain.recovery.snapshot_tracker import Abandoned, Keeping, TryKeeper, Whole
+from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.snapshot_tracker import (
+    SnapshotAbandoned,
+    SnapshotComplete,
+    SnapshotTracker,
+    TryBackupPeer,
+)
 from p2ptrain.recovery.version import Lineage, Version
 
 EPOCH = 3
@@ -20,12 +25,12 @@ CHAIN = (
 ACKNOWLEDGEMENTS = (("b", (0, 2)), ("b", (2, 4)), ("c", (2, 4)), ("c", (4, 6)))
 
 
-def placed(*stages: PlacedStage, epoch: int = EPOCH, keeps: bool = False) -> Placed:
-    return Placed(epoch, "a", BEGUN, Lineage(), stages or CHAIN, keeps=keeps)
+def placed(*stages: PlacedStage, epoch: int = EPOCH, keeps: bool = False) -> Placement:
+    return Placement(epoch, "a", BEGUN, Lineage(), stages or CHAIN, keeps=keeps)
 
 
-def keeping(*stages: PlacedStage, keeps: bool = False) -> Keeping:
-    found = Keeping()
+def keeping(*stages: PlacedStage, keeps: bool = False) -> SnapshotTracker:
+    found = SnapshotTracker()
     found.begin(placed(*stages, keeps=keeps))
     return found
 
@@ -44,7 +49,7 @@ def test_a_version_is_whole_once_everybody_has_said_so(
         assert account.acknowledged(device, EPOCH - 1, units, V) == []
         assert account.acknowledged(device, EPOCH, units, Version(12, 2)) == []
         found = account.acknowledged(device, EPOCH, units, V)
-        assert found == ([Whole(V)] if number == len(order) else [])
+        assert found == ([SnapshotComplete(V)] if number == len(order) else [])
     assert account.under_way == ()
     assert account.acknowledged("b", EPOCH, (0, 2), V) == []
 
@@ -54,7 +59,7 @@ def test_only_who_should_have_a_copy_counts() -> None:
     account.ordered(V)
     for device, units in (*ACKNOWLEDGEMENTS[1:], ("c", (0, 2)), ("a", (0, 2)), ("b", (0, 3))):
         assert account.acknowledged(device, EPOCH, units, V) == []
-    assert account.acknowledged("b", EPOCH, (0, 2), V) == [Whole(V)]
+    assert account.acknowledged("b", EPOCH, (0, 2), V) == [SnapshotComplete(V)]
 
 
 def test_what_an_epoch_begins_with_may_be_on_its_way_at_once() -> None:
@@ -62,7 +67,7 @@ def test_what_an_epoch_begins_with_may_be_on_its_way_at_once() -> None:
     assert account.under_way == (BEGUN,)
     for device, units in ACKNOWLEDGEMENTS[:-1]:
         account.acknowledged(device, EPOCH, units, BEGUN)
-    assert account.acknowledged("c", EPOCH, (4, 6), BEGUN) == [Whole(BEGUN)]
+    assert account.acknowledged("c", EPOCH, (4, 6), BEGUN) == [SnapshotComplete(BEGUN)]
 
 
 def test_a_plan_without_keepers_keeps_nothing() -> None:
@@ -80,27 +85,27 @@ def test_another_keeper_is_tried_and_stays_the_keeper() -> None:
         account.acknowledged(device, EPOCH, units, V)
     # the next stage's other device, then the far one
     assert account.acknowledged("b", EPOCH, (0, 2), V, "no memory") == [
-        TryKeeper("a", "c", EPOCH, 0, 2, V)
+        TryBackupPeer("a", "c", EPOCH, 0, 2, V)
     ]
     assert account.acknowledged("b", EPOCH, (0, 2), V) == []  # it is not asked any more
-    assert account.acknowledged("c", EPOCH, (0, 2), V) == [Whole(V)]
+    assert account.acknowledged("c", EPOCH, (0, 2), V) == [SnapshotComplete(V)]
     later = Version(14, EPOCH)
     account.ordered(later)
     for device, units in ACKNOWLEDGEMENTS[1:]:
         account.acknowledged(device, EPOCH, units, later)
-    assert account.acknowledged("c", EPOCH, (0, 2), later) == [Whole(later)]
+    assert account.acknowledged("c", EPOCH, (0, 2), later) == [SnapshotComplete(later)]
 
 
 def test_when_nobody_can_keep_it_the_version_is_abandoned_and_the_next_one_is_tried() -> None:
     account = keeping(PlacedStage(0, 2, ("a",), "b"), PlacedStage(2, 4, ("b",), "a"))
     account.ordered(V)
     found = account.acknowledged("b", EPOCH, (0, 2), V, "no memory")
-    assert found == [Abandoned(V, 0, "b", "no memory")]
+    assert found == [SnapshotAbandoned(V, 0, "b", "no memory")]
     assert account.under_way == ()
     later = Version(14, EPOCH)
     account.ordered(later)
     assert account.acknowledged("b", EPOCH, (0, 2), later) == []
-    assert account.acknowledged("a", EPOCH, (2, 4), later) == [Whole(later)]
+    assert account.acknowledged("a", EPOCH, (2, 4), later) == [SnapshotComplete(later)]
 
 
 def test_a_device_without_a_copy_of_its_own_ends_a_version() -> None:
@@ -108,7 +113,7 @@ def test_a_device_without_a_copy_of_its_own_ends_a_version() -> None:
         account = keeping()
         account.ordered(V)
         (found,) = account.acknowledged(device, EPOCH, units, V, "no memory")
-        assert isinstance(found, Abandoned)
+        assert isinstance(found, SnapshotAbandoned)
         assert account.under_way == ()
 
 
@@ -131,7 +136,7 @@ def test_what_is_on_its_way_is_let_finish_however_fast_others_are_wanted() -> No
         assert account.under_way == (was_under_way or (version,))
         device, units = ACKNOWLEDGEMENTS[step % len(ACKNOWLEDGEMENTS)]  # a copy takes a round
         for result in account.acknowledged(device, EPOCH, units, account.under_way[0]):
-            assert isinstance(result, Whole)
+            assert isinstance(result, SnapshotComplete)
             became_whole.append(result.version.step)
     assert became_whole == list(range(11, 39, 4))
 
@@ -141,7 +146,7 @@ def test_what_takes_too_long_is_given_up() -> None:
     assert account.give_up("too slow") == []
     account.ordered(V)
     account.acknowledged("b", EPOCH, (0, 2), V)
-    assert account.give_up("too slow") == [Abandoned(V, 1, "b", "too slow")]
+    assert account.give_up("too slow") == [SnapshotAbandoned(V, 1, "b", "too slow")]
     assert account.under_way == ()
 
 

@@ -9,15 +9,15 @@ from p2ptrain.recovery.stall_detector import (
     QUIET_BYTES,
     QUIET_CPU_SECONDS,
     QUIET_SECONDS,
-    Counters,
-    RoundWatch,
+    ProgressCounters,
+    StallDetector,
 )
 
-HERE = {"a": Counters(5, 10_000, 7.0), "b": Counters(9, 500, 3.0)}
+HERE = {"a": ProgressCounters(5, 10_000, 7.0), "b": ProgressCounters(9, 500, 3.0)}
 
 
 def test_two_looks_that_show_the_same_are_a_standstill() -> None:
-    watch = RoundWatch(0.0)
+    watch = StallDetector(0.0)
     assert watch.due == QUIET_SECONDS
     assert not watch.look(HERE, 30.0)
     assert watch.due == 30.0 + QUIET_SECONDS
@@ -27,26 +27,26 @@ def test_two_looks_that_show_the_same_are_a_standstill() -> None:
 @pytest.mark.parametrize(
     "moved",
     [
-        Counters(10, 500, 3.0),
-        Counters(9, 501 + QUIET_BYTES + 2 * QUESTION_BYTES, 3.0),
-        Counters(9, 500, 3.1 + QUIET_CPU_SECONDS),
+        ProgressCounters(10, 500, 3.0),
+        ProgressCounters(9, 501 + QUIET_BYTES + 2 * QUESTION_BYTES, 3.0),
+        ProgressCounters(9, 500, 3.1 + QUIET_CPU_SECONDS),
     ],
 )
-def test_a_task_a_tensor_on_its_way_or_work_is_progress(moved: Counters) -> None:
-    watch = RoundWatch(0.0)
+def test_a_task_a_tensor_on_its_way_or_work_is_progress(moved: ProgressCounters) -> None:
+    watch = StallDetector(0.0)
     watch.look(HERE, 30.0)
     assert not watch.look({**HERE, "b": moved}, 60.0)
     assert watch.look({**HERE, "b": moved}, 90.0)
 
 
 def test_what_membership_moves_is_none() -> None:
-    watch = RoundWatch(0.0)
+    watch = StallDetector(0.0)
     watch.look(HERE, 30.0)
-    assert watch.look({**HERE, "b": Counters(9, 500 + QUIET_BYTES, 3.5)}, 60.0)
+    assert watch.look({**HERE, "b": ProgressCounters(9, 500 + QUIET_BYTES, 3.5)}, 60.0)
 
 
 def test_a_word_of_a_stage_begins_the_count_anew() -> None:
-    watch = RoundWatch(0.0)
+    watch = StallDetector(0.0)
     watch.look(HERE, 30.0)
     watch.moved(31.0)
     assert watch.due == 31.0 + QUIET_SECONDS
@@ -54,14 +54,16 @@ def test_a_word_of_a_stage_begins_the_count_anew() -> None:
 
 
 def test_who_does_not_answer_does_not_move() -> None:
-    watch = RoundWatch(0.0)
+    watch = StallDetector(0.0)
     watch.look({**HERE, "b": None}, 30.0)
     assert watch.look({**HERE, "b": None}, 60.0)
 
 
 def test_the_questions_themselves_are_no_progress() -> None:
     """The holder asks forty devices every 1.5 s, 340 bytes each time both ways."""
-    before = {f"{number:02}": Counters(9, 500, 3.0) for number in range(40)}
-    now = {**before, "00": Counters(9, 500 + 40 * 680, 3.0)}
-    assert not RoundWatch.has_moved(before, now, seconds=1.5)
-    assert RoundWatch.has_moved(before, {**before, "00": Counters(9, 100_000, 3.0)}, seconds=1.5)
+    before = {f"{number:02}": ProgressCounters(9, 500, 3.0) for number in range(40)}
+    now = {**before, "00": ProgressCounters(9, 500 + 40 * 680, 3.0)}
+    assert not StallDetector.has_moved(before, now, seconds=1.5)
+    assert StallDetector.has_moved(
+        before, {**before, "00": ProgressCounters(9, 100_000, 3.0)}, seconds=1.5
+    )

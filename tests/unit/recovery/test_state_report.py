@@ -10,41 +10,41 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind, Logged
+from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Version
 
 _VERSIONS = st.builds(Version, st.integers(0, 2**40), st.integers(0, 2**40))
 _HOLDINGS = st.builds(
-    lambda first, size, *rest: Holding(first, first + size, *rest),
+    lambda first, size, *rest: StateEntry(first, first + size, *rest),
     st.integers(0, 60),
     st.integers(1, 4),
     _VERSIONS,
-    st.sampled_from(Kind),
+    st.sampled_from(StateKind),
     st.none() | _VERSIONS,
     st.none() | st.tuples(st.floats(0, 1), st.sampled_from(["float32", "float64"])),
 )
-_FULL = Inventory(
+_FULL = StateReport(
     "pi",
     3,
-    (Holding(0, 4, Version(7, 3), Kind.LIVE, Version(8, 3), (0.5, "float32")),),
+    (StateEntry(0, 4, Version(7, 3), StateKind.LIVE, Version(8, 3), (0.5, "float32")),),
     frozenset({"laptop"}),
     1 << 30,
     1 << 20,
     (("laptop", 1e7, 0.001),),
     1.25,
     {"times": {"1": [0.5]}},
-    Logged(3, 5),
+    ReplayWindow(3, 5),
 )
 
 
 @given(st.lists(_HOLDINGS, max_size=6))
-def test_holdings_travel(holdings: list[Holding]) -> None:
-    inventory = Inventory("pi", holdings=tuple(holdings))
-    assert Inventory.from_bytes(inventory.to_bytes()) == inventory
+def test_holdings_travel(holdings: list[StateEntry]) -> None:
+    inventory = StateReport("pi", holdings=tuple(holdings))
+    assert StateReport.from_bytes(inventory.to_bytes()) == inventory
 
 
 def test_everything_travels() -> None:
-    assert Inventory.from_bytes(_FULL.to_bytes()) == _FULL
+    assert StateReport.from_bytes(_FULL.to_bytes()) == _FULL
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_everything_travels() -> None:
 def test_what_cannot_be_an_inventory_is_refused(key: str, value: Any) -> None:
     fields = {**cbor.loads(_FULL.to_bytes(), 1 << 20), key: value}
     with pytest.raises(ProtocolError):
-        Inventory.from_bytes(cbor.dumps(fields))
+        StateReport.from_bytes(cbor.dumps(fields))
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_what_cannot_be_a_holding_is_refused(key: str, value: Any) -> None:
     fields = cbor.loads(_FULL.to_bytes(), 1 << 20)
     fields["holdings"][0][key] = value
     with pytest.raises(ProtocolError):
-        Inventory.from_bytes(cbor.dumps(fields))
+        StateReport.from_bytes(cbor.dumps(fields))

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.recovery.unsent import Standing, Unsent, Wait, unsent
+from p2ptrain.recovery.unsent import MissingPiece, Standing, Unsent, unsent
 
 WARMUPS = (3, 2, 1)
 
 
 def waits(stage: int, what: str, round_index: int, micro_batch: int, sender: str) -> Standing:
     backward = what == "gradient"
-    wait = Wait(stage, backward, round_index, micro_batch, frozenset({sender}), 5.0)
+    wait = MissingPiece(stage, backward, round_index, micro_batch, frozenset({sender}), 5.0)
     return Standing((wait,), ((stage, round_index),), False, frozenset())
 
 

@@ -18,24 +18,24 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.errors import NotItsPart, ProtocolError
-from p2ptrain.job.rounds import Mode, Round
-from p2ptrain.messages.round_orders import EpochKey, RoundOrder
-from p2ptrain.messages.tensors import Line
+from p2ptrain.job.rounds import Round, RoundMode
+from p2ptrain.messages.round_orders import GenerationKey, RoundOrder
+from p2ptrain.messages.tensors import StreamId
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import Message
 from p2ptrain.plan.types.allocation import deal
-from p2ptrain.runtime.allreduce import FLOW, WINDOW, GroupReduction
-from p2ptrain.runtime.io.tensor_router import Switchboard
-from p2ptrain.runtime.not_finite import NotFinite
-from p2ptrain.runtime.reduced_tensors import Summed, gradient_order
+from p2ptrain.runtime.allreduce import FLOW, WINDOW, RingAllReduce
+from p2ptrain.runtime.io.tensor_router import TensorRouter
+from p2ptrain.runtime.not_finite import MicroBatchNotFinite
+from p2ptrain.runtime.reduced_tensors import ReducedTensors, gradient_order
 from tests.support.memory_household import MemoryHousehold, MemoryMesh
 
 torch.set_num_threads(1)
 SAMPLES, MICRO_BATCH = 14, 3
 BUCKET_BYTES = 512
-LINE = Line(EpochKey("job", 1), 0, FLOW)
+LINE = StreamId(GenerationKey("job", 1), 0, FLOW)
 
 
 class Net(nn.Module):
@@ -85,7 +85,7 @@ def prepared() -> Prepared:
     return Prepared(captured, gradients, dict(plain.named_buffers()))
 
 
-class LoggedSwitchboard(Switchboard):
+class LoggedSwitchboard(TensorRouter):
     """Notes which buckets' chunks leave, after so many turns of the loop."""
 
     def __init__(self, mesh: MemoryMesh, log: list[str]) -> None:
@@ -94,7 +94,7 @@ class LoggedSwitchboard(Switchboard):
         self.turns: Callable[[], int] = lambda: 0
 
     async def send_frame(
-        self, device: str, line: Line, fields: Mapping[str, Any], parts: Sequence[memoryview]
+        self, device: str, line: StreamId, fields: Mapping[str, Any], parts: Sequence[memoryview]
     ) -> None:
         for _ in range(self.turns()):
             await asyncio.sleep(0)
@@ -112,7 +112,7 @@ class Device:
 
     stage: Stage
     board: LoggedSwitchboard
-    reduction: GroupReduction
+    reduction: RingAllReduce
     log: list[str] = field(default_factory=list)
 
 
@@ -135,8 +135,8 @@ async def _group(
             log: list[str] = []
             mesh = household[name]
             board = LoggedSwitchboard(mesh, log)
-            summed = Summed(stage, size, turn=turn, turned_bytes=size)
-            reduction = GroupReduction(summed, LINE, ids, mesh.self_id, board)
+            summed = ReducedTensors(stage, size, turn=turn, turned_bytes=size)
+            reduction = RingAllReduce(summed, LINE, ids, mesh.self_id, board)
             group.append(Device(stage, board, reduction, log))
         tasks = [scope.create_task(device.reduction.run()) for device in group]
         yield group
@@ -145,7 +145,7 @@ async def _group(
 
 
 def _order(index: int = 0) -> RoundOrder:
-    return RoundOrder(Round(index, Mode.TRAIN, index, SAMPLES, MICRO_BATCH))
+    return RoundOrder(Round(index, RoundMode.TRAIN, index, SAMPLES, MICRO_BATCH))
 
 
 def _compute(device: Device, mine: Sequence[int], *, report: bool = True) -> None:
@@ -204,7 +204,7 @@ def test_sums_turn_at_a_unit(prepared: Prepared, turn: int) -> None:
     description = prepared.captured.description
     units = len(description.units)
     stage = Stage(description, 0, units, prepared.captured.state(), shared=True)
-    summed = Summed(stage, lambda *_: BUCKET_BYTES, turn=turn, turned_bytes=lambda *_: 8)
+    summed = ReducedTensors(stage, lambda *_: BUCKET_BYTES, turn=turn, turned_bytes=lambda *_: 8)
     entries = [entry for bucket in summed.buckets for entry in bucket.entries]
     names = list(dict.fromkeys(e.name for e in entries if e.name not in summed.statistics_names))
     backward = gradient_order(description, 0, units)
@@ -217,7 +217,7 @@ def test_sums_turn_at_a_unit(prepared: Prepared, turn: int) -> None:
         assert rank == min(summed.units.get(name, units) for name in bucket.names)
         here = {summed.units[name] < turn for name in bucket.names & summed.units.keys()}
         assert len(here) < 2, "no bucket has some of both"
-    in_backward_order = Summed(stage, lambda *_: BUCKET_BYTES)
+    in_backward_order = ReducedTensors(stage, lambda *_: BUCKET_BYTES)
     assert {in_backward_order.rank(b.index) for b in in_backward_order.buckets} == {units}
 
 
@@ -366,12 +366,14 @@ async def test_at_most_a_window_is_under_way(prepared: Prepared) -> None:
 def test_a_running_statistic_that_is_not_finite_is_called_one(prepared: Prepared) -> None:
     description, units = prepared.captured.description, len(_units(prepared))
     stage = Stage(description, 0, units, prepared.captured.state(), shared=True)
-    summed = Summed(stage)
+    summed = ReducedTensors(stage)
     name = sorted(summed.statistics_names)[0]
     assert stage.statistics is not None
     stage.statistics.sums[name].fill_(torch.nan)
     bucket = next(bucket for bucket in summed.buckets if name in bucket.names)
-    with pytest.raises(NotFinite, match=rf"the running statistic {name} \(layer .* step 8"):
+    with pytest.raises(
+        MicroBatchNotFinite, match=rf"the running statistic {name} \(layer .* step 8"
+    ):
         summed.pack(bucket, 8)
 
 
@@ -393,7 +395,7 @@ async def test_a_nan_names_step_and_parameter_and_stays_here(
             gradient.view(-1)[1] = value
             await asyncio.gather(*(device.reduction.finish() for device in group))
 
-    with pytest.raises(NotFinite, match=rf"{broken} .* step 8") as caught:
+    with pytest.raises(MicroBatchNotFinite, match=rf"{broken} .* step 8") as caught:
         await broken_round()
     assert caught.value.step == 8
     other = stages[1].parameters()[broken].grad
@@ -510,8 +512,8 @@ async def test_only_the_neighbour_before_is_heard(prepared: Prepared) -> None:
         ids = [household[name].self_id for name in "abc"]
         captured = prepared.captured
         stage = Stage(captured.description, 0, len(_units(prepared)), captured.state(), shared=True)
-        board = Switchboard(household["a"])
-        GroupReduction(Summed(stage), LINE, ids, ids[0], board)
+        board = TensorRouter(household["a"])
+        RingAllReduce(ReducedTensors(stage), LINE, ids, ids[0], board)
         message = Message("train.values", {**LINE.fields(), **_fields()})
         with pytest.raises(NotItsPart, match="not its to send"):
             board._values(ids[1], message)

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.model.wire.wire_format import WireFormat
-from p2ptrain.runtime.allreduce_buckets import MAX_ENTRIES, BucketSum, Ring, Summand, buckets_of
+from p2ptrain.runtime.allreduce_buckets import (
+    MAX_ENTRIES,
+    BucketReduction,
+    ReducedTensor,
+    RingPlace,
+    buckets_of,
+)
 
 torch.set_num_threads(1)
 
@@ -25,13 +31,13 @@ device 2  2    1      0    2
 def test_the_picture() -> None:
     for line in PICTURE.strip().splitlines():
         _, place, *chunks = line.split()
-        ring = Ring(int(place), 3)
+        ring = RingPlace(int(place), 3)
         assert [str(ring.sent(step)) for step in range(ring.steps)] == chunks
 
 
 @pytest.mark.parametrize("size", range(2, 9))
 def test_what_one_sends_the_next_receives_and_then_sends(size: int) -> None:
-    rings = [Ring(place, size) for place in range(size)]
+    rings = [RingPlace(place, size) for place in range(size)]
     for ring in rings:
         for step in range(ring.steps):
             after = rings[(ring.place + 1) % size]
@@ -54,7 +60,7 @@ SUMMANDS = st.lists(
 def test_every_element_is_in_one_bucket(
     kinds: list[tuple[torch.dtype, int]], bucket_bytes: int
 ) -> None:
-    summands = [Summand(str(k), dtype, number) for k, (dtype, number) in enumerate(kinds)]
+    summands = [ReducedTensor(str(k), dtype, number) for k, (dtype, number) in enumerate(kinds)]
     buckets = buckets_of(summands, lambda *_: bucket_bytes)
     seen: dict[str, list[tuple[int, int]]] = {}
     for index, bucket in enumerate(buckets):
@@ -72,31 +78,33 @@ def test_every_element_is_in_one_bucket(
 
 
 def test_buckets_start_in_the_order_in_which_they_are_filled() -> None:
-    summands = [Summand(name, torch.float32, 3) for name in "abcd"]
+    summands = [ReducedTensor(name, torch.float32, 3) for name in "abcd"]
     buckets = buckets_of(summands, lambda *_: 24)
     assert [sorted(bucket.names) for bucket in buckets] == [["a", "b"], ["c", "d"]]
-    one, two = buckets_of([Summand("large", torch.float32, 9)], lambda *_: 24)
+    one, two = buckets_of([ReducedTensor("large", torch.float32, 9)], lambda *_: 24)
     assert [(e.first, e.end) for b in (one, two) for e in b.entries] == [(0, 6), (6, 9)]
 
 
 def test_buckets_are_small_at_the_beginning_and_at_the_end_of_the_backward() -> None:
     mib = 1 << 20
-    tensors = [Summand(str(k), torch.float32, mib // 8) for k in range(24)]  # 12 MiB in all
+    tensors = [ReducedTensor(str(k), torch.float32, mib // 8) for k in range(24)]  # 12 MiB in all
     sizes = [4 * bucket.elements / mib for bucket in buckets_of(tensors)]
     assert sizes == [1.0, 1.0, 2.0, 4.0, 2.0, 1.0, 1.0]
 
 
 def test_a_bucket_has_room_for_its_presence_bits() -> None:
-    summands = [Summand(str(k), torch.float32, 1) for k in range(MAX_ENTRIES + 1)]
+    summands = [ReducedTensor(str(k), torch.float32, 1) for k in range(MAX_ENTRIES + 1)]
     assert [len(bucket.entries) for bucket in buckets_of(summands)] == [MAX_ENTRIES, 1]
 
 
-def _all_reduced(parts: list[torch.Tensor], present: list[int], chance: int) -> list[BucketSum]:
+def _all_reduced(
+    parts: list[torch.Tensor], present: list[int], chance: int
+) -> list[BucketReduction]:
     """Every device's sum; frames arrive in any order."""
     size, draw = len(parts), random.Random(chance)
-    rings = [Ring(place, size) for place in range(size)]
+    rings = [RingPlace(place, size) for place in range(size)]
     sums = [
-        BucketSum(ring, part.clone(), p)
+        BucketReduction(ring, part.clone(), p)
         for ring, part, p in zip(rings, parts, present, strict=True)
     ]
     due = [(place, 0) for place in range(size)]
@@ -119,7 +127,7 @@ def _all_reduced(parts: list[torch.Tensor], present: list[int], chance: int) -> 
 
 
 def test_a_sum_arrives_in_the_bucket_once_its_part_has_left() -> None:
-    total = BucketSum(Ring(0, 3), torch.arange(6.0), 1)
+    total = BucketReduction(RingPlace(0, 3), torch.arange(6.0), 1)
     assert total.place(0) is None  # is added
     assert total.place(2) is None  # replaces chunk 0, which has not been sent
     total.outgoing(0)
@@ -129,7 +137,7 @@ def test_a_sum_arrives_in_the_bucket_once_its_part_has_left() -> None:
     room.fill_(7.0)
     total.receive(2, 1, room)
     assert total.flat.tolist() == [7.0, 7.0, 2.0, 3.0, 4.0, 5.0]
-    rounded = BucketSum(Ring(0, 3), torch.ones(3000), 1, WireFormat.BF16)
+    rounded = BucketReduction(RingPlace(0, 3), torch.ones(3000), 1, WireFormat.BF16)
     rounded.sent(0)
     assert rounded.place(2) is None  # arrives as other bytes
 

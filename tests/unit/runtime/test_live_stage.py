@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import InternalError
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
@@ -79,7 +79,7 @@ def make_live(
 
 
 def make_order(step: int = 0) -> RoundOrder:
-    return RoundOrder(Round(step, Mode.TRAIN, step, SAMPLES, MICRO_BATCH))
+    return RoundOrder(Round(step, RoundMode.TRAIN, step, SAMPLES, MICRO_BATCH))
 
 
 def compute_round(

@@ -14,11 +14,11 @@ from torch import Tensor
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.messages.round_orders import Commit
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.live_stage import LiveStage
-from p2ptrain.runtime.optimizer_step import Update
-from p2ptrain.state.snapshot_store import VersionStore
+from p2ptrain.runtime.optimizer_step import OptimizerStep
+from p2ptrain.state.snapshot_store import SnapshotStore
 from tests.support.stored_tensors import discard, stored
 from tests.unit.runtime.test_live_stage import (
     EPOCH,
@@ -45,8 +45,8 @@ class Kept:
     def __init__(self, captured: Captured, *, keeps: bool = True, goes_ahead: bool = False) -> None:
         self.live: LiveStage = make_live(captured)
         self.units = (self.live.stage.first, self.live.stage.end)
-        self.store = VersionStore(captured.description)
-        self.update = Update(
+        self.store = SnapshotStore(captured.description)
+        self.update = OptimizerStep(
             *(self.live, run_here, self.store),
             device="a",
             stage=3,
@@ -95,7 +95,7 @@ async def test_a_copy_is_kept_where_the_order_says_so(captured: Captured) -> Non
     await kept.round(1, keep=True)
     version = Version(2, EPOCH)
     assert kept.told == [(3, version, None)]
-    assert kept.store.holdings() == (Holding(*kept.units, version, Kind.KEPT),)
+    assert kept.store.holdings() == (StateEntry(*kept.units, version, StateKind.KEPT),)
     copy = stored(kept.store, *kept.units, version)
     assert copy is not None
     assert_equal(copy, kept.live.named())
@@ -107,7 +107,7 @@ async def test_a_copy_is_kept_where_the_order_says_so(captured: Captured) -> Non
 
 async def test_the_third_copy_takes_the_memory_of_the_first(captured: Captured) -> None:
     kept = Kept(captured)
-    kept.store.reserve([(Kind.KEPT, *kept.units)])
+    kept.store.reserve([(StateKind.KEPT, *kept.units)])
 
     def places(version: Version) -> dict[str, int]:
         found: dict[str, Tensor] = stored(kept.store, *kept.units, version) or {}
@@ -117,7 +117,7 @@ async def test_the_third_copy_takes_the_memory_of_the_first(captured: Captured) 
         await kept.round(step, keep=True)
     first, second = places(Version(1, EPOCH)), places(Version(2, EPOCH))
     assert not set(first.values()) & set(second.values())
-    discard(kept.store, Kind.KEPT, but=[Version(2, EPOCH)])
+    discard(kept.store, StateKind.KEPT, but=[Version(2, EPOCH)])
     await kept.round(2, keep=True)
     assert places(Version(3, EPOCH)) == first
     assert places(Version(2, EPOCH)) == second
@@ -170,7 +170,7 @@ async def said() -> None:
 
 
 @asynccontextmanager
-async def counting(update: Update) -> AsyncIterator[None]:
+async def counting(update: OptimizerStep) -> AsyncIterator[None]:
     """What the stage's runner does."""
     running = asyncio.create_task(update.run())
     yield

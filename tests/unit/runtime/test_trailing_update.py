@@ -13,10 +13,10 @@ from torch.nn.functional import cross_entropy
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.recovery.version import Version
-from p2ptrain.runtime.allreduce_buckets import Arrived, GivenUp
+from p2ptrain.runtime.allreduce_buckets import ArrivedSums, SumsAbandoned
 from p2ptrain.runtime.live_stage import LiveStage
-from p2ptrain.runtime.optimizer_step import TrailingUpdate
-from p2ptrain.runtime.reduced_tensors import Summed
+from p2ptrain.runtime.optimizer_step import OverlappedUpdate
+from p2ptrain.runtime.reduced_tensors import ReducedTensors
 from tests.unit.runtime.test_live_stage import (
     EPOCH,
     MICRO_BATCH,
@@ -52,8 +52,8 @@ class Trailing:
         def size(*_: int) -> int:
             return BUCKET_BYTES
 
-        self.summed = Summed(self.live.stage, size, turn=turn, turned_bytes=size)
-        self.arrived = Arrived()
+        self.summed = ReducedTensors(self.live.stage, size, turn=turn, turned_bytes=size)
+        self.arrived = ArrivedSums()
         for step in range(2):
             compute_round(self.live)
             order = make_order(step)
@@ -66,7 +66,7 @@ class Trailing:
     def forward(self) -> list[torch.Tensor]:
         """The next round's first."""
         x, y = data()
-        update = TrailingUpdate(self.live, self.summed, self.arrived, MICRO_BATCHES)
+        update = OverlappedUpdate(self.live, self.summed, self.arrived, MICRO_BATCHES)
         part = slice(MICRO_BATCH)
         return self.live.stage.forward(0, [x[part]], [y[part]], passing=update)
 
@@ -110,7 +110,7 @@ def test_the_same_bits_in_whatever_order_sums_come(
 
 def test_a_unit_waits_for_its_own_sums_only(captured: Captured) -> None:
     trailing = Trailing(captured, turn=UNITS)
-    update = TrailingUpdate(trailing.live, trailing.summed, trailing.arrived, MICRO_BATCHES)
+    update = OverlappedUpdate(trailing.live, trailing.summed, trailing.arrived, MICRO_BATCHES)
     needs, units = trailing.summed.buckets_of_names, trailing.summed.units
     there = set[int]()
     with ThreadPoolExecutor(1) as thread:
@@ -134,7 +134,7 @@ def test_given_up_on_the_way_it_is_the_version_before(captured: Captured, there:
     for bucket in trailing.summed.buckets[::-1][:there]:
         trailing.arrived.add(bucket.index)
     trailing.arrived.give_up()
-    with pytest.raises(GivenUp):
+    with pytest.raises(SumsAbandoned):
         trailing.forward()
     assert (trailing.live.version, trailing.live.ready) == (Version(1, EPOCH), None)
     assert not trailing.live.torn
@@ -156,7 +156,7 @@ def test_given_up_when_it_counts_already_it_is_made_to_its_end(
     for bucket in trailing.summed.buckets[::-1][:there]:
         trailing.arrived.add(bucket.index)
     trailing.arrived.give_up()
-    with pytest.raises(GivenUp):
+    with pytest.raises(SumsAbandoned):
         trailing.forward()
     trailing.live.get_ready(trailing.order)
     trailing.live.apply(None)

@@ -17,8 +17,8 @@ from p2ptrain.errors import PeerError
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.state.checksums import digests_of
-from p2ptrain.state.transfer_client import StateReading, StateRequest
-from p2ptrain.state.transfer_server import StateServer, in_memory
+from p2ptrain.state.transfer_client import TransferClient, TransferRequest
+from p2ptrain.state.transfer_server import TransferServer, in_memory
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 WAYS = ("part", "manifest", "digest", "memory")
@@ -37,7 +37,7 @@ def flip(tensor: Tensor, chance: random.Random) -> Callable[[], None]:
     return undo
 
 
-class FlippingServer(StateServer):
+class FlippingServer(TransferServer):
     """Flips a bit of what it sends, on the way.
 
     Attributes:
@@ -124,8 +124,10 @@ async def run(flips: int, seed: int) -> Counter[str]:
             server.offer(
                 JOB, SOURCE, in_memory(lambda _f, _e: state), digests=lambda _f, _e, k=known: k
             )
-            reading = StateReading(mesh["reader"], check)
-            request = StateRequest(memory_id("owner"), JOB, SOURCE, 0, 1, range_bytes=lambda: 3000)
+            reading = TransferClient(mesh["reader"], check)
+            request = TransferRequest(
+                memory_id("owner"), JOB, SOURCE, 0, 1, range_bytes=lambda: 3000
+            )
             try:
                 await reading.read_from(request)
                 found = reading.state().tensors

@@ -23,14 +23,14 @@ from p2ptrain.state.checkpoint_files import (
     MODEL,
     OPTIMIZER,
     Checkpoint,
-    Progress,
-    Written,
+    CheckpointProgress,
+    WrittenCheckpoint,
     check_weights_file,
     load,
     load_written,
+    rewrite_index,
     save,
     save_weights,
-    say_anew,
 )
 
 PLACES = ("checkpoint.rename.before", "checkpoint.index.before", "checkpoint.index.after")
@@ -55,7 +55,7 @@ def killed_at(place: str) -> Iterator[None]:
 
 def of(step: int, value: float = 0.0) -> Checkpoint:
     weights = {"w": torch.full((4,), value or float(step))}
-    return Checkpoint(Progress(step, "digest", 10, 2, 0, "SGD"), weights, {})
+    return Checkpoint(CheckpointProgress(step, "digest", 10, 2, 0, "SGD"), weights, {})
 
 
 def whole(folder: Path) -> Checkpoint:
@@ -66,7 +66,7 @@ def whole(folder: Path) -> Checkpoint:
     return found
 
 
-def value_of(written: Written) -> float:
+def value_of(written: WrittenCheckpoint) -> float:
     return load_written(written, lambda name: True)["model:w"][0].item()
 
 
@@ -110,9 +110,9 @@ def test_the_two_that_were_written_last_are_kept_however_high_older_ones_are(
 
 def test_what_is_said_anew_is_said_of_the_newest_step_alone(tmp_path: Path) -> None:
     written, progress = save(tmp_path, of(8)), of(8).progress
-    say_anew(tmp_path, replace(of(4).progress, evaluated=4))
+    rewrite_index(tmp_path, replace(of(4).progress, evaluated=4))
     assert whole(tmp_path).progress == progress
-    say_anew(tmp_path, replace(progress, evaluated=8))
+    rewrite_index(tmp_path, replace(progress, evaluated=8))
     assert whole(tmp_path).progress == replace(progress, evaluated=8)
     assert value_of(written) == whole(tmp_path).model["w"][0].item() == 8.0
 

@@ -8,7 +8,7 @@ import pytest
 
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.state import ended_jobs
-from p2ptrain.state.ended_jobs import ENDED_FILE, MOST_JOBS
+from p2ptrain.state.ended_jobs import ENDED_FILE, MAX_JOBS
 
 
 @pytest.fixture
@@ -17,13 +17,13 @@ def folder(tmp_path: Path) -> StateFolder:
 
 
 def test_the_newest_are_remembered_each_once(folder: StateFolder) -> None:
-    assert ended_jobs.find(folder) == ()
-    for number in range(MOST_JOBS + 1):
-        ended_jobs.note(folder, {f"job {number}"})
-    ended_jobs.note(folder, {"job 5"})
-    found = ended_jobs.find(folder)
-    assert len(found) == len(set(found)) == MOST_JOBS
-    assert found[-2:] == (f"job {MOST_JOBS}", "job 5")
+    assert ended_jobs.find_ended(folder) == ()
+    for number in range(MAX_JOBS + 1):
+        ended_jobs.note_ended(folder, {f"job {number}"})
+    ended_jobs.note_ended(folder, {"job 5"})
+    found = ended_jobs.find_ended(folder)
+    assert len(found) == len(set(found)) == MAX_JOBS
+    assert found[-2:] == (f"job {MAX_JOBS}", "job 5")
     assert "job 0" not in found
 
 
@@ -32,9 +32,9 @@ def test_what_cannot_be_read_says_of_no_job_that_it_is_over(
     folder: StateFolder, content: bytes
 ) -> None:
     folder.write(ENDED_FILE, content)
-    assert ended_jobs.find(folder) == ()
-    ended_jobs.note(folder, {"job"})
-    assert ended_jobs.find(folder) == ("job",)
+    assert ended_jobs.find_ended(folder) == ()
+    ended_jobs.note_ended(folder, {"job"})
+    assert ended_jobs.find_ended(folder) == ("job",)
 
 
 def test_a_disk_that_is_full_ends_nothing_else(
@@ -44,5 +44,5 @@ def test_a_disk_that_is_full_ends_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(StateFolder, "write_json", full)
-    ended_jobs.note(folder, {"job"})
-    assert ended_jobs.find(folder) == ()
+    ended_jobs.note_ended(folder, {"job"})
+    assert ended_jobs.find_ended(folder) == ()

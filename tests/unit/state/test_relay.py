@@ -15,21 +15,21 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.messages.assignment import Assignment, StagePlace
+from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
 from p2ptrain.state import relay
 from p2ptrain.state import transfer_client as state_reading
-from p2ptrain.state.fetch import fetch, version_source
-from p2ptrain.state.relay import MOST_RELAYS, Relay, Relays
-from p2ptrain.state.transfer_server import StateServer, in_memory
+from p2ptrain.state.fetch import fetch_units, version_source
+from p2ptrain.state.relay import MAX_RELAYS, StateRelay, StateRelays
+from p2ptrain.state.transfer_server import TransferServer, in_memory
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 RANGE_BYTES = 4096
-KEY = EpochKey("job", 1)
+KEY = GenerationKey("job", 1)
 STATE = {f"model:{n}": torch.arange(n * 1000, n * 1000 + 700.0) for n in range(6)}
 STATE["model:across"] = torch.arange(600.0).view(20, 30).t()
 STATE["model:flags"] = torch.tensor([True, False, True])
@@ -49,9 +49,9 @@ def _check(name: str) -> tuple[torch.dtype, tuple[int, ...]]:
     return STATE[name].dtype, tuple(STATE[name].shape)
 
 
-def _assignment(names: Sequence[str], key: EpochKey = KEY) -> Assignment:
+def _assignment(names: Sequence[str], key: GenerationKey = KEY) -> Assignment:
     ids = tuple(map(memory_id, names))
-    place = StagePlace(0, 1, 1, ids, (1,) * len(ids))
+    place = StageAssignment(0, 1, 1, ids, (1,) * len(ids))
     sizes = {"batch_size": len(ids), "micro_batch": len(ids), "version": Version(0, 0), "seed": 0}
     wire = WireFormat.EXACT
     holder = memory_id("holder")
@@ -64,7 +64,7 @@ class _Group:
     def __init__(self, names: Sequence[str] = CHAIN) -> None:
         self.assignment = _assignment(names)
         self.mesh = MemoryHousehold(["holder", *CHAIN])
-        self.states = {name: StateServer(self.mesh[name]) for name in ("holder", *CHAIN)}
+        self.states = {name: TransferServer(self.mesh[name]) for name in ("holder", *CHAIN)}
         self.states["holder"].offer(KEY.job, FIRST, in_memory(lambda first, end: STATE))
         self._stack = AsyncExitStack()
 
@@ -82,7 +82,7 @@ class _Group:
         number = chain.index(memory_id(name))
         wanted = Fetch(0, 1, chain[number - 1], True) if number else Fetch(0, 1, holder)
         mesh, states = self.mesh[name], self.states[name]
-        return (await fetch(mesh, states, self.assignment, wanted, _check)).tensors
+        return (await fetch_units(mesh, states, self.assignment, wanted, _check)).tensors
 
     def sent(self, sender: str, receiver: str) -> int:
         """Bytes of tensors and manifests."""
@@ -109,13 +109,13 @@ async def test_every_byte_leaves_the_holder_once() -> None:
 async def test_one_range_after_the_other_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last device has the first range before the first device has the last one."""
     arrivals: list[int] = []
-    arrived = Relay.arrived
+    arrived = StateRelay.arrived
 
-    def note(self: Relay, first: int, parts: Sequence[memoryview]) -> None:
+    def note(self: StateRelay, first: int, parts: Sequence[memoryview]) -> None:
         arrivals.append(id(self))
         arrived(self, first, parts)
 
-    monkeypatch.setattr(Relay, "arrived", note)
+    monkeypatch.setattr(StateRelay, "arrived", note)
     async with _Group() as group:
         await asyncio.gather(*map(group.read, CHAIN))
     of_first = arrivals[0]
@@ -132,13 +132,13 @@ async def test_a_holder_that_is_in_the_group_sends_to_the_first_of_the_others() 
 async def test_who_asks_before_the_relay_has_begun_gets_it_when_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, entries = asyncio.Event(), Relay.entries
+    asked, entries = asyncio.Event(), StateRelay.entries
 
-    async def note(self: Relay) -> relay.Entries:
+    async def note(self: StateRelay) -> relay.Entries:
         asked.set()
         return await entries(self)
 
-    monkeypatch.setattr(Relay, "entries", note)
+    monkeypatch.setattr(StateRelay, "entries", note)
     async with _Group() as group:
         early = asyncio.create_task(group.read("b"))
         await asked.wait()
@@ -152,9 +152,9 @@ async def test_the_rest_comes_from_the_holder_where_a_relay_dies(
     monkeypatch: pytest.MonkeyPatch, ranges: int
 ) -> None:
     async with _Group() as group:
-        arrived, left = Relay.arrived, ranges
+        arrived, left = StateRelay.arrived, ranges
 
-        def stop_at_the_next(self: Relay, first: int, parts: Sequence[memoryview]) -> None:
+        def stop_at_the_next(self: StateRelay, first: int, parts: Sequence[memoryview]) -> None:
             nonlocal left
             if self is group.states["a"].relays.get(KEY, 0, 1):
                 left -= 1
@@ -163,7 +163,7 @@ async def test_the_rest_comes_from_the_holder_where_a_relay_dies(
                     return
             arrived(self, first, parts)
 
-        monkeypatch.setattr(Relay, "arrived", stop_at_the_next)
+        monkeypatch.setattr(StateRelay, "arrived", stop_at_the_next)
         behind = [asyncio.create_task(group.read(name)) for name in ("b", "c")]
         reading = asyncio.create_task(group.read("a"))
         with pytest.raises(asyncio.CancelledError):
@@ -210,8 +210,8 @@ async def test_relays_end_with_their_epoch() -> None:
     async with _Group() as group:
         await group.read("a")
         kept = group.states["a"].relays.get(KEY, 0, 1)
-        group.states["a"].relays.end(EpochKey("other", 5), "over")
-        group.states["a"].relays.end(EpochKey(KEY.job, 0), "over")
+        group.states["a"].relays.end(GenerationKey("other", 5), "over")
+        group.states["a"].relays.end(GenerationKey(KEY.job, 0), "over")
         assert await kept.parts(0, 1)
         group.states["a"].relays.end(KEY, "over")
         with pytest.raises(PeerError, match="over"):
@@ -228,13 +228,13 @@ async def test_what_has_been_handed_on_is_not_kept() -> None:
 async def test_waiting_for_a_relay_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "WAIT_SECONDS", 0.0)
     with pytest.raises(PeerError, match="not reached"):
-        await Relay().entries()
+        await StateRelay().entries()
 
 
 async def test_names_that_never_come_push_each_other_out() -> None:
-    relays = Relays()
-    oldest = relays.get(EpochKey("invented", 0), 0, 1)
-    for number in range(1, MOST_RELAYS + 1):
-        relays.get(EpochKey("invented", number), 0, 1)
+    relays = StateRelays()
+    oldest = relays.get(GenerationKey("invented", 0), 0, 1)
+    for number in range(1, MAX_RELAYS + 1):
+        relays.get(GenerationKey("invented", number), 0, 1)
     with pytest.raises(PeerError):
         await oldest.entries()

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 from p2ptrain.errors import InternalError
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.recovery.state_report import Holding, Kind
+from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.snapshot_store import VersionStore
+from p2ptrain.state.snapshot_store import SnapshotStore
 from tests.support.stored_tensors import discard, stored
 
 OLD, NEW = Version(4, 1), Version(8, 1)
@@ -48,9 +48,9 @@ def _same(found: Mapping[str, Tensor] | None, wanted: Mapping[str, Tensor]) -> b
 
 def test_any_part_of_a_range_is_here_and_nothing_else(description: ModelDescription) -> None:
     units = len(description.units)
-    store = VersionStore(description)
+    store = SnapshotStore(description)
     whole = _tensors(description, 0, units, 1.0)
-    store.put(Kind.KEPT, 0, units, OLD, whole, {})
+    store.put(StateKind.KEPT, 0, units, OLD, whole, {})
     assert _same(stored(store, 0, units, OLD), whole)
     assert stored(store, 0, units, NEW) is None
     for first in range(units):
@@ -60,18 +60,18 @@ def test_any_part_of_a_range_is_here_and_nothing_else(description: ModelDescript
             names = set(description.state_names(first, end))
             assert {n for n in here if n.startswith("model:")} == {f"model:{n}" for n in names}
             assert len(here) == 2 * len(names)
-    assert store.holdings() == (Holding(0, units, OLD, Kind.KEPT),)
+    assert store.holdings() == (StateEntry(0, units, OLD, StateKind.KEPT),)
 
 
 def test_a_range_is_put_together_of_several_kinds(description: ModelDescription) -> None:
     units = len(description.units)
     middle = units // 2
-    store = VersionStore(description)
-    store.put(Kind.KEPT, 0, middle, OLD, _tensors(description, 0, middle, 1.0), {})
+    store = SnapshotStore(description)
+    store.put(StateKind.KEPT, 0, middle, OLD, _tensors(description, 0, middle, 1.0), {})
     assert stored(store, 0, units, OLD) is None
     rest = _tensors(description, middle, units, 1.0)
-    store.put(Kind.FETCHED, middle, units, OLD, rest, {})
-    store.put(Kind.REPLICA, middle, units, NEW, _tensors(description, middle, units, 2.0), {})
+    store.put(StateKind.FETCHED, middle, units, OLD, rest, {})
+    store.put(StateKind.REPLICA, middle, units, NEW, _tensors(description, middle, units, 2.0), {})
     found = stored(store, 0, units, OLD)
     assert found is not None
     assert {name.partition(":")[2] for name in found if name.startswith("model:")} == set(
@@ -81,66 +81,66 @@ def test_a_range_is_put_together_of_several_kinds(description: ModelDescription)
 
 
 def test_half_a_copy_is_refused(description: ModelDescription) -> None:
-    store = VersionStore(description)
+    store = SnapshotStore(description)
     tensors = _tensors(description, 0, 2, 1.0)
     del tensors[f"model:{description.state_names(0, 2)[0]}"]
     with pytest.raises(InternalError, match="lacks"):
-        store.put(Kind.REPLICA, 0, 2, OLD, tensors, {})
+        store.put(StateKind.REPLICA, 0, 2, OLD, tensors, {})
     assert store.holdings() == ()
 
 
 def test_the_optimizers_part_may_be_missing(description: ModelDescription) -> None:
     """Before the first update there is none, and of what was never updated there never is."""
-    store = VersionStore(description)
+    store = SnapshotStore(description)
     tensors = {n: t for n, t in _tensors(description, 0, 2, 1.0).items() if n.startswith("model:")}
-    store.put(Kind.KEPT, 0, 2, Version(0, 0), tensors, {})
+    store.put(StateKind.KEPT, 0, 2, Version(0, 0), tensors, {})
     assert _same(stored(store, 0, 2, Version(0, 0)), tensors)
 
 
 def test_two_slots_in_turn(description: ModelDescription) -> None:
     """The version to go back to stays whole while the next copy is written."""
-    store = VersionStore(description)
-    store.reserve([(Kind.KEPT, 0, 2)])
-    assert store.slot(Kind.KEPT, 0, 2) is None
+    store = SnapshotStore(description)
+    store.reserve([(StateKind.KEPT, 0, 2)])
+    assert store.slot(StateKind.KEPT, 0, 2) is None
     first = _tensors(description, 0, 2, 1.0)
-    store.put(Kind.KEPT, 0, 2, OLD, first, {})
-    assert store.slot(Kind.KEPT, 0, 2) is None, "the only copy is not overwritten"
+    store.put(StateKind.KEPT, 0, 2, OLD, first, {})
+    assert store.slot(StateKind.KEPT, 0, 2) is None, "the only copy is not overwritten"
     second = _tensors(description, 0, 2, 2.0)
-    store.put(Kind.KEPT, 0, 2, NEW, second, {})
-    discard(store, Kind.KEPT, but=[NEW])
+    store.put(StateKind.KEPT, 0, 2, NEW, second, {})
+    discard(store, StateKind.KEPT, but=[NEW])
     assert stored(store, 0, 2, OLD) is None
-    slot = store.slot(Kind.KEPT, 0, 2)
+    slot = store.slot(StateKind.KEPT, 0, 2)
     assert slot is not None
     assert _same(slot, first)
-    assert store.slot(Kind.KEPT, 0, 2) is None, "given away"
+    assert store.slot(StateKind.KEPT, 0, 2) is None, "given away"
     assert _same(stored(store, 0, 2, NEW), second)
 
 
 def test_dropping_gives_the_memory_back(description: ModelDescription) -> None:
-    store = VersionStore(description)
+    store = SnapshotStore(description)
     tensors = _tensors(description, 0, 2, 1.0)
-    store.reserve([(Kind.KEPT, 0, 2)])
-    store.put(Kind.KEPT, 0, 2, OLD, tensors, {})
-    store.put(Kind.REPLICA, 2, 3, OLD, _tensors(description, 2, 3, 1.0), {})
-    store.put(Kind.REPLICA, 2, 3, NEW, _tensors(description, 2, 3, 1.0), {})
-    discard(store, Kind.REPLICA, but=[NEW])
-    assert {h.version for h in store.holdings() if h.kind is Kind.REPLICA} == {NEW}
-    discard(store, Kind.REPLICA)
-    discard(store, Kind.KEPT)
+    store.reserve([(StateKind.KEPT, 0, 2)])
+    store.put(StateKind.KEPT, 0, 2, OLD, tensors, {})
+    store.put(StateKind.REPLICA, 2, 3, OLD, _tensors(description, 2, 3, 1.0), {})
+    store.put(StateKind.REPLICA, 2, 3, NEW, _tensors(description, 2, 3, 1.0), {})
+    discard(store, StateKind.REPLICA, but=[NEW])
+    assert {h.version for h in store.holdings() if h.kind is StateKind.REPLICA} == {NEW}
+    discard(store, StateKind.REPLICA)
+    discard(store, StateKind.KEPT)
     assert store.holdings() == ()
-    assert store.slot(Kind.KEPT, 0, 2) is not None, "a slot stays for the next copy"
-    assert store.slot(Kind.REPLICA, 2, 3) is None
+    assert store.slot(StateKind.KEPT, 0, 2) is not None, "a slot stays for the next copy"
+    assert store.slot(StateKind.REPLICA, 2, 3) is None
 
 
 def test_what_a_newer_copy_took_over_is_no_slot(description: ModelDescription) -> None:
     """The copy that it came from may have been forgotten while the newer one was read."""
-    store = VersionStore(description)
-    store.reserve([(Kind.REPLICA, 0, 2)])
+    store = SnapshotStore(description)
+    store.reserve([(StateKind.REPLICA, 0, 2)])
     old = _tensors(description, 0, 2, 1.0)
-    store.put(Kind.REPLICA, 0, 2, OLD, old, {})
+    store.put(StateKind.REPLICA, 0, 2, OLD, old, {})
     same = next(iter(old))
-    discard(store, Kind.REPLICA)
+    discard(store, StateKind.REPLICA)
     new = {**_tensors(description, 0, 2, 2.0), same: old[same]}
-    store.put(Kind.REPLICA, 0, 2, NEW, new, {})
-    slot = store.slot(Kind.REPLICA, 0, 2)
+    store.put(StateKind.REPLICA, 0, 2, NEW, new, {})
+    slot = store.slot(StateKind.REPLICA, 0, 2)
     assert _same(slot, {name: tensor for name, tensor in old.items() if name != same})

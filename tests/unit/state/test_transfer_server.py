@@ -19,9 +19,15 @@ from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
 from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.state import transfer_client as state_reading
-from p2ptrain.state.checksums import CHUNK_BYTES, DamagedState, damaged, digest_of, digests_of
-from p2ptrain.state.transfer_client import State, StateReading, StateRequest
-from p2ptrain.state.transfer_server import OPENED_LIMIT, StateServer, in_memory
+from p2ptrain.state.checksums import (
+    CHUNK_BYTES,
+    ChecksumMismatch,
+    digest_of,
+    digests_of,
+    find_damaged,
+)
+from p2ptrain.state.transfer_client import TransferClient, TransferredState, TransferRequest
+from p2ptrain.state.transfer_server import OPENED_LIMIT, TransferServer, in_memory
 from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.support.thorough import examples_of
 from tests.unit.state.bit_flips import FlippingServer, flip, run
@@ -51,11 +57,11 @@ def _check_of(state: Mapping[str, Tensor]) -> Callable[[str], tuple[torch.dtype,
 class Two:
     """One device that has a state, and one that reads it."""
 
-    def __init__(self, server: type[StateServer] = StateServer) -> None:
+    def __init__(self, server: type[TransferServer] = TransferServer) -> None:
         self.state = _state()
         self.mesh = MemoryHousehold(["owner", "reader"])
         self.server = server(self.mesh["owner"])
-        self.request = StateRequest(memory_id("owner"), JOB, SOURCE, 0, 1)
+        self.request = TransferRequest(memory_id("owner"), JOB, SOURCE, 0, 1)
         self.reads: list[Mapping[str, object]] = []
         self.damage = 0
         read = self.server._read
@@ -88,11 +94,11 @@ class Two:
             on_damage=count,
         )
 
-    def reading(self, **how: object) -> StateReading:
+    def reading(self, **how: object) -> TransferClient:
         check = _check_of(self.state)
-        return StateReading(self.mesh["reader"], check, **how)  # type: ignore[arg-type]
+        return TransferClient(self.mesh["reader"], check, **how)  # type: ignore[arg-type]
 
-    async def read(self, **how: object) -> State:
+    async def read(self, **how: object) -> TransferredState:
         reading = self.reading(**how)
         await reading.read_from(self.request)
         return reading.state()
@@ -111,14 +117,14 @@ async def test_a_state_arrives_with_its_digests(known: bool) -> None:
         state = await two.read()
         assert _same(state.tensors, two.state)
         assert state.digests == digests_of(two.state)
-        assert not damaged(state.tensors, state.digests)
+        assert not find_damaged(state.tensors, state.digests)
 
 
 async def test_one_device_reads_a_state_twice_at_the_same_time() -> None:
     """As the holder does of two devices: for a checkpoint, and as the keeper of copies."""
     async with Two() as two:
         two.offer(known=True)
-        second = StateRequest(
+        second = TransferRequest(
             memory_id("owner"), JOB, SOURCE, 0, 1, range_bytes=lambda: 100, reads_in_flight=1
         )
         slow = two.reading()
@@ -131,7 +137,7 @@ async def test_one_device_reads_a_state_twice_at_the_same_time() -> None:
 async def test_a_large_tensor_comes_in_pieces_of_whole_chunks() -> None:
     async with Two() as two:
         two.offer(known=True)
-        two.request = StateRequest(
+        two.request = TransferRequest(
             memory_id("owner"),
             JOB,
             SOURCE,
@@ -273,7 +279,7 @@ async def test_what_is_damaged_twice_names_device_and_tensor() -> None:
         assert isinstance(two.server, FlippingServer)
         two.offer(known=False)
         two.server.arm("part", random.Random(1), times=100)
-        with pytest.raises(DamagedState, match=r"(model|optimizer):.* from owner"):
+        with pytest.raises(ChecksumMismatch, match=r"(model|optimizer):.* from owner"):
             await two.read()
 
 
@@ -293,9 +299,9 @@ def test_every_wrong_bit_shows() -> None:
     chance = random.Random(0)
     for _ in range(50):
         undo = flip(tensor, chance)
-        assert damaged({"x": tensor}, {"x": digest}) == ["x"]
+        assert find_damaged({"x": tensor}, {"x": digest}) == ["x"]
         undo()
-    assert not damaged({"x": tensor}, {"x": digest})
+    assert not find_damaged({"x": tensor}, {"x": digest})
 
 
 async def test_no_flipped_bit_goes_unseen() -> None:

@@ -12,7 +12,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import draft_groups
 from p2ptrain.plan.simulation.simulate import round_seconds
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tools.baselines import (
@@ -39,8 +39,8 @@ def model(times: list[float], outputs: list[int] | None = None) -> Profile:
 
 
 def equal_devices(count: int, memory_bytes: int = 10**9) -> Cluster:
-    devices = tuple(Device(f"d{i}", memory_bytes, holder=i == 0) for i in range(count))
-    return Cluster(devices, Link(1000.0, 0.001))
+    devices = tuple(ClusterDevice(f"d{i}", memory_bytes, holder=i == 0) for i in range(count))
+    return Cluster(devices, ClusterLink(1000.0, 0.001))
 
 
 @given(
@@ -102,8 +102,10 @@ def test_what_does_not_fit_has_no_speed() -> None:
 
 
 def test_equal_stages_do_not_see_a_slow_device() -> None:
-    devices = tuple(Device(f"d{i}", 10**9, 10.0 if i == 2 else 1.0, i == 0) for i in range(3))
-    cost = CostModel(model([0.1] * 6), Cluster(devices, Link(1e9, 0.0)))
+    devices = tuple(
+        ClusterDevice(f"d{i}", 10**9, 10.0 if i == 2 else 1.0, i == 0) for i in range(3)
+    )
+    cost = CostModel(model([0.1] * 6), Cluster(devices, ClusterLink(1e9, 0.0)))
     outcome = equal_stages(cost, BatchSplit(64, 1), (0, 1, 2), reference=0)
     assert outcome.draft is not None
     assert outcome.draft.borders == (0, 2, 4, 6)

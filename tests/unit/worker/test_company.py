@@ -9,7 +9,7 @@ import pytest
 
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.worker import device_profile as company_module
-from p2ptrain.worker.device_profile import Company
+from p2ptrain.worker.device_profile import KeepBusy
 
 
 class Steps:
@@ -44,7 +44,7 @@ async def compute() -> AsyncIterator[ComputeThread]:
 
 
 async def test_it_works_until_all_have_measured(compute: ComputeThread) -> None:
-    company, steps = Company(compute), Steps()
+    company, steps = KeepBusy(compute), Steps()
     company.begin(company.steps(iter(steps)))
     await steps.some.wait()
     company.end()
@@ -53,7 +53,7 @@ async def test_it_works_until_all_have_measured(compute: ComputeThread) -> None:
 
 
 async def test_whatever_else_there_is_to_compute_goes_first(compute: ComputeThread) -> None:
-    company, steps = Company(compute), Steps()
+    company, steps = KeepBusy(compute), Steps()
     company.begin(company.steps(iter(steps)))
     await steps.some.wait()
     taken = await asyncio.gather(*(compute.run((1,), lambda: steps.taken) for _ in range(5)))
@@ -62,7 +62,7 @@ async def test_whatever_else_there_is_to_compute_goes_first(compute: ComputeThre
 
 
 async def test_a_new_beginning_ends_what_was(compute: ComputeThread) -> None:
-    company, before, after = Company(compute), Steps(), Steps()
+    company, before, after = KeepBusy(compute), Steps(), Steps()
     company.begin(company.steps(iter(before)))
     await before.some.wait()
     company.begin(company.steps(iter(after)))
@@ -74,8 +74,8 @@ async def test_a_new_beginning_ends_what_was(compute: ComputeThread) -> None:
 async def test_it_ends_by_itself_where_nobody_says_so(
     compute: ComputeThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(company_module, "MOST_SECONDS", 0.0)
-    company, steps = Company(compute), Steps()
+    monkeypatch.setattr(company_module, "MAX_SECONDS", 0.0)
+    company, steps = KeepBusy(compute), Steps()
     company.begin(company.steps(iter(steps)))
     await asyncio.sleep(0)
     await compute.run((10,), lambda: None)
@@ -84,7 +84,7 @@ async def test_it_ends_by_itself_where_nobody_says_so(
 
 
 async def test_an_error_ends_it_and_nothing_else(compute: ComputeThread) -> None:
-    company, steps = Company(compute), Steps(fails_at=2)
+    company, steps = KeepBusy(compute), Steps(fails_at=2)
     company.begin(company.steps(iter(steps)))
     await steps.closed.wait()
     assert await compute.run((0,), lambda: 7) == 7

@@ -14,11 +14,11 @@ import torch
 from p2ptrain.errors import InternalError, OptionError
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.net.message import Message
-from p2ptrain.process.allocator import Ceiling
+from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.worker import device_profile as device_measures
-from p2ptrain.worker.device_profile import DeviceMeasures
+from p2ptrain.worker.device_profile import DeviceProfiler
 from tests.support.memory_household import MemoryHousehold
 from tests.support.memory_mesh import MemoryMesh
 
@@ -49,12 +49,12 @@ class Machine:
 async def measured(
     memory_bytes: int | None = None,
     before: Callable[[], None] = lambda: None,
-    ceiling: Ceiling | None = None,
-) -> AsyncIterator[DeviceMeasures]:
+    ceiling: MemoryCeiling | None = None,
+) -> AsyncIterator[DeviceProfiler]:
     """A device that has offered what it has for a model; `before` happens when it knows it."""
     async with MemoryHousehold(["a"]) as mesh:
         compute = ComputeThread()
-        measures = DeviceMeasures(mesh["a"], compute, ProfileCache(None), memory_bytes, ceiling)
+        measures = DeviceProfiler(mesh["a"], compute, ProfileCache(None), memory_bytes, ceiling)
         measures.know_model(cast(Any, SimpleNamespace(digest=MODEL)))
         before()
         asked = {"job": "j", "digest": MODEL, "holder": mesh["a"].self_id, "batch_sizes": []}
@@ -105,7 +105,7 @@ async def test_a_part_is_held_against_its_plan_and_what_was_here_without_the_job
 ) -> None:
     machine = Machine(monkeypatch)
     planned: list[tuple[int, int]] = []
-    ceiling = cast(Ceiling, SimpleNamespace(plan=lambda *expected: planned.append(expected)))
+    ceiling = cast(MemoryCeiling, SimpleNamespace(plan=lambda *expected: planned.append(expected)))
     async with measured(ceiling=ceiling) as measures:
         before = machine.own
         machine.takes(500)

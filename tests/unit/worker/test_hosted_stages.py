@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.messages.assignment import Assignment, StagePlace
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.recovery.version import Version
-from p2ptrain.runtime.device import Shell
-from p2ptrain.runtime.io.tensor_router import Switchboard
-from p2ptrain.state.snapshot_store import of_units
-from p2ptrain.worker.hosted_stages import Engagement, OwnMemory
+from p2ptrain.runtime.device import LocalDevice
+from p2ptrain.runtime.io.tensor_router import TensorRouter
+from p2ptrain.state.snapshot_store import tensors_of_units
+from p2ptrain.worker.hosted_stages import HostedStages, UnsharedTensors
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.runtime.test_live_stage import MICRO_BATCH, compute_round, make_live, make_order
 
@@ -57,10 +57,10 @@ def around(captured: Captured, holder: str) -> Assignment:
     last = len(captured.description.units) - 1
     ends = [(0, 1, holder), (1, last, "other"), (last, last + 1, holder)]
     places = tuple(
-        StagePlace(first, end, warmup=1, devices=(device,), shares=(4,))
+        StageAssignment(first, end, warmup=1, devices=(device,), shares=(4,))
         for first, end, device in ends
     )
-    key = EpochKey("job", 2)
+    key = GenerationKey("job", 2)
     return Assignment(key, holder, "digest", places, 4, 4, {}, 0, False, VERSION)
 
 
@@ -68,13 +68,13 @@ async def test_tied_stages_made_of_one_are_each_their_own_memory(captured: Captu
     """Else the update of a tied weight, and of its momentum, would be made twice."""
     state = trained(captured)
 
-    async def parts(place: StagePlace) -> Mapping[str, Tensor]:
-        return of_units(captured.description, state, place.first, place.end)
+    async def parts(place: StageAssignment) -> Mapping[str, Tensor]:
+        return tensors_of_units(captured.description, state, place.first, place.end)
 
     async with MemoryHousehold(["a"]) as household:
         mesh = household["a"]
-        shell = Shell(mesh, Switchboard(mesh), cast(Any, Here()))
-        engagement = Engagement(around(captured, mesh.self_id), captured.description, shell)
+        shell = LocalDevice(mesh, TensorRouter(mesh), cast(Any, Here()))
+        engagement = HostedStages(around(captured, mesh.self_id), captured.description, shell)
         await engagement.prepare(parts, SGD(lr=0.1, momentum=0.9))
     first, last = (runner.live.named() for runner in engagement.runners.values())
     tied = first.keys() & last.keys()
@@ -85,7 +85,7 @@ async def test_tied_stages_made_of_one_are_each_their_own_memory(captured: Captu
 
 
 def test_what_only_one_stage_has_is_taken_over_as_it_is() -> None:
-    memory = OwnMemory()
+    memory = UnsharedTensors()
     shared, one, other = (torch.ones(3) for _ in range(3))
     first = memory.of({"shared": shared, "one": one})
     second = memory.of({"shared": shared, "other": other})

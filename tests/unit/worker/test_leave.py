@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.coordinator.cluster_profile import Surveyor
-from p2ptrain.coordinator.replan_request import Considered, ConsiderRequest
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
+from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
 from p2ptrain.errors import InternalError
 from p2ptrain.holder import replan_watcher as elastic
 from p2ptrain.holder.planner_client import Planner
-from p2ptrain.holder.replan_watcher import Elasticity, Household
+from p2ptrain.holder.replan_watcher import ReplanContext, ReplanWatcher
 from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, LEAVING
-from p2ptrain.messages.reconfigure import ChangeAnswer
+from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited
-from p2ptrain.recovery.choose_version import Choice
+from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.cores import holder_events as holder
-from p2ptrain.recovery.generation_request import Reason
-from p2ptrain.recovery.replan_trigger import Drifted
+from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.replan_trigger import DriftChecked
 from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.coordinator.test_memory_model import request
@@ -28,10 +28,10 @@ from tests.unit.holder.start.test_journal import PLAN
 from tests.unit.messages.test_assignment import assignment, shared
 
 
-def _elasticity(mesh: MemoryHousehold, wanted: asyncio.Queue[holder.Wanted]) -> Elasticity:
-    around = Household(frozenset, dict, lambda: 9)
-    planner = Planner(mesh["a"], Surveyor(mesh["a"]), lambda device, why: None)
-    return Elasticity(mesh["a"], request(8), planner, around, wanted.put_nowait, replans=True)
+def _elasticity(mesh: MemoryHousehold, wanted: asyncio.Queue[holder.ChangeWanted]) -> ReplanWatcher:
+    around = ReplanContext(frozenset, dict, lambda: 9)
+    planner = Planner(mesh["a"], ClusterProfiler(mesh["a"]), lambda device, why: None)
+    return ReplanWatcher(mesh["a"], request(8), planner, around, wanted.put_nowait, replans=True)
 
 
 def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
@@ -41,30 +41,30 @@ def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
 
 
 async def _training_with_b(
-    mesh: MemoryHousehold, wanted: asyncio.Queue[holder.Wanted] | None = None
-) -> Elasticity:
+    mesh: MemoryHousehold, wanted: asyncio.Queue[holder.ChangeWanted] | None = None
+) -> ReplanWatcher:
     """b coordinates."""
     mesh.elect("b")
     device = mesh["b"].self_id
     elasticity = _elasticity(mesh, wanted or asyncio.Queue())
     elasticity.start()
     place = replace(shared(3, 1), devices=(mesh["a"].self_id, device))
-    choice = Choice(Version(0, 0), ((device,),) * 3, 0, "")
-    elasticity.began(ChangeAnswer(assignment(place), PLAN, choice, (), {}, 0.0))
+    choice = VersionChoice(Version(0, 0), ((device,),) * 3, 0, "")
+    elasticity.began(ReconfigureReply(assignment(place), PLAN, choice, (), {}, 0.0))
     return elasticity
 
 
 async def test_a_device_that_died_while_it_waited_may_leave_again() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        wanted: asyncio.Queue[holder.Wanted] = asyncio.Queue()
+        wanted: asyncio.Queue[holder.ChangeWanted] = asyncio.Queue()
         elasticity, device = _elasticity(mesh, wanted), mesh["b"].self_id
         elasticity.start()
         for _ in range(2):
             leaves = _leave(mesh)
-            assert await wanted.get() == holder.Wanted(Reason.LEAVE, device)
-            elasticity.note(holder.Died(device, certain=True))
+            assert await wanted.get() == holder.ChangeWanted(ReconfigureReason.LEAVE, device)
+            elasticity.note(holder.MemberDied(device, certain=True))
             await leaves  # so that no process waits for a word to the one before it
-            elasticity.note(holder.Appeared(device))
+            elasticity.note(holder.MemberAppeared(device))
         await elasticity.close()
 
 
@@ -84,15 +84,15 @@ async def test_a_look_that_fails_in_whatever_way_keeps_nobody(plan: dict[str, in
         async def consider(peer: str, message: Message) -> Message:
             if plan is None:
                 raise InternalError("a bug of the coordinator's")
-            found = Considered(plan, 0.5, "it is faster", frozenset()).to_bytes()
+            found = ReplanReply(plan, 0.5, "it is faster", frozenset()).to_bytes()
             return Message(CONSIDER, {}, (memoryview(found),))
 
         mesh["b"].route(CONSIDER, consider, limited(LARGE.most_bytes))
-        wanted: asyncio.Queue[holder.Wanted] = asyncio.Queue()
+        wanted: asyncio.Queue[holder.ChangeWanted] = asyncio.Queue()
         device = mesh["b"].self_id
         elasticity = await _training_with_b(mesh, wanted)
         leaves = _leave(mesh)
-        assert await wanted.get() == holder.Wanted(Reason.LEAVE, device)
+        assert await wanted.get() == holder.ChangeWanted(ReconfigureReason.LEAVE, device)
         await elasticity.close()
         await leaves
 
@@ -102,7 +102,7 @@ def _endless_looks(mesh: MemoryHousehold) -> asyncio.Queue[str]:
     looks: asyncio.Queue[str] = asyncio.Queue()
 
     async def consider(peer: str, message: Message) -> Message:
-        looks.put_nowait(ConsiderRequest.from_bytes(message.parts[0]).reason)
+        looks.put_nowait(ReplanRequest.from_bytes(message.parts[0]).reason)
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -111,12 +111,12 @@ def _endless_looks(mesh: MemoryHousehold) -> asyncio.Queue[str]:
     return looks
 
 
-async def _looking(mesh: MemoryHousehold) -> tuple[asyncio.Queue[str], Elasticity]:
+async def _looking(mesh: MemoryHousehold) -> tuple[asyncio.Queue[str], ReplanWatcher]:
     """The looks of b, and a at the first of them, which never ends."""
     looks = _endless_looks(mesh)
     elasticity = await _training_with_b(mesh)
-    elasticity.note(holder.Appeared(mesh["b"].self_id))
-    elasticity._post(Drifted())
+    elasticity.note(holder.MemberAppeared(mesh["b"].self_id))
+    elasticity._post(DriftChecked())
     assert await looks.get() == "drift"
     return looks, elasticity
 
@@ -135,7 +135,7 @@ async def test_a_look_that_takes_too_long_is_ended_at_the_coordinator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else it would go on looking beside the training, for nobody."""
-    monkeypatch.setitem(elastic._LIMITS_SECONDS, Reason.DRIFT, 0.01)
+    monkeypatch.setitem(elastic._LIMITS_SECONDS, ReconfigureReason.DRIFT, 0.01)
     async with MemoryHousehold(["a", "b"]) as mesh:
         looks, elasticity = await _looking(mesh)
         assert await looks.get() == "end"

@@ -7,31 +7,31 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.recovery.version import Version
-from p2ptrain.runtime.io.replay_log import EpochLog
-from p2ptrain.state.transfer_server import StateServer
-from p2ptrain.worker.context import Surroundings
-from p2ptrain.worker.hosted_stages import Engagement
-from p2ptrain.worker.session import Participation
+from p2ptrain.runtime.io.replay_log import ReplayLog
+from p2ptrain.state.transfer_server import TransferServer
+from p2ptrain.worker.context import WorkerContext
+from p2ptrain.worker.hosted_stages import HostedStages
+from p2ptrain.worker.session import WorkerSession
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 HOLDER = memory_id("a")
 STABLE, LATER, EARLIER = Version(30, 1), Version(32, 1), Version(28, 1)
 
 
-def training(steps: int) -> tuple[Participation, EpochLog]:
+def training(steps: int) -> tuple[WorkerSession, ReplayLog]:
     """A device that has been told of so many rounds of an epoch."""
-    log = EpochLog(0)
+    log = ReplayLog(0)
     for step in range(steps):
-        log.told(RoundOrder(Round(step, Mode.TRAIN, step, 16, 4)))
+        log.note_order(RoundOrder(Round(step, RoundMode.TRAIN, step, 16, 4)))
     mesh = MemoryHousehold(["a", "b"])["b"]
-    nothing: dict[str, Any] = dict.fromkeys(Surroundings.__dataclass_fields__)
-    around = {**nothing, "mesh": mesh, "states": StateServer(mesh), "changed": lambda: None}
-    part = Participation("job", Surroundings(**around))
+    nothing: dict[str, Any] = dict.fromkeys(WorkerContext.__dataclass_fields__)
+    around = {**nothing, "mesh": mesh, "states": TransferServer(mesh), "changed": lambda: None}
+    part = WorkerSession("job", WorkerContext(**around))
     part.holder = HOLDER
-    part._store.engagement = cast("Engagement", SimpleNamespace(log=log))
+    part._store.engagement = cast("HostedStages", SimpleNamespace(log=log))
     return part, log
 
 

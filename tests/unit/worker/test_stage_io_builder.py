@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.messages.assignment import StagePlace
+from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.stage.stage import Stage
-from p2ptrain.worker.stage_io_builder import StageLines
+from p2ptrain.worker.stage_io_builder import StageIoBuilder
 from tests.unit.messages.test_assignment import assignment, shared
 from tests.unit.runtime.test_live_stage import captured
 from tests.unit.runtime.test_trailing_update import captured as summable
@@ -33,7 +33,7 @@ ALONE, GROUP = shared(4), replace(shared(3, 1), turn=2)
 )
 def test_no_loop_writes_to_sums_that_still_travel(
     captured: Captured,
-    place: StagePlace,
+    place: StageAssignment,
     optimizer: dict[str, bool],
     goes_ahead: bool,
     trails: bool,
@@ -43,7 +43,7 @@ def test_no_loop_writes_to_sums_that_still_travel(
     whole = replace(place, end=len(description.units), goes_ahead=True)
     job = replace(assignment(whole), optimizer=optimizer)
     shell = cast(Any, SimpleNamespace(mesh=SimpleNamespace(self_id="a")))
-    task = StageLines(job, 0, description, shell).task()
+    task = StageIoBuilder(job, 0, description, shell).task()
     assert (task.goes_ahead, task.trails) == (goes_ahead, trails)
 
 
@@ -53,7 +53,7 @@ def test_its_buckets_have_the_size_of_its_place(summable: Captured, turn: int | 
     description = summable.description
     units = len(description.units)
     whole = replace(GROUP, end=units, goes_ahead=True, turn=turn, bucket_bytes=32)
-    lines = StageLines(assignment(whole), 0, description, cast(Any, None))
+    lines = StageIoBuilder(assignment(whole), 0, description, cast(Any, None))
     summed = lines.summed(Stage(description, 0, units, summable.state(), shared=True))
     late = [b for b in summed.buckets if summed.rank(b.index) < min(turn or 0, units)]
     others = [bucket for bucket in summed.buckets if bucket not in late]

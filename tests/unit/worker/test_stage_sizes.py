@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.messages.assignment import Assignment, StagePlace
-from p2ptrain.messages.round_orders import EpochKey
+from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.plan.types.allocation import Allocation
@@ -26,11 +26,11 @@ def model() -> ModelDescription:
     return capture(made.model, made.loss, stack(made.data[:3])).description
 
 
-def _assignment(model: ModelDescription, place: StagePlace, **changes: int) -> Assignment:
+def _assignment(model: ModelDescription, place: StageAssignment, **changes: int) -> Assignment:
     fields = {"batch_size": 4096, "micro_batch": 1024} | changes
-    rest = StagePlace(place.end, len(model.units), 1, ("z",), (1,))
+    rest = StageAssignment(place.end, len(model.units), 1, ("z",), (1,))
     return Assignment(
-        EpochKey("job", 1),
+        GenerationKey("job", 1),
         "h",
         model.digest,
         (place, rest),
@@ -42,12 +42,14 @@ def _assignment(model: ModelDescription, place: StagePlace, **changes: int) -> A
     )
 
 
-def _bytes(model: ModelDescription, place: StagePlace, ratio: float = 0.0, **changes: int) -> int:
+def _bytes(
+    model: ModelDescription, place: StageAssignment, ratio: float = 0.0, **changes: int
+) -> int:
     return stage_bytes(_assignment(model, place, **changes), model, place, "a", ratio)
 
 
 def test_more_samples_depth_or_state_take_more(model: ModelDescription) -> None:
-    alone = StagePlace(0, 2, 1, ("a",), (1,))
+    alone = StageAssignment(0, 2, 1, ("a",), (1,))
     one = _bytes(model, alone)
     assert _bytes(model, alone, micro_batch=2048) > 1.9 * one
     assert one < _bytes(model, replace(alone, warmup=2)) < 2 * one + MIB
@@ -61,7 +63,7 @@ def test_more_samples_depth_or_state_take_more(model: ModelDescription) -> None:
 
 
 def test_tiles_take_their_part_of_the_maps(model: ModelDescription) -> None:
-    alone = StagePlace(0, 2, 1, ("a",), (1,))
+    alone = StageAssignment(0, 2, 1, ("a",), (1,))
     shape = TileShape((1, 1), (2,), (0, 2))
     both = replace(alone, devices=("a", "b"), shares=(1, 1))
     tiled = replace(both, allocation=Allocation.TILES, tiling=shape)
@@ -69,7 +71,7 @@ def test_tiles_take_their_part_of_the_maps(model: ModelDescription) -> None:
 
 
 def test_more_than_there_is_is_refused_whatever_the_plan_says(model: ModelDescription) -> None:
-    place = StagePlace(0, 2, 1, ("a",), (1,))
+    place = StageAssignment(0, 2, 1, ("a",), (1,))
     assignment, asked = _assignment(model, place), list[int]()
 
     def short_of(needed_bytes: int) -> int | None:

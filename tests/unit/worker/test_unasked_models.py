@@ -11,13 +11,13 @@ import pytest
 from p2ptrain.errors import ProtocolError, TrainingError
 from p2ptrain.net import cbor
 from p2ptrain.net.write_form import write_form
-from p2ptrain.process.box import Box, Child, Ended, How, Question
+from p2ptrain.process.box import Box, BoxTask, Child, Ended, How
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.profiling.boxed_measure import Found
+from p2ptrain.profiling.boxed_measure import ProfileResult
 from p2ptrain.profiling.measure_units import MeasuredUnit, UnitMeasurements
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.profiling.unit_chain import WHOLE
-from p2ptrain.profiling.unit_seconds import UnitTimes
+from p2ptrain.profiling.unit_seconds import UnitSeconds
 from p2ptrain.worker.unasked_models import FetchedModel, UnaskedConfig, UnaskedWork
 
 MIB = 1 << 20
@@ -26,14 +26,14 @@ MEASUREMENTS = UnitMeasurements(
     target_bytes=8,
     units=(MeasuredUnit("layers.0", 12, 16, 20, 100), MeasuredUnit("layers.1", 8, 0, 4, 50)),
     times={
-        1: UnitTimes((0.1, 0.2), (0.3, 0.4), (0.0, 0.1)),
-        4: UnitTimes((0.2, 0.3), (0.4, 0.5), (0.1, 0.1)),
+        1: UnitSeconds((0.1, 0.2), (0.3, 0.4), (0.0, 0.1)),
+        4: UnitSeconds((0.2, 0.3), (0.4, 0.5), (0.1, 0.1)),
     },
     wall_by_cpu=1.5,
     cold=(4,),
     faster=(1,),
 )
-ANSWER = cbor.dumps(write_form(Found.of(MEASUREMENTS)))
+ANSWER = cbor.dumps(write_form(ProfileResult.of(MEASUREMENTS)))
 
 
 class NoNursery:
@@ -52,13 +52,13 @@ class Scripted(Box):
 
     answers: list[bytes | Ended]
     seconds: float = 1.0
-    asked: list[Question] = field(default_factory=list)
+    asked: list[BoxTask] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__(NoNursery())
         self.now = 0.0
 
-    async def ask(self, question: Question) -> bytes:
+    async def ask(self, question: BoxTask) -> bytes:
         self.asked.append(question)
         self.now += self.seconds
         answer = self.answers.pop(0)
@@ -85,7 +85,7 @@ async def measure(unasked: UnaskedWork, asked: FetchedModel) -> object:
 
 
 def test_measurements_pass_the_box_unchanged() -> None:
-    assert Found.from_bytes(ANSWER).measurements() == MEASUREMENTS
+    assert ProfileResult.from_bytes(ANSWER).measurements() == MEASUREMENTS
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_measurements_pass_the_box_unchanged() -> None:
 def test_what_no_measurement_can_be_is_refused(change: dict[str, object]) -> None:
     content = {**cbor.loads(ANSWER, len(ANSWER)), **change}
     with pytest.raises(ProtocolError):
-        Found.from_bytes(cbor.dumps(content))
+        ProfileResult.from_bytes(cbor.dumps(content))
 
 
 async def test_a_profile_from_the_box_has_what_this_device_spends_beside() -> None:
@@ -159,7 +159,7 @@ async def test_one_that_lacked_memory_is_tried_again_after_a_while() -> None:
 
 async def test_a_model_that_fails_as_in_plain_torch_is_no_crash() -> None:
     said: list[tuple[str, str]] = []
-    fails = cbor.dumps(write_form(Found(fails="the model fails in unit 0: odd shapes")))
+    fails = cbor.dumps(write_form(ProfileResult(fails="the model fails in unit 0: odd shapes")))
     box = Scripted([fails, ANSWER])
     async with work(box, lambda *words: said.append(words)) as unasked:
         with pytest.raises(TrainingError, match="odd shapes"):

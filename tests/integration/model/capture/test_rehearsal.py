@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.capture import capture
-from p2ptrain.model.capture.rehearsal import Effort, Rehearsal, rehearse
+from p2ptrain.model.capture.rehearsal import Rehearsal, RehearsalEffort, rehearse
 
 
 class Scaled(nn.Module):
@@ -57,7 +57,7 @@ def _batches(count: int = 8) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def _rehearsed(model: nn.Module, effort: Effort = Effort()) -> Rehearsal:  # noqa: B008
+def _rehearsed(model: nn.Module, effort: RehearsalEffort = RehearsalEffort()) -> Rehearsal:  # noqa: B008
     captured = capture(model, cross_entropy, _batches(1)[0], evaluation=False)
     return rehearse(model, cross_entropy, captured, iter(_batches()), effort)
 
@@ -105,7 +105,7 @@ def test_two_batches_are_compared_however_long_they_take_and_no_more() -> None:
     model = Scaled(lambda _: 2.0)
     captured = capture(model, cross_entropy, _batches(1)[0], evaluation=False)
     found = rehearse(
-        model, cross_entropy, captured, iter(_batches()), Effort(), lambda: next(clock)
+        model, cross_entropy, captured, iter(_batches()), RehearsalEffort(), lambda: next(clock)
     )
     assert found == Rehearsal(2)
 
@@ -170,7 +170,7 @@ def test_a_train_of_the_user_s_own_is_called_as_a_loop_does() -> None:
     described = captured.description.train.nodes
     assert not [node for node in described if node.operator == "aten.add_.Tensor"]
     assert model.norm.training, "as it was"
-    assert rehearse(model, cross_entropy, captured, iter(_batches()), Effort()).batches
+    assert rehearse(model, cross_entropy, captured, iter(_batches()), RehearsalEffort()).batches
     assert torch.equal(model.norm.running_mean, torch.full((6,), 0.5))  # type: ignore[arg-type]
 
 
@@ -192,4 +192,4 @@ def test_sparse_gradients_are_compared() -> None:
     words = nn.Sequential(nn.EmbeddingBag(9, 3, sparse=True))
     batches = [(torch.tensor([[k, 2], [1, k]]), torch.tensor([0, 2])) for k in range(3)]
     captured = capture(words, cross_entropy, batches[0], evaluation=False)
-    assert rehearse(words, cross_entropy, captured, iter(batches), Effort()).batches == 3
+    assert rehearse(words, cross_entropy, captured, iter(batches), RehearsalEffort()).batches == 3

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.plan.cost.check_plan import check_plan
 from p2ptrain.plan.replan import pause
-from p2ptrain.plan.replan.replan import living, replan
+from p2ptrain.plan.replan.replan import living_cluster, replan
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support.thorough import examples_of
@@ -26,7 +26,7 @@ def test_in_a_pause_no_more_is_lost_than_by_the_usual_plan(
     held = place_replicas(plan).without([gone])
     usual = replan(TWELVE, cluster, plan, REQUEST, dead=[gone], replicas=held)
     soon = replan(TWELVE, cluster, plan, REQUEST, dead=[gone], repay_seconds=SOON)
-    check_plan(soon.plan, TWELVE, living(cluster, [gone]), private=False)
+    check_plan(soon.plan, TWELVE, living_cluster(cluster, [gone]), private=False)
     slower = soon.plan.predicted.round_seconds / usual.plan.predicted.round_seconds - 1
     assert slower <= pause.TOLERANCE
     assert soon.migration.seconds + SOON * slower <= usual.migration.seconds + SOON * 0.01 + 1e-9

@@ -16,7 +16,7 @@ from p2ptrain.model.stage.stage import Stage
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.tiling_in_process import Tiles
 
 
@@ -120,7 +120,7 @@ def test_the_cut_model_draws_the_same_masks(captured: Captured) -> None:
 def test_evaluation_in_tiles(model: nn.Module, captured: Captured) -> None:
     description, _ = cut_where_tiling_ends(captured.description)
     part = read_tiled_part(description, "eval", whole_units=True)
-    layout = Layout(part.network, ([1.0, 1.0], [2.0, 1.0]), (0, len(part.network.units)))
+    layout = GridLayout(part.network, ([1.0, 1.0], [2.0, 1.0]), (0, len(part.network.units)))
     states = [captured.state() for _ in range(4)]
     tiles = Tiles(description, part, layout, states)
     x, y = torch.randn(5, 3, 14, 10), torch.tensor([0, 1, 2, 0, 1])

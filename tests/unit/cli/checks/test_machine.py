@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.cli.checks.check import Verdict
+from p2ptrain.cli.checks.check import Severity
 from p2ptrain.cli.checks.machine import box, state_folder
-from p2ptrain.process.confinement import Protection
+from p2ptrain.process.confinement import Confinement
 
 
 @pytest.mark.parametrize("made", [True, False])
@@ -22,7 +22,7 @@ def test_a_folder_that_can_be_written_is_well_and_left_as_it_was(
     if made:
         folder.mkdir(parents=True, mode=0o700)
     before = sorted(tmp_path.rglob("*"))
-    assert state_folder(folder).verdict is Verdict.OK
+    assert state_folder(folder).verdict is Severity.OK
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -38,7 +38,7 @@ def test_a_full_disk_is_named(made: bool, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     check = state_folder(folder)
-    assert check.verdict is Verdict.BAD
+    assert check.verdict is Severity.BAD
     assert check.found == f"{folder} cannot be written: No space left on device"
     assert "has room" in check.advice
 
@@ -46,13 +46,13 @@ def test_a_full_disk_is_named(made: bool, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_folder_below_a_file_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check = state_folder(tmp_path / "file" / "state")
-    assert check.verdict is Verdict.BAD
+    assert check.verdict is Severity.BAD
     assert "Not a directory" in check.found
 
 
 def test_what_protects_from_models_of_others_is_said() -> None:
-    good = box([Protection.PROCESS, Protection.MEMORY, Protection.FILES, Protection.CALLS])
-    assert good.verdict is Verdict.OK
+    good = box([Confinement.PROCESS, Confinement.MEMORY, Confinement.FILES, Confinement.CALLS])
+    assert good.verdict is Severity.OK
     assert "no files, no network" in good.found
-    assert box([Protection.PROCESS]).verdict is Verdict.WARN
+    assert box([Confinement.PROCESS]).verdict is Severity.WARN
     assert box().found

@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.cli.checks import network
-from p2ptrain.cli.checks.check import Verdict
-from p2ptrain.mesh.discovery.interfaces import Address
+from p2ptrain.cli.checks.check import Severity
+from p2ptrain.mesh.discovery.interfaces import InterfaceAddress
 
-LOOPBACK = [Address("lo", "127.0.0.1")]
+LOOPBACK = [InterfaceAddress("lo", "127.0.0.1")]
 
 
 @pytest.mark.parametrize(
     ("others", "verdict", "says"),
     [
-        ([Address("lo", "::1")], Verdict.BAD, "no network address"),
-        ([Address("eth0", "fe80::1%eth0")], Verdict.OK, "fe80::1%eth0"),
-        ([Address("eth0", "fd00::1")], Verdict.OK, "fd00::1"),
+        ([InterfaceAddress("lo", "::1")], Severity.BAD, "no network address"),
+        ([InterfaceAddress("eth0", "fe80::1%eth0")], Severity.OK, "fe80::1%eth0"),
+        ([InterfaceAddress("eth0", "fd00::1")], Severity.OK, "fd00::1"),
     ],
 )
 def test_a_machine_without_ipv4_is_told_what_it_has(
-    monkeypatch: pytest.MonkeyPatch, others: list[Address], verdict: Verdict, says: str
+    monkeypatch: pytest.MonkeyPatch, others: list[InterfaceAddress], verdict: Severity, says: str
 ) -> None:
     monkeypatch.setattr(network, "machine_addresses", lambda: [*LOOPBACK, *others])
     (check,) = network.interfaces()

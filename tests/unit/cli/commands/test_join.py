@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from p2ptrain.cli import main as cli
-from p2ptrain.cli.ask_member import ask
-from p2ptrain.control.borrow import own_place
-from p2ptrain.control.lease import Place
+from p2ptrain.cli.ask_member import ask_member
+from p2ptrain.control.borrow import own_lease
+from p2ptrain.control.lease import LeasedIdentity
 from p2ptrain.control.member_lock import (
     ControlRecord,
     FolderBusy,
@@ -26,17 +26,17 @@ from p2ptrain.control.member_lock import (
 from tests.unit.cli.conftest import FakeNode
 
 
-def _borrower(folder: Path, use: Callable[[Place], None]) -> threading.Thread:
+def _borrower(folder: Path, use: Callable[[LeasedIdentity], None]) -> threading.Thread:
     """Has the place of the running `join` for as long as `use` takes, as `train` would."""
 
     async def borrow() -> None:
-        async with own_place(folder, "train") as place:
+        async with own_lease(folder, "train") as place:
             await asyncio.to_thread(use, place)
 
     return threading.Thread(target=lambda: asyncio.run(borrow()), daemon=True)
 
 
-def _lend_once(node: type[FakeNode], folder: Path, use: Callable[[Place], None]) -> None:
+def _lend_once(node: type[FakeNode], folder: Path, use: Callable[[LeasedIdentity], None]) -> None:
     """Lend the first member's place; stop when it is back."""
     if len(node.made) == 1:
         _borrower(folder, use).start()
@@ -97,7 +97,7 @@ def test_the_place_is_lent_and_the_member_comes_back(
     """A borrower in a thread of its own asks the running member, as `train` would."""
     lent: list[Any] = []
 
-    def use(place: Place) -> None:
+    def use(place: LeasedIdentity) -> None:
         lent.append((place, node.made[0].inside))
 
     node.on_ready = lambda _: _lend_once(node, tmp_path, use)
@@ -134,7 +134,7 @@ def test_a_closed_window_stays_closed_for_train_and_for_join_after_it(
 def test_join_goes_on_with_the_window_that_train_leaves(
     node: type[FakeNode], tmp_path: Path
 ) -> None:
-    def use(place: Place) -> None:
+    def use(place: LeasedIdentity) -> None:
         assert place.window is not None
         place.window = place.window.after_wrong_try()
 
@@ -154,7 +154,7 @@ def test_stopped_while_its_place_is_lent_it_leaves_the_way_to_the_borrower(
     join_has_ended = threading.Event()
     refused: list[str] = []
 
-    def use(place: Place) -> None:
+    def use(place: LeasedIdentity) -> None:
         write_record(tmp_path, record)  # as `train` does
         signal.raise_signal(signal.SIGTERM)
         join_has_ended.wait(10.0)
@@ -180,8 +180,8 @@ def test_questions_are_answered_meanwhile(
     answers: list[Any] = []
 
     def ask_it() -> None:
-        answers.append(ask(tmp_path, lambda client: client.status()))
-        answers.append(ask(tmp_path, lambda client: client.devices()))
+        answers.append(ask_member(tmp_path, lambda client: client.status()))
+        answers.append(ask_member(tmp_path, lambda client: client.devices()))
         signal.raise_signal(signal.SIGTERM)
 
     node.on_ready = lambda _: threading.Thread(target=ask_it, daemon=True).start()

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.cli import main as cli
-from p2ptrain.control.borrow import own_place
+from p2ptrain.control.borrow import own_lease
 from p2ptrain.control.lease import Lender
 from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import DeviceLost, UserError
 from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import Ftpipehd
+from p2ptrain.job.ftpipehd_options import FtpipehdOptions
 from p2ptrain.plan.types.weight_versions import Weights
 from tests.unit.cli.conftest import FakeNode
 
@@ -95,13 +95,13 @@ def test_without_a_barrier_where_that_is_asked_for(
 @pytest.mark.parametrize(
     ("argv", "wanted"),
     [
-        ([], Ftpipehd(10, 100, 50, 100)),
-        (["--repartition", "3,7"], Ftpipehd(3, 7, 50, 100)),
-        (["--replicate", "4,8"], Ftpipehd(10, 100, 4, 8)),
+        ([], FtpipehdOptions(10, 100, 50, 100)),
+        (["--repartition", "3,7"], FtpipehdOptions(3, 7, 50, 100)),
+        (["--replicate", "4,8"], FtpipehdOptions(10, 100, 4, 8)),
     ],
 )
 def test_ftpipehd_does_what_it_does_as_often_as_published_or_as_told(
-    node: type[FakeNode], script: str, tmp_path: Path, argv: list[str], wanted: Ftpipehd
+    node: type[FakeNode], script: str, tmp_path: Path, argv: list[str], wanted: FtpipehdOptions
 ) -> None:
     published = ["--mode", "async", "--planner", "ftpipehd", *argv]
     assert cli.main(["train", script, *published, "--state-dir", str(tmp_path / "s")]) == 0
@@ -199,7 +199,7 @@ def test_two_trains_with_one_folder_do_not_fight(
     async def second(made: FakeNode) -> None:
         with FolderLock(folder, "train"):  # as the true node has
             try:
-                async with own_place(folder, "app"):
+                async with own_lease(folder, "app"):
                     pass
             except UserError as error:
                 messages.append(str(error))

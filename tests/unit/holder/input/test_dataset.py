@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from p2ptrain.errors import ScriptError
-from p2ptrain.holder.input.dataset import Samples
+from p2ptrain.holder.input.dataset import CheckedDataset
 
 
 def same(a: Any, b: Any) -> bool:
@@ -39,7 +39,7 @@ DATASETS["bfloat16"] = [(x, torch.tensor(1j)) for x, _ in DATASETS["bfloat16"]]
 @pytest.mark.parametrize("name", DATASETS)
 def test_values_are_default_collates(name: str) -> None:
     data = DATASETS[name]
-    inputs, targets = Samples(data).collate([3, 0, 4], "seed")
+    inputs, targets = CheckedDataset(data).collate([3, 0, 4], "seed")
     expected = default_collate([data[3], data[0], data[4]])
     assert same(inputs, expected[0])
     assert same(targets, expected[1])
@@ -48,7 +48,7 @@ def test_values_are_default_collates(name: str) -> None:
 def test_tuples_stay_tuples_and_mappings_become_dicts() -> None:
     wrapped = UserDict({"x": torch.ones(1)})
     data = [((torch.ones(1), [torch.ones(1)]), wrapped)] * 2
-    inputs, targets = Samples(data).collate([0, 1], "seed")
+    inputs, targets = CheckedDataset(data).collate([0, 1], "seed")
     assert type(inputs) is tuple
     assert type(inputs[1]) is list
     assert type(targets) is dict
@@ -64,14 +64,14 @@ def test_what_means_something_to_an_event_loop_is_an_error_of_the_script_too(
                 raise error
             return super().__getitem__(index)
 
-    samples = Samples(Fails([(1.0, 2)] * 3))
+    samples = CheckedDataset(Fails([(1.0, 2)] * 3))
     with pytest.raises(ScriptError, match=rf"data\[1\] failed: {type(error).__name__}"):
         samples.collate([0, 1], "seed")
 
 
 def test_a_dataset_that_grows_or_shrinks_counts_as_it_was_at_first() -> None:
     data = [(1.0, 2)] * 3
-    samples = Samples(data)
+    samples = CheckedDataset(data)
     data.append((1.0, 2))
     assert len(samples) == 3
 
@@ -83,7 +83,7 @@ class Pair(NamedTuple):
 
 def test_named_tuples_keep_their_type_at_every_depth() -> None:
     sample = {"both": Pair(torch.ones(2), (1.0, Pair(2, 3)))}, Pair(4, 5)
-    inputs, targets = Samples([sample] * 3).collate([0, 2], "seed")
+    inputs, targets = CheckedDataset([sample] * 3).collate([0, 2], "seed")
     assert type(targets) is type(inputs["both"]) is type(inputs["both"].second[1]) is Pair
     assert type(inputs["both"].second) is tuple
     assert inputs["both"].first.shape == (2, 2)
@@ -93,13 +93,13 @@ def test_named_tuples_keep_their_type_at_every_depth() -> None:
 
 def test_key_order_is_the_first_samples() -> None:
     data = [(OrderedDict(a=1.0, b=2.0), 0), (OrderedDict(b=4.0, a=3.0), 0)]
-    inputs, _ = Samples(data).collate([0, 1], "seed")
+    inputs, _ = CheckedDataset(data).collate([0, 1], "seed")
     assert list(inputs) == ["a", "b"]
     assert inputs["a"].tolist() == [1.0, 3.0]
 
 
 def test_leaves_describe_the_first_sample() -> None:
-    leaves = Samples([({"x": torch.ones(2, 3)}, 1)]).leaves
+    leaves = CheckedDataset([({"x": torch.ones(2, 3)}, 1)]).leaves
     assert [(leaf.path, leaf.dtype, leaf.shape) for leaf in leaves] == [
         ("input['x']", torch.float32, (2, 3)),
         ("target", torch.int64, ()),
@@ -126,7 +126,7 @@ X = torch.zeros(3)
     ],
 )
 def test_a_sample_unlike_the_first_is_named(odd: Any, told: str) -> None:
-    samples = Samples([(X, 0), odd])
+    samples = CheckedDataset([(X, 0), odd])
     with pytest.raises(ScriptError, match=told):
         samples.collate([0, 1], "seed")
 
@@ -142,13 +142,13 @@ def test_the_users_exception_keeps_its_place_and_cause() -> None:
             return X, 0
 
     with pytest.raises(ScriptError, match=r"data\[7\] failed: FileNotFoundError: cat") as caught:
-        Samples(Broken()).collate([6, 7], "seed")
+        CheckedDataset(Broken()).collate([6, 7], "seed")
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 def test_a_first_sample_that_is_unusable_is_told_at_once() -> None:
     with pytest.raises(ScriptError, match=r"eval_data\[0\]"):
-        Samples([("text", 1)], "eval_data")
+        CheckedDataset([("text", 1)], "eval_data")
 
 
 class Noisy:
@@ -162,7 +162,7 @@ class Noisy:
 
 
 def test_random_samples_repeat_with_the_seed_and_leave_the_global_state_alone() -> None:
-    samples = Samples(Noisy())
+    samples = CheckedDataset(Noisy())
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
     first = samples.collate([0, 1, 2], "0 5")
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
@@ -173,7 +173,7 @@ def test_random_samples_repeat_with_the_seed_and_leave_the_global_state_alone() 
 
 
 def test_random_samples_do_not_depend_on_the_cut_into_micro_batches() -> None:
-    samples = Samples(Noisy())
+    samples = CheckedDataset(Noisy())
     whole = samples.collate([0, 1, 2, 3], "s")[0]
     pieces = samples.collate_pieces([[0, 1, 2], [3]], "s")
     assert torch.equal(whole, torch.cat([piece[0] for piece in pieces]))
@@ -193,15 +193,15 @@ class CountingLock:
 def test_slow_samples_give_the_lock_up_between_them_and_random_streams_run_on() -> None:
     ticks = iter(range(1000))
     lock = CountingLock()
-    samples = Samples(Noisy(), lock=lock, clock=lambda: float(next(ticks)))
+    samples = CheckedDataset(Noisy(), lock=lock, clock=lambda: float(next(ticks)))
     slow = samples.collate([0, 1, 2], "s")
     assert lock.taken == 1 + 3
-    assert same(slow, Samples(Noisy(), clock=lambda: 0.0).collate([0, 1, 2], "s"))
+    assert same(slow, CheckedDataset(Noisy(), clock=lambda: 0.0).collate([0, 1, 2], "s"))
 
 
 def test_fast_samples_take_the_lock_once() -> None:
     lock = CountingLock()
-    Samples(Noisy(), lock=lock, clock=lambda: 0.0).collate([0, 1, 2, 3, 4], "s")
+    CheckedDataset(Noisy(), lock=lock, clock=lambda: 0.0).collate([0, 1, 2, 3, 4], "s")
     assert lock.taken == 2
 
 
@@ -216,7 +216,7 @@ def test_pieces_are_read_when_they_are_asked_for() -> None:
             asked.append(index)
             return torch.ones(2) * index, index
 
-    pieces = Samples(Watched()).collate_pieces([[1, 2], [3, 4]], "s")
+    pieces = CheckedDataset(Watched()).collate_pieces([[1, 2], [3, 4]], "s")
     next(pieces)
     assert asked == [0, 1, 2]
     next(pieces)
@@ -225,7 +225,7 @@ def test_pieces_are_read_when_they_are_asked_for() -> None:
 
 def test_each_piece_lies_in_aligned_memory_of_its_own() -> None:
     """A slice of a larger tensor would start off the 64-byte grid, where kernels round apart."""
-    samples = Samples([(torch.full((3,), float(i)), i) for i in range(10)])
+    samples = CheckedDataset([(torch.full((3,), float(i)), i) for i in range(10)])
     pieces = list(samples.collate_pieces([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], "s"))
     assert [tuple(x.shape) for x, _ in pieces] == [(4, 3), (4, 3), (2, 3)]
     assert [y.tolist() for _, y in pieces] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -243,5 +243,5 @@ def test_samples_in_memory_that_the_next_one_overwrites_stay_what_they_were() ->
         def __getitem__(self, index: int) -> Any:
             return self.memory.fill_(index), index
 
-    inputs, targets = Samples(Reused()).collate([2, 0, 3], "seed")
+    inputs, targets = CheckedDataset(Reused()).collate([2, 0, 3], "seed")
     assert inputs[:, 0].tolist() == targets.tolist() == [2, 0, 3]

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from p2ptrain.holder.input.feeder import Feeder
-from p2ptrain.holder.input.loader import Feed
-from p2ptrain.job.rounds import Mode
-from p2ptrain.messages.assignment import Assignment, StagePlace
-from p2ptrain.messages.round_orders import EpochKey
-from p2ptrain.messages.tensors import Piece, PieceKey
+from p2ptrain.holder.input.loader import FeedItem
+from p2ptrain.job.rounds import RoundMode
+from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice
 from p2ptrain.recovery.version import Version
-from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.io.tensor_router import TensorRouter
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 SAMPLES = 4
@@ -26,13 +26,17 @@ async def test_who_feeds_closes_what_it_feeds_from() -> None:
     is_closed = False
     asked = 0
 
-    async def pieces() -> AsyncGenerator[Feed, None]:
+    async def pieces() -> AsyncGenerator[FeedItem, None]:
         nonlocal is_closed, asked
         try:
             while True:
                 asked += 1
-                key = PieceKey(0, asked)
-                yield Feed(Piece.whole(key, Mode.TRAIN, SAMPLES), [torch.zeros(SAMPLES, 1)], [])
+                key = MicroBatchKey(0, asked)
+                yield FeedItem(
+                    MicroBatchSlice.whole(key, RoundMode.TRAIN, SAMPLES),
+                    [torch.zeros(SAMPLES, 1)],
+                    [],
+                )
         finally:
             await asyncio.sleep(0)  # as a thread is waited for
             is_closed = True
@@ -40,13 +44,13 @@ async def test_who_feeds_closes_what_it_feeds_from() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
         mesh.freeze("b")  # and so takes nothing
         device = memory_id("b")
-        place = StagePlace(0, 3, warmup=1, devices=(device,), shares=(SAMPLES,))
+        place = StageAssignment(0, 3, warmup=1, devices=(device,), shares=(SAMPLES,))
         at = Version(0, 0)
         assignment = Assignment(
-            EpochKey("job", 1), "a", "digest", (place,), SAMPLES, SAMPLES, {}, 0, False, at
+            GenerationKey("job", 1), "a", "digest", (place,), SAMPLES, SAMPLES, {}, 0, False, at
         )
         before = asyncio.all_tasks()
-        feeder = Feeder(assignment, [], Switchboard(mesh["a"]))
+        feeder = Feeder(assignment, [], TensorRouter(mesh["a"]))
         feeding = asyncio.create_task(feeder.run(pieces()))
         seen = -1
         while asked != seen:  # until its queue is full

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.holder.input.sample_order import Position, SampleOrder, ordered_batches
+from p2ptrain.holder.input.sample_order import SampleOrder, StepPosition, ordered_batches
 
 orders = st.builds(
     lambda batch_size, more, seed: SampleOrder(batch_size + more, batch_size, seed),
@@ -48,7 +48,7 @@ def test_an_epoch_never_repeats_a_sample(order: SampleOrder, epoch: int) -> None
 
 def test_the_last_incomplete_batch_is_dropped_and_the_next_epoch_shuffles_anew() -> None:
     order = SampleOrder(samples=10, batch_size=4, seed=0)
-    assert order.position(2) == Position(epoch=1, step_in_epoch=0)
+    assert order.position(2) == StepPosition(epoch=1, step_in_epoch=0)
     assert order.batch(0) != order.batch(2)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from p2ptrain.errors import ScriptError
-from p2ptrain.holder.input.dataset import Samples, tensor_rows
+from p2ptrain.holder.input.dataset import CheckedDataset, tensor_rows
 
 INPUTS, TARGETS = torch.randn(12, 3, 4, 4), torch.randint(9, (12,))
 WHOLE = TensorDataset(INPUTS, TARGETS)
@@ -47,8 +47,8 @@ def test_batches_are_those_of_samples_read_one_by_one(name: str) -> None:
     data = DATASETS[name]
     assert tensor_rows(data) is not None
     for indices in ([4, 0, 2], [1], [3, 3]):
-        found = Samples(data).collate(indices, "seed")
-        expected = Samples(_OneByOne(data)).collate(indices, "seed")
+        found = CheckedDataset(data).collate(indices, "seed")
+        expected = CheckedDataset(_OneByOne(data)).collate(indices, "seed")
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.equal(ours, theirs)
             assert (ours.dtype, ours.stride()) == (theirs.dtype, theirs.stride())
@@ -56,7 +56,7 @@ def test_batches_are_those_of_samples_read_one_by_one(name: str) -> None:
 
 
 def test_a_batch_is_memory_of_its_own() -> None:
-    inputs, _ = Samples(WHOLE).collate([0], "seed")
+    inputs, _ = CheckedDataset(WHOLE).collate([0], "seed")
     inputs.zero_()
     assert bool(INPUTS[0].any())
 
@@ -85,10 +85,10 @@ def test_three_tensors_are_no_pair() -> None:
     three = TensorDataset(INPUTS, INPUTS, TARGETS)
     assert tensor_rows(three) is None
     with pytest.raises(ScriptError, match="must be a pair"):
-        Samples(three)
+        CheckedDataset(three)
 
 
 def test_a_sample_that_is_not_there_is_named() -> None:
-    samples = Samples(Subset(WHOLE, [0, 12]))
+    samples = CheckedDataset(Subset(WHOLE, [0, 12]))
     with pytest.raises(ScriptError, match=r"data\[1\] failed: IndexError"):
         samples.collate([0, 1], "")

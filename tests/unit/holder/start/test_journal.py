@@ -16,16 +16,22 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.holder.start import journal
-from p2ptrain.holder.start.journal import JOB_FILE, REPORTED_FILE, Journal, JournalEntry, find
+from p2ptrain.holder.start.journal import (
+    JOB_FILE,
+    REPORTED_FILE,
+    Journal,
+    JournalEntry,
+    find_journal,
+)
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.messages.reconfigure import InForce
-from p2ptrain.recovery.cores.holder_instructions import Journal as Noted
-from p2ptrain.recovery.cores.job_history import Reported
+from p2ptrain.messages.reconfigure import PlanInForce
+from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
+from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.version import Lineage, Version
 from p2ptrain.state import ended_jobs
 from tests.unit.messages.test_assignment import assignment, shared
 
-NEW = JournalEntry("f00d-1", "f00d", "abc", 0, Reported(0, 0))
+NEW = JournalEntry("f00d-1", "f00d", "abc", 0, ReportedProgress(0, 0))
 PLACED = assignment(shared(3, 1))
 PLAN = {
     "format": "p2ptrain.plan/1",
@@ -42,7 +48,7 @@ PLAN = {
     "predicted": {"round_seconds": 1.0, "samples_per_s": 8.0, "peak_bytes": {"a": 9, "b": 5}},
     "left_out": [],
 }
-IN_FORCE = InForce(PLACED, PLAN)
+IN_FORCE = PlanInForce(PLACED, PLAN)
 FIRST = Lineage().begun(1, Version(0, 0))
 
 
@@ -51,7 +57,7 @@ def folder(tmp_path: Path) -> StateFolder:
     return StateFolder(tmp_path / "job")
 
 
-def put_down(book: Journal, noted: Noted, in_force: InForce | None) -> None:
+def put_down(book: Journal, noted: Noted, in_force: PlanInForce | None) -> None:
     asyncio.run(book.begun(noted, in_force))
 
 
@@ -63,16 +69,16 @@ def begun(folder: StateFolder, warnings: list[str] | None = None) -> Journal:
 
 
 def found_in(folder: StateFolder, warnings: list[str] | None = None) -> JournalEntry | None:
-    return find(folder, ([] if warnings is None else warnings).append)
+    return find_journal(folder, ([] if warnings is None else warnings).append)
 
 
 def test_a_job_is_found_as_it_was_written_down(folder: StateFolder) -> None:
     book = begun(folder)
     for step in range(1, 4):
-        book.committed(Reported(step, 0))
+        book.committed(ReportedProgress(step, 0))
     found = found_in(folder)
     assert found == replace(
-        NEW, reported=Reported(3, 0), next_epoch=2, lineage=FIRST, in_force=IN_FORCE
+        NEW, reported=ReportedProgress(3, 0), next_epoch=2, lineage=FIRST, in_force=IN_FORCE
     )
     assert found.noted.placed is not None
     assert found.noted.placed.devices == ("a", "b")
@@ -105,17 +111,17 @@ def test_before_the_first_plan_the_numbers_are_reserved(folder: StateFolder) -> 
 def test_a_job_that_is_over_leaves_the_word_that_it_is(folder: StateFolder) -> None:
     book = begun(folder)
     book.done()
-    book.committed(Reported(9, 0))
+    book.committed(ReportedProgress(9, 0))
     put_down(book, Noted(66, FIRST, None), IN_FORCE)
     assert found_in(folder) is None
     assert [file.name for file in folder.path.iterdir()] == [ended_jobs.ENDED_FILE]
-    assert ended_jobs.find(folder) == (NEW.job,)
+    assert ended_jobs.find_ended(folder) == (NEW.job,)
 
 
 def test_a_job_without_a_folder_writes_nothing() -> None:
     book = Journal(None, NEW, lambda _: None)
     put_down(book, Noted(2, FIRST, None), IN_FORCE)
-    book.committed(Reported(1, 0))
+    book.committed(ReportedProgress(1, 0))
     book.done()
 
 
@@ -134,7 +140,7 @@ def test_any_bit_that_flips_is_found_out(folder: StateFolder) -> None:
 
 @given(cut=st.integers(0, 23), flipped=st.integers(0, 24 * 8 - 1))
 def test_a_damaged_number_is_never_believed(cut: int, flipped: int) -> None:
-    whole = journal._reported_bytes(Reported(1234, 1200))
+    whole = journal._reported_bytes(ReportedProgress(1234, 1200))
     damaged = bytearray(whole)
     damaged[flipped // 8] ^= 1 << flipped % 8
     for content in (whole[:cut], bytes(damaged), None):
@@ -178,11 +184,11 @@ def test_a_disk_that_fails_is_told_once_and_an_old_journal_does_not_stay(
     monkeypatch.setattr(folder, "write_json", full)
     put_down(book, Noted(66, FIRST, None), IN_FORCE)
     put_down(book, Noted(67, FIRST, None), IN_FORCE)
-    book.committed(Reported(1, 0))
+    book.committed(ReportedProgress(1, 0))
     [warning] = warnings
     assert "No space left on device" in warning
     assert found_in(folder) is None
-    assert ended_jobs.find(folder) == ()  # it goes on
+    assert ended_jobs.find_ended(folder) == ()  # it goes on
 
 
 def test_a_step_that_cannot_be_written_ends_the_journal(
@@ -196,7 +202,7 @@ def test_a_step_that_cannot_be_written_ends_the_journal(
     warnings: list[str] = []
     book = begun(folder, warnings)
     monkeypatch.setattr(os, "write", broken)
-    book.committed(Reported(1, 0))
+    book.committed(ReportedProgress(1, 0))
     monkeypatch.undo()
     assert len(warnings) == 1
     assert found_in(folder) is None
@@ -226,18 +232,18 @@ async def test_a_disk_that_takes_it_again_has_the_whole_journal(
         for name in ("write", "write_json"):
             patched.setattr(folder, name, read_only)
         await book.begun(Noted(66, FIRST, None), IN_FORCE)
-        book.committed(Reported(7, 0))
+        book.committed(ReportedProgress(7, 0))
         assert found_in(folder) is None
     syncing = asyncio.create_task(book.keep_synced())
     if begins:
         await book.begun(Noted(130, FIRST, None), IN_FORCE)
     await heard.wait()
-    book.committed(Reported(8, 0))
+    book.committed(ReportedProgress(8, 0))
     syncing.cancel()
     found = found_in(folder)
     assert found is not None
     assert found.next_epoch == (130 if begins else 66)
-    assert found.reported == Reported(8, 0)
+    assert found.reported == ReportedProgress(8, 0)
     assert len(warnings) == 2
     assert "Read-only file system" in warnings[0]
 
@@ -257,13 +263,13 @@ async def test_what_is_stable_is_written_with_the_next_sync(
     monkeypatch.setattr(folder, "write_json", telling)
     syncing = asyncio.create_task(book.keep_synced())
     book.stable(Version(40, 1))
-    book.committed(Reported(41, 0))
+    book.committed(ReportedProgress(41, 0))
     await written.wait()
     syncing.cancel()
     found = found_in(folder)
     assert found is not None
     assert found.stable == Version(40, 1)
-    assert found.reported == Reported(41, 0)
+    assert found.reported == ReportedProgress(41, 0)
 
 
 async def test_a_late_word_does_not_undo_a_newer_epoch(folder: StateFolder) -> None:

@@ -12,7 +12,7 @@ from p2ptrain.errors import CaptureError, PlanError, ProtocolError, ScriptError
 from p2ptrain.holder.start.prepare import prepare
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.messages.plan_request import Sharing
+from p2ptrain.messages.plan_request import SharingLimits
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net import cbor
 from p2ptrain.net.read_form import read_form
@@ -23,12 +23,12 @@ from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
 
 DEALING = frozenset({Allocation.MICRO_BATCHES})
-EFFECTS = Sharing(effects=("BatchNorm statistics are those of each part",))
+EFFECTS = SharingLimits(effects=("BatchNorm statistics are those of each part",))
 
 
 @pytest.mark.parametrize("planner", ["auto", "dp", "hybrid", "pipedream", "pp"])
 def test_a_model_that_looks_at_no_other_sample_may_be_divided(planner: str) -> None:
-    assert list(Sharing().allocations(planner)) == [EVERY_ALLOCATION]
+    assert list(SharingLimits().allocations(planner)) == [EVERY_ALLOCATION]
 
 
 def test_auto_only_deals_where_dividing_changes_results() -> None:
@@ -42,11 +42,11 @@ def test_planners_with_a_choice_deal_first_and_asteroids_is_obeyed() -> None:
 
 @pytest.mark.parametrize("planner", ["auto", "dp", "hybrid"])
 def test_what_cannot_be_divided_is_not(planner: str) -> None:
-    assert list(Sharing(divisible=False).allocations(planner)) == [DEALING]
+    assert list(SharingLimits(divisible=False).allocations(planner)) == [DEALING]
 
 
 def test_planners_that_share_by_nature_refuse_a_model_that_cannot_be_shared() -> None:
-    own = Sharing(unshared="training changes weight_u in unit 1 by other means")
+    own = SharingLimits(unshared="training changes weight_u in unit 1 by other means")
     with pytest.raises(PlanError, match=r"dp gives layers to several devices.*weight_u"):
         own.check("dp")
     with pytest.raises(PlanError, match=r"tiles gives layers to several devices.*weight_u"):
@@ -65,13 +65,13 @@ def test_a_plan_that_divides_says_what_changes_and_one_that_deals_does_not() -> 
 
 def test_it_travels_and_is_checked() -> None:
     told = cbor.loads(cbor.dumps(write_form(EFFECTS)), 1 << 20)
-    assert read_form(Sharing, told, "sharing") == EFFECTS
+    assert read_form(SharingLimits, told, "sharing") == EFFECTS
     for wrong in (None, {"more": 1}, {**told, "divisible": 1}, {**told, "effects": ["x" * 2000]}):
         with pytest.raises(ProtocolError):
-            read_form(Sharing, wrong, "sharing")
+            read_form(SharingLimits, wrong, "sharing")
 
 
-def _prepared(model: nn.Module, reduction: str = "mean") -> Sharing:
+def _prepared(model: nn.Module, reduction: str = "mean") -> SharingLimits:
     values = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
     data = [(row, row[:3]) for row in values]
 
@@ -84,12 +84,12 @@ def _prepared(model: nn.Module, reduction: str = "mean") -> Sharing:
 
 def test_what_a_graph_does_not_show_is_tried() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
-    assert _prepared(model) == Sharing()
+    assert _prepared(model) == SharingLimits()
     with pytest.raises(CaptureError, match="would be 2 times too small"):
         _prepared(model, "sum")
 
 
-def _labelled(labels: list[int], model: nn.Module | None = None) -> Sharing:
+def _labelled(labels: list[int], model: nn.Module | None = None) -> SharingLimits:
     data = [(torch.ones(6) * label, label) for label in labels]
     model, sgd = model or nn.Linear(6, 3), SGD(lr=0.1)
     job = Job(model, data, nn.functional.cross_entropy, sgd, batch_size=8, micro_batch=4)
@@ -98,7 +98,7 @@ def _labelled(labels: list[int], model: nn.Module | None = None) -> Sharing:
 
 def test_targets_that_the_data_has_torch_leave_out_are_seen() -> None:
     """Not only among the first samples."""
-    assert _labelled([0, 1, 2] * 32) == Sharing()
+    assert _labelled([0, 1, 2] * 32) == SharingLimits()
     (effect,) = _labelled([0, 1, 2] * 26 + [-100] * 18).effects
     assert effect == (
         "the loss leaves targets out, each part of a micro-batch for itself (those of -100)"

@@ -10,8 +10,13 @@ import pytest
 from zeroconf import DNSIncoming
 
 from p2ptrain.errors import OptionError, UserError
-from p2ptrain.mesh.discovery.candidates import CANDIDATES_LIMIT, Candidate, CandidateTable, parse
-from p2ptrain.mesh.discovery.interfaces import Address, choose, machine_addresses
+from p2ptrain.mesh.discovery.candidates import (
+    CANDIDATES_LIMIT,
+    DiscoveredDevice,
+    DiscoveredDevices,
+    parse,
+)
+from p2ptrain.mesh.discovery.interfaces import InterfaceAddress, choose, machine_addresses
 from p2ptrain.mesh.discovery.mdns import check_zeroconf_version
 
 ID = "0123456789abcdef" * 4
@@ -20,7 +25,7 @@ NAME = f"{ID[:16]}._p2ptrain._tcp.local."
 
 def test_a_good_record_is_a_candidate() -> None:
     found = parse(NAME, {b"v": b"1", b"id": ID.encode()}, ["10.0.0.2"], 47300)
-    assert found == Candidate(ID, (("10.0.0.2", 47300),), 1)
+    assert found == DiscoveredDevice(ID, (("10.0.0.2", 47300),), 1)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +57,8 @@ def test_an_unreadable_version_is_zero(version: bytes) -> None:
     assert found.version == 0
 
 
-def _candidate(number: int) -> Candidate:
-    return Candidate(f"{number:064x}", (("10.0.0.2", 1),), 1)
+def _candidate(number: int) -> DiscoveredDevice:
+    return DiscoveredDevice(f"{number:064x}", (("10.0.0.2", 1),), 1)
 
 
 def test_s19_a_chain_of_pointers_in_a_packet_ends_at_once() -> None:
@@ -69,7 +74,7 @@ def test_s19_a_chain_of_pointers_in_a_packet_ends_at_once() -> None:
 
 def test_s19_a_flood_leaves_the_trusted_and_the_newest() -> None:
     trusted = {_candidate(3).id, _candidate(20_000).id}
-    table = CandidateTable(trusted.__contains__)
+    table = DiscoveredDevices(trusted.__contains__)
     for number in [*range(10_000), 20_000]:
         assert table.put(_candidate(number))
     assert len(table) == CANDIDATES_LIMIT
@@ -79,7 +84,7 @@ def test_s19_a_flood_leaves_the_trusted_and_the_newest() -> None:
 
 
 def test_a_table_full_of_trusted_devices_takes_no_strangers() -> None:
-    table = CandidateTable(lambda device: int(device, 16) < CANDIDATES_LIMIT)
+    table = DiscoveredDevices(lambda device: int(device, 16) < CANDIDATES_LIMIT)
     assert all(table.put(_candidate(number)) for number in range(CANDIDATES_LIMIT))
     assert not table.put(_candidate(CANDIDATES_LIMIT))
     assert table.put(_candidate(5))
@@ -96,9 +101,9 @@ def test_a_sound_zeroconf_is_taken(version: str) -> None:
     check_zeroconf_version(version)
 
 
-LO = Address("lo", "127.0.0.1")
-ETH = Address("eth0", "192.168.1.5")
-DOCKER = Address("docker0", "172.17.0.1")
+LO = InterfaceAddress("lo", "127.0.0.1")
+ETH = InterfaceAddress("eth0", "192.168.1.5")
+DOCKER = InterfaceAddress("docker0", "172.17.0.1")
 
 
 def test_real_interfaces_come_before_virtual_ones_and_loopback() -> None:

@@ -8,23 +8,23 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.mesh.discovery.candidates import Candidate
-from p2ptrain.mesh.discovery.interfaces import Address
+from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
+from p2ptrain.mesh.discovery.interfaces import InterfaceAddress
 from p2ptrain.mesh.discovery.mdns import Discovery
-from p2ptrain.mesh.discovery.roaming import OwnAddresses, RoamingDiscovery, follow
+from p2ptrain.mesh.discovery.roaming import LocalAddresses, RoamingDiscovery, follow_addresses
 
-HOME = Address("wlan0", "192.168.1.5")
-OFFICE = Address("wlan0", "10.0.0.5")
-LOOPBACK = Address("lo", "127.0.0.1")
-IPV6 = Address("wlan0", "fd00::5")
-LINK_LOCAL = Address("wlan0", "fe80::5%wlan0")
-OTHER_IPV6 = (Address("lo", "::1"), Address("docker0", "fd01::1"))
+HOME = InterfaceAddress("wlan0", "192.168.1.5")
+OFFICE = InterfaceAddress("wlan0", "10.0.0.5")
+LOOPBACK = InterfaceAddress("lo", "127.0.0.1")
+IPV6 = InterfaceAddress("wlan0", "fd00::5")
+LINK_LOCAL = InterfaceAddress("wlan0", "fe80::5%wlan0")
+OTHER_IPV6 = (InterfaceAddress("lo", "::1"), InterfaceAddress("docker0", "fd01::1"))
 
 
 class _Machine:
     """Has the addresses that a test gives it, and notes which discoveries run."""
 
-    def __init__(self, *addresses: Address) -> None:
+    def __init__(self, *addresses: InterfaceAddress) -> None:
         self.addresses = list(addresses)
         self.running: list[tuple[str, ...]] = []
         self.warnings: list[str] = []
@@ -35,7 +35,7 @@ class _Machine:
         return _FakeDiscovery(self, tuple(ips))
 
     def roaming(self, *wanted: str) -> RoamingDiscovery:
-        own = OwnAddresses(wanted, lambda: self.addresses)
+        own = LocalAddresses(wanted, lambda: self.addresses)
         return RoamingDiscovery(own, self.make, self.warnings.append, look_seconds=0.001)
 
     async def until(self, running: list[tuple[str, ...]]) -> None:
@@ -50,7 +50,9 @@ class _FakeDiscovery:
         self._machine = machine
         self._ips = ips
 
-    async def start(self, device_id: str, port: int, on_found: Callable[[Candidate], None]) -> None:
+    async def start(
+        self, device_id: str, port: int, on_found: Callable[[DiscoveredDevice], None]
+    ) -> None:
         if self._machine.broken:
             raise OSError(19, "No such device")
         self._machine.running.append(self._ips)
@@ -116,38 +118,38 @@ async def test_only_this_machine_is_said() -> None:
     ],
 )
 def test_a_hello_names_addresses_that_others_can_dial(
-    ipv4: list[Address], ipv6: list[Address], published: list[str], shown: str
+    ipv4: list[InterfaceAddress], ipv6: list[InterfaceAddress], published: list[str], shown: str
 ) -> None:
-    own = OwnAddresses((), lambda: [*ipv4, *OTHER_IPV6, *ipv6])
+    own = LocalAddresses((), lambda: [*ipv4, *OTHER_IPV6, *ipv6])
     assert own.published == published
     assert own.shown == shown
 
 
 def test_without_any_network_only_loopback_is_named() -> None:
-    assert OwnAddresses((), lambda: [LOOPBACK, OTHER_IPV6[0]]).published == [LOOPBACK.ip]
+    assert LocalAddresses((), lambda: [LOOPBACK, OTHER_IPV6[0]]).published == [LOOPBACK.ip]
 
 
 def test_an_interface_is_used_with_all_its_addresses() -> None:
-    own = OwnAddresses(["wlan0"], lambda: [HOME, LOOPBACK, IPV6, LINK_LOCAL])
+    own = LocalAddresses(["wlan0"], lambda: [HOME, LOOPBACK, IPV6, LINK_LOCAL])
     assert own.ips == [HOME.ip, IPV6.ip, LINK_LOCAL.ip]
-    assert OwnAddresses(["fe80::5"], lambda: [HOME, LINK_LOCAL]).ips == [LINK_LOCAL.ip]
+    assert LocalAddresses(["fe80::5"], lambda: [HOME, LINK_LOCAL]).ips == [LINK_LOCAL.ip]
 
 
 def test_a_wanted_interface_may_come_and_go_but_must_be_there_at_first() -> None:
     addresses = [HOME, LOOPBACK]
-    own = OwnAddresses(["wlan0"], lambda: addresses)
+    own = LocalAddresses(["wlan0"], lambda: addresses)
     assert (own.ips, own.shown) == ([HOME.ip], HOME.ip)
     addresses.remove(HOME)
     assert own.refresh()
     assert (own.ips, own.shown) == ([], "127.0.0.1")
     assert not own.refresh()
     with pytest.raises(OptionError, match="wlan0"):
-        OwnAddresses(["wlan0"], lambda: addresses)
+        LocalAddresses(["wlan0"], lambda: addresses)
 
 
 def test_of_two_wanted_interfaces_one_may_be_down() -> None:
-    addresses = [HOME, Address("eth0", "10.1.0.2"), LOOPBACK]
-    own = OwnAddresses(["wlan0", "eth0", HOME.ip], lambda: addresses)
+    addresses = [HOME, InterfaceAddress("eth0", "10.1.0.2"), LOOPBACK]
+    own = LocalAddresses(["wlan0", "eth0", HOME.ip], lambda: addresses)
     assert own.ips == [HOME.ip, "10.1.0.2"]
     del addresses[1]
     assert own.refresh()
@@ -156,7 +158,7 @@ def test_of_two_wanted_interfaces_one_may_be_down() -> None:
 
 async def test_discovery_starts_anew_where_somebody_else_saw_the_change_first() -> None:
     machine = _Machine(HOME)
-    own = OwnAddresses((), lambda: machine.addresses)
+    own = LocalAddresses((), lambda: machine.addresses)
     roaming = RoamingDiscovery(own, machine.make, machine.warnings.append, look_seconds=0.001)
     await roaming.start("id", 1, lambda _found: None)
     machine.addresses = [OFFICE]
@@ -167,7 +169,7 @@ async def test_discovery_starts_anew_where_somebody_else_saw_the_change_first() 
 
 async def test_listening_follows_the_interface_and_waits_where_it_is_gone() -> None:
     machine = _Machine(HOME, LOOPBACK)
-    own = OwnAddresses(["wlan0"], lambda: machine.addresses)
+    own = LocalAddresses(["wlan0"], lambda: machine.addresses)
     moves: list[list[str]] = []
     looks = asyncio.Semaphore(0)
 
@@ -177,7 +179,7 @@ async def test_listening_follows_the_interface_and_waits_where_it_is_gone() -> N
         if len(moves) > 1:
             raise OptionError("port 4000 of this device is taken")
 
-    following = asyncio.create_task(follow(own, move, machine.warnings.append, 0.001))
+    following = asyncio.create_task(follow_addresses(own, move, machine.warnings.append, 0.001))
     async with asyncio.timeout(5):
         await looks.acquire()
         machine.addresses = [LOOPBACK]

@@ -13,8 +13,8 @@ from p2ptrain.errors import LinkClosed, OptionError
 from p2ptrain.events import Event
 from p2ptrain.mesh.config import parse_peer
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.static_peers import GivenPeers, resolve
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.discovery.static_peers import StaticPeers, resolve_peer
+from p2ptrain.mesh.notifications import WarnOnce
 
 NAS, PC = ("nas.local", 47300), ("10.0.0.7", 4000)
 
@@ -24,7 +24,7 @@ class _Names:
 
     def __init__(self) -> None:
         self.where: dict[Address, list[Address]] = {PC: [PC]}
-        self.somebody_is_missing = True
+        self.device_is_missing = True
         self.looks = 0
         self.asked = 0
         self.found: list[list[Address]] = []
@@ -41,7 +41,7 @@ class _Names:
     def is_needed(self) -> bool:
         self.looks += 1
         self._changed.set()
-        return self.somebody_is_missing
+        return self.device_is_missing
 
     def take(self, addresses: Sequence[Address]) -> None:
         self.found.append(list(addresses))
@@ -63,8 +63,8 @@ class _Names:
 
 @asynccontextmanager
 async def looking_up(names: _Names, *peers: Address) -> AsyncIterator[None]:
-    notices = Notices(names.told.append, lambda device: device)
-    given = GivenPeers(peers, names.take, names.is_needed, notices, 0.001, names.resolve)
+    notices = WarnOnce(names.told.append, lambda device: device)
+    given = StaticPeers(peers, names.take, names.is_needed, notices, 0.001, names.resolve)
     looking = asyncio.create_task(given.run())
     yield
     looking.cancel()
@@ -110,7 +110,7 @@ async def test_an_address_waits_for_no_name() -> None:
 
 async def test_nothing_is_looked_up_while_nobody_is_missing() -> None:
     names = _Names()
-    names.somebody_is_missing = False
+    names.device_is_missing = False
     async with looking_up(names, PC):
         await names.until_found([PC])  # once, for who is not paired yet
         await names.until_looked(5)
@@ -130,7 +130,7 @@ async def test_a_link_local_address_keeps_its_scope(monkeypatch: pytest.MonkeyPa
         ]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
-    assert await resolve(("nas", 80)) == [("10.0.0.2", 80), ("fe80::1%3", 80), ("fd00::1", 80)]
+    assert await resolve_peer(("nas", 80)) == [("10.0.0.2", 80), ("fe80::1%3", 80), ("fd00::1", 80)]
 
 
 async def test_a_name_without_anybody_to_ask_is_no_users_error(
@@ -141,7 +141,7 @@ async def test_a_name_without_anybody_to_ask_is_no_users_error(
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", nobody)
     with pytest.raises(LinkClosed, match="no such host now"):
-        await resolve(("nas", 80))
+        await resolve_peer(("nas", 80))
 
 
 @pytest.mark.parametrize("host", ["a" * 64, "a..b", "a\0b", "a b"])

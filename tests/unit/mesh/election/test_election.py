@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.conduct import Offence
-from p2ptrain.mesh.election.claims import CoordinatorClaim, Verdict, judge
+from p2ptrain.mesh.election.claims import ClaimVerdict, CoordinatorClaim, judge
 from p2ptrain.mesh.election.election import Election
 from p2ptrain.mesh.election.election_config import ElectionConfig
 from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage, decode, encode
@@ -492,23 +492,26 @@ def test_both_sides_come_to_matching_verdicts(
     if one.id == other.id:
         return
     verdicts = {judge(one, other)[0], judge(other, one)[0]}
-    assert verdicts in ({Verdict.FOLLOW, Verdict.STAY}, {Verdict.YIELD, Verdict.RAISE})
+    assert verdicts in (
+        {ClaimVerdict.FOLLOW, ClaimVerdict.STAY},
+        {ClaimVerdict.YIELD, ClaimVerdict.RAISE},
+    )
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "verdict"),
     [
-        (("a", 7, 4), ("z", 9, 1), Verdict.RAISE),
-        (("a", 9, 1), ("z", 7, 4), Verdict.YIELD),
-        (("a", 7, 4), ("z", 9, 2), Verdict.FOLLOW),
-        (("a", 9, 2), ("z", 7, 4), Verdict.STAY),
-        (("a", 7, 2), ("z", 7, 2), Verdict.RAISE),
-        (("a", 1, 1), ("z", 1, 1), Verdict.STAY),
-        (("z", 1, 1), ("a", 1, 3), Verdict.FOLLOW),
+        (("a", 7, 4), ("z", 9, 1), ClaimVerdict.RAISE),
+        (("a", 9, 1), ("z", 7, 4), ClaimVerdict.YIELD),
+        (("a", 7, 4), ("z", 9, 2), ClaimVerdict.FOLLOW),
+        (("a", 9, 2), ("z", 7, 4), ClaimVerdict.STAY),
+        (("a", 7, 2), ("z", 7, 2), ClaimVerdict.RAISE),
+        (("a", 1, 1), ("z", 1, 1), ClaimVerdict.STAY),
+        (("z", 1, 1), ("a", 1, 3), ClaimVerdict.FOLLOW),
     ],
 )
 def test_verdicts(
-    ours: tuple[str, int, int], theirs: tuple[str, int, int], verdict: Verdict
+    ours: tuple[str, int, int], theirs: tuple[str, int, int], verdict: ClaimVerdict
 ) -> None:
     assert judge(CoordinatorClaim(*ours), CoordinatorClaim(*theirs))[0] is verdict
 

@@ -11,9 +11,9 @@ from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import UserError
 from p2ptrain.events import Event, Warned
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.identity.device_record import DeviceFile, DiskWriter
+from p2ptrain.mesh.identity.device_record import DeviceRecord, DiskWriter
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 
 HERE: dict[str, list[Address]] = {"anna": [("10.0.0.2", 4000)]}
 THERE: dict[str, list[Address]] = {"anna": [("10.0.0.3", 4000)]}
@@ -34,7 +34,7 @@ class _Home:
         self.pause_is_over = asyncio.Event()
         self.events: list[Event] = []
         self._loop = asyncio.get_running_loop()
-        notices = Notices(self.events.append, lambda peer_id: peer_id)
+        notices = WarnOnce(self.events.append, lambda peer_id: peer_id)
         self.writer = DiskWriter(tasks, notices, self._sleep)
 
     @property
@@ -122,7 +122,7 @@ async def test_no_write_outlives_the_mesh() -> None:
 
 
 def test_addresses_that_are_on_disk_are_not_written_again(tmp_path: Path) -> None:
-    file = DeviceFile(StateFolder(tmp_path / "state"), None, "anna")
+    file = DeviceRecord(StateFolder(tmp_path / "state"), None, "anna")
     file.save_addresses(HERE)
     (tmp_path / "state" / "addresses.json").unlink()
     file.save_addresses(dict(HERE))

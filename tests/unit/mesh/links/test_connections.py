@@ -24,7 +24,7 @@ from p2ptrain.mesh.links.connections import WAITING_LIMIT, Connections
 from p2ptrain.mesh.links.hello import HELLO_KIND, Hello, to_message
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.mesh.links.router import Router
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message, Priority
 from tests.support.links import Inbox
@@ -52,7 +52,7 @@ class Home:
     def __post_init__(self) -> None:
         router = Router("anna", _send)
         trust: Any = SimpleNamespace(name=lambda peer: peer, is_trusted=lambda _peer: True)
-        notices = Notices(lambda _event: None, trust.name)
+        notices = WarnOnce(lambda _event: None, trust.name)
         self.connections = Connections(
             SELF,
             router,
@@ -119,7 +119,7 @@ async def test_a_hello_that_comes_while_leaving_asks_nothing_of_the_mesh() -> No
         inbox = Inbox()
         connect(link.link, Link(SELF, inbox))
         await home.connections.close()
-        home.connections.said_hello(link, THEIRS)
+        home.connections.hello_received(link, THEIRS)
         assert (await inbox.count(1))[0].fields["reason"] == "leaving"
     assert home.own_hellos == 0
     assert home.up == []

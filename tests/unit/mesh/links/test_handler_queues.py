@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from p2ptrain.mesh.links import handler_queues as lanes
-from p2ptrain.mesh.links.handler_queues import LANE_LIMIT, LANE_RESUME, Lanes
+from p2ptrain.mesh.links.handler_queues import LANE_LIMIT, LANE_RESUME, HandlerQueues
 from p2ptrain.net.message import Message
 
 KEY = ("a" * 64, "kind")
@@ -18,7 +18,7 @@ class _Slow:
 
     def __init__(self) -> None:
         self.room: list[str] = []
-        self.lanes = Lanes(self._handle, self.room.append)
+        self.lanes = HandlerQueues(self._handle, self.room.append)
         self._turns = asyncio.Semaphore(0)
         self._handled: asyncio.Queue[Message] = asyncio.Queue()
 

@@ -17,18 +17,23 @@ from p2ptrain.mesh.discovery.addresses import HINTS_LIMIT, PROVEN_LIMIT, Address
 from p2ptrain.mesh.identity_conflicts import free_name, must_rename
 from p2ptrain.mesh.links.hello import (
     Hello,
-    Refusal,
+    LinkRefusal,
     from_message,
     is_younger,
     refusal_of,
     refused,
     to_message,
 )
-from p2ptrain.mesh.links.link_rules import Action, Situation, between_instances, judge_incoming
+from p2ptrain.mesh.links.link_rules import (
+    LinkAction,
+    LinkSituation,
+    between_instances,
+    judge_incoming,
+)
 from p2ptrain.mesh.membership.core_events import MemberRecord
 from p2ptrain.mesh.membership.membership_wire import (
     Claim,
-    Kind,
+    MembershipKind,
     MembershipMessage,
     check_record,
     decode,
@@ -36,7 +41,7 @@ from p2ptrain.mesh.membership.membership_wire import (
 )
 from p2ptrain.net.fields import checked_name, peer_name, printable
 from p2ptrain.net.message import Message
-from p2ptrain.net.transport.dial import MOST_SECONDS, Backoff
+from p2ptrain.net.transport.dial import MAX_SECONDS, Backoff
 
 HELLO = Hello("anna", "0011223344556677", 5.0, 47300, ("10.0.0.2",), "aa", "bb", {"threads": 4})
 SMALL, GREAT = "1" * 64, "2" * 64
@@ -116,7 +121,7 @@ def test_a_name_is_written_in_one_way_wherever_it_comes_from(typed: str, written
     assert checked_name(typed) == written
     assert peer_name(typed) == written
     record = MemberRecord("a", typed)
-    (claim,) = decode(encode(MembershipMessage(Kind.GOSSIP, (Claim(record),)))).claims
+    (claim,) = decode(encode(MembershipMessage(MembershipKind.GOSSIP, (Claim(record),)))).claims
     assert claim.record.name == written
     check_record(MemberRecord("a", written, info={"os": "ノート\u3000パソコン"}))
 
@@ -128,53 +133,53 @@ def test_bad_names_of_ones_own_are_said(name: str) -> None:
 
 
 def test_refusals_survive_the_wire() -> None:
-    said = refusal_of(refused(Refusal.COPIED, HELLO))
-    assert (said.reason, said.version) == (Refusal.COPIED, PROTOCOL_VERSION)
+    said = refusal_of(refused(LinkRefusal.COPIED, HELLO))
+    assert (said.reason, said.version) == (LinkRefusal.COPIED, PROTOCOL_VERSION)
     assert said.elsewhere == (("10.0.0.2", 47300),)
     with pytest.raises(ProtocolError):
         refusal_of(Message("mesh.refused", {"reason": "no", "version": 1, "software": ""}))
 
 
-def _here(**changes: Any) -> Situation:
-    return replace(Situation(SMALL, replace(HELLO, instance="own"), None, False), **changes)
+def _here(**changes: Any) -> LinkSituation:
+    return replace(LinkSituation(SMALL, replace(HELLO, instance="own"), None, False), **changes)
 
 
 def test_a_first_link_is_taken_and_another_version_is_not() -> None:
-    assert judge_incoming(GREAT, HELLO, _here()).action is Action.ACCEPT
+    assert judge_incoming(GREAT, HELLO, _here()).action is LinkAction.ACCEPT
     decision = judge_incoming(GREAT, replace(HELLO, version=PROTOCOL_VERSION + 1), _here())
-    assert decision.refusal is Refusal.VERSION
+    assert decision.refusal is LinkRefusal.VERSION
 
 
 def test_of_crossed_dials_the_smaller_ids_wins() -> None:
-    assert judge_incoming(GREAT, HELLO, _here(dialling=True)).refusal is Refusal.CROSSED
+    assert judge_incoming(GREAT, HELLO, _here(dialling=True)).refusal is LinkRefusal.CROSSED
     there = replace(_here(dialling=True), own_id=GREAT)
-    assert judge_incoming(SMALL, HELLO, there).action is Action.ACCEPT
+    assert judge_incoming(SMALL, HELLO, there).action is LinkAction.ACCEPT
 
 
 def test_a_device_that_lost_its_link_gets_another() -> None:
     current = replace(HELLO, token="last")
     again = judge_incoming(GREAT, replace(HELLO, last_token="last"), _here(current=current))
-    assert again.action is Action.ACCEPT
+    assert again.action is LinkAction.ACCEPT
     crossed = judge_incoming(GREAT, replace(HELLO, last_token=""), _here(current=current))
-    assert crossed.refusal is Refusal.CROSSED
+    assert crossed.refusal is LinkRefusal.CROSSED
 
 
 def test_another_process_of_a_device_is_looked_into() -> None:
     new = replace(HELLO, instance="new")
-    assert judge_incoming(GREAT, new, _here(current=HELLO)).action is Action.ASK_OLD
+    assert judge_incoming(GREAT, new, _here(current=HELLO)).action is LinkAction.ASK_OLD
     younger = between_instances(GREAT, HELLO, replace(new, uptime_seconds=1.0))
-    assert younger.refusal is Refusal.COPIED
+    assert younger.refusal is LinkRefusal.COPIED
     older = between_instances(GREAT, HELLO, replace(new, uptime_seconds=9.0))
-    assert older.action is Action.ACCEPT
+    assert older.action is LinkAction.ACCEPT
 
 
 def test_a_copy_of_ourselves_is_found_out() -> None:
     same = judge_incoming(SMALL, replace(HELLO, instance="own"), _here())
-    assert same.refusal is Refusal.OWN
+    assert same.refusal is LinkRefusal.OWN
     younger = replace(HELLO, instance="copy", uptime_seconds=1.0)
-    assert judge_incoming(SMALL, younger, _here()).refusal is Refusal.COPIED
+    assert judge_incoming(SMALL, younger, _here()).refusal is LinkRefusal.COPIED
     older = replace(HELLO, instance="copy", uptime_seconds=9.0)
-    assert judge_incoming(SMALL, older, _here()).action is Action.STOP_SELF
+    assert judge_incoming(SMALL, older, _here()).action is LinkAction.STOP_SELF
 
 
 @given(one=st.floats(0, 1e6), other=st.floats(0, 1e6))
@@ -215,8 +220,8 @@ def test_pauses_grow_to_a_limit_and_start_again() -> None:
     backoff = Backoff(Random(1))
     pauses = [backoff.next_seconds() for _ in range(40)]
     assert 0.1 <= pauses[0] <= 0.2
-    assert all(pause <= MOST_SECONDS for pause in pauses)
-    assert pauses[-1] >= MOST_SECONDS / 2
+    assert all(pause <= MAX_SECONDS for pause in pauses)
+    assert pauses[-1] >= MAX_SECONDS / 2
     backoff.reset()
     assert backoff.next_seconds() <= 0.2
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.mesh.links.link_probe import MOST_BY_ALL, chunks_per_s
+from p2ptrain.mesh.links.link_probe import MAX_BY_ALL, chunks_per_s
 
 
 @given(
@@ -18,14 +18,14 @@ from p2ptrain.mesh.links.link_probe import MOST_BY_ALL, chunks_per_s
 def test_how_long_the_first_bytes_are_under_way_is_no_part_of_it(
     rate: float, chunks: int, late: float, started: float
 ) -> None:
-    delay = late * (MOST_BY_ALL - 1) * chunks / rate
+    delay = late * (MAX_BY_ALL - 1) * chunks / rate
     arrivals = [started + delay + (number + 1) / rate for number in range(chunks)]
     assert chunks_per_s(started, arrivals) == pytest.approx(rate, rel=1e-2)
 
 
 def test_what_is_acknowledged_at_once_after_a_pause_shows_no_fast_link() -> None:
     arrivals = [1.0 + 1e-6 * number for number in range(10)]
-    assert chunks_per_s(0.0, arrivals) == pytest.approx(10 * MOST_BY_ALL, rel=1e-3)
+    assert chunks_per_s(0.0, arrivals) == pytest.approx(10 * MAX_BY_ALL, rel=1e-3)
 
 
 def test_one_late_acknowledgement_changes_little() -> None:

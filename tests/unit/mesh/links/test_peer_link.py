@@ -10,7 +10,7 @@ import pytest
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.mesh.links import handler_queues as lanes
 from p2ptrain.mesh.links.hello import Hello
-from p2ptrain.mesh.links.link_rules import Action, between_instances
+from p2ptrain.mesh.links.link_rules import LinkAction, between_instances
 from p2ptrain.mesh.links.peer_link import DISCARD_LIMIT_BYTES, PeerLink
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.net.frame import Header
@@ -21,7 +21,7 @@ from tests.support.memory_links import connect
 
 
 class _Owner:
-    def said_hello(self, link: PeerLink, hello: Hello) -> None: ...
+    def hello_received(self, link: PeerLink, hello: Hello) -> None: ...
 
     def answered(self, link: PeerLink, hello: Hello) -> None: ...
 
@@ -46,7 +46,7 @@ async def test_of_two_processes_the_one_that_runs_longer_stays(
     assert older is not None
     assert older.uptime_seconds == pytest.approx(60.1)
     copy = Hello("anna", "new", uptime_seconds=0.2, port=1)
-    assert between_instances("a" * 64, older, copy).action is Action.REFUSE
+    assert between_instances("a" * 64, older, copy).action is LinkAction.REFUSE
 
 
 async def test_what_is_posted_leaves_at_once_where_there_is_room() -> None:

@@ -9,14 +9,14 @@ import cbor2
 
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import (
-    Changed,
     Instruction,
-    LinkLost,
-    LinkUp,
     MemberRecord,
     MembershipEvent,
+    MemberUpdated,
     MessageReceived,
     Misbehaved,
+    PeerLinkLost,
+    PeerLinkUp,
     SendTo,
 )
 from p2ptrain.mesh.membership.membership import Membership
@@ -40,7 +40,7 @@ class Cluster:
         self.now = 100.0
         self.config = config
         self.members: dict[str, Membership] = {}
-        self.changes: list[tuple[str, Changed]] = []
+        self.changes: list[tuple[str, MemberUpdated]] = []
         self.offences: list[tuple[str, Misbehaved]] = []
         self.silent: set[str] = set()
         self.largest_message_bytes = 0
@@ -57,8 +57,8 @@ class Cluster:
         self.members[id_] = member
         self._carry_out(id_, member.tick(self.now))
         for peer in [p for p in self.members if p != id_]:
-            self.feed(peer, LinkUp(id_), settle=False)
-            self.feed(id_, LinkUp(peer), settle=False)
+            self.feed(peer, PeerLinkUp(id_), settle=False)
+            self.feed(id_, PeerLinkUp(peer), settle=False)
         self.settle()
         return member
 
@@ -74,7 +74,7 @@ class Cluster:
         """All the others lose their link to `id_`."""
         for peer in self.members:
             if peer != id_:
-                self.feed(peer, LinkLost(id_, refused), settle=False)
+                self.feed(peer, PeerLinkLost(id_, refused), settle=False)
         self.settle()
 
     def settle(self) -> None:
@@ -118,7 +118,7 @@ class Cluster:
                 data = cbor2.dumps(instruction.payload)
                 self.largest_message_bytes = max(self.largest_message_bytes, len(data))
                 self._wire.append((id_, instruction.peer, data))
-            elif isinstance(instruction, Changed):
+            elif isinstance(instruction, MemberUpdated):
                 self.changes.append((id_, instruction))
             else:
                 self.offences.append((id_, instruction))

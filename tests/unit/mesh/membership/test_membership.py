@@ -10,20 +10,25 @@ import pytest
 from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import (
-    Changed,
     Leave,
-    LinkLost,
     LinkTraffic,
-    LinkUp,
     MemberRecord,
+    MemberUpdated,
     MessageReceived,
+    PeerLinkLost,
+    PeerLinkUp,
     SelfChanged,
     SendTo,
     TrustChanged,
 )
 from p2ptrain.mesh.membership.membership import Membership
 from p2ptrain.mesh.membership.membership_config import HOME_LAN
-from p2ptrain.mesh.membership.membership_wire import Claim, Kind, MembershipMessage, encode
+from p2ptrain.mesh.membership.membership_wire import (
+    Claim,
+    MembershipKind,
+    MembershipMessage,
+    encode,
+)
 from tests.unit.mesh.membership.cluster import Cluster
 
 ALIVE, SUSPECT, DEAD, LEFT = (
@@ -39,7 +44,7 @@ def claim(id_: str, state: MemberState, incarnation: int = 1, instance: str = ""
 
 
 def gossip(peer: str, *claims: Claim) -> MessageReceived:
-    return MessageReceived(peer, encode(MembershipMessage(Kind.GOSSIP, claims)))
+    return MessageReceived(peer, encode(MembershipMessage(MembershipKind.GOSSIP, claims)))
 
 
 # -- joining ------------------------------------------------------------------------------
@@ -56,8 +61,8 @@ def test_a_newcomer_linked_to_one_member_only_learns_of_all() -> None:
     cluster = Cluster("abc")
     newcomer = Membership(MemberRecord("d", "device d"), HOME_LAN, Random(0))
     cluster.members["d"] = newcomer
-    cluster.feed("d", LinkUp("a"))
-    cluster.feed("a", LinkUp("d"))
+    cluster.feed("d", PeerLinkUp("a"))
+    cluster.feed("a", PeerLinkUp("d"))
     cluster.run_for(0.5)
     assert sorted(newcomer.members) == list("abcd")
     assert cluster.state("c", "d") is ALIVE
@@ -80,9 +85,9 @@ def test_news_of_a_restart_that_comes_before_the_device_itself_is_no_attack(
     member.tick(0.0)
     member.handle(gossip("b", claim("b", ALIVE), claim("c", ALIVE, 1, "old")), 0.0)
     member.handle(gossip("b", claim("c", gone, 1, "old")), 0.1)
-    member.handle(LinkUp("c"), 0.2)
+    member.handle(PeerLinkUp("c"), 0.2)
     out = member.handle(gossip("b", claim("c", ALIVE, 2, "new")), 0.2)
-    states = [i.record.state for i in out if isinstance(i, Changed)]
+    states = [i.record.state for i in out if isinstance(i, MemberUpdated)]
     assert states == ([DEAD, ALIVE] if gone is DEAD else [ALIVE])  # now it is known to have ended
 
 
@@ -155,7 +160,7 @@ def test_data_from_a_suspect_puts_off_the_verdict_and_no_longer() -> None:
 
 
 def answer(number: int) -> dict[str, object]:
-    return encode(MembershipMessage(Kind.ACK, sequence=number))
+    return encode(MembershipMessage(MembershipKind.ACK, sequence=number))
 
 
 def test_an_answer_that_comes_late_puts_off_the_verdict_and_no_longer() -> None:
@@ -193,7 +198,7 @@ def test_signs_of_a_suspect_put_off_the_verdict_though_not_for_ever(spoke: bool)
     for _ in range(14):
         cluster.run_for(0.5)
         for observer in "ab":
-            word = MessageReceived("c", encode(MembershipMessage(Kind.PING, sequence=7)))
+            word = MessageReceived("c", encode(MembershipMessage(MembershipKind.PING, sequence=7)))
             cluster.feed(observer, word if spoke else sign("c", cluster.now))
     assert [cluster.state(observer, "c") for observer in "ab"] == [SUSPECT] * 2
     for _ in range(4):
@@ -323,7 +328,7 @@ def test_a_suspect_is_not_probed_for_others_too() -> None:
     member = cluster.members["a"]
     assert cluster.state("a", "c") is SUSPECT
     claims = (claim("c", SUSPECT),)
-    request = encode(MembershipMessage(Kind.REQUEST, claims, sequence=99, target="c"))
+    request = encode(MembershipMessage(MembershipKind.REQUEST, claims, sequence=99, target="c"))
     out = member.handle(MessageReceived("b", request), cluster.now)
     assert [(i.peer, i.payload["kind"]) for i in out if isinstance(i, SendTo)] == [("b", "nack")]
 
@@ -333,11 +338,13 @@ def test_who_alone_finds_somebody_silent_waits_for_others_that_are_heard_seldom(
     cluster = Cluster("abcd")
     cluster.run_for(3.0)
     member = cluster.members["a"]
-    member.handle(LinkLost("d"), cluster.now)
+    member.handle(PeerLinkLost("d"), cluster.now)
     for number in range(150):
         cluster.now += 0.05
         if number % 70 == 30:  # 3.5 s lie between two
-            word = MessageReceived("b", encode(MembershipMessage(Kind.PING, sequence=number)))
+            word = MessageReceived(
+                "b", encode(MembershipMessage(MembershipKind.PING, sequence=number))
+            )
             member.handle(word, cluster.now)
         member.tick(cluster.now)
     assert cluster.state("a", "d") is SUSPECT
@@ -348,11 +355,13 @@ def test_who_alone_finds_somebody_silent_waits_while_others_are_heard() -> None:
     cluster = Cluster("abcd")
     cluster.run_for(3.0)
     member = cluster.members["a"]
-    member.handle(LinkLost("d"), cluster.now)  # nobody hears of it
+    member.handle(PeerLinkLost("d"), cluster.now)  # nobody hears of it
     for number in range(1000):
         cluster.now += 0.05
         if number % 10 == 0:
-            word = MessageReceived("b", encode(MembershipMessage(Kind.PING, sequence=number)))
+            word = MessageReceived(
+                "b", encode(MembershipMessage(MembershipKind.PING, sequence=number))
+            )
             member.handle(word, cluster.now)
         member.tick(cluster.now)
         if cluster.state("a", "d") is DEAD:
@@ -415,7 +424,7 @@ def test_a_suspicion_does_not_run_while_its_holder_is_frozen() -> None:
     member.handle(gossip("b", claim("b", ALIVE)), 0.0)
     member.handle(gossip("c", claim("b", SUSPECT)), 0.0)
     out = member.tick(30.0)
-    assert not [i for i in out if isinstance(i, Changed)]
+    assert not [i for i in out if isinstance(i, MemberUpdated)]
     assert member.members["b"].state is SUSPECT
 
 
@@ -439,8 +448,8 @@ def test_a_broken_path_between_two_devices_starts_no_suspicion() -> None:
 
 def test_a_refused_redial_is_a_death() -> None:
     cluster = Cluster("ab")
-    out = cluster.feed("a", LinkLost("b", refused=True))
-    changes = [i for i in out if isinstance(i, Changed)]
+    out = cluster.feed("a", PeerLinkLost("b", refused=True))
+    changes = [i for i in out if isinstance(i, MemberUpdated)]
     assert [(change.record.state, change.record.certain) for change in changes] == [(DEAD, True)]
     assert "process ended" in changes[0].reason
 
@@ -458,13 +467,13 @@ def test_a_silent_death_becomes_certain_by_a_refused_redial_and_all_hear_of_it()
     cluster.silent.add("d")
     cluster.run_for(5.0)
     assert [cluster.members[observer].members["d"].certain for observer in "abc"] == [False] * 3
-    cluster.feed("a", LinkLost("d"))
-    cluster.feed("a", LinkLost("d", refused=True))
+    cluster.feed("a", PeerLinkLost("d"))
+    cluster.feed("a", PeerLinkLost("d", refused=True))
     cluster.run_for(0.5)
     for observer in "abc":
         told = [(c.record.state, c.record.certain) for by, c in cluster.changes if by == observer]
         assert told[-2:] == [(DEAD, False), (DEAD, True)]
-    cluster.feed("a", LinkLost("d", refused=True))
+    cluster.feed("a", PeerLinkLost("d", refused=True))
     assert sum(by == "a" and c.record.certain for by, c in cluster.changes) == 1
 
 
@@ -494,7 +503,7 @@ def test_a_silent_device_that_is_heard_again_never_ended() -> None:
 
 def test_a_link_lost_by_one_only_is_refuted_through_the_others() -> None:
     cluster = Cluster("abc")
-    cluster.feed("a", LinkLost("c"))
+    cluster.feed("a", PeerLinkLost("c"))
     cluster.run_for(0.3)
     assert cluster.history("a", "c") == ["alive", "suspect", "alive"]
 
@@ -502,7 +511,7 @@ def test_a_link_lost_by_one_only_is_refuted_through_the_others() -> None:
 def test_a_lone_observer_waits_for_the_redial() -> None:
     cluster = Cluster("ab")
     cluster.silent.add("b")
-    cluster.feed("a", LinkLost("b"))
+    cluster.feed("a", PeerLinkLost("b"))
     assert cluster.state("a", "b") is SUSPECT
     cluster.run_for(1.5)
     assert cluster.state("a", "b") is SUSPECT
@@ -668,7 +677,7 @@ def test_messages_stay_small_however_many_members() -> None:
 def test_a_device_no_longer_paired_is_gone_at_once() -> None:
     cluster = Cluster("abc")
     out = cluster.feed("a", TrustChanged(frozenset("ab")))
-    (change,) = [i for i in out if isinstance(i, Changed)]
+    (change,) = [i for i in out if isinstance(i, MemberUpdated)]
     assert (change.record.id, change.record.state) == ("c", DEAD)
     assert "c" not in cluster.members["a"].members
     cluster.feed("a", gossip("b", claim("c", ALIVE, 3)))
@@ -695,7 +704,7 @@ def test_the_load_per_member_does_not_grow_with_the_group() -> None:
                 sent += now >= 30.0
                 if message.payload["kind"] == "ping":
                     number = message.payload["sequence"]
-                    ack = encode(MembershipMessage(Kind.ACK, sequence=number))
+                    ack = encode(MembershipMessage(MembershipKind.ACK, sequence=number))
                     answer = member.handle(MessageReceived(message.peer, ack), now)
                     outbox += [i for i in answer if isinstance(i, SendTo)]
         return sent / 20.0

@@ -14,7 +14,13 @@ from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import MemberRecord
 from p2ptrain.mesh.membership.dissemination import BroadcastQueue
 from p2ptrain.mesh.membership.failure_detector import LocalHealth
-from p2ptrain.mesh.membership.membership_wire import Claim, Kind, MembershipMessage, decode, encode
+from p2ptrain.mesh.membership.membership_wire import (
+    Claim,
+    MembershipKind,
+    MembershipMessage,
+    decode,
+    encode,
+)
 from p2ptrain.mesh.membership.probing import Prober
 from p2ptrain.mesh.membership.suspicion import Suspicion, group_factor, suspicion_timeout
 from p2ptrain.net.fields import peer_name
@@ -93,7 +99,7 @@ def claim(id_: str, incarnation: int = 1) -> Claim:
 def test_news_is_told_once_and_newest_first() -> None:
     news = BroadcastQueue(limit_factor=3)
     news.put(claim("x"))
-    news.put(claim("y"), told=["a"])
+    news.put(claim("y"), informed=["a"])
     assert [c.record.id for c in news.take("b", 3000)] == ["y", "x"]
     assert news.take("b", 3000) == ()
     assert [c.record.id for c in news.take("a", 3000)] == ["x"]
@@ -197,16 +203,18 @@ _records = st.builds(
 )
 _claims = st.builds(Claim, _records, st.lists(_ids, max_size=4).map(tuple))
 _messages = st.one_of(
-    st.builds(MembershipMessage, st.just(Kind.GOSSIP), st.lists(_claims, max_size=3).map(tuple)),
+    st.builds(
+        MembershipMessage, st.just(MembershipKind.GOSSIP), st.lists(_claims, max_size=3).map(tuple)
+    ),
     st.builds(
         MembershipMessage,
-        st.just(Kind.REQUEST),
+        st.just(MembershipKind.REQUEST),
         sequence=st.integers(0, 1 << 53),
         target=_ids,
     ),
     st.builds(
         MembershipMessage,
-        st.just(Kind.SYNC),
+        st.just(MembershipKind.SYNC),
         digest=st.integers(0, (1 << 64) - 1),
         answer=st.booleans(),
     ),
@@ -263,7 +271,7 @@ def test_a_mutated_message_is_refused_or_sane(
     ],
 )
 def test_bad_fields_are_refused(change: dict[str, object]) -> None:
-    payload = encode(MembershipMessage(Kind.PING, sequence=1)) | change
+    payload = encode(MembershipMessage(MembershipKind.PING, sequence=1)) | change
     with pytest.raises(ProtocolError):
         decode(payload)
 
@@ -294,7 +302,7 @@ def test_bad_fields_are_refused(change: dict[str, object]) -> None:
     ],
 )
 def test_bad_claims_are_refused(change: dict[str, object]) -> None:
-    payload = encode(MembershipMessage(Kind.GOSSIP, (claim("a"),)))
+    payload = encode(MembershipMessage(MembershipKind.GOSSIP, (claim("a"),)))
     payload["claims"][0] |= change
     with pytest.raises(ProtocolError):
         decode(payload)
@@ -309,7 +317,7 @@ def test_bad_claims_are_refused(change: dict[str, object]) -> None:
 )
 def test_a_name_that_no_device_may_have_is_replaced(told: str, kept: str) -> None:
     """Others are told it in trust records, and end the link over one that none may have."""
-    payload = encode(MembershipMessage(Kind.GOSSIP, (claim("a"),)))
+    payload = encode(MembershipMessage(MembershipKind.GOSSIP, (claim("a"),)))
     payload["claims"][0]["name"] = told
     (read,) = decode(payload).claims
     assert read.record.name == kept

@@ -6,7 +6,7 @@ import pytest
 
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.trust.known_codes import CODES_FILE, MOST_CODES, KnownCodes
+from p2ptrain.mesh.trust.known_codes import CODES_FILE, MAX_CODES, KnownCodes
 
 ID = "ab" * 32
 
@@ -45,11 +45,11 @@ def test_codes_do_not_stand_there_to_be_read(folder: StateFolder) -> None:
 
 def test_they_are_not_many(folder: StateFolder) -> None:
     known = KnownCodes(folder, ID)
-    for number in range(MOST_CODES + 1):
+    for number in range(MAX_CODES + 1):
         known.take(f"{number:08d}")
     known.spend()
     assert not known.is_spent("00000000")
-    assert known.is_spent(f"{MOST_CODES:08d}")
+    assert known.is_spent(f"{MAX_CODES:08d}")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format": "p2ptrain.codes/1"}'])

@@ -16,12 +16,12 @@ from p2ptrain.mesh.identity.identity import Identity, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.trust import pairing
 from p2ptrain.mesh.trust.pairing import (
-    Client,
     PairedDevice,
-    Server,
-    Side,
+    PairingClient,
+    PairingServer,
+    PairingWindowClosed,
+    PakeSide,
     Spake2,
-    WindowClosed,
     WrongCode,
     refusal,
 )
@@ -47,7 +47,12 @@ class Outcome:
 
 
 def run(
-    client: Client, server: Server, code: str, *, upto: int = 6, tamper: Tamper | None = None
+    client: PairingClient,
+    server: PairingServer,
+    code: str,
+    *,
+    upto: int = 6,
+    tamper: Tamper | None = None,
 ) -> Outcome:
     """Pass at most `upto` messages between the two; `tamper` may change each (numbered from 1)."""
     change = tamper or (lambda _number, message: message)
@@ -74,10 +79,10 @@ def run(
 
 def pair(
     identities: list[Identity], client_code: str = CODE, seen: Identity | None = None
-) -> tuple[Client, Server]:
+) -> tuple[PairingClient, PairingServer]:
     anna, bert = identities[:2]
     seen_certificate = (seen or bert).certificate_der
-    return Client(anna, "anna", client_code, seen_certificate), Server(bert, "bert")
+    return PairingClient(anna, "anna", client_code, seen_certificate), PairingServer(bert, "bert")
 
 
 def test_the_right_code_pairs_both(identities: list[Identity]) -> None:
@@ -149,7 +154,7 @@ def test_an_old_transcript_cannot_be_replayed(identities: list[Identity]) -> Non
         return message
 
     run(*pair(identities), CODE, tamper=record)
-    server = Server(identities[1], "bert")
+    server = PairingServer(identities[1], "bert")
     server.hello(recorded[1], CODE)
     with pytest.raises((NotPaired, WrongCode)):
         server.confirm(recorded[3])
@@ -189,8 +194,8 @@ def test_refusals_reach_the_client_with_the_tries_left(identities: list[Identity
     with pytest.raises(WrongCode) as wrong:
         client.done(refusal(WrongCode("a device tried a wrong code"), 3))
     assert wrong.value.tries_left == 3
-    with pytest.raises(WindowClosed, match="p2ptrain invite"):
-        client.confirm(refusal(WindowClosed("closed")))
+    with pytest.raises(PairingWindowClosed, match="p2ptrain invite"):
+        client.confirm(refusal(PairingWindowClosed("closed")))
     with pytest.raises(PairingError):
         client.confirm(refusal(ProtocolError("no")))
 
@@ -247,7 +252,7 @@ def test_garbage_is_refused_at_every_step(identities: list[Identity], message: b
 )
 def test_bad_points_are_one_kind_of_error(point: bytes) -> None:
     """S9: empty, short, zero, not on the curve, of the wrong side."""
-    run = Spake2(Side.CLIENT, CODE, b"a", b"b")
+    run = Spake2(PakeSide.CLIENT, CODE, b"a", b"b")
     run.start()
     with pytest.raises(ProtocolError):
         run.finish(point)
@@ -255,6 +260,6 @@ def test_bad_points_are_one_kind_of_error(point: bytes) -> None:
 
 def test_a_reflected_point_is_refused() -> None:
     """S9: a reflected point is refused."""
-    run = Spake2(Side.CLIENT, CODE, b"a", b"b")
+    run = Spake2(PakeSide.CLIENT, CODE, b"a", b"b")
     with pytest.raises(ProtocolError):
         run.finish(run.start())

@@ -14,17 +14,17 @@ import pytest
 from p2ptrain.errors import LinkClosed
 from p2ptrain.events import Event, PairingClosed, PairingFailed
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import Candidate
+from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
 from p2ptrain.mesh.identity.identity import Identity, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust import pairing_service
 from p2ptrain.mesh.trust.pairing import (
-    Busy,
-    Client,
     PairedDevice,
-    Server,
-    WindowClosed,
+    PairingBusy,
+    PairingClient,
+    PairingServer,
+    PairingWindowClosed,
     WrongCode,
     refusal,
 )
@@ -55,7 +55,7 @@ class Anna:
             identity,
             SimpleNamespace(name="anna"),
             SimpleNamespace(is_removed=lambda _device: False),
-            Notices(self.told.append, lambda device: device),
+            WarnOnce(self.told.append, lambda device: device),
             self.stored.append,
             lambda device: device in {d.id for d in self.stored},
             lambda: self.now,
@@ -77,7 +77,7 @@ class Caller:
         self.answers: list[bytes] = []
         self.ended = ""
         self.device: PairedDevice | None = None
-        self._client = Client(identity, "bert", code, anna.identity.certificate_der)
+        self._client = PairingClient(identity, "bert", code, anna.identity.certificate_der)
         self._next: deque[Callable[[bytes], bytes]] = deque(
             [lambda _: self._client.hello(), self._client.confirm, self._client.done]
         )
@@ -148,15 +148,15 @@ async def test_five_wrong_codes_close_it_for_the_right_one_too(
     assert anna.heard(PairingClosed) == [PairingClosed("5 wrong codes were tried")]
     caller = Caller(anna, identities[1], CODE)
     await anna.service.serve(caller)
-    assert caller.answers == [refusal(WindowClosed(""), 0)]
+    assert caller.answers == [refusal(PairingWindowClosed(""), 0)]
     assert anna.stored == []
 
 
 async def test_hellos_without_a_guess_close_nothing(identities: list[Identity]) -> None:
     """A thousand cost a stranger nothing; the person at the other end must still get in."""
     anna = Anna(identities[0], Rate(per_second=1.0, burst=5.0))
-    hello = Client(identities[1], "bert", CODE, identities[0].certificate_der).hello()
-    answered, busy = 0, refusal(Busy(""), WRONG_TRIES_LIMIT)
+    hello = PairingClient(identities[1], "bert", CODE, identities[0].certificate_der).hello()
+    answered, busy = 0, refusal(PairingBusy(""), WRONG_TRIES_LIMIT)
     for number in range(1300):
         caller = Caller(anna, identities[1], CODE, address=f"10.0.0.{number % 200}")
         caller._next = deque([lambda _: hello])
@@ -173,7 +173,7 @@ async def test_hellos_without_a_guess_close_nothing(identities: list[Identity]) 
 
 async def test_hellos_of_one_address_leave_turns_to_others(identities: list[Identity]) -> None:
     anna = Anna(identities[0])
-    hello = Client(identities[1], "bert", CODE, identities[0].certificate_der).hello()
+    hello = PairingClient(identities[1], "bert", CODE, identities[0].certificate_der).hello()
     for _ in range(int(HELLOS_EACH.burst) * 2):
         caller = Caller(anna, identities[1], CODE, address="10.0.0.66")
         caller._next = deque([lambda _: hello])
@@ -187,7 +187,7 @@ async def test_where_no_window_is_open_nothing_is_waited_for(identities: list[Id
     anna.service.close()
     caller = Caller(anna, identities[1], CODE).hangs_up_after(0)
     await anna.service.serve(caller)
-    assert caller.answers == [refusal(WindowClosed(""), 0)]
+    assert caller.answers == [refusal(PairingWindowClosed(""), 0)]
     assert caller.ended == "closed"
 
 
@@ -201,7 +201,7 @@ async def test_a_device_that_is_refused_before_its_hello_hears_why(
             raise LinkClosed("the other device closed the pairing channel")
 
         async def receive(self) -> bytes:
-            return refusal(WindowClosed("closed"))
+            return refusal(PairingWindowClosed("closed"))
 
     anna = Anna(identities[0])
 
@@ -209,7 +209,7 @@ async def test_a_device_that_is_refused_before_its_hello_hears_why(
         return Refusing(anna, identities[1], CODE), identities[1].certificate_der
 
     monkeypatch.setattr(pairing_service, "dial_unpaired", connect)
-    with pytest.raises(WindowClosed, match="p2ptrain invite"):
+    with pytest.raises(PairingWindowClosed, match="p2ptrain invite"):
         await anna.service.dial([("bert", 1)])
 
 
@@ -242,7 +242,7 @@ async def test_one_try_over_two_protocols_is_one_try(
         address = "bert"
 
         def __init__(self) -> None:
-            server = Server(identities[1], "bert")
+            server = PairingServer(identities[1], "bert")
             self._steps = deque([lambda m: server.hello(m, WRONG), server.confirm])
             self._answers: deque[bytes] = deque()
 
@@ -269,7 +269,7 @@ async def test_one_try_over_two_protocols_is_one_try(
     both = (("192.168.1.7", 47300), ("fd00::7", 47300))
     dialer = PairingDialer(
         anna.service,
-        lambda: [Candidate(identities[1].id, both, 1)],
+        lambda: [DiscoveredDevice(identities[1].id, both, 1)],
         lambda _device: False,
         lambda _line: None,
         Random(1),

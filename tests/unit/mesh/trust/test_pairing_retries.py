@@ -14,12 +14,12 @@ import pytest
 from p2ptrain.errors import LinkClosed
 from p2ptrain.events import Event, PairingFailed
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import Candidate
+from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
 from p2ptrain.mesh.identity.identity import Identity, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust import pairing_service
-from p2ptrain.mesh.trust.pairing import BrokenOff, PairedDevice, Server, WrongCode
+from p2ptrain.mesh.trust.pairing import PairedDevice, PairingBrokenOff, PairingServer, WrongCode
 from p2ptrain.mesh.trust.pairing_dialer import PairingDialer
 from p2ptrain.mesh.trust.pairing_service import RETRIES, PairingService
 from p2ptrain.mesh.trust.pairing_window import WRONG_TRIES_LIMIT
@@ -38,7 +38,7 @@ class Channel:
 
     address = "bert"
 
-    def __init__(self, server: Server, *, breaks: bool) -> None:
+    def __init__(self, server: PairingServer, *, breaks: bool) -> None:
         self._server = server
         self._breaks = breaks
         self._answers: deque[bytes] = deque()
@@ -73,7 +73,7 @@ class Household:
             self.anna,
             SimpleNamespace(name="anna"),
             SimpleNamespace(is_removed=lambda _device: False),
-            Notices(self.told.append, lambda device: device),
+            WarnOnce(self.told.append, lambda device: device),
             self._store,
             lambda device: device in {d.id for d in self.stored},
             lambda: 0.0,
@@ -87,7 +87,7 @@ class Household:
     async def connect(self, addresses: Sequence[Address]) -> tuple[Channel, bytes]:
         self.dialled += 1
         breaks = self._breaks.popleft() if self._breaks else False
-        return Channel(Server(self.bert, "bert"), breaks=breaks), self.bert.certificate_der
+        return Channel(PairingServer(self.bert, "bert"), breaks=breaks), self.bert.certificate_der
 
     @property
     def failures(self) -> list[PairingFailed]:
@@ -104,7 +104,7 @@ async def test_an_attempt_that_breaks_off_is_made_again_and_costs_a_try(
     household = Household(identities, [True] * RETRIES)
     monkeypatch.setattr(pairing_service, "dial_unpaired", household.connect)
     for _ in range(RETRIES):
-        with pytest.raises(BrokenOff):
+        with pytest.raises(PairingBrokenOff):
             await _dial(household)
         assert household.service.may_try(household.bert.id)
     paired = await _dial(household)
@@ -122,7 +122,7 @@ async def test_it_is_not_made_again_for_ever_and_people_hear_why(
     household = Household(identities, [True] * (RETRIES + 1))
     monkeypatch.setattr(pairing_service, "dial_unpaired", household.connect)
     for _ in range(RETRIES):
-        with pytest.raises(BrokenOff):
+        with pytest.raises(PairingBrokenOff):
             await _dial(household)
     with pytest.raises(WrongCode, match=r"stopped the pairing: .* \(3 times\)"):
         await _dial(household)
@@ -152,7 +152,7 @@ async def test_the_dialer_goes_on_by_itself(
     household = Household(identities, [True])
     monkeypatch.setattr(pairing_service, "dial_unpaired", household.connect)
     monkeypatch.setattr("p2ptrain.mesh.trust.pairing_dialer.FIRST_RETRY_SECONDS", 0.001)
-    found = Candidate(household.bert.id, (("bert", 1),), 1)
+    found = DiscoveredDevice(household.bert.id, (("bert", 1),), 1)
     dialer = PairingDialer(
         household.service,
         lambda: [found],

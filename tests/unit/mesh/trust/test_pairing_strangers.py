@@ -14,9 +14,16 @@ from p2ptrain.errors import PairingError, VersionMismatch
 from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.identity.identity import Identity, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.notifications import Notices
+from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust import pairing_service
-from p2ptrain.mesh.trust.pairing import BrokenOff, Busy, PairedDevice, Server, WindowClosed, refusal
+from p2ptrain.mesh.trust.pairing import (
+    PairedDevice,
+    PairingBrokenOff,
+    PairingBusy,
+    PairingServer,
+    PairingWindowClosed,
+    refusal,
+)
 from p2ptrain.mesh.trust.pairing_service import PairingService
 from p2ptrain.mesh.trust.pairing_window import WRONG_TRIES_LIMIT
 
@@ -42,7 +49,7 @@ class Strangers:
 
     async def connect(self, addresses: Sequence[Address]) -> tuple[Channel, bytes]:
         identity = self.identities[addresses[0][0]]
-        return Channel(self, Server(identity, "nice")), identity.certificate_der
+        return Channel(self, PairingServer(identity, "nice")), identity.certificate_der
 
 
 class Channel:
@@ -50,7 +57,7 @@ class Channel:
 
     address = "nice"
 
-    def __init__(self, strangers: Strangers, server: Server) -> None:
+    def __init__(self, strangers: Strangers, server: PairingServer) -> None:
         self._strangers = strangers
         self._server = server
         self._received: deque[bytes] = deque()
@@ -81,7 +88,7 @@ def _anna(identity: Identity) -> PairingService:
         identity,
         SimpleNamespace(name="anna"),
         SimpleNamespace(is_removed=lambda _device: False),
-        Notices(lambda _event: None, lambda device: device),
+        WarnOnce(lambda _event: None, lambda device: device),
         store,
         lambda _device: False,
         lambda: 0.0,
@@ -97,7 +104,12 @@ def _tries_left(service: PairingService) -> int:
 
 @pytest.mark.parametrize(
     "refuses",
-    [WindowClosed("closed"), Busy("busy"), VersionMismatch("other"), PairingError("no")],
+    [
+        PairingWindowClosed("closed"),
+        PairingBusy("busy"),
+        VersionMismatch("other"),
+        PairingError("no"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 async def test_every_refusal_of_a_guess_costs_a_try(
@@ -106,7 +118,7 @@ async def test_every_refusal_of_a_guess_costs_a_try(
     strangers = Strangers(identities[1:], refuses)
     monkeypatch.setattr(pairing_service, "dial_unpaired", strangers.connect)
     anna = _anna(identities[0])
-    with pytest.raises(BrokenOff):
+    with pytest.raises(PairingBrokenOff):
         await anna.dial([(identities[1].id[:16], 1)])
     assert _tries_left(anna) == WRONG_TRIES_LIMIT - 1
 
@@ -114,7 +126,7 @@ async def test_every_refusal_of_a_guess_costs_a_try(
 async def test_a_stranger_of_many_names_gets_no_more_guesses_than_there_are_tries(
     identities: list[Identity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strangers = Strangers(identities[1:], WindowClosed("closed"))
+    strangers = Strangers(identities[1:], PairingWindowClosed("closed"))
     monkeypatch.setattr(pairing_service, "dial_unpaired", strangers.connect)
     anna = _anna(identities[0])
     for name in [*strangers.identities] * WRONG_TRIES_LIMIT:
@@ -128,7 +140,7 @@ async def test_a_stranger_of_many_names_gets_no_more_guesses_than_there_are_trie
 async def test_guesses_side_by_side_are_no_more_than_there_are_tries(
     identities: list[Identity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strangers = Strangers(identities[1:], WindowClosed("closed"))
+    strangers = Strangers(identities[1:], PairingWindowClosed("closed"))
     monkeypatch.setattr(pairing_service, "dial_unpaired", strangers.connect)
     anna = _anna(identities[0])
     for _ in range(WRONG_TRIES_LIMIT - 1):
@@ -139,7 +151,7 @@ async def test_guesses_side_by_side_are_no_more_than_there_are_tries(
     waiting = asyncio.create_task(anna.dial([(first, 1)]))
     async with asyncio.timeout(10):
         await strangers.has_a_guess.wait()
-        with pytest.raises(Busy):
+        with pytest.raises(PairingBusy):
             await anna.dial([(second, 1)])
     assert strangers.guesses == 1
     strangers.answers.set()

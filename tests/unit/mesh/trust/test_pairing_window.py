@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
-from p2ptrain.mesh.trust.pairing_window import WINDOW_SECONDS, Window, new_code, normalised_code
+from p2ptrain.mesh.trust.pairing_window import (
+    WINDOW_SECONDS,
+    PairingWindow,
+    new_code,
+    normalised_code,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +34,7 @@ def test_new_codes_are_codes() -> None:
 
 def test_five_wrong_tries_close_the_window() -> None:
     """S7: five wrong tries close the window."""
-    window = Window.opened("12345678", 100.0)
+    window = PairingWindow.opened("12345678", 100.0)
     for tries_left in (4, 3, 2, 1, 0):
         assert window.is_open(101.0)
         window = window.after_wrong_try()
@@ -41,7 +46,7 @@ def test_five_wrong_tries_close_the_window() -> None:
 @given(wrong=st.integers(0, 4), now=st.floats(0, 1e6))
 def test_wrong_tries_never_move_its_end(wrong: int, now: float) -> None:
     """S7: wrong tries never move its end."""
-    window = Window.opened("12345678", now)
+    window = PairingWindow.opened("12345678", now)
     for _ in range(wrong):
         window = window.after_wrong_try()
     assert window.closes_at == now + WINDOW_SECONDS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.model.graph.custom_operators import own_backward
-from p2ptrain.model.graph.nodes import BackwardGraph, InputRef, Node, NodeRef
+from p2ptrain.model.graph.nodes import BackwardGraph, GraphNode, InputRef, NodeRef
 from p2ptrain.model.stage.instructions import BoundBackward
 
 
@@ -51,7 +51,7 @@ def test_without_gradients_nothing_is_joined() -> None:
 
 
 def test_a_graph_writes_to_copies_of_what_it_is_given() -> None:
-    doubled = Node("n0", "aten.mul_.Tensor", (InputRef(0), InputRef(1)), (), False)
+    doubled = GraphNode("n0", "aten.mul_.Tensor", (InputRef(0), InputRef(1)), (), False)
     run = BoundBackward(BackwardGraph((doubled,), (NodeRef(0), None, InputRef(1))), 4)
     arriving, kept = torch.ones(3), torch.full((3,), 2.0)
     first, none, second = run([arriving, kept])

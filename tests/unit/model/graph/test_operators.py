@@ -11,12 +11,12 @@ from p2ptrain.model.graph.effects import (
     draws_random_numbers,
     mutated_references,
 )
-from p2ptrain.model.graph.nodes import Argument, InputRef, Node, NodeRef, StateRef
+from p2ptrain.model.graph.nodes import Argument, GraphNode, InputRef, NodeRef, StateRef
 from p2ptrain.model.graph.operators import is_allowed, name_of, resolve
 
 
-def _node(operator: str, *args: Argument, **kwargs: Argument) -> Node:
-    return Node("n", operator, args, tuple(kwargs.items()), True)
+def _node(operator: str, *args: Argument, **kwargs: Argument) -> GraphNode:
+    return GraphNode("n", operator, args, tuple(kwargs.items()), True)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from p2ptrain.errors import ProtocolError, TooLarge
 from p2ptrain.model.graph.decoding import LIMIT_BYTES
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.graph.nodes import InputRef, Node
+from p2ptrain.model.graph.nodes import GraphNode, InputRef
 from p2ptrain.model.graph.operators import resolve
 from p2ptrain.model.graph.result_sizes import needs_of, node_needs, stage_needs
 from p2ptrain.net import cbor
@@ -268,7 +268,7 @@ def test_arithmetic_is_of_numbers_of_64_bits(operator: str, arguments: tuple[Any
 
 
 def test_one_node_by_itself() -> None:
-    node = Node("n", "aten.matmul.default", (InputRef(0), InputRef(1)), (), True)
+    node = GraphNode("n", "aten.matmul.default", (InputRef(0), InputRef(1)), (), True)
     a, b = torch.ones(8, 100, requires_grad=True), torch.ones(100, 50)
     needs = node_needs(node, [a, b])
     assert needs.peak_bytes >= 4 * (8 * 100 + 100 * 50 + 8 * 50)

@@ -32,5 +32,5 @@ def test_shape_bytes_and_batch() -> None:
     assert value.shape(2) == (6, 4, 4)
     assert value.nbytes(2) == 6 * 4 * 4 * 4
     assert value.batch_of((6, 4, 4)) == 2
-    assert value.tells_batch
-    assert not _value(Polynomial((0, 0, 1))).tells_batch
+    assert value.depends_on_batch
+    assert not _value(Polynomial((0, 0, 1))).depends_on_batch

@@ -11,7 +11,7 @@ from p2ptrain.model.graph.nodes import InputRef, TargetRef
 from p2ptrain.model.sample_independence.masked_losses import (
     DefaultIgnored,
     leaves_out_a_class,
-    telling_values,
+    mask_values,
     weighs_classes,
 )
 
@@ -52,7 +52,7 @@ def test_what_targets_and_inputs_are_compared_with_tells() -> None:
         return (output.squeeze(1) * (target.view(-1) >= 2)).mean()
 
     example = torch.randn(4, 3), torch.arange(4)
-    found = telling_values(capture(Padded(3, 1), loss, example, evaluation=False).description)
+    found = mask_values(capture(Padded(3, 1), loss, example, evaluation=False).description)
     assert found == {InputRef(0): [7], TargetRef(0): [1, 2, 3]}
 
 

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from p2ptrain.model.tracing import python_state as held
-from p2ptrain.model.tracing.python_state import Held
+from p2ptrain.model.tracing.python_state import PythonState
 
 
 class _Refuses:
@@ -29,7 +29,7 @@ def _root() -> SimpleNamespace:
 
 def test_every_change_is_named_and_put_back() -> None:
     root = _root()
-    before = Held({"r": root})
+    before = PythonState({"r": root})
     assert before.changed() == []
     root.queue.append(3)
     root.names.add("b")
@@ -47,8 +47,8 @@ def test_every_change_is_named_and_put_back() -> None:
 
 def test_data_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     many = SimpleNamespace(samples=[0, 1, 2, 3])
-    assert len(Held({"": many}).places) == 2
-    monkeypatch.setattr(held, "_MOST_ITEMS", 3)
-    assert len(Held({"": many}).places) == 1
-    monkeypatch.setattr(held, "_MOST_PLACES", 5)
-    assert len(Held({"": [[n] for n in range(3)] + [[[[[[[]]]]]]]}).places) <= 5
+    assert len(PythonState({"": many}).places) == 2
+    monkeypatch.setattr(held, "_MAX_ITEMS", 3)
+    assert len(PythonState({"": many}).places) == 1
+    monkeypatch.setattr(held, "_MAX_PLACES", 5)
+    assert len(PythonState({"": [[n] for n in range(3)] + [[[[[[[]]]]]]]}).places) <= 5

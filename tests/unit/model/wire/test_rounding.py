@@ -11,7 +11,7 @@ from torch import Tensor
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire.rounding import (
     BLOCK_VALUES,
-    LEAST_VALUES,
+    MIN_VALUES,
     decode,
     encode,
     encoded_bytes,
@@ -48,12 +48,12 @@ def rounded(flat: Tensor, wire: WireFormat) -> Tensor:
 def test_bf16_rounds_to_nearest_even(dtype: torch.dtype) -> None:
     one = 2.0**-7  # the last bit of bfloat16 at 1
     given_ = torch.tensor([1 + one / 2, 1 + 1.5 * one, 1 + 0.51 * one, -3.0], dtype=dtype)
-    made = rounded(given_.repeat(LEAST_VALUES), BF16)[:4]
+    made = rounded(given_.repeat(MIN_VALUES), BF16)[:4]
     assert made.tolist() == [1.0, 1 + 2 * one, 1 + one, -3.0]
 
 
 @FLOATS
-@pytest.mark.parametrize("count", [LEAST_VALUES, 1000, 32 * 40 + 1])
+@pytest.mark.parametrize("count", [MIN_VALUES, 1000, 32 * 40 + 1])
 def test_int8_is_off_by_a_128th_of_its_blocks_largest(count: int, dtype: torch.dtype) -> None:
     flat = values(count, dtype) * torch.logspace(-20, 20, count, dtype=dtype)
     made = rounded(flat, INT8)
@@ -65,7 +65,7 @@ def test_int8_is_off_by_a_128th_of_its_blocks_largest(count: int, dtype: torch.d
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(
     wire=st.sampled_from([BF16, INT8]),
-    count=st.integers(LEAST_VALUES, LEAST_VALUES + 70),
+    count=st.integers(MIN_VALUES, MIN_VALUES + 70),
     power=st.integers(-140, 110),
     seed=st.integers(0, 99),
 )
@@ -95,7 +95,7 @@ def test_zeros_stay_zeros(wire: WireFormat) -> None:
 
 @ROUNDED
 def test_small_tensors_and_whole_numbers_stay_exact(wire: WireFormat) -> None:
-    for tensor in (values(LEAST_VALUES - 1), torch.arange(1000), torch.ones(1000) > 0):
+    for tensor in (values(MIN_VALUES - 1), torch.arange(1000), torch.ones(1000) > 0):
         packed = pack(tensor, wire)
         assert packed.meta == pack(tensor).meta
         assert torch.equal(received(tensor, wire), tensor)

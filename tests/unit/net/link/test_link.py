@@ -16,7 +16,7 @@ from p2ptrain.net.frame import Codec
 from p2ptrain.net.link.flow_control import UNKNOWN
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.link.link_settings import LinkSettings
-from p2ptrain.net.link.stream import Arrival, StreamUser
+from p2ptrain.net.link.stream import StreamArrival, StreamUser
 from p2ptrain.net.message import Message, PartKind, Priority
 from tests.support import memory_links
 from tests.support.links import FakeClock, Inbox
@@ -33,7 +33,7 @@ class FakeStream:
     calls: list[str] = field(default_factory=list)
     full_after_bytes: int = 2**30
     unsent_bytes: int = 0
-    arrived: Arrival | None = None
+    arrived: StreamArrival | None = None
 
     def limit_unsent(self, count: int) -> None:
         self.unsent_bytes = count
@@ -41,7 +41,7 @@ class FakeStream:
     def hurry(self) -> None:
         self.calls.append("hurry")
 
-    def arrival(self) -> Arrival | None:
+    def arrival(self) -> StreamArrival | None:
         return self.arrived
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
@@ -127,11 +127,11 @@ async def test_who_looks_has_the_few_bytes_of_a_slow_peer_read_too() -> None:
 
 async def test_what_arrived_below_counts_though_none_of_it_can_be_read() -> None:
     link, stream, _ = open_link(FakeClock())
-    assert link.arrival() == Arrival(0)
+    assert link.arrival() == StreamArrival(0)
     stream.feed(first_frame(10_000))
-    assert link.arrival() == Arrival(link.statistics().received_bytes)
-    stream.arrived = Arrival(12_000, packets_ahead=3)
-    assert link.arrival() == Arrival(12_000, packets_ahead=3)
+    assert link.arrival() == StreamArrival(link.statistics().received_bytes)
+    stream.arrived = StreamArrival(12_000, packets_ahead=3)
+    assert link.arrival() == StreamArrival(12_000, packets_ahead=3)
 
 
 async def test_an_idle_link_stays() -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from p2ptrain.net.frame import CHUNK_LIMIT_BYTES
 from p2ptrain.net.link.flow_control import (
     FRAME_SECONDS,
-    LEAST_FRAME_BYTES,
-    LEAST_UNSENT_BYTES,
+    MIN_FRAME_BYTES,
+    MIN_UNSENT_BYTES,
     UNKNOWN,
     UNSENT_SECONDS,
     portions,
@@ -47,6 +47,6 @@ def test_sizes_follow_the_rate(bytes_per_s: float, frame_kib: int, unsent_kib: i
 @given(bytes_per_s=st.floats(1.0, 1e11))
 def test_nothing_takes_longer_than_it_should_but_the_least(bytes_per_s: float) -> None:
     found = portions(bytes_per_s)
-    assert found.frame_bytes <= max(bytes_per_s * FRAME_SECONDS, LEAST_FRAME_BYTES)
-    assert found.unsent_bytes <= max(bytes_per_s * UNSENT_SECONDS, LEAST_UNSENT_BYTES)
+    assert found.frame_bytes <= max(bytes_per_s * FRAME_SECONDS, MIN_FRAME_BYTES)
+    assert found.unsent_bytes <= max(bytes_per_s * UNSENT_SECONDS, MIN_UNSENT_BYTES)
     assert found.lowest_frame_bytes == found.frame_bytes <= CHUNK_LIMIT_BYTES

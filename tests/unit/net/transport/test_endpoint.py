@@ -24,7 +24,7 @@ from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message
 from p2ptrain.net.transport.dial import dial, dial_unpaired
-from p2ptrain.net.transport.listener import Door, Listener, ListenerSettings
+from p2ptrain.net.transport.listener import Listener, ListenerHooks, ListenerSettings
 from p2ptrain.net.transport.pairing_channel import PairingChannel
 from p2ptrain.net.transport.tls import Credentials, client_context, server_context
 from tests.support.links import Device, Inbox, make_device
@@ -42,7 +42,7 @@ class House:
     contexts_fail: bool = False
 
     def __post_init__(self) -> None:
-        self.door = Door(self.context, self.make_link, self.on_unpaired)
+        self.door = ListenerHooks(self.context, self.make_link, self.on_unpaired)
         self.listener = Listener(self.door)
 
     def context(self) -> ssl.SSLContext:
@@ -383,7 +383,7 @@ async def test_pairing_messages_pass_both_ways(house: House) -> None:
 
 async def test_unpaired_devices_may_be_refused(left_device: Device, right_device: Device) -> None:
     house = House(right_device, [left_device.certificate_der])
-    house.listener = Listener(Door(house.context, house.make_link))
+    house.listener = Listener(ListenerHooks(house.context, house.make_link))
     await house.listener.start(["127.0.0.1"])
     channel, _ = await dial_unpaired(house.listener.addresses)
     with pytest.raises(PeerError):

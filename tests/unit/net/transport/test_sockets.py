@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from p2ptrain.net.link.stream import Arrival
+from p2ptrain.net.link.stream import StreamArrival
 from p2ptrain.net.transport import sockets
 
 
@@ -25,7 +25,7 @@ class FakeSocket:
         return self._info[:most_bytes]
 
 
-def arrival(info: bytes | OSError) -> Arrival | None:
+def arrival(info: bytes | OSError) -> StreamArrival | None:
     return sockets.arrival(cast(socket.socket, FakeSocket(info)))
 
 
@@ -42,7 +42,7 @@ def test_the_kernel_counts_what_nobody_has_read() -> None:
         sender.sendall(b"x" * 5000)
         while len(receiver.recv(5000, socket.MSG_PEEK)) < 5000:
             pass
-        assert sockets.arrival(receiver) == Arrival(5000, 0)
+        assert sockets.arrival(receiver) == StreamArrival(5000, 0)
 
 
 @linux_only
@@ -50,7 +50,7 @@ def test_packets_ahead_of_a_lost_one_are_counted() -> None:
     info = bytearray(240)  # a newer kernel's has more at its end
     struct.pack_into("=Q", info, 128, 2**40)
     struct.pack_into("=I", info, 224, 7)
-    assert arrival(bytes(info)) == Arrival(2**40, 7)
+    assert arrival(bytes(info)) == StreamArrival(2**40, 7)
 
 
 @linux_only

@@ -14,7 +14,7 @@ import pytest
 
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.transport.dial import dial, dial_unpaired
-from p2ptrain.net.transport.listener import Door, Listener, ListenerSettings
+from p2ptrain.net.transport.listener import Listener, ListenerHooks, ListenerSettings
 from p2ptrain.net.transport.pace import Rate
 from p2ptrain.net.transport.pairing_channel import PairingChannel
 from p2ptrain.net.transport.threshold import HELLO_LIMIT_BYTES
@@ -49,7 +49,7 @@ class House:
         self.inbox, self.links = Inbox(), list[Link]()
         self.channels = 0
         context = server_context(self.device.credentials, [self.friend.certificate_der])
-        door = Door(
+        door = ListenerHooks(
             context=lambda: context,
             make_link=self._make_link,
             on_unpaired=self._on_unpaired,

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.plan.cost.allreduce_order import turn_of
+from p2ptrain.plan.cost.allreduce_order import allreduce_turn
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.simulate import draft_of
-from p2ptrain.plan.types.bucket_sizes import LEAST_BYTES, TURNED_PART, USUAL
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.bucket_sizes import MIN_BYTES, TURNED_PART, USUAL
+from p2ptrain.plan.types.cluster import ClusterLink
 from tests.support import planning_examples
 from tests.unit.plan.simulation.test_overlap import shared_plan
 
@@ -21,11 +21,11 @@ BACKWARD_SECONDS = 10.0
 def turn(bucket_seconds: float, *, updates_ahead: bool = True) -> int | None:
     """Of one stage whose units have a bucket each."""
     profile = planning_examples.profile([(5.0, BACKWARD_SECONDS)] * UNITS)
-    units = tuple(replace(unit, parameter_bytes=LEAST_BYTES) for unit in profile.units)
-    cluster = planning_examples.cluster("a", "b", link=Link(LEAST_BYTES / bucket_seconds, 0.0))
+    units = tuple(replace(unit, parameter_bytes=MIN_BYTES) for unit in profile.units)
+    cluster = planning_examples.cluster("a", "b", link=ClusterLink(MIN_BYTES / bucket_seconds, 0.0))
     profile = replace(profile, units=units)
     cost = CostModel(profile, cluster, overlap=True, updates_ahead=updates_ahead)
-    return turn_of(cost, draft_of(shared_plan("a", "b", units=UNITS), cost), 0)
+    return allreduce_turn(cost, draft_of(shared_plan("a", "b", units=UNITS), cost), 0)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_it_does_not_where_updates_wait_or_nobody_shares() -> None:
     )
     for overlap in (False, True):
         cost = CostModel(profile, cluster, overlap=overlap)
-        assert [turn_of(cost, draft_of(plan, cost), p) for p in (0, 1)] == [None, None]
+        assert [allreduce_turn(cost, draft_of(plan, cost), p) for p in (0, 1)] == [None, None]
     plain = CostModel(profile, cluster)
-    assert turn_of(plain, draft_of(shared_plan("a", "b", units=2), plain), 0) is None
+    assert allreduce_turn(plain, draft_of(shared_plan("a", "b", units=2), plain), 0) is None
 
 
 def test_a_forward_waits_for_a_little_first_and_then_for_as_much_as_before() -> None:
@@ -63,5 +63,5 @@ def test_a_forward_waits_for_a_little_first_and_then_for_as_much_as_before() -> 
     for _ in range(8):
         sizes.append(USUAL.turned_bytes(before))
         before += sizes[-1]
-    assert sizes[:4] == [LEAST_BYTES // TURNED_PART * k for k in (1, 1, 2, 4)]
+    assert sizes[:4] == [MIN_BYTES // TURNED_PART * k for k in (1, 1, 2, 4)]
     assert sizes[-1] <= 4 << 20

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, alone, draft_pipeline, peak_bytes
+from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_pipeline, peak_bytes
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
 from tests.support import planning_examples
@@ -96,7 +96,7 @@ def test_pieces_are_counted_without_listing_them(
     micro_batch, count = (whole, other) if allocation is Allocation.SAMPLES else (other, whole)
     last = data.draw(st.integers(1, micro_batch))
     split = BatchSplit((count - 1) * micro_batch + last, micro_batch)
-    group = Group(tuple(range(len(shares))), tuple(shares), allocation)
+    group = StageGroup(tuple(range(len(shares))), tuple(shares), allocation)
     for place in range(len(shares)):
         listed = Counter(piece for piece in group.pieces(split, place) if piece)
         assert group.piece_counts(split, place) == dict(listed)

@@ -4,13 +4,13 @@ import pytest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
 
 EIGHT = planning_examples.profile([(1.0, 1.0)] * 8, parameter_bytes=10, activation_bytes=5)
-FAST = Link(1e9, 0.0)
+FAST = ClusterLink(1e9, 0.0)
 STATE = 8 * 10 * 3
 """Bytes of parameters, gradients and optimizer of EIGHT; a sample adds 40."""
 
@@ -19,7 +19,7 @@ def household(*devices: tuple[str, float, int]) -> Cluster:
     """Devices as (name, slowdown, memory); the first one is the holder."""
     return Cluster(
         tuple(
-            Device(name, memory, slowdown, holder=name == devices[0][0])
+            ClusterDevice(name, memory, slowdown, holder=name == devices[0][0])
             for name, slowdown, memory in devices
         ),
         FAST,

@@ -13,7 +13,7 @@ from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.partition import Floats, range_sums
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice
 from p2ptrain.plan.types.profile import Profile
 from tests.support import planning_examples
 
@@ -41,8 +41,8 @@ def test_the_holders_ends_in_a_model_of_many_units_take_few_programmes(
         sizes.append(units)
         return most_equal(tables, units)
 
-    most_equal = equal_shares.most_equal
-    monkeypatch.setattr(equal_shares, "most_equal", counted)
+    most_equal = equal_shares.most_even_cuts
+    monkeypatch.setattr(equal_shares, "most_even_cuts", counted)
     question = asked(
         planning_examples.profile([(1.0, 1.0)] * MANY), planning_examples.cluster("a", "b", "c")
     )
@@ -63,7 +63,11 @@ def test_in_a_model_of_many_units_the_shares_are_still_equal() -> None:
 
 def test_a_holder_of_little_memory_keeps_the_last_unit_of_many() -> None:
     """Two units are all that a holds, and the first one takes it longer than the others theirs."""
-    devices = (Device("a", 18, holder=True), Device("b", 10**6), Device("c", 10**6))
+    devices = (
+        ClusterDevice("a", 18, holder=True),
+        ClusterDevice("b", 10**6),
+        ClusterDevice("c", 10**6),
+    )
     model = planning_examples.profile([(1e3, 1e3), *[(1.0, 1.0)] * (MANY - 1)], parameter_bytes=3)
     question = asked(model, Cluster(devices, planning_examples.FREE))
     assert question.cost.held_bytes(0, 2) == 18

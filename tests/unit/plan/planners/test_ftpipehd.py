@@ -14,7 +14,7 @@ from p2ptrain.plan.planners.published import Inner, inner_part
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
@@ -48,8 +48,10 @@ def slowest(part: Inner, order: tuple[int, ...], borders: tuple[int, ...]) -> fl
 
 def test_a_device_ten_times_slower_gets_one_unit_of_eleven() -> None:
     eleven = planning_examples.profile([(1.0, 1.0)] * 11)
-    devices = Device("pc", 10**6, holder=True), Device("phone", 10**6, slowdown=10.0)
-    plan = make_plan(eleven, Cluster(devices, Link(1e9, 0.0)), PlanRequest(32, 4, "ftpipehd"))
+    devices = ClusterDevice("pc", 10**6, holder=True), ClusterDevice("phone", 10**6, slowdown=10.0)
+    plan = make_plan(
+        eleven, Cluster(devices, ClusterLink(1e9, 0.0)), PlanRequest(32, 4, "ftpipehd")
+    )
     assert [(stage.devices[0].name, stage.units) for stage in plan.stages] == [
         ("pc", (0, 10)),
         ("phone", (10, 11)),
@@ -61,7 +63,7 @@ def test_a_large_output_is_not_cut_on_a_slow_link() -> None:
     units = planning_examples.profile([(1.0, 1.0)] * 6).units
     fat = [replace(unit, output_bytes=100 if i == 2 else 1) for i, unit in enumerate(units)]
     profile = replace(planning_examples.profile([(1.0, 1.0)] * 6), units=tuple(fat))
-    cluster = planning_examples.cluster("a", "b", link=Link(10.0, 0.0))
+    cluster = planning_examples.cluster("a", "b", link=ClusterLink(10.0, 0.0))
     plan = make_plan(profile, cluster, PlanRequest(8, 1, "ftpipehd"))
     assert plan.stages[0].units in ((0, 2), (0, 4))
 
@@ -105,7 +107,7 @@ def test_memory_that_rules_out_the_list_order_changes_it() -> None:
         for i, unit in enumerate(planning_examples.profile([(1.0, 1.0)] * 2).units)
     ]
     profile = replace(planning_examples.profile([(1.0, 1.0)] * 2), units=tuple(units))
-    devices = Device("a", 10, holder=True), Device("b", 1000)
+    devices = ClusterDevice("a", 10, holder=True), ClusterDevice("b", 1000)
     plan = make_plan(
         profile, Cluster(devices, planning_examples.FREE), PlanRequest(8, 1, "ftpipehd")
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.planners.group_shares import BLOCKS, Rows, SampleTimes, blocks, divide
-from p2ptrain.plan.types.cluster import Cluster, Device
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tests.support import planning_examples
@@ -22,7 +22,7 @@ def model(*slowdowns: float) -> CostModel:
     """Two units of a second each way per sample, on devices a, b, c ..."""
     names = [chr(ord("a") + i) for i in range(len(slowdowns))]
     devices = tuple(
-        Device(name, planning_examples.PLENTY, slowdown, holder=name == "a")
+        ClusterDevice(name, planning_examples.PLENTY, slowdown, holder=name == "a")
         for name, slowdown in zip(names, slowdowns, strict=True)
     )
     return CostModel(
@@ -69,7 +69,7 @@ def test_samples_move_on_where_capacity_at_the_whole_micro_batch_misleads() -> N
     """Equal at 8 samples, but b is slow with few: 4 and 4 take 8 s and 10.3 s, 5 and 3 10 s."""
     few = TimeTable((1, 8), (UnitTimes((1.5,) * 2, (1.5,) * 2), UnitTimes((4.0,) * 2, (4.0,) * 2)))
     linear = TimeTable((1,), (UnitTimes((0.5,) * 2, (0.5,) * 2),))
-    devices = Device("a", 10, holder=True, times=linear), Device("b", 10, times=few)
+    devices = ClusterDevice("a", 10, holder=True, times=linear), ClusterDevice("b", 10, times=few)
     cost = CostModel(
         planning_examples.profile([(1.0, 1.0)] * 2), Cluster(devices, planning_examples.FREE)
     )

@@ -21,7 +21,7 @@ from p2ptrain.plan.planners.published import inner_part
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest
@@ -29,7 +29,7 @@ from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
 from tests.support.thorough import examples_of
 
-FAST = Link(1e9, 0.0)
+FAST = ClusterLink(1e9, 0.0)
 
 
 def stages_of(plan: Plan) -> list[tuple[tuple[int, int], dict[str, int]]]:
@@ -46,16 +46,16 @@ def test_without_parameters_one_group_has_no_bubbles() -> None:
 def test_a_slow_all_reduce_makes_a_pipeline() -> None:
     """The all-reduce of 400 B at 10 B/s takes 40 s; a pipeline costs a bubble of 8 s and links."""
     profile = planning_examples.profile([(1.0, 1.0)] * 4, parameter_bytes=100)
-    cluster = planning_examples.cluster("a", "b", link=Link(10.0, 0.0))
+    cluster = planning_examples.cluster("a", "b", link=ClusterLink(10.0, 0.0))
     plan = make_plan(profile, cluster, PlanRequest(8, 2, "hybrid"))
     assert stages_of(plan) == [((0, 2), {"a": 2}), ((2, 4), {"b": 2})]
 
 
 def test_the_largest_memory_comes_first_and_shares_follow_speed() -> None:
     devices = (
-        Device("a", 10**6, holder=True),
-        Device("b", 10**7, slowdown=3.0),
-        Device("c", 10**8),
+        ClusterDevice("a", 10**6, holder=True),
+        ClusterDevice("b", 10**7, slowdown=3.0),
+        ClusterDevice("c", 10**8),
     )
     profile = planning_examples.profile([(1.0, 1.0)] * 7)
     plan = make_plan(profile, Cluster(devices, FAST), PlanRequest(70, 7, "hybrid"))
@@ -64,7 +64,7 @@ def test_the_largest_memory_comes_first_and_shares_follow_speed() -> None:
 
 def test_a_device_without_room_has_no_samples_and_a_reason() -> None:
     profile = planning_examples.profile([(1.0, 1.0)] * 4, activation_bytes=10)
-    devices = Device("a", 10**6, holder=True), Device("watch", 9)
+    devices = ClusterDevice("a", 10**6, holder=True), ClusterDevice("watch", 9)
     plan = make_plan(profile, Cluster(devices, FAST), PlanRequest(8, 2, "hybrid"))
     assert stages_of(plan) == [((0, 4), {"a": 2})]
     (out,) = plan.left_out
@@ -76,7 +76,9 @@ def test_memory_counts_the_warm_up_depth() -> None:
     """Two units hold 600 B, and in stage 0 of two 3 · 2 samples of 20 B: 720 B in all."""
     profile = planning_examples.profile([(1.0, 1.0)] * 4, parameter_bytes=100, activation_bytes=10)
     for memory, depth in ((720, 3), (719, 2)):
-        cluster = planning_examples.cluster("a", "b", link=Link(10.0, 0.0), memory_bytes=memory)
+        cluster = planning_examples.cluster(
+            "a", "b", link=ClusterLink(10.0, 0.0), memory_bytes=memory
+        )
         plan = make_plan(profile, cluster, PlanRequest(8, 2, "hybrid"))
         assert [(stage.units, stage.warmup) for stage in plan.stages] == [
             ((0, 2), depth),
@@ -87,7 +89,11 @@ def test_memory_counts_the_warm_up_depth() -> None:
 def test_private_stages_are_one_deeper_for_the_holders_last() -> None:
     """The stage between the ends keeps 3 micro-batches: 3 · 2 samples of 2 units fill c's 120 B."""
     profile = planning_examples.profile([(1.0, 1.0)] * 4, activation_bytes=10)
-    devices = Device("a", 10**6, holder=True), Device("b", 10**6), Device("c", 120)
+    devices = (
+        ClusterDevice("a", 10**6, holder=True),
+        ClusterDevice("b", 10**6),
+        ClusterDevice("c", 120),
+    )
     plan = make_plan(profile, Cluster(devices, FAST), PlanRequest(24, 6, "hybrid", private=True))
     assert stages_of(plan)[1] == ((1, 3), {"b": 4, "c": 2})
     assert plan.stages[1].warmup == 3

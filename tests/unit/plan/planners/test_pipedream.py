@@ -18,9 +18,9 @@ from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile, Unit
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
 from tests.support.thorough import examples_of
@@ -39,7 +39,7 @@ def test_a_compute_heavy_front_is_replicated_and_a_parameter_heavy_tail_is_not()
     Front on two and tail on one: max(40 / 2, 20) = 20 s. All in one stage of three:
     max(60, 4 · 2/3 · 1000 / 10) / 3 = 89 s. Tail on two: max(40, 200 / 2) = 100 s.
     """
-    cluster = planning_examples.cluster("a", "b", "c", link=Link(10.0, 0.0))
+    cluster = planning_examples.cluster("a", "b", "c", link=ClusterLink(10.0, 0.0))
     plan = make_plan(two_units(1000), cluster, PlanRequest(10, 1, "pipedream"))
     stages = [(stage.units, [d.name for d in stage.devices]) for stage in plan.stages]
     assert stages == [((0, 1), ["a", "b"]), ((1, 2), ["c"])]
@@ -51,7 +51,7 @@ def test_gradients_summed_are_weighed_against_outputs_sent() -> None:
     One stage: max(20, 4 · 1/2 · 200 / 10) / 2 = 20 s. Two: max(10, 2 · 10 a / 10), which is 14 s
     for outputs of 7 B a sample and 24 s for 12 B.
     """
-    cluster = planning_examples.cluster("a", "b", link=Link(10.0, 0.0))
+    cluster = planning_examples.cluster("a", "b", link=ClusterLink(10.0, 0.0))
     for output_bytes, stages in ((7, 2), (12, 1)):
         profile = planning_examples.profile([(0.5, 0.5)] * 2, output_bytes, parameter_bytes=100)
         plan = make_plan(profile, cluster, PlanRequest(10, 1, "pipedream"))
@@ -60,7 +60,7 @@ def test_gradients_summed_are_weighed_against_outputs_sent() -> None:
 
 def test_without_parameters_one_replicated_stage_is_as_good_as_any() -> None:
     """60 / 3 = 20 s, as above; a tie stays with one stage."""
-    cluster = planning_examples.cluster("a", "b", "c", link=Link(10.0, 0.0))
+    cluster = planning_examples.cluster("a", "b", "c", link=ClusterLink(10.0, 0.0))
     plan = make_plan(two_units(0), cluster, PlanRequest(12, 1, "pipedream"))
     (stage,) = plan.stages
     assert stage.allocation is Allocation.MICRO_BATCHES
@@ -73,7 +73,7 @@ def test_without_parameters_one_replicated_stage_is_as_good_as_any() -> None:
 
 def test_samples_are_divided_where_that_is_more_even() -> None:
     """Three devices and four micro-batches of six samples: 2 2 2 rather than 2 1 1."""
-    cluster = planning_examples.cluster("a", "b", "c", link=Link(1e9, 0.0))
+    cluster = planning_examples.cluster("a", "b", "c", link=ClusterLink(1e9, 0.0))
     plan = make_plan(two_units(0), cluster, PlanRequest(24, 6, "pipedream"))
     (stage,) = plan.stages
     assert stage.allocation is Allocation.SAMPLES
@@ -82,23 +82,25 @@ def test_samples_are_divided_where_that_is_more_even() -> None:
 
 def test_asynchronously_whole_mini_batches_are_dealt_in_noam_depths() -> None:
     """Three devices, all in the input stage: NOAM = 1 for each."""
-    cluster = planning_examples.cluster("a", "b", "c", link=Link(1e9, 0.0))
-    plan = make_plan(two_units(0), cluster, PlanRequest(6, planner="pipedream", mode=Mode.ASYNC))
+    cluster = planning_examples.cluster("a", "b", "c", link=ClusterLink(1e9, 0.0))
+    plan = make_plan(
+        two_units(0), cluster, PlanRequest(6, planner="pipedream", mode=PlanMode.ASYNC)
+    )
     (stage,) = plan.stages
     assert stage.allocation is Allocation.MICRO_BATCHES
     assert stage.warmup == 3
     tail = make_plan(
         two_units(1000),
-        planning_examples.cluster("a", "b", "c", link=Link(10.0, 0.0)),
-        PlanRequest(10, planner="pipedream", mode=Mode.ASYNC),
+        planning_examples.cluster("a", "b", "c", link=ClusterLink(10.0, 0.0)),
+        PlanRequest(10, planner="pipedream", mode=PlanMode.ASYNC),
     )
     assert [(len(stage.devices), stage.warmup) for stage in tail.stages] == [(2, 3), (1, 1)]
 
 
 def test_speeds_are_averaged_away() -> None:
     """The paper's devices are equal: the slow one gets the same share."""
-    devices = Device("a", 10**6, holder=True), Device("b", 10**6, slowdown=9.0)
-    cluster = Cluster(devices, Link(1e9, 0.0))
+    devices = ClusterDevice("a", 10**6, holder=True), ClusterDevice("b", 10**6, slowdown=9.0)
+    cluster = Cluster(devices, ClusterLink(1e9, 0.0))
     plan = make_plan(two_units(0), cluster, PlanRequest(8, 1, "pipedream"))
     assert [device.share for device in plan.stages[0].devices] == [4, 4]
 
@@ -221,7 +223,9 @@ def test_units_that_keep_nothing_on_more_devices_than_samples(memory_bytes: int)
     Each unit needs 3000 bytes, so that with 5000 no device could hold the whole model.
     """
     profile = planning_examples.profile([(0.1, 0.2)] * 3, parameter_bytes=1000, activation_bytes=0)
-    house = planning_examples.cluster("a", "b", "c", link=Link(1e9, 0.0), memory_bytes=memory_bytes)
+    house = planning_examples.cluster(
+        "a", "b", "c", link=ClusterLink(1e9, 0.0), memory_bytes=memory_bytes
+    )
     plan = make_plan(profile, house, PlanRequest(2, planner="pipedream"))
     assert {share.name for stage in plan.stages for share in stage.devices} == {"a", "b", "c"}
 
@@ -233,8 +237,8 @@ def test_asynchronous_stages_of_one_device_are_cut_as_for_equal_devices(
 ) -> None:
     """Where no stage may have several: the least slowest part of all cuts in list order."""
     profile = planning_examples.profile([(s, s) for s in seconds], output_bytes)
-    cluster = planning_examples.cluster("a", "b", "c", link=Link(10.0, 0.0))
-    request = PlanRequest(1, planner="pipedream", mode=Mode.ASYNC, groups=False)
+    cluster = planning_examples.cluster("a", "b", "c", link=ClusterLink(10.0, 0.0))
+    request = PlanRequest(1, planner="pipedream", mode=PlanMode.ASYNC, groups=False)
     plan = make_plan(profile, cluster, request)
     assert [[d.name for d in stage.devices] for stage in plan.stages] == [["a"], ["b"], ["c"]]
     hop = 2 * output_bytes / 10.0
@@ -249,7 +253,7 @@ def test_asynchronous_stages_of_one_device_are_cut_as_for_equal_devices(
 
 
 def test_asynchronous_stages_of_one_device_need_a_unit_each() -> None:
-    cluster = planning_examples.cluster("a", "b", "c", link=Link(10.0, 0.0))
-    request = PlanRequest(1, planner="pipedream", mode=Mode.ASYNC, groups=False)
+    cluster = planning_examples.cluster("a", "b", "c", link=ClusterLink(10.0, 0.0))
+    request = PlanRequest(1, planner="pipedream", mode=PlanMode.ASYNC, groups=False)
     with pytest.raises(PlanError, match="2 layers for 3 parts"):
         make_plan(two_units(0), cluster, request)

@@ -88,7 +88,7 @@ def test_rounds_of_very_many_tasks_are_planned_too(
     planner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all are too long to compare, the one of fewest micro-batches is taken."""
-    monkeypatch.setattr(published, "MOST_TASKS", 1)
+    monkeypatch.setattr(published, "MAX_TASKS", 1)
     profile, cluster = planning_examples.household(0, units=6, devices=3)
     assert make_plan(profile, cluster, PlanRequest(64, planner=planner)).micro_batches == 1
 

@@ -10,16 +10,16 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.replan.migration import (
     NOTHING,
     Move,
-    Waiting,
+    PendingTransfer,
     placed,
     plan_migration,
     state_bytes,
     transfer,
 )
-from p2ptrain.plan.replan.replan import living
+from p2ptrain.plan.replan.replan import living_cluster
 from p2ptrain.plan.replan.replica_holders import Replicas, place_replicas
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
 from tests.support import planning_examples
@@ -27,7 +27,7 @@ from tests.support.thorough import examples_of
 
 SPLIT = BatchSplit(4, 4)
 SEVEN = planning_examples.profile([(1.0, 1.0)] * 7, parameter_bytes=50)  # 100 bytes of state each
-LINK = Link(100.0, 0.25)
+LINK = ClusterLink(100.0, 0.25)
 
 
 def straight(*stages: tuple[str, int, int]) -> Plan:
@@ -111,7 +111,7 @@ def test_transfers_run_side_by_side_where_their_interfaces_differ() -> None:
 def test_the_nearest_holder_sends_unless_it_is_busy() -> None:
     old = grouped(("ab", 0, 6), ("c", 6, 7))
     new = grouped(("c", 0, 7))
-    links = {("a", "c"): Link(100.0, 0.0), ("b", "c"): Link(10.0, 0.0)}
+    links = {("a", "c"): ClusterLink(100.0, 0.0), ("b", "c"): ClusterLink(10.0, 0.0)}
     cluster = Cluster(planning_examples.cluster("a", "b", "c").devices, LINK, links)
     held = place_replicas(old)
     (sender,) = {move.sender for move in plan_migration(SEVEN, cluster, old, held, new).moves}
@@ -125,7 +125,7 @@ def test_the_nearest_holder_sends_unless_it_is_busy() -> None:
 
 def test_a_unit_that_is_nowhere_is_named() -> None:
     old = straight(("a", 0, 3), ("b", 3, 5), ("c", 5, 7))
-    cluster = living(planning_examples.cluster("a", "b", "c"), ["b", "c"])
+    cluster = living_cluster(planning_examples.cluster("a", "b", "c"), ["b", "c"])
     with pytest.raises(PlanError, match='the weights of layer "unit3" are lost'):
         plan_migration(SEVEN, cluster, old, place_replicas(old), straight(("a", 0, 7)))
 
@@ -180,7 +180,9 @@ def test_everybody_gets_exactly_what_it_lacks_from_somebody_who_has_it(
     assert set(migration.local) == set(placed(new)) - wanted - set(placed(old))
 
 
-def naive(cluster: Cluster, waiting: Sequence[Waiting]) -> list[tuple[int, str, float, float]]:
+def naive(
+    cluster: Cluster, waiting: Sequence[PendingTransfer]
+) -> list[tuple[int, str, float, float]]:
     """The link rules in plain words: at every moment, look at every transfer in order."""
     times: dict[int, tuple[float, float, float]] = {}  # start, free, arrival
     now = 0.0
@@ -206,7 +208,7 @@ def test_transfers_are_timed_by_the_link_rules(cluster: Cluster, data: st.DataOb
     if not pairs:
         return
     drawn = data.draw(st.lists(st.tuples(st.sampled_from(pairs), st.integers(0, 512)), max_size=8))
-    waiting = [Waiting(i, a, b, size) for i, ((a, b), size) in enumerate(drawn)]
+    waiting = [PendingTransfer(i, a, b, size) for i, ((a, b), size) in enumerate(drawn)]
     found = sorted(
         (move.unit, move.receiver, move.start_seconds, move.end_seconds)
         for move in transfer(cluster, waiting)

@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.replan.order_cuts import Cuts, Order
+from p2ptrain.plan.replan.order_cuts import Order, OrderCuts
 from p2ptrain.plan.replan.order_moves import Reshaper
 from p2ptrain.plan.replan.order_values import OrderValues
-from p2ptrain.plan.search.balanced_groups import Part
+from p2ptrain.plan.search.balanced_groups import UnplacedGroup
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION
 from p2ptrain.plan.types.batch_split import BatchSplit
 from tests.support import planning_examples
@@ -30,11 +30,11 @@ def questions(draw: st.DrawFn) -> tuple[CostModel, list[Order], list[int], bool]
     private = draw(st.booleans())
     inner = [d for d in range(len(cost.devices)) if not (private and d == cost.holder)]
     assume(inner)
-    parts = [Part((device,)) for device in draw(st.permutations(inner))]
+    parts = [UnplacedGroup((device,)) for device in draw(st.permutations(inner))]
     if len(parts) > 2 and draw(st.booleans()):
         pair = (*parts[0].devices, *parts[1].devices)
-        parts[:2] = [Part(pair, draw(st.sampled_from(sorted(EVERY_ALLOCATION))))]
-    ends = [Part((cost.holder,))] if private else []
+        parts[:2] = [UnplacedGroup(pair, draw(st.sampled_from(sorted(EVERY_ALLOCATION))))]
+    ends = [UnplacedGroup((cost.holder,))] if private else []
     reshaper = Reshaper(frozenset(), private, EVERY_ALLOCATION, cost.unit_count, cost.holder)
     orders = reshaper.near((*ends, *parts, *ends), [], 12)
     middle = draw(st.sets(st.integers(1, cost.unit_count - 1))) if cost.unit_count > 1 else set()
@@ -48,8 +48,8 @@ def test_shared_suffixes_give_the_values_of_the_whole_programme(
     question: tuple[CostModel, list[Order], list[int], bool],
 ) -> None:
     cost, orders, places, private = question
-    whole = Cuts(cost, SPLIT, {}, private=private)
-    values = OrderValues(Cuts(cost, SPLIT, {}, private=private, places=places), WEIGHTS)
+    whole = OrderCuts(cost, SPLIT, {}, private=private)
+    values = OrderValues(OrderCuts(cost, SPLIT, {}, private=private, places=places), WEIGHTS)
     middle = len(orders) // 2
     found = [
         value for some in (orders[:middle], orders[middle:]) if some for value in values.of(some)

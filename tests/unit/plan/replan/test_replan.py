@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.workload_share import Work
+from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.replan import pause
 from p2ptrain.plan.replan.baselines import respipe
-from p2ptrain.plan.replan.replan import Replanned, living, replan
+from p2ptrain.plan.replan.replan import Replanned, living_cluster, replan
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.weight_versions import depths_of
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
 from tests.support.planning_examples import quick_request
 from tests.support.thorough import examples_of
 
-FAST = Link(1e9, 0.0)
+FAST = ClusterLink(1e9, 0.0)
 TWELVE = planning_examples.profile([(1.0, 1.0)] * 12, parameter_bytes=50, activation_bytes=5)
 REQUEST = quick_request(32, 1, groups=False)
 
@@ -41,7 +41,7 @@ def units_of(plan: Plan) -> dict[str, tuple[int, int]]:
 
 def three(**memory: int) -> Cluster:
     devices = tuple(
-        Device(name, memory.get(name, planning_examples.PLENTY), holder=name == "a")
+        ClusterDevice(name, memory.get(name, planning_examples.PLENTY), holder=name == "a")
         for name in "abc"
     )
     return Cluster(devices, FAST)
@@ -57,7 +57,7 @@ def thirds() -> Plan:
 @pytest.mark.parametrize("change", [replan, respipe])
 def test_where_depths_are_to_be_full_they_stay_so(change: Callable[..., Replanned]) -> None:
     """A stage that has less in flight for want of memory would have other delays than before."""
-    request = quick_request(8, mode=Mode.ASYNC, full_depths=True, groups=False)
+    request = quick_request(8, mode=PlanMode.ASYNC, full_depths=True, groups=False)
     found = []
     for seed in range(6):
         profile, cluster = planning_examples.tight_household(seed, 6, 4, least_part=0.3)
@@ -87,14 +87,14 @@ def test_the_dead_devices_work_is_spread_evenly_and_few_units_travel() -> None:
     assert found.plan.found_by == "replan"
 
 
-SLOW = Link(100.0, 0.0)
+SLOW = ClusterLink(100.0, 0.0)
 """A unit of `TWELVE` is a second under way."""
 SOON = 60.0
 
 
 def five(slowdowns: Sequence[float] = (1.0,) * 5) -> Cluster:
     devices = tuple(
-        Device(name, planning_examples.PLENTY, holder=name == "a", slowdown=slowdown)
+        ClusterDevice(name, planning_examples.PLENTY, holder=name == "a", slowdown=slowdown)
         for name, slowdown in zip("abcde", slowdowns, strict=True)
     )
     return Cluster(devices, SLOW)
@@ -141,7 +141,7 @@ def test_a_slowed_device_hands_units_to_its_neighbours() -> None:
 
 
 def test_a_joined_device_is_taken_in_where_it_pays() -> None:
-    small = living(three(), ["c"])
+    small = living_cluster(three(), ["c"])
     plan = make_plan(TWELVE, small, REQUEST)
     found = replan(TWELVE, three(), plan, REQUEST)
     assert set(units_of(found.plan)) == {"a", "b", "c"}
@@ -159,8 +159,8 @@ def test_constraints_hold_in_the_new_plan() -> None:
     plan = thirds()
     capped = replace(REQUEST, caps={"c": 0.25})
     found = replan(TWELVE, three(), plan, capped, dead=["b"])
-    cost = CostModel(TWELVE, living(three(), ["b"]))
-    parts = Work(TWELVE).parts(draft_of(found.plan, cost))
+    cost = CostModel(TWELVE, living_cluster(three(), ["b"]))
+    parts = WorkloadShare(TWELVE).parts(draft_of(found.plan, cost))
     assert parts.get(cost.index("c"), 0.0) <= 0.25
     devices = tuple(replace(d, slowdown=40.0) if d.name == "c" else d for d in three().devices)
     slow = replace(three(), devices=devices)
@@ -216,7 +216,7 @@ def test_a_group_goes_on_without_its_dead_member_and_nothing_travels() -> None:
         ),
     )
     found = replan(TWELVE, cluster, plan, request, dead=["c"])
-    check_plan(found.plan, TWELVE, living(cluster, ["c"]))
+    check_plan(found.plan, TWELVE, living_cluster(cluster, ["c"]))
     assert {m.sender for m in found.migration.moves} <= {"a", "b"}
     handed = respipe(TWELVE, cluster, plan, request, dead=["c"])
     assert units_of(handed.plan) == {"a": (0, 4), "b": (4, 12)}
@@ -271,10 +271,12 @@ def test_new_plans_are_valid_fit_and_use_no_dead_device(question: Question) -> N
     except PlanError:
         with pytest.raises(PlanError):  # then nothing fits at all
             make_plan(
-                profile, living(cluster, dead), replace(request, micro_batch=plan.micro_batch)
+                profile,
+                living_cluster(cluster, dead),
+                replace(request, micro_batch=plan.micro_batch),
             )
         return
-    left = living(cluster, dead)
+    left = living_cluster(cluster, dead)
     check_plan(found.plan, profile, left, private=request.private)
     check_memory(found.plan.predicted.peak_bytes, left)
     assert found.plan.split == plan.split

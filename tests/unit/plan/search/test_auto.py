@@ -7,19 +7,20 @@ import pytest
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, alone, draft_groups, usual_depths
 from p2ptrain.plan.problem.judge import Judge
-from p2ptrain.plan.search.auto import leaner
+from p2ptrain.plan.search.auto import with_shallow_warmup
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from tests.support import planning_examples
 
 SPLIT = BatchSplit(16, 1)
 
 
-def judge_of(link: Link, devices: int) -> Judge:
+def judge_of(link: ClusterLink, devices: int) -> Judge:
     profile = planning_examples.profile([(1.0, 1.0)] * 3, output_bytes=10, activation_bytes=5)
     names = "abc"[:devices]
     cluster = Cluster(
-        tuple(Device(name, planning_examples.PLENTY, holder=name == "a") for name in names), link
+        tuple(ClusterDevice(name, planning_examples.PLENTY, holder=name == "a") for name in names),
+        link,
     )
     return Judge(CostModel(profile, cluster, overlap=False), 100_000)
 
@@ -36,7 +37,7 @@ def draft_of(judge: Judge, depths: tuple[int, ...]) -> Draft:
 @pytest.mark.parametrize("depths", [(7,), (16,), (2,)])
 def test_a_device_alone_needs_no_depth(depths: tuple[int, ...]) -> None:
     judge = judge_of(planning_examples.FREE, 1)
-    best = leaner(judge, judge.exact(draft_of(judge, depths)))
+    best = with_shallow_warmup(judge, judge.exact(draft_of(judge, depths)))
     assert best.draft.warmup == (1,)
 
 
@@ -46,16 +47,16 @@ def test_usual_depths_stay_and_deeper_ones_that_gain_nothing_do_not(
 ) -> None:
     judge = judge_of(planning_examples.FREE, 3)
     before = judge.exact(draft_of(judge, depths))
-    after = leaner(judge, before)
+    after = with_shallow_warmup(judge, before)
     usual = usual_depths(before.draft.groups, SPLIT.micro_batches)
     assert after.draft.warmup == tuple(map(min, usual, depths))
     assert after.seconds == pytest.approx(before.seconds, rel=1e-9)
 
 
 def test_depths_that_hide_a_slow_link_are_lowered_only_as_far_as_it_allows() -> None:
-    judge = judge_of(Link(1e6, 4.0), 3)
+    judge = judge_of(ClusterLink(1e6, 4.0), 3)
     deepest = judge.exact(draft_of(judge, (16, 16, 16)))
-    found = leaner(judge, deepest)
+    found = with_shallow_warmup(judge, deepest)
     usual = usual_depths(found.draft.groups, SPLIT.micro_batches)
     assert sum(usual) < sum(found.draft.warmup) < 48
     assert judge.exact(draft_of(judge, usual)).seconds > deepest.seconds * 1.01

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Group
+from p2ptrain.plan.cost.draft import StageGroup
 from p2ptrain.plan.search.balanced_groups import balanced_group
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tests.support.planning_examples import FREE, PLENTY, cluster, profile
@@ -26,14 +26,14 @@ def random_cost(random: Random, devices: int) -> CostModel:
         times.append(UnitTimes(forward, forward))
     units = tuple(Unit(f"unit{i}", 10, 1, 5) for i in range(2))
     members = tuple(
-        Device(f"d{i}", random.randrange(80, 200), random.uniform(1, 4), i == 0)
+        ClusterDevice(f"d{i}", random.randrange(80, 200), random.uniform(1, 4), i == 0)
         for i in range(devices)
     )
     model = Profile("random", 0, 0, units, 1.0, TimeTable((2, 4, 8), tuple(times)))
     return CostModel(model, Cluster(members, FREE))
 
 
-def finishing(cost: CostModel, split: BatchSplit, group: Group) -> float:
+def finishing(cost: CostModel, split: BatchSplit, group: StageGroup) -> float:
     """Seconds of the slowest device."""
     if group.deals:
         each = (sum(cost.stage_seconds(d, 0, 2, split.first_samples)) for d in group.devices)
@@ -67,7 +67,7 @@ def test_no_other_division_finishes_earlier(seed: int) -> None:
         return
     assert found is not None
     assert sum(found.shares) == 12
-    best = min(finishing(cost, split, Group(tuple(range(devices)), s)) for s in allowed)
+    best = min(finishing(cost, split, StageGroup(tuple(range(devices)), s)) for s in allowed)
     # Monotone times, as measured ones nearly are: the finishing time is the least possible.
     assert finishing(cost, split, found) == pytest.approx(best)
 
@@ -80,7 +80,7 @@ def test_no_other_deal_finishes_earlier(seed: int) -> None:
     assert found is not None
     assert sum(found.shares) == 9
     best = min(
-        finishing(cost, split, Group((0, 1, 2), shares, Allocation.MICRO_BATCHES))
+        finishing(cost, split, StageGroup((0, 1, 2), shares, Allocation.MICRO_BATCHES))
         for shares in compositions(9, 3)
     )
     assert finishing(cost, split, found) == pytest.approx(best)
@@ -88,8 +88,8 @@ def test_no_other_deal_finishes_earlier(seed: int) -> None:
 
 def test_depth_leaves_room_for_more_micro_batches() -> None:
     model = profile([(1.0, 1.0)], activation_bytes=10)
-    small = Device("b", 50)
-    cost = CostModel(model, Cluster((Device("a", PLENTY, holder=True), small), FREE))
+    small = ClusterDevice("b", 50)
+    cost = CostModel(model, Cluster((ClusterDevice("a", PLENTY, holder=True), small), FREE))
     split = BatchSplit(40, 10)
     shallow = balanced_group(cost, split, (0, 1), (0, 1), depth=1)
     deep = balanced_group(cost, split, (0, 1), (0, 1), depth=2)

@@ -8,18 +8,18 @@ import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.problem.judge import Judge
-from p2ptrain.plan.problem.micro_batch_sizes import MOST_WINDOW, even_window
+from p2ptrain.plan.problem.micro_batch_sizes import MAX_WINDOW, even_window
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.replicated import best_replicated, replicated_candidates
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support.equal_devices import equal, vgg_like
 from tests.support.planning_examples import quick_request
 
 
-def question(count: int, mode: Mode) -> tuple[Question, BatchSplit]:
+def question(count: int, mode: PlanMode) -> tuple[Question, BatchSplit]:
     cost = CostModel(vgg_like(), equal(count), mode=mode)
     split = BatchSplit(32, 1)
     return Question(Judge(cost, 200_000), [split], tuple(range(count))), split
@@ -37,12 +37,12 @@ def test_windows_are_even_and_not_shorter_than_usual(
 
 def test_windows_too_long_to_simulate_stay_uneven() -> None:
     split = BatchSplit(32, 1)
-    assert MOST_WINDOW < 17 * 19
+    assert MAX_WINDOW < 17 * 19
     assert even_window(split, (17, 19)) is split
 
 
 def test_asynchronous_replicas_take_equal_turns() -> None:
-    asked, split = question(11, Mode.ASYNC)
+    asked, split = question(11, PlanMode.ASYNC)
     shapes = {
         tuple(len(group.devices) for group in d.groups): d
         for d in replicated_candidates(asked, split)
@@ -56,14 +56,14 @@ def test_asynchronous_replicas_take_equal_turns() -> None:
 
 
 def test_no_shape_where_the_holder_must_keep_both_ends() -> None:
-    asked, split = question(8, Mode.SYNC)
+    asked, split = question(8, PlanMode.SYNC)
     assert replicated_candidates(asked, split)
     assert replicated_candidates(replace(asked, private=True), split) == []
     assert replicated_candidates(replace(asked, groups=False), split) == []
 
 
 def test_the_heavy_end_gets_a_device_of_its_own() -> None:
-    asked, split = question(11, Mode.ASYNC)
+    asked, split = question(11, PlanMode.ASYNC)
     best = best_replicated(asked, split, reserve_tasks=0)
     assert best is not None
     assert len(best.draft.groups[-1].devices) == 1
@@ -74,9 +74,9 @@ def test_the_heavy_end_gets_a_device_of_its_own() -> None:
 
 
 def test_reasons_of_an_asynchronous_plan_speak_of_mini_batches() -> None:
-    slow = Device("slow", 16 * 10**9, 500.0)
-    cluster = Cluster((*equal(2).devices, slow), Link(1.25e9, 50e-6))
-    plan = make_plan(vgg_like(), cluster, quick_request(1, mode=Mode.ASYNC))
+    slow = ClusterDevice("slow", 16 * 10**9, 500.0)
+    cluster = Cluster((*equal(2).devices, slow), ClusterLink(1.25e9, 50e-6))
+    plan = make_plan(vgg_like(), cluster, quick_request(1, mode=PlanMode.ASYNC))
     (out,) = plan.left_out
     assert out.name == "slow"
     assert out.reason.startswith("with it a batch would take ")

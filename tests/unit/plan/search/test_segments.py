@@ -18,12 +18,12 @@ from p2ptrain.plan.search.segments import segment_candidates
 from p2ptrain.plan.simulation.simulate import round_seconds
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from tests.support.planning_examples import PLENTY, cluster, household, profile
 
-FAST, SLOW = Link(1e9, 0.0), Link(1e3, 0.0)
+FAST, SLOW = ClusterLink(1e9, 0.0), ClusterLink(1e3, 0.0)
 
 
 def question(model: Profile, members: Cluster, split: BatchSplit) -> Question:
@@ -82,8 +82,8 @@ def test_without_groups_every_stage_is_one_device() -> None:
 def test_a_stage_stays_within_a_cluster_of_fast_links() -> None:
     names = "abcdef"
     near = {(x, y) for part in ("ace", "bdf") for x in part for y in part if x != y}
-    links = {ends: Link(1e8, 1e-4) for ends in near}
-    members = Cluster(tuple(Device(n, PLENTY, holder=n == "a") for n in names), SLOW, links)
+    links = {ends: ClusterLink(1e8, 1e-4) for ends in near}
+    members = Cluster(tuple(ClusterDevice(n, PLENTY, holder=n == "a") for n in names), SLOW, links)
     cost_question = question(
         profile([(0.05, 0.1)] * 8, output_bytes=20, parameter_bytes=10**5),
         members,
@@ -131,7 +131,7 @@ def test_orders_list_a_cluster_whole_before_leaving_it() -> None:
     names = [f"d{i}" for i in range(8)]
     near = {(x, y) for x in names for y in names if x != y and int(x[1]) % 2 == int(y[1]) % 2}
     members = Cluster(
-        tuple(Device(n, PLENTY, 1 + i, holder=i == 3) for i, n in enumerate(names)),
+        tuple(ClusterDevice(n, PLENTY, 1 + i, holder=i == 3) for i, n in enumerate(names)),
         SLOW,
         dict.fromkeys(near, FAST),
     )
@@ -144,7 +144,7 @@ def test_orders_list_a_cluster_whole_before_leaving_it() -> None:
 def test_an_order_cut_short_keeps_the_holder() -> None:
     names = [f"d{i}" for i in range(6)]
     members = Cluster(
-        tuple(Device(n, PLENTY, 1 + i, holder=i == 5) for i, n in enumerate(names)), FAST
+        tuple(ClusterDevice(n, PLENTY, 1 + i, holder=i == 5) for i, n in enumerate(names)), FAST
     )
     for order in segment_orders(CostModel(profile([(1.0, 1.0)]), members), range(6), 3):
         assert sorted(order) == [0, 1, 5]
@@ -168,10 +168,10 @@ def test_asynchronous_exchanges_overlap_the_computing_of_later_mini_batches() ->
         mode: SegmentTables(
             CostModel(model, members, mode=mode), split, range(4), range(7), options
         ).stages(0)
-        for mode in Mode
+        for mode in PlanMode
     }
     # Summing 0.6 GB over two devices takes 0.6 s; computing a micro-batch takes 1.2 s.
-    assert stages[Mode.SYNC].reduce[-1, pair, 0] == pytest.approx(0.6)
-    assert stages[Mode.SYNC].work[-1, pair, 0] == pytest.approx(16 * 1.2)
-    assert stages[Mode.ASYNC].reduce[-1, pair, 0] == 0
-    assert stages[Mode.ASYNC].work[-1, pair, 0] == pytest.approx(16 * max(0.6, 1.2))
+    assert stages[PlanMode.SYNC].reduce[-1, pair, 0] == pytest.approx(0.6)
+    assert stages[PlanMode.SYNC].work[-1, pair, 0] == pytest.approx(16 * 1.2)
+    assert stages[PlanMode.ASYNC].reduce[-1, pair, 0] == 0
+    assert stages[PlanMode.ASYNC].work[-1, pair, 0] == pytest.approx(16 * max(0.6, 1.2))

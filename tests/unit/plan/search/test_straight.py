@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.workload_share import Work
+from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.problem.judge import Judge
-from p2ptrain.plan.problem.question import Rules
+from p2ptrain.plan.problem.question import Constraints
 from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.types.batch_split import BatchSplit
 from tests.support import planning_examples
@@ -22,7 +22,7 @@ def test_no_more_devices_are_tried_than_there_are_units(
     profile = planning_examples.profile([(1.0, 1.0)] * units)
     names = [f"device{number}" for number in range(devices)]
     cost = CostModel(profile, planning_examples.cluster(*names))
-    rules = Rules(cost.holder, Work(profile), private=private)
+    rules = Constraints(cost.holder, WorkloadShare(profile), private=private)
     judge = Judge(cost, 1000)
     search = StraightSearch(judge, tuple(range(devices)), (BatchSplit(4, 1),), rules)
     found = list(search._every_placement())

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, alone
+from p2ptrain.plan.cost.draft import Draft, StageGroup, alone
 from p2ptrain.plan.simulation.engine import FEED, Lane
 from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.cluster import ClusterLink
 from tests.support import planning_examples
 
 TWO_UNITS = planning_examples.profile(
@@ -15,9 +15,11 @@ TWO_UNITS = planning_examples.profile(
 TURNS = Allocation.MICRO_BATCHES
 
 
-def lanes(split: BatchSplit, *groups: Group, warmup: tuple[int, ...] = (2, 1)) -> list[Lane]:
+def lanes(split: BatchSplit, *groups: StageGroup, warmup: tuple[int, ...] = (2, 1)) -> list[Lane]:
     """Stages of a unit each; device 0 is the holder, links carry a byte a second."""
-    cost = CostModel(TWO_UNITS, planning_examples.cluster("a", "b", "c", "d", link=Link(1.0, 0.5)))
+    cost = CostModel(
+        TWO_UNITS, planning_examples.cluster("a", "b", "c", "d", link=ClusterLink(1.0, 0.5))
+    )
     draft = Draft(split, tuple(range(len(groups) + 1)), groups, warmup[: len(groups)])
     return list(build_engine(cost, draft).lanes)
 
@@ -30,7 +32,7 @@ def sent(lane: Lane, task: int) -> list[tuple[int, float]]:
 def test_only_common_samples_travel() -> None:
     # The module's picture: 4 : 2 to 3 : 3, ten bytes a sample.
     split = BatchSplit(12, 6)
-    a, b, c, d = lanes(split, Group((0, 1), (4, 2)), Group((2, 3), (3, 3)))
+    a, b, c, d = lanes(split, StageGroup((0, 1), (4, 2)), StageGroup((2, 3), (3, 3)))
     assert sent(a, 0) == [(2, 30.0), (3, 10.0)]
     assert sent(b, 0) == [(3, 20.0)]
     assert sent(c, 1) == [(0, 30.0)]
@@ -41,7 +43,7 @@ def test_only_common_samples_travel() -> None:
 def test_a_smaller_last_micro_batch_leaves_some_without_a_part() -> None:
     # Nine samples: the last micro-batch has three, all of them a's and c's.
     split = BatchSplit(9, 6)
-    a, b, c, d = lanes(split, Group((0, 1), (4, 2)), Group((2, 3), (3, 3)))
+    a, b, c, d = lanes(split, StageGroup((0, 1), (4, 2)), StageGroup((2, 3), (3, 3)))
     assert sent(a, 2) == [(2, 30.0)]
     assert [lane.tasks for lane in (a, b)] == [(0, 2, 1, 3), (0, 1)]
     assert [lane.tasks for lane in (c, d)] == [(0, 1, 2, 3), (0, 1)]
@@ -51,7 +53,7 @@ def test_a_smaller_last_micro_batch_leaves_some_without_a_part() -> None:
 
 def test_whole_micro_batches_go_to_those_whose_turn_it_is() -> None:
     split = BatchSplit(8, 2)
-    a, b, c, d = lanes(split, Group((0, 1), (3, 1), TURNS), Group((2, 3), (2, 2), TURNS))
+    a, b, c, d = lanes(split, StageGroup((0, 1), (3, 1), TURNS), StageGroup((2, 3), (2, 2), TURNS))
     # a a b a to c d c d.
     assert [lane.tasks for lane in (a, b)] == [(0, 2, 1, 3, 6, 7), (4, 5)]
     outputs = [sent(lane, 2 * m) for m, lane in enumerate((a, a, b, a))]
@@ -63,7 +65,7 @@ def test_whole_micro_batches_go_to_those_whose_turn_it_is() -> None:
 
 def test_the_holder_feeds_all_but_itself() -> None:
     split = BatchSplit(5, 2)
-    a, b, c = lanes(split, Group((0, 1), (1, 1)), alone(split, 2))
+    a, b, c = lanes(split, StageGroup((0, 1), (1, 1)), alone(split, 2))
     assert a.feed is None
     assert b.feed is not None
     assert c.feed is not None

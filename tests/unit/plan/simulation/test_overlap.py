@@ -14,8 +14,8 @@ from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.bucket_sizes import LEAST_BYTES
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.bucket_sizes import MIN_BYTES
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.overheads import REFERENCE, Overheads
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
@@ -85,7 +85,7 @@ def test_where_sums_turn_the_bound_counts_the_messages_that_are_sent() -> None:
     )
     profile = replace(profile, units=units)
     cluster = with_overheads(
-        planning_examples.cluster("a", "b", link=Link(1e7, 0.0)), Overheads(0.1, 0.0, 0.0)
+        planning_examples.cluster("a", "b", link=ClusterLink(1e7, 0.0)), Overheads(0.1, 0.0, 0.0)
     )
     cost, plan = CostModel(profile, cluster, overlap=True), shared_plan("a", "b", units=4)
     draft = draft_of(plan, cost)
@@ -178,7 +178,7 @@ def _with_parameters_behind(latency_s: float, *, updates_ahead: bool) -> Simulat
     profile = planning_examples.profile([(1.0, 3.0), (1.0, 1.0)])
     units = profile.units[0], replace(profile.units[1], parameter_bytes=100)
     plan = planning_examples.straight_plan(BatchSplit(1, 1), ("a", (0, 1), 1), ("b", (1, 2), 1))
-    cluster = planning_examples.cluster("a", "b", link=Link(1e300, latency_s))
+    cluster = planning_examples.cluster("a", "b", link=ClusterLink(1e300, latency_s))
     cluster = with_overheads(cluster, Overheads(0.0, 0.0, 0.01))
     profile = replace(profile, units=units)
     return simulate(plan, profile, cluster, overlap=True, updates_ahead=updates_ahead)
@@ -234,7 +234,9 @@ def test_the_first_two_pieces_are_there_when_a_round_begins() -> None:
     profile = planning_examples.profile([(1.0, 1.0)], input_bytes=1)
     plan = planning_examples.straight_plan(BatchSplit(2, 1), ("b", (0, 1), 1))
     plan = replace(plan, left_out=(planning_examples.LeftOut("a", "only holds the data"),))
-    cluster = with_overheads(planning_examples.cluster("a", "b", link=Link(1.0, 0.5)), NOTHING)
+    cluster = with_overheads(
+        planning_examples.cluster("a", "b", link=ClusterLink(1.0, 0.5)), NOTHING
+    )
     assert simulate(plan, profile, cluster).round_seconds == 1.5 + 4.0
     the_word = 2 * 0.5  # to the holder and back
     waiting = simulate(plan, profile, cluster, overlap=True, updates_ahead=False)
@@ -246,7 +248,9 @@ def test_feeding_all_the_time_limits_a_round() -> None:
     profile = planning_examples.profile([(1.0, 1.0)], input_bytes=5)
     plan = planning_examples.straight_plan(BatchSplit(2, 1), ("b", (0, 1), 1))
     plan = replace(plan, left_out=(planning_examples.LeftOut("a", "only holds the data"),))
-    cluster = with_overheads(planning_examples.cluster("a", "b", link=Link(1.0, 0.5)), NOTHING)
+    cluster = with_overheads(
+        planning_examples.cluster("a", "b", link=ClusterLink(1.0, 0.5)), NOTHING
+    )
     assert simulate(plan, profile, cluster, overlap=True).round_seconds == 10.0
 
 
@@ -256,11 +260,11 @@ def _reducing(
     """Two devices; unit `where` of two has a bucket of parameters; backwards of 10 s each."""
     profile = planning_examples.profile([(1.0, 10.0), (1.0, 10.0)])
     units = list(profile.units)
-    units[where] = replace(units[where], parameter_bytes=LEAST_BYTES)
+    units[where] = replace(units[where], parameter_bytes=MIN_BYTES)
     profile = replace(profile, units=tuple(units))
     overheads = replace(NOTHING, byte_seconds=byte_seconds)
     cluster = with_overheads(
-        planning_examples.cluster("a", "b", link=Link(bytes_per_s, 0.0)), overheads
+        planning_examples.cluster("a", "b", link=ClusterLink(bytes_per_s, 0.0)), overheads
     )
     plan = shared_plan("a", "b", units=2)
     return simulate(plan, profile, cluster, overlap=True, updates_ahead=updates_ahead)
@@ -268,21 +272,21 @@ def _reducing(
 
 def test_an_all_reduce_is_hidden_behind_the_backwards_that_follow() -> None:
     # Unit 1's gradients are made at 12, 2(g-1)/g = 1 times its bytes take 5 s, unit 0 until 22.
-    simulation = _reducing(LEAST_BYTES / 5, where=1)
+    simulation = _reducing(MIN_BYTES / 5, where=1)
     assert ends(simulation, "all-reduce") == [(12.0, 17.0)] * 2
     assert ends(simulation, "backward") == [(2.0, 22.0)] * 2
     assert simulation.round_seconds == 22.0
 
 
 def test_an_all_reduce_of_the_first_unit_cannot_be_hidden() -> None:
-    simulation = _reducing(LEAST_BYTES / 5, where=0)
+    simulation = _reducing(MIN_BYTES / 5, where=0)
     assert ends(simulation, "all-reduce") == [(22.0, 27.0)] * 2
     assert simulation.round_seconds == 27.0
 
 
 def test_an_all_reduce_longer_than_what_hides_it_delays_its_unit_s_next_forward() -> None:
-    assert _reducing(LEAST_BYTES / 15, where=1).round_seconds == 27.0 - 1.0
-    waiting = _reducing(LEAST_BYTES / 15, where=1, updates_ahead=False)
+    assert _reducing(MIN_BYTES / 15, where=1).round_seconds == 27.0 - 1.0
+    waiting = _reducing(MIN_BYTES / 15, where=1, updates_ahead=False)
     assert waiting.round_seconds == 27.0, "where updates wait for the word, for all sums too"
 
 
@@ -292,9 +296,9 @@ def test_what_the_wire_has_not_begun_when_the_backward_is_over_goes_first_units_
     wire             [  2  ][    0    ][    1    ]
     """
     profile = planning_examples.profile([(15.0, 10.0)] * 3)
-    units = tuple(replace(unit, parameter_bytes=LEAST_BYTES) for unit in profile.units)
+    units = tuple(replace(unit, parameter_bytes=MIN_BYTES) for unit in profile.units)
     profile = replace(profile, units=units)
-    link = Link(LEAST_BYTES / 20, 0.0)  # a bucket takes 20 s
+    link = ClusterLink(MIN_BYTES / 20, 0.0)  # a bucket takes 20 s
     cluster = with_overheads(planning_examples.cluster("a", "b", link=link), NOTHING)
     plan = shared_plan("a", "b", units=3)
     turned = simulate(plan, profile, cluster, overlap=True)
@@ -307,13 +311,15 @@ def test_what_the_wire_has_not_begun_when_the_backward_is_over_goes_first_units_
 
 def test_what_an_uplink_carries_in_a_round_bounds_it_sums_among_it() -> None:
     profile = planning_examples.profile([(1.0, 1.0)], input_bytes=8)
-    units = (replace(profile.units[0], parameter_bytes=LEAST_BYTES),)
+    units = (replace(profile.units[0], parameter_bytes=MIN_BYTES),)
     profile = replace(profile, units=units)
-    rate = LEAST_BYTES / 20
-    cluster = with_overheads(planning_examples.cluster("a", "b", link=Link(rate, 0.0)), NOTHING)
+    rate = MIN_BYTES / 20
+    cluster = with_overheads(
+        planning_examples.cluster("a", "b", link=ClusterLink(rate, 0.0)), NOTHING
+    )
     plan = shared_plan("a", "b", units=1)
     bare = simulate(plan, profile, cluster, overlap=True).round_seconds
-    fed = replace(profile, input_bytes=LEAST_BYTES)
+    fed = replace(profile, input_bytes=MIN_BYTES)
     assert bare == pytest.approx(22.0)
     half = plan.split.batch_size / 2  # samples that the holder feeds to b, 20 s each
     assert simulate(plan, fed, cluster, overlap=True).round_seconds >= 20.0 * (1 + half)
@@ -333,16 +339,16 @@ def test_messages_of_an_all_reduce_take_their_part_of_the_core_while_links_carry
     link_seconds: float, expected: float
 ) -> None:
     """A bucket's bytes go out and come in once each: 2 s + 2 s of the core."""
-    each = 2.0 / LEAST_BYTES
-    found = _reducing(LEAST_BYTES / link_seconds, where=1, byte_seconds=each)
+    each = 2.0 / MIN_BYTES
+    found = _reducing(MIN_BYTES / link_seconds, where=1, byte_seconds=each)
     assert found.round_seconds == pytest.approx(expected)
 
 
 def test_while_links_carry_large_sums_only_the_last_bucket_s_messages_are_waited_for() -> None:
     profile = planning_examples.profile([(1.0, 10.0), (1.0, 10.0)])
-    units = tuple(replace(unit, parameter_bytes=LEAST_BYTES) for unit in profile.units)
-    overheads = replace(NOTHING, byte_seconds=2.0 / LEAST_BYTES)
-    slow = Link(LEAST_BYTES / 30.0, 0.0)
+    units = tuple(replace(unit, parameter_bytes=MIN_BYTES) for unit in profile.units)
+    overheads = replace(NOTHING, byte_seconds=2.0 / MIN_BYTES)
+    slow = ClusterLink(MIN_BYTES / 30.0, 0.0)
     cluster = with_overheads(planning_examples.cluster("a", "b", link=slow), overheads)
     plan = shared_plan("a", "b", units=2)
     taken = simulate(plan, replace(profile, units=units), cluster, overlap=True)
@@ -353,11 +359,13 @@ def test_while_links_carry_large_sums_only_the_last_bucket_s_messages_are_waited
 def test_an_all_reduce_waits_for_links_that_gradients_occupy() -> None:
     # Stage 1 is b and c; its gradients to a take b's uplink until 4 + 8, then its sums go to c.
     profile = planning_examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=8)
-    units = profile.units[0], replace(profile.units[1], parameter_bytes=LEAST_BYTES)
+    units = profile.units[0], replace(profile.units[1], parameter_bytes=MIN_BYTES)
     profile = replace(profile, units=units)
-    links = {(s, "a"): Link(1.0, 0.0) for s in "bc"} | {("a", s): Link(1e300, 0.0) for s in "bc"}
+    links = {(s, "a"): ClusterLink(1.0, 0.0) for s in "bc"} | {
+        ("a", s): ClusterLink(1e300, 0.0) for s in "bc"
+    }
     cluster = replace(
-        planning_examples.cluster("a", "b", "c"), links=links, default_link=Link(1e300, 0.0)
+        planning_examples.cluster("a", "b", "c"), links=links, default_link=ClusterLink(1e300, 0.0)
     )
     stages = (
         PlannedStage((0, 1), (DeviceShare("a", 2),), 1),
@@ -376,7 +384,7 @@ def test_a_message_is_sent_and_read_while_the_link_carries_it(
 ) -> None:
     """Its two ends take 1 s and 2 s of 10 bytes; what is left of the link's time is in between."""
     profile = planning_examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=10)
-    cluster = planning_examples.cluster("a", "b", link=Link(bytes_per_s, 0.5))
+    cluster = planning_examples.cluster("a", "b", link=ClusterLink(bytes_per_s, 0.5))
     devices = [
         replace(device, overheads=replace(NOTHING, byte_seconds=byte_seconds))
         for device, byte_seconds in zip(cluster.devices, (0.1, 0.2), strict=True)
@@ -390,7 +398,7 @@ def test_a_message_is_sent_and_read_while_the_link_carries_it(
 
 def test_unmeasured_overheads_grow_with_the_slowdown() -> None:
     profile, cluster = planning_examples.household(1, units=4, devices=2)
-    twice = Device("twice", 1, times=profile.times.times_slowdown(2.0))
+    twice = ClusterDevice("twice", 1, times=profile.times.times_slowdown(2.0))
     cost = CostModel(profile, replace(cluster, devices=(*cluster.devices, twice)), overlap=True)
     assert cost.overlap is not None
     for device, overheads in zip(cost.devices, cost.overlap.overheads, strict=True):

@@ -12,7 +12,7 @@ from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.schedule import usual_warmup
@@ -34,7 +34,7 @@ def spans(simulation: Simulation, kind: str, stage: int) -> list[tuple[float, fl
 def test_one_holder_computes_without_pause() -> None:
     profile = planning_examples.profile([(1.0, 2.0), (0.5, 0.5)], input_bytes=100)
     plan = planning_examples.straight_plan(BatchSplit(6, 2), ("a", (0, 2), 1))
-    simulation = simulate(plan, profile, planning_examples.cluster("a", link=Link(1.0, 1.0)))
+    simulation = simulate(plan, profile, planning_examples.cluster("a", link=ClusterLink(1.0, 1.0)))
     assert simulation.round_seconds == 6 * 4.0
     assert simulation.samples_per_s == 0.25
     assert simulation.busy_seconds == {"a": 24.0}
@@ -60,7 +60,9 @@ def test_the_holder_feeds_two_pieces_ahead() -> None:
         predicted=Predicted(0.0, 0.0, {}),
         left_out=(planning_examples.LeftOut("a", "only holds the data"),),
     )
-    simulation = simulate(plan, profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.5)))
+    simulation = simulate(
+        plan, profile, planning_examples.cluster("a", "b", link=ClusterLink(1.0, 0.5))
+    )
     # Piece 0: 0..3, there at 3.5; piece 1: 3..6, there at 6.5; piece 2 queued at 3.5, starts at 6.
     assert spans(simulation, "send input", 0) == [(0.0, 3.5), (3.0, 6.5), (6.0, 9.5), (9.0, 12.5)]
     assert spans(simulation, "forward", 0) == [(3.5, 4.5), (6.5, 7.5), (9.5, 10.5), (12.5, 13.5)]
@@ -71,7 +73,9 @@ def test_targets_go_to_the_last_stage_only() -> None:
     profile = planning_examples.profile(
         [(1.0, 1.0)] * 2, input_bytes=50, target_bytes=3, output_bytes=0
     )
-    simulation = simulate(A_B, profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.0)))
+    simulation = simulate(
+        A_B, profile, planning_examples.cluster("a", "b", link=ClusterLink(1.0, 0.0))
+    )
     # The first output (0 bytes, at 1) waits for the two targets queued at time 0 on a's uplink.
     assert spans(simulation, "send input", 1) == [(0.0, 3.0), (3.0, 6.0), (6.0, 9.0), (9.0, 12.0)]
     assert spans(simulation, "send output", 1)[0] == (6.0, 6.0)
@@ -84,7 +88,7 @@ def test_outputs_and_gradients_take_turns_where_they_share_an_interface() -> Non
         BatchSplit(2, 1), ("a", (0, 1), 2), ("b", (1, 2), 2), ("c", (2, 3), 1)
     )
     profile = planning_examples.profile([(1.0, 1.0)] * 3, output_bytes=4)
-    cluster = planning_examples.cluster("a", "b", "c", link=Link(1.0, 0.0))
+    cluster = planning_examples.cluster("a", "b", "c", link=ClusterLink(1.0, 0.0))
     simulation = simulate(plan, profile, cluster)
     uplink = sorted(spans(simulation, "send output", 2) + spans(simulation, "send gradient", 0))
     assert all(end <= start for (_, end), (start, _) in pairwise(uplink))
@@ -98,14 +102,18 @@ def test_of_waiting_transfers_the_oldest_with_free_ends_starts() -> None:
     # Both targets are fed at time 0, before the first output is ready.
     plan = planning_examples.straight_plan(BatchSplit(2, 1), ("a", (0, 1), 2), ("b", (1, 2), 1))
     profile = planning_examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=2, target_bytes=1)
-    simulation = simulate(plan, profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.0)))
+    simulation = simulate(
+        plan, profile, planning_examples.cluster("a", "b", link=ClusterLink(1.0, 0.0))
+    )
     order = [(e.kind, e.micro_batch) for e in simulation.timeline if e.receiver == "b"]
     assert order == [("send input", 0), ("send input", 1), ("send output", 0), ("send output", 1)]
 
 
 def test_latency_delays_but_does_not_occupy() -> None:
     profile = planning_examples.profile([(1.0, 1.0), (1.0, 1.0)], output_bytes=1)
-    simulation = simulate(A_B, profile, planning_examples.cluster("a", "b", link=Link(1.0, 10.0)))
+    simulation = simulate(
+        A_B, profile, planning_examples.cluster("a", "b", link=ClusterLink(1.0, 10.0))
+    )
     assert spans(simulation, "send output", 1)[:3] == [(1.0, 12.0), (2.0, 13.0), (3.0, 14.0)]
 
 
@@ -115,7 +123,9 @@ def test_a_private_holder_prefers_backwards_then_the_later_stage() -> None:
     )
     times = [(1.0, 1.0), (0.25, 0.25), (1.0, 1.0)]
     profile = planning_examples.profile(times, input_bytes=9, target_bytes=9)
-    simulation = simulate(plan, profile, planning_examples.cluster("a", "b", link=Link(4.0, 0.0)))
+    simulation = simulate(
+        plan, profile, planning_examples.cluster("a", "b", link=ClusterLink(4.0, 0.0))
+    )
     on_a = [
         f"{entry.kind[0]}{entry.stage}.{entry.micro_batch}"
         for entry in simulation.timeline
@@ -225,7 +235,7 @@ def test_tasks_that_take_no_time_end_before_a_transfer_begins(seed: int) -> None
     names = ("a", "b", "c", "d")[: random.randint(2, 4)]
     times = [(random.choice((0.0, 1.0)), random.choice((0.0, 1.0))) for _ in names]
     profile = planning_examples.profile(times, output_bytes=random.choice((1, 2)), input_bytes=1)
-    cluster = planning_examples.cluster(*names, link=Link(random.choice((1.0, 2.0)), 0.0))
+    cluster = planning_examples.cluster(*names, link=ClusterLink(random.choice((1.0, 2.0)), 0.0))
     split = BatchSplit(6, 1)
     order = random.sample(names, len(names))
     depths = usual_warmup(len(names), split.micro_batches)

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, alone, draft_groups, draft_pipeline, peak_bytes
+from p2ptrain.plan.cost.draft import (
+    Draft,
+    StageGroup,
+    alone,
+    draft_groups,
+    draft_pipeline,
+    peak_bytes,
+)
 from p2ptrain.plan.simulation import steady
 from p2ptrain.plan.simulation.engine import Engine
 from p2ptrain.plan.simulation.lanes import build_engine
@@ -18,10 +25,10 @@ from p2ptrain.plan.simulation.steady import endless, run_steadily, simulated_tas
 from p2ptrain.plan.simulation.steady_bound import steady_bound
 from p2ptrain.plan.types.allocation import Allocation, deal
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
 from tests.support.planning_examples import quick_request
@@ -38,7 +45,7 @@ TURNS = Allocation.MICRO_BATCHES
 
 
 def asynchronous(profile: Profile, cluster: Cluster) -> CostModel:
-    return CostModel(profile, cluster, mode=Mode.ASYNC)
+    return CostModel(profile, cluster, mode=PlanMode.ASYNC)
 
 
 def pipeline(cost: CostModel, *devices: int, split: BatchSplit = ONE_EACH) -> Draft:
@@ -49,7 +56,7 @@ def pipeline(cost: CostModel, *devices: int, split: BatchSplit = ONE_EACH) -> Dr
 
 
 def three_stages(
-    link: Link = planning_examples.FREE, output_bytes: int = 1
+    link: ClusterLink = planning_examples.FREE, output_bytes: int = 1
 ) -> tuple[CostModel, Draft]:
     profile = planning_examples.profile([(1.0, 1.0)] * 3, output_bytes=output_bytes)
     cost = asynchronous(profile, planning_examples.cluster("a", "b", "c", link=link))
@@ -87,7 +94,7 @@ def test_replicas_that_take_turns_count_in_the_depth_and_dividing_ones_do_not() 
     profile = planning_examples.profile([(1.0, 1.0)] * 2)
     cost = asynchronous(profile, planning_examples.cluster("a", "b", "c", "d"))
     split = BatchSplit(16, 2)
-    turns, dividing = Group((0, 1), (5, 3), TURNS), Group((2, 3), (1, 1))
+    turns, dividing = StageGroup((0, 1), (5, 3), TURNS), StageGroup((2, 3), (1, 1))
     drafts = [
         draft_groups(cost, split, (0, 1, 2), groups)
         for groups in ((turns, dividing), (dividing, turns))
@@ -119,7 +126,7 @@ def test_with_free_links_the_slowest_stage_sets_the_pace() -> None:
 def test_a_slow_link_sets_the_pace() -> None:
     # Outputs of 5 bytes at 1 byte/s, and behind it as many gradients on the other direction.
     profile = planning_examples.profile([(1.0, 1.0)] * 2, output_bytes=5)
-    cost = asynchronous(profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.0)))
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", link=ClusterLink(1.0, 0.0)))
     deep = replace(pipeline(cost, 0, 1), warmup=(8, 1))
     assert steady_seconds(cost, deep) == pytest.approx(5.0)
 
@@ -127,14 +134,14 @@ def test_a_slow_link_sets_the_pace() -> None:
 def test_a_shallow_pipeline_waits_for_the_way_back() -> None:
     # Two mini-batches are under way, each for 2 s at both ends and 5 s on the way there and back.
     profile = planning_examples.profile([(1.0, 1.0)] * 2, output_bytes=5)
-    cost = asynchronous(profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.0)))
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", link=ClusterLink(1.0, 0.0)))
     assert steady_seconds(cost, pipeline(cost, 0, 1)) == pytest.approx(14 / 2)
 
 
 def test_three_replicas_in_turn_are_three_times_as_fast() -> None:
     profile = planning_examples.profile([(1.0, 2.0), (0.5, 0.5)])
     cost = asynchronous(profile, planning_examples.cluster("a", "b", "c", "d"))
-    groups = (Group((0, 1, 2), (3, 3, 3), TURNS), alone(BatchSplit(9, 1), 3))
+    groups = (StageGroup((0, 1, 2), (3, 3, 3), TURNS), alone(BatchSplit(9, 1), 3))
     draft = draft_groups(cost, BatchSplit(9, 1), (0, 1, 2), groups)
     assert draft is not None
     assert steady_seconds(cost, draft) == pytest.approx(1.0)
@@ -149,13 +156,13 @@ def test_a_window_of_turns_repeats_itself() -> None:
     ("group", "seconds"),
     [
         # 2(g-1)/g of 60 bytes at 1 byte/s: one for each mini-batch, or one for two.
-        (Group((0, 1), (1, 1)), 60.0),
-        (Group((0, 1), (4, 4), TURNS), 30.0),
+        (StageGroup((0, 1), (1, 1)), 60.0),
+        (StageGroup((0, 1), (4, 4), TURNS), 30.0),
     ],
 )
-def test_exchanges_are_hidden_up_to_their_own_time(group: Group, seconds: float) -> None:
+def test_exchanges_are_hidden_up_to_their_own_time(group: StageGroup, seconds: float) -> None:
     profile = planning_examples.profile([(0.5, 0.5)], parameter_bytes=60)
-    cost = asynchronous(profile, planning_examples.cluster("a", "b", link=Link(1.0, 0.0)))
+    cost = asynchronous(profile, planning_examples.cluster("a", "b", link=ClusterLink(1.0, 0.0)))
     split = BatchSplit(16, 2)
     draft = draft_groups(cost, split, (0, 1), (group,))
     assert draft is not None
@@ -166,8 +173,10 @@ def test_exchanges_are_hidden_up_to_their_own_time(group: Group, seconds: float)
 
 def test_the_timeline_shows_exchanges_and_updates_of_the_stretch() -> None:
     profile = planning_examples.profile([(1.0, 1.0)] * 2, parameter_bytes=2)
-    cost = asynchronous(profile, planning_examples.cluster("a", "b", "c", link=Link(2.0, 0.0)))
-    groups = (Group((0, 1), (2, 2), TURNS), alone(BatchSplit(4, 1), 2))
+    cost = asynchronous(
+        profile, planning_examples.cluster("a", "b", "c", link=ClusterLink(2.0, 0.0))
+    )
+    groups = (StageGroup((0, 1), (2, 2), TURNS), alone(BatchSplit(4, 1), 2))
     draft = draft_groups(cost, BatchSplit(4, 1), (0, 1, 2), groups)
     assert draft is not None
     simulation = simulate_steady(cost, draft, timeline=True)
@@ -201,7 +210,7 @@ def test_replicas_keep_the_versions_of_their_own_mini_batches() -> None:
     # 4:1 of five, a a b a a: of any three in a row, over the window's border too, a has three.
     profile = planning_examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10, activation_bytes=1)
     cost = asynchronous(profile, planning_examples.cluster("a", "b", "c"))
-    groups = (Group((0, 1), (4, 1), TURNS), alone(BatchSplit(5, 1), 2))
+    groups = (StageGroup((0, 1), (4, 1), TURNS), alone(BatchSplit(5, 1), 2))
     draft = draft_groups(cost, BatchSplit(5, 1), (0, 1, 2), groups)
     assert draft is not None
     assert draft.warmup == (3, 1)
@@ -225,8 +234,8 @@ def test_what_a_simulation_costs_is_known_before() -> None:
 
 def test_a_plan_of_mode_async_is_written_read_and_simulated() -> None:
     profile, cluster = planning_examples.household(1, 8, 3)
-    plan = make_plan(profile, cluster, quick_request(16, 4, mode=Mode.ASYNC))
-    assert plan.mode is Mode.ASYNC
+    plan = make_plan(profile, cluster, quick_request(16, 4, mode=PlanMode.ASYNC))
+    assert plan.mode is PlanMode.ASYNC
     assert plan.micro_batch == 16
     content = plan.to_json()
     assert content["mode"] == "async"
@@ -241,7 +250,7 @@ def test_a_plan_of_mode_async_is_written_read_and_simulated() -> None:
 
 def test_auto_is_at_least_as_fast_as_the_named_planners() -> None:
     profile, cluster = planning_examples.household(2, 8, 3)
-    request = quick_request(16, mode=Mode.ASYNC)
+    request = quick_request(16, mode=PlanMode.ASYNC)
     seconds = {
         name: make_plan(profile, cluster, replace(request, planner=name)).predicted.round_seconds
         for name in ("auto", "pp", "single")
@@ -261,7 +270,7 @@ def test_auto_is_as_good_as_every_straight_pipeline(seed: int) -> None:
         for cuts in combinations(range(1, 5), count - 1)
     ]
     best = min(steady_seconds(cost, draft) for draft in drafts if draft is not None)
-    plan = make_plan(profile, cluster, quick_request(16, mode=Mode.ASYNC, groups=False))
+    plan = make_plan(profile, cluster, quick_request(16, mode=PlanMode.ASYNC, groups=False))
     assert plan.predicted.round_seconds <= best * 1.02
 
 
@@ -270,7 +279,7 @@ def test_auto_is_as_good_as_every_straight_pipeline(seed: int) -> None:
 def test_plans_fit_and_are_predicted_as_they_are_simulated(
     profile: Profile, cluster: Cluster, batch_size: int, private: bool
 ) -> None:
-    request = quick_request(batch_size, private=private, mode=Mode.ASYNC)
+    request = quick_request(batch_size, private=private, mode=PlanMode.ASYNC)
     try:
         plan = make_plan(profile, cluster, request)
     except PlanError:
@@ -286,14 +295,14 @@ def test_plans_fit_and_are_predicted_as_they_are_simulated(
 def test_overlap_is_of_synchronous_rounds() -> None:
     profile, cluster = planning_examples.household(2, 4, 2)
     with pytest.raises(OptionError, match="overlap"):
-        make_plan(profile, cluster, quick_request(16, mode=Mode.ASYNC, overlap=True))
+        make_plan(profile, cluster, quick_request(16, mode=PlanMode.ASYNC, overlap=True))
 
 
 def test_nothing_fits_is_said_with_versions_counted() -> None:
     profile = planning_examples.profile([(1.0, 1.0)] * 2, parameter_bytes=10)
     cluster = planning_examples.cluster("a", "b", memory_bytes=29)
     with pytest.raises(PlanError, match="30"):
-        make_plan(profile, cluster, quick_request(1, mode=Mode.ASYNC))
+        make_plan(profile, cluster, quick_request(1, mode=PlanMode.ASYNC))
 
 
 def finished(engine: Engine, mini_batch: int) -> float:
@@ -358,9 +367,9 @@ def drafts(draw: st.DrawFn) -> tuple[CostModel, Draft]:
         if size == 1:
             groups.append(alone(split, chosen[0]))
         elif draw(st.booleans()):
-            groups.append(Group(chosen, (*[1] * (size - 1), window - size + 1), TURNS))
+            groups.append(StageGroup(chosen, (*[1] * (size - 1), window - size + 1), TURNS))
         else:
-            groups.append(Group(chosen, (*[1] * (size - 1), 4 - size + 1)))
+            groups.append(StageGroup(chosen, (*[1] * (size - 1), 4 - size + 1)))
     draft = draft_groups(cost, split, (*range(len(sizes)), 5), groups)
     assert draft is not None
     return cost, draft

@@ -14,12 +14,12 @@ from p2ptrain.plan.cost.overlap import SPLIT_FACTOR
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.bucket_sizes import LEAST_BYTES
+from p2ptrain.plan.types.bucket_sizes import MIN_BYTES
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.overheads import REFERENCE, Overheads
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.schedule import Action, ZeroBubble, one_f_one_b
+from p2ptrain.plan.types.schedule import ScheduleAction, ZeroBubble, one_f_one_b
 from p2ptrain.plan.types.unit_times import TimeTable
 from tests.support import planning_examples
 from tests.support.thorough import examples_of
@@ -55,10 +55,10 @@ def split_rounds(draw: st.DrawFn) -> tuple[Plan, Profile, Cluster]:
     return held_plan(plan, held), weighed(profile, sixteenths), cluster
 
 
-def line(simulation: Simulation, stage: int) -> list[Action]:
+def line(simulation: Simulation, stage: int) -> list[ScheduleAction]:
     """What a stage of one device does, in order."""
     return [
-        Action(entry.kind, entry.micro_batch)
+        ScheduleAction(entry.kind, entry.micro_batch)
         for entry in simulation.timeline
         if entry.stage == stage
         and entry.micro_batch is not None
@@ -121,7 +121,7 @@ def test_a_stage_obeys_the_rule_that_the_runtime_follows(
             chosen = rule.next(partial(eq, action))
             if following is None:
                 assert chosen is None
-                assert Action("weight", rule.pending.popleft()) == action
+                assert ScheduleAction("weight", rule.pending.popleft()) == action
             else:
                 assert chosen == action
         assert not rule.pending
@@ -171,9 +171,9 @@ def test_splitting_costs_a_little_of_every_backward() -> None:
 def test_deferred_weight_gradients_hide_an_all_reduce() -> None:
     """Last units first: unit 1's sums travel while unit 0's weight gradients are made."""
     profile = weighed(planning_examples.profile([(1.0, 10.0), (1.0, 10.0)]), [8, 8])
-    units = profile.units[0], replace(profile.units[1], parameter_bytes=LEAST_BYTES)
+    units = profile.units[0], replace(profile.units[1], parameter_bytes=MIN_BYTES)
     profile = replace(profile, units=units)
-    link = replace(planning_examples.FREE, bytes_per_s=LEAST_BYTES / 5)
+    link = replace(planning_examples.FREE, bytes_per_s=MIN_BYTES / 5)
     cluster = with_overheads(planning_examples.cluster("a", "b", link=link), NOTHING)
     simulation = simulate(
         held_plan(shared_plan("a", "b", units=2), [1]), profile, cluster, overlap=True

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.plan.types import allocation
-from p2ptrain.plan.types.allocation import MOST_STEPS, deal, hand_out, most_in_window, sample_ranges
+from p2ptrain.plan.types.allocation import MAX_STEPS, deal, hand_out, max_in_window, sample_ranges
 
 PICTURE = """
 samples          micro-batch of 6, shares 3 2 1       a a a b b c
@@ -66,7 +66,7 @@ def test_most_in_a_window_is_counted(shares: tuple[int, ...], data: st.DataObjec
     window = data.draw(st.integers(1, len(places) + 2))
     width = min(window, len(places))
     counts = [places[m : m + width].count(place) for m in range(len(places) - width + 1)]
-    most, only_with_last = most_in_window(shares, place, window)
+    most, only_with_last = max_in_window(shares, place, window)
     assert most == max(counts)
     without_last = [
         places[m : m + width][: len(places) - 1 - m].count(place) for m in range(len(counts))
@@ -78,7 +78,7 @@ def test_most_in_a_window_is_counted(shares: tuple[int, ...], data: st.DataObjec
     ("window", "expected"), [(1, (1, False)), (2, (1, False)), (3, (2, False))]
 )
 def test_windows_of_the_picture(window: int, expected: tuple[int, bool]) -> None:
-    assert most_in_window((4, 2, 1), 0, window) == expected
+    assert max_in_window((4, 2, 1), 0, window) == expected
 
 
 def test_a_million_millions_are_handed_out_in_thousands_of_steps() -> None:
@@ -93,8 +93,8 @@ def test_a_million_millions_are_handed_out_in_thousands_of_steps() -> None:
     shares = hand_out(total, [1, 1, 1], [total // 10, total, total], seconds)
     assert sum(shares) == total
     assert shares[0] == total // 10
-    assert shares[1] == pytest.approx(2 * shares[2], rel=2 / MOST_STEPS)
-    assert len(asked) < 10 * MOST_STEPS
+    assert shares[1] == pytest.approx(2 * shares[2], rel=2 / MAX_STEPS)
+    assert len(asked) < 10 * MAX_STEPS
 
 
 @given(

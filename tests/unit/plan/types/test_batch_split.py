@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import draft_pipeline, peak_bytes
-from p2ptrain.plan.problem.micro_batch_sizes import MOST_SIZES, candidate_splits
-from p2ptrain.plan.types.batch_split import MOST_SAMPLES, BatchSplit
+from p2ptrain.plan.problem.micro_batch_sizes import MAX_SIZES, candidate_splits
+from p2ptrain.plan.types.batch_split import MAX_SAMPLES, BatchSplit
 from p2ptrain.plan.types.request import PlanRequest
 from tests.support import planning_examples
 
@@ -50,7 +50,7 @@ def test_pieces_too_small_for_the_model_are_not_chosen() -> None:
 
 def test_free_sizes_start_from_the_measured_ones() -> None:
     assert {1, 4, 16, 64} < set(sizes(512))
-    assert len(sizes(512)) == MOST_SIZES
+    assert len(sizes(512)) == MAX_SIZES
     assert sizes(8) == [1, 2, 4, 8]
     assert sizes(1) == [1]
 
@@ -61,9 +61,9 @@ def test_a_fixed_size_is_kept() -> None:
 
 
 def test_pieces_larger_than_any_memory_are_refused() -> None:
-    assert BatchSplit(2 * MOST_SAMPLES, MOST_SAMPLES).checked().micro_batches == 2
+    assert BatchSplit(2 * MAX_SAMPLES, MAX_SAMPLES).checked().micro_batches == 2
     with pytest.raises(OptionError, match="micro_batch must be at most 1,000,000,000,000, found"):
-        BatchSplit(2 * MOST_SAMPLES, MOST_SAMPLES + 1).checked()
+        BatchSplit(2 * MAX_SAMPLES, MAX_SAMPLES + 1).checked()
 
 
 def test_depths_are_lowered_for_memory_and_never_grow() -> None:
@@ -82,8 +82,8 @@ def test_a_private_holder_pays_for_both_ends() -> None:
     for memory, warmup in ((70, (1, 1, 1)), (80, (3, 3, 1)), (90, (5, 3, 1))):
         cluster = planning_examples.Cluster(
             (
-                planning_examples.Device("a", memory, holder=True),
-                planning_examples.Device("b", planning_examples.PLENTY),
+                planning_examples.ClusterDevice("a", memory, holder=True),
+                planning_examples.ClusterDevice("b", planning_examples.PLENTY),
             ),
             planning_examples.FREE,
         )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from tests.support import planning_examples
 
 CONTENT: dict[str, Any] = {
@@ -39,8 +39,8 @@ def device(**fields: object) -> dict[str, Any]:
 def test_the_contract_example_reads_and_writes_back() -> None:
     cluster = Cluster.from_json(CONTENT)
     assert cluster.holder.name == "laptop"
-    assert cluster.link("laptop", "pi") == Link(6e6, 0.002)
-    assert cluster.link("pi", "laptop") == Link(12.5e6, 0.001)
+    assert cluster.link("laptop", "pi") == ClusterLink(6e6, 0.002)
+    assert cluster.link("pi", "laptop") == ClusterLink(12.5e6, 0.001)
     assert cluster.to_json() == CONTENT
 
 
@@ -96,7 +96,7 @@ def test_without_a_default_every_direction_must_be_listed() -> None:
     with pytest.raises(OptionError, match='links does not list "pi" to "laptop"'):
         Cluster.from_json(content)
     content["links"].append({"from": "pi", "to": "laptop", **LINK})
-    assert Cluster.from_json(content).link("pi", "laptop") == Link(1.0, 0.0)
+    assert Cluster.from_json(content).link("pi", "laptop") == ClusterLink(1.0, 0.0)
 
 
 def test_an_unknown_device_is_named() -> None:

@@ -12,8 +12,8 @@ from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
 from p2ptrain.plan.types import json_fields as fields
 from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.bucket_sizes import MOST_BYTES, USUAL
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
@@ -49,7 +49,7 @@ def test_a_plan_with_a_group_reads_and_writes_back() -> None:
 
 def test_a_plan_of_the_slowest_link_allowed_reads_back() -> None:
     """Each of its figures may be in a file, and a round is more than the largest of them."""
-    slowest = Link(1.0, float(fields.LARGEST_WHOLE))
+    slowest = ClusterLink(1.0, float(fields.LARGEST_WHOLE))
     request = PlanRequest(8, 2, "pp")
     plan = make_plan(
         planning_examples.profile([(1.0, 1.0)] * 2),
@@ -97,11 +97,11 @@ def test_where_sums_turn_is_part_of_it() -> None:
 
 def test_what_is_summed_together_is_part_of_it_where_it_is_not_the_usual() -> None:
     content = copy.deepcopy(CONTENT)
-    content["stages"][0]["bucket_bytes"] = MOST_BYTES
+    content["stages"][0]["bucket_bytes"] = MAX_BYTES
     plan = Plan.from_json(content)
-    assert [stage.bucket_bytes for stage in plan.stages] == [MOST_BYTES, USUAL.least_bytes]
+    assert [stage.bucket_bytes for stage in plan.stages] == [MAX_BYTES, USUAL.least_bytes]
     assert plan.to_json() == content
-    for size in (0, MOST_BYTES + 1, 2.5):
+    for size in (0, MAX_BYTES + 1, 2.5):
         content["stages"][0]["bucket_bytes"] = size
         with pytest.raises(OptionError, match=r"plan\.stages\[0\]\.bucket_bytes"):
             Plan.from_json(content)

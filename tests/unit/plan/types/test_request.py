@@ -8,7 +8,7 @@ import pytest
 
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cost.check_plan import check_request
-from p2ptrain.plan.types.cluster import Cluster, Device, Link, unknown_device
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, unknown_device
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.request import PlanRequest, all_but
 from p2ptrain.tiling.planning.make_plan import make_plan
@@ -17,11 +17,11 @@ from tests.support import planning_examples
 MODEL = planning_examples.profile([(1.0, 1.0)] * 4)
 THREE = Cluster(
     (
-        Device("laptop", planning_examples.PLENTY, 1.0, holder=True),
-        Device("pi", planning_examples.PLENTY, 2.0),
-        Device("nas", planning_examples.PLENTY, 3.0),
+        ClusterDevice("laptop", planning_examples.PLENTY, 1.0, holder=True),
+        ClusterDevice("pi", planning_examples.PLENTY, 2.0),
+        ClusterDevice("nas", planning_examples.PLENTY, 3.0),
     ),
-    Link(1e9, 0.0),
+    ClusterLink(1e9, 0.0),
 )
 PLAN = Plan(
     "pipedream",
@@ -117,7 +117,7 @@ def test_single_obeys_too() -> None:
 
 def test_a_required_device_without_memory_for_any_unit_is_named() -> None:
     model = planning_examples.profile([(1.0, 1.0)] * 4, parameter_bytes=100)
-    house = Cluster((*THREE.devices, Device("phone", 10)), Link(1e9, 0.0))
+    house = Cluster((*THREE.devices, ClusterDevice("phone", 10)), ClusterLink(1e9, 0.0))
     with pytest.raises(
         PlanError, match=r'phone has 10 bytes, .* "unit0" needs 300 bytes: 290 bytes'
     ):

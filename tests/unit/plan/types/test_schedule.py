@@ -12,7 +12,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
 from p2ptrain.plan.types import schedule
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.schedule import Action, Kind, ZeroBubble, one_f_one_b, usual_warmup
+from p2ptrain.plan.types.schedule import Kind, ScheduleAction, ZeroBubble, one_f_one_b, usual_warmup
 from p2ptrain.plan.types.unit_times import TimeTable
 from tests.support import planning_examples
 from tests.support.schedule_deadlock import find_deadlock
@@ -40,7 +40,7 @@ def drawn(simulation: Simulation, stages: int) -> str:
         for kind in kinds:
             if entry.kind == kind and entry.micro_batch is not None:
                 for tick in range(round(entry.start_seconds), round(entry.end_seconds)):
-                    ticks[entry.stage][tick] = str(Action(kind, entry.micro_batch))
+                    ticks[entry.stage][tick] = str(ScheduleAction(kind, entry.micro_batch))
     return "\n".join(
         f"    stage {p}   {' '.join(f'{tick:2}' for tick in line)}".rstrip()
         for p, line in enumerate(ticks)
@@ -77,15 +77,15 @@ def test_split_backwards_keep_the_strict_order_and_what_may_be_held(
     """Whatever arrives when: every task once, and W as early as waiting allows."""
     warmup = data.draw(st.integers(1, count))
     held = data.draw(st.integers(warmup, count))
-    rule, done = ZeroBubble(one_f_one_b(count, warmup), held), list[Action]()
+    rule, done = ZeroBubble(one_f_one_b(count, warmup), held), list[ScheduleAction]()
     while (action := rule.next(lambda _: data.draw(st.booleans()))) is not None:
         done.append(action)
         if action.kind == "forward":
             weighed = sum(one.kind == "weight" for one in done)
             assert action.micro_batch - weighed < held
         if action.kind == "weight":
-            assert Action("backward", action.micro_batch) in done
-    done += [Action("weight", m) for m in rule.pending]
+            assert ScheduleAction("backward", action.micro_batch) in done
+    done += [ScheduleAction("weight", m) for m in rule.pending]
     assert [one for one in done if one.kind != "weight"] == list(one_f_one_b(count, warmup))
     assert [one.micro_batch for one in done if one.kind == "weight"] == list(range(count))
 

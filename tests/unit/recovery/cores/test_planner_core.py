@@ -23,9 +23,9 @@ def _run(asked: AskedPlan, seconds: float, *, works: bool) -> dict[float, p.Plan
 
 def test_an_answer_is_taken_and_nobody_else_plans() -> None:
     asked = PlannerCore("h").asked(0.0, "c")
-    assert asked.start() == [p.Ask("c")]
+    assert asked.start() == [p.AskPlanner("c")]
     assert _run(asked, 4.0, works=True) == {}
-    assert asked.handle(p.Answered(), 4.5) == []
+    assert asked.handle(p.PlanAnswered(), 4.5) == []
     assert asked.is_over
     assert asked.next_wakeup == float("inf")
 
@@ -41,7 +41,7 @@ def test_silence_is_passed_over_in_five_seconds_and_planned_here() -> None:
         asked.tick(asked.next_wakeup)
         asked.handle(p.Sign(False), asked.next_wakeup)
     assert asked.tick(5.0) == [p.PassOver("c", "did not answer for 5 s"), p.PlanHere()]
-    assert asked.handle(p.Answered(), 6.0) == []
+    assert asked.handle(p.PlanAnswered(), 6.0) == []
     assert not asked.is_over, "what comes too late is not taken"
     asked.handle(p.FoundHere(), 7.0)
     assert asked.is_over
@@ -70,7 +70,7 @@ def test_one_that_works_and_is_always_late_keeps_nobody_waiting_and_is_passed_ov
         assert bool(late) == (number == core.patience.most_late)
 
 
-@pytest.mark.parametrize("says", [p.Answered(), p.Useless("lies"), p.NoAnswer()])
+@pytest.mark.parametrize("says", [p.PlanAnswered(), p.Useless("lies"), p.NoAnswer()])
 def test_only_late_answers_in_a_row_count(says: p.PlannerEvent) -> None:
     core = PlannerCore("h", p.Patience(most_late=2))
     for event in (p.FoundHere(), says, p.FoundHere()):
@@ -88,6 +88,6 @@ def test_a_look_that_nobody_waits_for_is_not_done_twice() -> None:
 
 def test_a_holder_waits_for_itself() -> None:
     asked = PlannerCore("h").asked(0.0, "h")
-    assert asked.start() == [p.Ask("h")]
+    assert asked.start() == [p.AskPlanner("h")]
     assert asked.next_wakeup == float("inf")
     assert asked.handle(p.Useless("a bug"), 1.0) == [p.PlanHere()]

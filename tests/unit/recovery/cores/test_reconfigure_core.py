@@ -6,20 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.recovery.choose_version import Forward, GlobalCopy, Past
+from p2ptrain.recovery.choose_version import FullSnapshot, KnownPast, RollForward
 from p2ptrain.recovery.cores import reconfigure_events as c
 from p2ptrain.recovery.cores.reconfigure_core import ATTEMPTS_LIMIT, COPY_TRIES, ChangeCore
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
-from p2ptrain.recovery.generation_request import ChangeAsk, NoWay, Reason
-from p2ptrain.recovery.placement import Placed, PlacedStage
+from p2ptrain.recovery.generation_request import (
+    GenerationRequest,
+    ReconfigureFailure,
+    ReconfigureReason,
+)
+from p2ptrain.recovery.placement import PlacedStage, Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import Holding, Inventory, Kind, Logged
+from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Era, Lineage, Version
 
 _ALL = frozenset("hab")
 _LINEAGE = Lineage((Era(1, 0, 0),))
 _STAGES = (PlacedStage(0, 2, ("h",), "a"), PlacedStage(2, 4, ("a",), "h"))
-_PRESENT = Placed(1, "h", Version(0, 0), Lineage(), _STAGES)
+_PRESENT = Placement(1, "h", Version(0, 0), Lineage(), _STAGES)
 
 
 def _core(
@@ -29,19 +33,21 @@ def _core(
     gathers: bool = False,
     took_part: frozenset[str] = _ALL,
 ) -> ChangeCore:
-    first = GlobalCopy(Version(0, 0), "h", Kind.INITIAL)
-    past = Past(_LINEAGE, 5, (first,), _PRESENT.places(), took_part=took_part)
-    ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT, stable)
+    first = FullSnapshot(Version(0, 0), "h", StateKind.INITIAL)
+    past = KnownPast(_LINEAGE, 5, (first,), _PRESENT.places(), took_part=took_part)
+    ask = GenerationRequest(10, 10, ReconfigureReason.FAILURE, 4, "h", _ALL, past, _PRESENT, stable)
     return ChangeCore(ask, alive, gathers=gathers)
 
 
-def _in(device: str, *holdings: Holding, epoch: int = 10, linked: str = "hab") -> c.InventoryIn:
-    return c.InventoryIn(epoch, Inventory(device, 0, holdings, frozenset(linked)))
+def _in(
+    device: str, *holdings: StateEntry, epoch: int = 10, linked: str = "hab"
+) -> c.StateReported:
+    return c.StateReported(epoch, StateReport(device, 0, holdings, frozenset(linked)))
 
 
-def _live(first: int, end: int, step: int, *, ready: bool = False) -> Holding:
+def _live(first: int, end: int, step: int, *, ready: bool = False) -> StateEntry:
     following = Version(step + 1, 1) if ready else None
-    return Holding(first, end, Version(step, 1), Kind.LIVE, following)
+    return StateEntry(first, end, Version(step, 1), StateKind.LIVE, following)
 
 
 def _feed(core: ChangeCore, *events: c.ChangeEvent) -> list[c.ChangeInstruction]:
@@ -51,21 +57,21 @@ def _feed(core: ChangeCore, *events: c.ChangeEvent) -> list[c.ChangeInstruction]
 def _planned(core: ChangeCore) -> list[c.ChangeInstruction]:
     core.start()
     _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
-    return _feed(core, c.Planned(10, _STAGES))
+    return _feed(core, c.PlanMade(10, _STAGES))
 
 
 def test_the_way_to_an_answer() -> None:
     core = _core()
-    assert core.start() == [c.AskInventory(device, 10) for device in "abh"]
+    assert core.start() == [c.AskStateReport(device, 10) for device in "abh"]
     [plan] = _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
     assert isinstance(plan, c.MakePlan)
     assert plan.present == _PRESENT  # nothing speaks against it
-    first, second = _feed(core, c.Planned(10, _STAGES))
-    assert isinstance(first, c.Prepare)
-    assert isinstance(second, c.Prepare)
+    first, second = _feed(core, c.PlanMade(10, _STAGES))
+    assert isinstance(first, c.PrepareDevice)
+    assert isinstance(second, c.PrepareDevice)
     assert (first.placed.epoch, first.placed.version) == (10, Version(5, 1))
-    assert _feed(core, c.ReadyIn(10, "h")) == []
-    [answer] = _feed(core, c.ReadyIn(10, "a"))
+    assert _feed(core, c.DeviceReady(10, "h")) == []
+    [answer] = _feed(core, c.DeviceReady(10, "a"))
     assert isinstance(answer, c.EpochReady)
     assert core.over
 
@@ -75,7 +81,9 @@ def test_who_had_no_part_has_nothing_to_go_on_from(step: int) -> None:
     """Whatever it says that it has: nobody would know whose weights these are."""
     core = _core(took_part=frozenset("ha"))
     core.start()
-    said = tuple(Holding(0, 4, Version(step, 1), kind) for kind in (Kind.LIVE, Kind.REPLICA))
+    said = tuple(
+        StateEntry(0, 4, Version(step, 1), kind) for kind in (StateKind.LIVE, StateKind.REPLICA)
+    )
     parts = (_in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)))
     [plan] = _feed(core, *parts, _in("b", *said))
     assert isinstance(plan, c.MakePlan)
@@ -84,11 +92,13 @@ def test_who_had_no_part_has_nothing_to_go_on_from(step: int) -> None:
 
 
 def test_updates_that_were_never_ordered_are_not_believed() -> None:
-    first = GlobalCopy(Version(0, 0), "h", Kind.INITIAL)
-    past = Past(_LINEAGE, 5, (first,), _PRESENT.places(), most_step=6)
-    core = ChangeCore(ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT), _ALL)
+    first = FullSnapshot(Version(0, 0), "h", StateKind.INITIAL)
+    past = KnownPast(_LINEAGE, 5, (first,), _PRESENT.places(), most_step=6)
+    core = ChangeCore(
+        GenerationRequest(10, 10, ReconfigureReason.FAILURE, 4, "h", _ALL, past, _PRESENT), _ALL
+    )
     core.start()
-    said = Holding(0, 4, Version(7, 1), Kind.LIVE)
+    said = StateEntry(0, 4, Version(7, 1), StateKind.LIVE)
     parts = (_in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5), said))
     [plan] = _feed(core, *parts, _in("b"))
     assert isinstance(plan, c.MakePlan)
@@ -99,7 +109,7 @@ def test_who_is_behind_applies_and_is_asked_again() -> None:
     core = _core()
     core.start()
     [ask] = _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 4, ready=True)), _in("b"))
-    assert ask == c.AskInventory("a", 10, Forward(("a",), Version(5, 1), None))
+    assert ask == c.AskStateReport("a", 10, RollForward(("a",), Version(5, 1), None))
     [plan] = _feed(core, _in("a", _live(2, 4, 5)))
     assert isinstance(plan, c.MakePlan)
 
@@ -110,17 +120,17 @@ def test_who_does_not_apply_is_not_asked_for_ever() -> None:
     behind = _in("a", _live(2, 4, 4, ready=True))
     _feed(core, _in("h", _live(0, 2, 5)), behind, _in("b"))
     out = _feed(core, behind)
-    assert out == [c.AskInventory(device, 11) for device in "abh"]
+    assert out == [c.AskStateReport(device, 11) for device in "abh"]
 
 
-def _with_a_copy(device: str, *holdings: Holding) -> c.InventoryIn:
+def _with_a_copy(device: str, *holdings: StateEntry) -> c.StateReported:
     """Its log goes back to the beginning."""
-    known = Inventory(device, 0, holdings, frozenset("hab"), logged=Logged(1, 0))
-    return c.InventoryIn(10, known)
+    known = StateReport(device, 0, holdings, frozenset("hab"), logged=ReplayWindow(1, 0))
+    return c.StateReported(10, known)
 
 
-_KEPT = Holding(2, 4, Version(2, 1), Kind.REPLICA)
-_MADE = Holding(2, 4, Version(5, 1), Kind.FETCHED)
+_KEPT = StateEntry(2, 4, Version(2, 1), StateKind.REPLICA)
+_MADE = StateEntry(2, 4, Version(5, 1), StateKind.FETCHED)
 
 
 def test_a_lost_stage_is_made_anew_before_the_plan() -> None:
@@ -128,7 +138,7 @@ def test_a_lost_stage_is_made_anew_before_the_plan() -> None:
     core.start()
     [ask] = _feed(core, _in("b"), _with_a_copy("h", _live(0, 2, 5), _KEPT))
     made = Rebuild("h", 1, 2, 4, 1, Version(2, 1), Version(5, 1))
-    assert ask == c.AskInventory("h", 10, rebuild=made)
+    assert ask == c.AskStateReport("h", 10, rebuild=made)
     [plan] = _feed(core, _with_a_copy("h", _live(0, 2, 5), _KEPT, _MADE))
     assert isinstance(plan, c.MakePlan)
     assert (plan.choice.version, plan.choice.replayed) == (Version(5, 1), 0)
@@ -147,20 +157,20 @@ def test_one_that_gathers_everything_makes_nothing_anew() -> None:
     core = _core(frozenset("hb"), gathers=True)
     core.start()
     out = _feed(core, _in("b"), _with_a_copy("h", _live(0, 2, 5), _KEPT))
-    assert [type(one) for one in out] == [c.Gather]
+    assert [type(one) for one in out] == [c.GatherUnits]
 
 
 def test_a_death_while_preparing_begins_again_with_the_next_number() -> None:
     core = _core()
     _planned(core)
-    assert _feed(core, c.MemberGone("a")) == [c.AskInventory(device, 11) for device in "bh"]
-    assert _feed(core, c.ReadyIn(10, "h")) == []  # of the attempt that was given up
+    assert _feed(core, c.MemberGone("a")) == [c.AskStateReport(device, 11) for device in "bh"]
+    assert _feed(core, c.DeviceReady(10, "h")) == []  # of the attempt that was given up
 
 
 def test_a_device_short_of_memory_is_planned_for_with_less() -> None:
     core = _core()
     _planned(core)
-    _feed(core, c.ReadyIn(10, "a", PrepareFailed(10, "too little", memory_bytes=7)))
+    _feed(core, c.DeviceReady(10, "a", PrepareFailed(10, "too little", memory_bytes=7)))
     live = (_live(0, 2, 5), _live(2, 4, 5))
     [plan] = _feed(core, _in("h", *live, epoch=11), _in("a", epoch=11), _in("b", epoch=11))
     assert isinstance(plan, c.MakePlan)
@@ -181,9 +191,9 @@ def test_nothing_is_planned_for_a_device_without_a_link_to_the_others() -> None:
 def test_without_the_holder_there_is_no_answer() -> None:
     core = _core()
     core.start()
-    events = (_in("a"), _in("b"), c.InventoryFailed(10, "h", "no link"))
+    events = (_in("a"), _in("b"), c.StateReportFailed(10, "h", "no link"))
     [refusal] = _feed(core, *events)
-    assert isinstance(refusal, NoWay)
+    assert isinstance(refusal, ReconfigureFailure)
     assert refusal.again
 
 
@@ -195,19 +205,19 @@ def test_an_error_that_stays_ends_the_attempts(is_link: bool) -> None:
     out: list[c.ChangeInstruction] = []
     for epoch in range(10, 10 + ATTEMPTS_LIMIT + 1):
         stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
-        out = _feed(core, *stock, _in("b", epoch=epoch), c.Planned(epoch, _STAGES))
+        out = _feed(core, *stock, _in("b", epoch=epoch), c.PlanMade(epoch, _STAGES))
         failed = PrepareFailed(epoch, "no such operator", is_link=is_link)
-        out = _feed(core, c.ReadyIn(epoch, "a", failed))
+        out = _feed(core, c.DeviceReady(epoch, "a", failed))
     [refusal] = out
-    assert isinstance(refusal, NoWay)
+    assert isinstance(refusal, ReconfigureFailure)
     assert "no such operator" in refusal.reason
     assert refusal.again == is_link
 
 
-def _copies(first: int, end: int, version: Version) -> tuple[Holding, ...]:
+def _copies(first: int, end: int, version: Version) -> tuple[StateEntry, ...]:
     """Its own, and the other's."""
-    own = Holding(first, end, version, Kind.KEPT)
-    return own, Holding(2 - first, 6 - end, version, Kind.REPLICA)
+    own = StateEntry(first, end, version, StateKind.KEPT)
+    return own, StateEntry(2 - first, 6 - end, version, StateKind.REPLICA)
 
 
 @pytest.mark.parametrize(
@@ -232,8 +242,8 @@ def test_what_an_epoch_begins_with_is_kept_unless_something_is_already(
     for device, holdings in held.items():
         _feed(core, _in(device, *(holdings[:1] if device == lost else holdings)))
     _feed(core, _in("b"))
-    prepare, _ = _feed(core, c.Planned(10, _STAGES))
-    assert isinstance(prepare, c.Prepare)
+    prepare, _ = _feed(core, c.PlanMade(10, _STAGES))
+    assert isinstance(prepare, c.PrepareDevice)
     assert prepare.placed.stable == stable
     assert prepare.placed.keeps == keeps
 
@@ -242,51 +252,51 @@ def test_the_first_weights_are_not_kept_the_holder_has_them() -> None:
     core = _core()
     core.start()
     _feed(core, _in("h"), _in("a"), _in("b"))
-    prepare, _ = _feed(core, c.Planned(10, _STAGES))
-    assert isinstance(prepare, c.Prepare)
+    prepare, _ = _feed(core, c.PlanMade(10, _STAGES))
+    assert isinstance(prepare, c.PrepareDevice)
     assert prepare.placed.version == Version(0, 0)
     assert not prepare.placed.keeps
 
 
-def _whole(epoch: int) -> c.InventoryIn:
+def _whole(epoch: int) -> c.StateReported:
     """The holder, after it has gathered units 2 and 3."""
-    parts = (_live(0, 2, 5), Holding(2, 4, Version(5, 1), Kind.FETCHED))
+    parts = (_live(0, 2, 5), StateEntry(2, 4, Version(5, 1), StateKind.FETCHED))
     return _in("h", *parts, epoch=epoch, linked="hb")
 
 
 def test_where_all_is_gathered_first_everything_comes_from_the_device_with_the_data() -> None:
     core = _core(frozenset("hb"), gathers=True)
     core.start()
-    kept = Holding(2, 4, Version(5, 1), Kind.REPLICA)
+    kept = StateEntry(2, 4, Version(5, 1), StateKind.REPLICA)
     [gather] = _feed(core, _in("h", _live(0, 2, 5), linked="hb"), _in("b", kept, linked="hb"))
-    assert isinstance(gather, c.Gather)
+    assert isinstance(gather, c.GatherUnits)
     assert (gather.device, gather.placed.epoch) == ("h", 10)
     assert gather.placed.stages == (PlacedStage(0, 4, ("h",)),)
     assert [(f.first, f.end, f.peer) for f in gather.fetches] == [(0, 2, "h"), (2, 4, "b")]
-    assert _feed(core, c.ReadyIn(10, "h")) == [c.AskInventory(device, 11) for device in "bh"]
+    assert _feed(core, c.DeviceReady(10, "h")) == [c.AskStateReport(device, 11) for device in "bh"]
     [plan] = _feed(core, _whole(11), _in("b", kept, epoch=11, linked="hb"))
     assert isinstance(plan, c.MakePlan)
     assert plan.choice.places == (("h",),) * 4
     stages = (PlacedStage(0, 2, ("h",)), PlacedStage(2, 4, ("b",)))
-    first, second = _feed(core, c.Planned(11, stages))
-    assert isinstance(first, c.Prepare)
-    assert isinstance(second, c.Prepare)
+    first, second = _feed(core, c.PlanMade(11, stages))
+    assert isinstance(first, c.PrepareDevice)
+    assert isinstance(second, c.PrepareDevice)
     assert [(f.first, f.end, f.peer) for f in second.fetches] == [(2, 4, "h")]
 
 
 def test_what_could_not_be_gathered_is_looked_for_again() -> None:
     core = _core(frozenset("hb"), gathers=True)
     core.start()
-    kept = Holding(2, 4, Version(5, 1), Kind.REPLICA)
+    kept = StateEntry(2, 4, Version(5, 1), StateKind.REPLICA)
     _feed(core, _in("h", _live(0, 2, 5), linked="hb"), _in("b", kept, linked="hb"))
-    asked = _feed(core, c.ReadyIn(10, "h", PrepareFailed(10, "the link broke", source="b")))
-    assert asked == [c.AskInventory(device, 11) for device in "bh"]
+    asked = _feed(core, c.DeviceReady(10, "h", PrepareFailed(10, "the link broke", source="b")))
+    assert asked == [c.AskStateReport(device, 11) for device in "bh"]
     [again] = _feed(
         core,
         _in("h", _live(0, 2, 5), epoch=11, linked="hb"),
         _in("b", kept, epoch=11, linked="hb"),
     )
-    assert isinstance(again, c.Gather)
+    assert isinstance(again, c.GatherUnits)
 
 
 def test_nothing_is_gathered_while_every_device_of_the_plan_is_here() -> None:
@@ -303,15 +313,15 @@ def _spoil(core: ChangeCore, epoch: int, trouble: PrepareFailed) -> c.ChangeInst
     [plan] = _feed(core, *stock)
     if not isinstance(plan, c.MakePlan):
         return plan
-    _feed(core, c.Planned(epoch, _STAGES), c.ReadyIn(epoch, "a", trouble))
+    _feed(core, c.PlanMade(epoch, _STAGES), c.DeviceReady(epoch, "a", trouble))
     return plan
 
 
 def _with_copies(*steps: int) -> ChangeCore:
-    copies = [GlobalCopy(Version(step, 1), "h", Kind.GLOBAL) for step in steps]
-    copies.append(GlobalCopy(Version(0, 0), "h", Kind.INITIAL))
-    past = Past(_LINEAGE, 9, tuple(copies), _PRESENT.places())
-    ask = ChangeAsk(10, 10, Reason.FAILURE, 4, "h", _ALL, past, _PRESENT)
+    copies = [FullSnapshot(Version(step, 1), "h", StateKind.GLOBAL) for step in steps]
+    copies.append(FullSnapshot(Version(0, 0), "h", StateKind.INITIAL))
+    past = KnownPast(_LINEAGE, 9, tuple(copies), _PRESENT.places())
+    ask = GenerationRequest(10, 10, ReconfigureReason.FAILURE, 4, "h", _ALL, past, _PRESENT)
     core = ChangeCore(ask, _ALL)
     core.start()
     return core
@@ -349,10 +359,10 @@ def test_what_spoiled_every_preparation_is_said_and_whether_it_may_pass(
     core.start()
     for epoch in range(10, 10 + ATTEMPTS_LIMIT + 1):
         stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
-        _feed(core, *stock, _in("b", epoch=epoch), c.Planned(epoch, _STAGES))
-        out = _feed(core, c.ReadyIn(epoch, "a", replace(trouble, epoch=epoch)))
+        _feed(core, *stock, _in("b", epoch=epoch), c.PlanMade(epoch, _STAGES))
+        out = _feed(core, c.DeviceReady(epoch, "a", replace(trouble, epoch=epoch)))
     [refusal] = out
-    assert isinstance(refusal, NoWay)
+    assert isinstance(refusal, ReconfigureFailure)
     assert refusal.reason.endswith(trouble.reason)
     assert (refusal.again, bool(refusal.spoiled)) == (again, again)
     has = {} if trouble.memory_bytes is None else {"a": trouble.memory_bytes}
@@ -360,9 +370,11 @@ def test_what_spoiled_every_preparation_is_said_and_whether_it_may_pass(
 
 
 def test_a_leave_that_was_refused_leaves_the_plan_as_it_is() -> None:
-    past = Past(_LINEAGE, 5, (), _PRESENT.places())
+    past = KnownPast(_LINEAGE, 5, (), _PRESENT.places())
     for without, same in ((frozenset("b"), True), (frozenset("a"), False)):
-        ask = ChangeAsk(10, 10, Reason.LEAVE, 4, "h", _ALL, past, _PRESENT, without=without)
+        ask = GenerationRequest(
+            10, 10, ReconfigureReason.LEAVE, 4, "h", _ALL, past, _PRESENT, without=without
+        )
         core = ChangeCore(ask, _ALL)
         core.start()
         stock = (_in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))

@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 import torch
 
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import RoundOrder
-from p2ptrain.messages.tensors import PieceKey
-from p2ptrain.runtime.asynchronous.gradient_exchange import GradientExchange, Gradients, Turns
+from p2ptrain.messages.tensors import MicroBatchKey
+from p2ptrain.runtime.asynchronous.gradient_exchange import GradientExchange, Gradients, UpdateOrder
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -28,10 +28,10 @@ class Exchange:
     def is_own(self, number: int) -> bool:
         return number % 2 == 0
 
-    async def put(self, key: PieceKey, gradients: Gradients) -> None:
+    async def put(self, key: MicroBatchKey, gradients: Gradients) -> None:
         self.told.append(key.micro_batch)
 
-    async def take(self, key: PieceKey) -> Gradients:
+    async def take(self, key: MicroBatchKey) -> Gradients:
         return await self._of(key.micro_batch)
 
     def arrive(self, number: int) -> None:
@@ -42,7 +42,7 @@ class Exchange:
 
 
 def order(step: int) -> RoundOrder:
-    return RoundOrder(Round(step, Mode.TRAIN, step, 8, 8, step))
+    return RoundOrder(Round(step, RoundMode.TRAIN, step, 8, 8, step))
 
 
 class Device:
@@ -51,7 +51,7 @@ class Device:
     def __init__(self) -> None:
         self.exchange = Exchange()
         self.made: list[tuple[int, int]] = []
-        self.turns = Turns(cast(GradientExchange, self.exchange), self._make)
+        self.turns = UpdateOrder(cast(GradientExchange, self.exchange), self._make)
 
     async def _make(self, what: RoundOrder, gradients: Gradients) -> None:
         (gradient,) = cast(Sequence[torch.Tensor], gradients)

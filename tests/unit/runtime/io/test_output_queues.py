@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 import torch
 
-from p2ptrain.job.rounds import Mode
-from p2ptrain.messages.assignment import StagePlace
-from p2ptrain.messages.tensors import Piece, PieceKey, Value
-from p2ptrain.runtime.io.output_queues import Outlets
-from p2ptrain.runtime.io.sample_division import Division
+from p2ptrain.job.rounds import RoundMode
+from p2ptrain.messages.assignment import StageAssignment
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, Value
+from p2ptrain.runtime.io.output_queues import OutputQueues
+from p2ptrain.runtime.io.sample_division import SampleDivision
 
-AFTER = Division(StagePlace(1, 2, 1, ("c", "d"), (2, 2)))
+AFTER = SampleDivision(StageAssignment(1, 2, 1, ("c", "d"), (2, 2)))
 
 
 class Recorder:
     """Links that block for the devices in `blocked`."""
 
     def __init__(self, blocked: Sequence[str] = ()) -> None:
-        self.sent: list[tuple[str, Piece, Sequence[Value]]] = []
+        self.sent: list[tuple[str, MicroBatchSlice, Sequence[Value]]] = []
         self.changed = asyncio.Event()
         self._blocked = set(blocked)
 
-    async def send(self, device: str, piece: Piece, values: Sequence[Value]) -> None:
+    async def send(self, device: str, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """As a link would."""
         if device in self._blocked:
             await asyncio.Event().wait()
@@ -38,14 +38,14 @@ class Recorder:
             await self.changed.wait()
 
 
-def piece(number: int, first: int, end: int) -> Piece:
+def piece(number: int, first: int, end: int) -> MicroBatchSlice:
     """Samples [first, end) of a micro-batch of 4."""
-    return Piece(PieceKey(0, number), Mode.TRAIN, 4, first, end)
+    return MicroBatchSlice(MicroBatchKey(0, number), RoundMode.TRAIN, 4, first, end)
 
 
 async def test_each_gets_its_samples() -> None:
     links, rows, common = Recorder(), torch.arange(6.0).reshape(3, 2), torch.ones(2)
-    outlets = Outlets(AFTER, lambda _mode: [0, None], links.send, capacity=2)
+    outlets = OutputQueues(AFTER, lambda _mode: [0, None], links.send, capacity=2)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(outlets.run())
         await outlets.put(piece(0, 1, 4), [rows, common])
@@ -61,7 +61,7 @@ async def test_each_gets_its_samples() -> None:
 
 async def test_what_is_summed_goes_to_one_only() -> None:
     links, common = Recorder(), torch.ones(2)
-    outlets = Outlets(AFTER, lambda _mode: [None], links.send, capacity=2, summed=True)
+    outlets = OutputQueues(AFTER, lambda _mode: [None], links.send, capacity=2, summed=True)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(outlets.run())
         await outlets.put(piece(0, 0, 4), [common])
@@ -72,7 +72,7 @@ async def test_what_is_summed_goes_to_one_only() -> None:
 
 async def test_a_slow_device_does_not_hold_up_the_others() -> None:
     links = Recorder(blocked=["c"])
-    outlets = Outlets(AFTER, lambda _mode: [0], links.send, capacity=3)
+    outlets = OutputQueues(AFTER, lambda _mode: [0], links.send, capacity=3)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(outlets.run())
         for number in range(3):

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from p2ptrain.errors import PeerError
-from p2ptrain.job.rounds import Mode, Round
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import RoundOrder
-from p2ptrain.messages.tensors import Piece, PieceKey
-from p2ptrain.recovery.rebuild_plan import LEAST_LIMIT_BYTES, limit_bytes
-from p2ptrain.runtime.io.replay_log import MOST_STEPS, EpochLog
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice
+from p2ptrain.recovery.rebuild_plan import MIN_LIMIT_BYTES, replay_log_bytes
+from p2ptrain.runtime.io.replay_log import MAX_STEPS, ReplayLog
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS
 
 START = 5
@@ -18,16 +18,16 @@ BYTES = 64
 """Of one piece; two a step."""
 
 
-def _order(step: int, mode: Mode = Mode.TRAIN) -> RoundOrder:
+def _order(step: int, mode: RoundMode = RoundMode.TRAIN) -> RoundOrder:
     return RoundOrder(Round(step + 1, mode, step, 8, 4))
 
 
-def _log(*steps: int, limit: int = 1 << 20) -> EpochLog:
-    log = EpochLog(START, limit)
+def _log(*steps: int, limit: int = 1 << 20) -> ReplayLog:
+    log = ReplayLog(START, limit)
     for step in steps:
-        log.told(_order(step))
+        log.note_order(_order(step))
         for number in range(2):
-            piece = Piece.whole(PieceKey(step + 1, number), Mode.TRAIN, 4)
+            piece = MicroBatchSlice.whole(MicroBatchKey(step + 1, number), RoundMode.TRAIN, 4)
             values = [torch.full((BYTES // 4,), float(step)), None]
             log.sent(_order(step), 2, ACTIVATIONS, piece, values)
         log.counts(step, (0.5, "float32"))
@@ -68,40 +68,40 @@ def test_a_step_larger_than_all_the_room_is_not_half_there() -> None:
 
 
 def test_evaluations_leave_no_trace() -> None:
-    log = EpochLog(START)
-    log.told(_order(5, Mode.EVAL))
-    piece = Piece.whole(PieceKey(6, 0), Mode.EVAL, 4)
-    log.sent(_order(5, Mode.EVAL), 2, ACTIVATIONS, piece, [torch.zeros(4)])
+    log = ReplayLog(START)
+    log.note_order(_order(5, RoundMode.EVAL))
+    piece = MicroBatchSlice.whole(MicroBatchKey(6, 0), RoundMode.EVAL, 4)
+    log.sent(_order(5, RoundMode.EVAL), 2, ACTIVATIONS, piece, [torch.zeros(4)])
     with pytest.raises(PeerError):
         log.orders(5, 6)
 
 
 def test_an_evaluation_beside_a_step_of_the_same_number_is_told_apart() -> None:
     log = _log(5)
-    piece = Piece.whole(PieceKey(9, 0), Mode.EVAL, 4)
-    log.sent(_order(5, Mode.EVAL), 2, ACTIVATIONS, piece, [torch.zeros(4)])
+    piece = MicroBatchSlice.whole(MicroBatchKey(9, 0), RoundMode.EVAL, 4)
+    log.sent(_order(5, RoundMode.EVAL), 2, ACTIVATIONS, piece, [torch.zeros(4)])
     assert len(list(log.pieces(5, 2, ACTIVATIONS))) == 2
 
 
 def test_views_count_as_what_they_keep_alive() -> None:
-    log = EpochLog(START, 1000)
-    log.told(_order(5))
-    piece = Piece.whole(PieceKey(6, 0), Mode.TRAIN, 4)
+    log = ReplayLog(START, 1000)
+    log.note_order(_order(5))
+    piece = MicroBatchSlice.whole(MicroBatchKey(6, 0), RoundMode.TRAIN, 4)
     log.sent(_order(5), 2, ACTIVATIONS, piece, [torch.zeros(10_000)[:4]])
     assert log.since == 6
 
 
 def test_orders_of_a_stage_that_sends_nothing_do_not_pile_up() -> None:
     """One device, or a group alone: nothing is sent to other stages, and no copy is ever kept."""
-    log = EpochLog(START)
-    for step in range(START, START + MOST_STEPS + 3):
-        log.told(_order(step))
+    log = ReplayLog(START)
+    for step in range(START, START + MAX_STEPS + 3):
+        log.note_order(_order(step))
     assert log.since == START + 3
-    assert len(log.orders(log.since, START + MOST_STEPS + 3)) == MOST_STEPS
+    assert len(log.orders(log.since, START + MAX_STEPS + 3)) == MAX_STEPS
     with pytest.raises(PeerError):
         log.orders(START + 2, START + 4)
 
 
 def test_the_room_follows_the_plan() -> None:
-    assert limit_bytes(0) == LEAST_LIMIT_BYTES
-    assert limit_bytes(2 << 30) == (2 << 30) // 20
+    assert replay_log_bytes(0) == MIN_LIMIT_BYTES
+    assert replay_log_bytes(2 << 30) == (2 << 30) // 20

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.messages.assignment import StagePlace
-from p2ptrain.messages.tensors import Slice
+from p2ptrain.messages.assignment import StageAssignment
+from p2ptrain.messages.tensors import SampleRange
 from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.runtime.io.sample_division import Division
+from p2ptrain.runtime.io.sample_division import SampleDivision
 
 MICRO_BATCH = 6
 MICRO_BATCHES = 5
@@ -22,12 +22,12 @@ def shares_of(whole: int) -> st.SearchStrategy[tuple[int, ...]]:
     )
 
 
-def place(name: str) -> st.SearchStrategy[StagePlace]:
+def place(name: str) -> st.SearchStrategy[StageAssignment]:
     """A stage whose devices are called name0, name1, ..."""
 
-    def build(allocation: Allocation, shares: tuple[int, ...]) -> StagePlace:
+    def build(allocation: Allocation, shares: tuple[int, ...]) -> StageAssignment:
         devices = tuple(f"{name}{index}" for index in range(len(shares)))
-        return StagePlace(0, 1, 1, devices, shares, allocation)
+        return StageAssignment(0, 1, 1, devices, shares, allocation)
 
     return st.one_of(
         st.builds(build, st.just(Allocation.SAMPLES), shares_of(MICRO_BATCH)),
@@ -36,20 +36,20 @@ def place(name: str) -> st.SearchStrategy[StagePlace]:
 
 
 def test_the_picture_of_the_module() -> None:
-    before = Division(StagePlace(0, 1, 1, ("a", "b"), (3, 1)))
-    after = Division(StagePlace(1, 2, 1, ("c", "d"), (2, 2)))
+    before = SampleDivision(StageAssignment(0, 1, 1, ("a", "b"), (3, 1)))
+    after = SampleDivision(StageAssignment(1, 2, 1, ("c", "d"), (2, 2)))
     a, b = before.slices(0, 4)
-    assert (a, b) == (Slice("a", 0, 3), Slice("b", 3, 4))
-    assert after.overlaps(0, 4, a) == (Slice("c", 0, 2), Slice("d", 2, 3))
-    assert after.overlaps(0, 4, b) == (Slice("d", 3, 4),)
+    assert (a, b) == (SampleRange("a", 0, 3), SampleRange("b", 3, 4))
+    assert after.overlaps(0, 4, a) == (SampleRange("c", 0, 2), SampleRange("d", 2, 3))
+    assert after.overlaps(0, 4, b) == (SampleRange("d", 3, 4),)
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(place("s"), place("r"), st.integers(0, 3 * MICRO_BATCHES), st.integers(1, MICRO_BATCH))
 def test_every_sample_travels_once(
-    sender: StagePlace, receiver: StagePlace, micro_batch: int, size: int
+    sender: StageAssignment, receiver: StageAssignment, micro_batch: int, size: int
 ) -> None:
-    senders, receivers = Division(sender), Division(receiver)
+    senders, receivers = SampleDivision(sender), SampleDivision(receiver)
     travelled: list[int] = []
     for part in receivers.slices(micro_batch, size):
         for source in senders.overlaps(micro_batch, size, part):
@@ -57,15 +57,15 @@ def test_every_sample_travels_once(
             assert owner is not None
             assert owner.first <= source.first < source.end <= owner.end
             back = receivers.overlaps(micro_batch, size, owner)
-            assert Slice(part.device, source.first, source.end) in back
+            assert SampleRange(part.device, source.first, source.end) in back
             travelled += range(source.first, source.end)
     assert travelled == list(range(size))
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(place("s"))
-def test_a_round_gives_every_device_its_share(stage: StagePlace) -> None:
-    division = Division(stage)
+def test_a_round_gives_every_device_its_share(stage: StageAssignment) -> None:
+    division = SampleDivision(stage)
     taken = dict.fromkeys(stage.devices, 0)
     for micro_batch in range(MICRO_BATCHES):
         for part in division.slices(micro_batch, MICRO_BATCH):
@@ -80,6 +80,6 @@ def test_a_round_gives_every_device_its_share(stage: StagePlace) -> None:
 
 
 def test_a_smaller_last_micro_batch_leaves_the_last_devices_without_a_part() -> None:
-    division = Division(StagePlace(0, 1, 1, ("a", "b", "c"), (3, 2, 1)))
-    assert division.slices(4, 4) == (Slice("a", 0, 3), Slice("b", 3, 4))
+    division = SampleDivision(StageAssignment(0, 1, 1, ("a", "b", "c"), (3, 2, 1)))
+    assert division.slices(4, 4) == (SampleRange("a", 0, 3), SampleRange("b", 3, 4))
     assert division.part("c", 4, 4) is None

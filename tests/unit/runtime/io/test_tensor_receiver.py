@@ -9,32 +9,32 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.job.rounds import Mode
-from p2ptrain.messages.tensors import Piece, PieceKey, Slice, to_messages
+from p2ptrain.job.rounds import RoundMode
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, to_messages
 from p2ptrain.net.message import Message, PartKind
-from p2ptrain.runtime.io.tensor_receiver import Contents, Gathered, Inlet
+from p2ptrain.runtime.io.tensor_receiver import GatheredValues, StreamContents, TensorReceiver
 
-KEY = PieceKey(0, 0)
-SOURCES = (Slice("a", 0, 3), Slice("b", 3, 4))
+KEY = MicroBatchKey(0, 0)
+SOURCES = (SampleRange("a", 0, 3), SampleRange("b", 3, 4))
 
 
-def inlet(*, optional: bool = False) -> Inlet:
+def inlet(*, optional: bool = False) -> TensorReceiver:
     """Pieces of 4 samples, a row of two float32 each, and one value that all samples share."""
-    contents = Contents(
+    contents = StreamContents(
         "activations",
         lambda _mode, size: [(torch.float32, (size, 2)), (torch.float32, (2,))],
         lambda _mode: [0, None],
         optional=optional,
     )
-    return Inlet(contents, lambda _number, _size: SOURCES, capacity=2, largest=4)
+    return TensorReceiver(contents, lambda _number, _size: SOURCES, capacity=2, largest=4)
 
 
-def piece(first: int, end: int) -> Piece:
+def piece(first: int, end: int) -> MicroBatchSlice:
     """Those samples of the one micro-batch."""
-    return Piece(KEY, Mode.TRAIN, 4, first, end)
+    return MicroBatchSlice(KEY, RoundMode.TRAIN, 4, first, end)
 
 
-def receive(target: Inlet, peer: str, message: Message) -> None:
+def receive(target: TensorReceiver, peer: str, message: Message) -> None:
     """As the mesh does: header, then body."""
     sizes = [part.nbytes for part in message.parts]
     for buffer, part in zip(target.open(peer, message.fields, sizes), message.parts, strict=True):
@@ -42,7 +42,7 @@ def receive(target: Inlet, peer: str, message: Message) -> None:
     target.deliver(peer, message.fields)
 
 
-def message(what: Piece, *values: Tensor | None) -> Message:
+def message(what: MicroBatchSlice, *values: Tensor | None) -> Message:
     """The one message of a short piece."""
     (only,) = to_messages("train.values", {}, what, values, PartKind.ACTIVATION)
     return only
@@ -73,14 +73,14 @@ async def test_gradients_of_what_all_samples_share_are_summed_and_may_be_missing
 def test_a_gradient_that_was_there_may_not_be_missing_later() -> None:
     target, rows = inlet(optional=True), torch.ones(3, 2)
     receive(target, "a", message(piece(0, 3), rows, None))
-    later = message(Piece(PieceKey(0, 1), Mode.TRAIN, 4, 0, 3), None, None)
+    later = message(MicroBatchSlice(MicroBatchKey(0, 1), RoundMode.TRAIN, 4, 0, 3), None, None)
     with pytest.raises(ProtocolError, match="value 0 is missing, and was there before"):
         receive(target, "a", later)
 
 
 def test_one_device_s_piece_is_not_copied() -> None:
     value = torch.ones(3)
-    assert Gathered([[value]], [0], summed=False).join()[0] is value
+    assert GatheredValues([[value]], [0], summed=False).join()[0] is value
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_pieces_that_nobody_completes_are_bounded() -> None:
     target = inlet()
 
     def half(number: int) -> None:
-        what = Piece(PieceKey(0, number), Mode.TRAIN, 4, 3, 4)
+        what = MicroBatchSlice(MicroBatchKey(0, number), RoundMode.TRAIN, 4, 3, 4)
         receive(target, "b", message(what, torch.zeros(1, 2), torch.zeros(2)))
 
     half(0)
@@ -114,14 +114,18 @@ def test_pieces_that_nobody_completes_are_bounded() -> None:
         half(2)
 
 
-@pytest.mark.parametrize("mode", Mode)
-async def test_only_what_comes_in_every_round_can_come_long_before_it(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", RoundMode)
+async def test_only_what_comes_in_every_round_can_come_long_before_it(mode: RoundMode) -> None:
     """Outputs come in evaluations, with any number of rounds between them."""
-    contents = Contents("outputs", lambda _mode, size: [(torch.float32, (size,))], lambda _: [0])
-    target = Inlet(contents, lambda _number, size: [Slice("a", 0, size)], capacity=2, largest=4)
+    contents = StreamContents(
+        "outputs", lambda _mode, size: [(torch.float32, (size,))], lambda _: [0]
+    )
+    target = TensorReceiver(
+        contents, lambda _number, size: [SampleRange("a", 0, size)], capacity=2, largest=4
+    )
     for index in (0, 23, 46):
-        what = Piece(PieceKey(index, 0), mode, 4, 0, 4)
-        if index and mode is Mode.TRAIN:
+        what = MicroBatchSlice(MicroBatchKey(index, 0), mode, 4, 0, 4)
+        if index and mode is RoundMode.TRAIN:
             with pytest.raises(ProtocolError, match="arrived long before its round"):
                 receive(target, "a", message(what, torch.ones(4)))
             continue
@@ -144,7 +148,7 @@ async def test_what_cannot_be_taken_in_is_told_to_whoever_waits() -> None:
     common = torch.tensor([7.0, 8.0])
     receive(target, "b", message(piece(3, 4), rows[3:], common))
     receive(target, "a", message(piece(0, 3), rows[:3], common))
-    waiting = asyncio.create_task(target.take(PieceKey(0, 1)))
+    waiting = asyncio.create_task(target.take(MicroBatchKey(0, 1)))
     await asyncio.sleep(0)
     target.fail(MemoryError())
     with pytest.raises(MemoryError):

@@ -6,31 +6,31 @@ import pytest
 import torch
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.job.rounds import Mode
+from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.kinds import VALUES
-from p2ptrain.messages.round_orders import EpochKey
-from p2ptrain.messages.tensors import Line, Piece, PieceKey, Slice
-from p2ptrain.runtime.io.tensor_receiver import Contents, Inlet
-from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, Switchboard
+from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, StreamId
+from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver
+from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, TensorRouter
 from tests.support.memory_household import MemoryHousehold
 
-LINE = Line(EpochKey("job", 1), 0, ACTIVATIONS)
+LINE = StreamId(GenerationKey("job", 1), 0, ACTIVATIONS)
 SAMPLES = 2
 
 
-def piece(number: int = 0) -> Piece:
-    return Piece.whole(PieceKey(0, number), Mode.TRAIN, SAMPLES)
+def piece(number: int = 0) -> MicroBatchSlice:
+    return MicroBatchSlice.whole(MicroBatchKey(0, number), RoundMode.TRAIN, SAMPLES)
 
 
-def inlet(sender: str) -> Inlet:
+def inlet(sender: str) -> TensorReceiver:
     """Takes one value of a whole number a sample."""
-    contents = Contents(
+    contents = StreamContents(
         "activations of stage 0",
         lambda _mode, size: [(torch.int64, (size,))],
         lambda _mode: [0],
     )
-    sources = (Slice(sender, 0, SAMPLES),)
-    return Inlet(contents, lambda _number, _size: sources, capacity=2, largest=SAMPLES)
+    sources = (SampleRange(sender, 0, SAMPLES),)
+    return TensorReceiver(contents, lambda _number, _size: sources, capacity=2, largest=SAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ async def test_what_a_line_does_not_carry_is_told_to_whoever_waits_for_it(
 ) -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
         a, b = mesh["a"].self_id, mesh["b"].self_id
-        there, here = Switchboard(mesh["a"]), Switchboard(mesh["b"])
+        there, here = TensorRouter(mesh["a"]), TensorRouter(mesh["b"])
         target = inlet(a)
         here.connect_inlet(LINE, target, [a])
         await there.send_values(b, LINE, piece(), values)
@@ -60,7 +60,7 @@ async def test_no_memory_is_taken_for_what_nobody_wants_any_more() -> None:
     """Any member may send it, of an epoch that never was; it says itself how large it is."""
     async with MemoryHousehold(["a", "b"]) as mesh:
         a, b = mesh["a"].self_id, mesh["b"].self_id
-        there, here = Switchboard(mesh["a"]), Switchboard(mesh["b"])
+        there, here = TensorRouter(mesh["a"]), TensorRouter(mesh["b"])
         assert mesh["b"].router.open_parts(a, VALUES, LINE.fields(), [1 << 40]) is None
         await there.send_values(b, LINE, piece(), [torch.arange(SAMPLES)])
         assert here.stale_frames == 1
@@ -73,7 +73,7 @@ async def test_what_comes_on_a_line_of_another_device_is_dropped() -> None:
     """Without any memory for it; what the line's own device sends is taken as before."""
     async with MemoryHousehold(["a", "b", "c"]) as mesh:
         a, b, c = (mesh[name].self_id for name in "abc")
-        there, eve, here = (Switchboard(mesh[name]) for name in "acb")
+        there, eve, here = (TensorRouter(mesh[name]) for name in "acb")
         taken = inlet(a)
         here.connect_inlet(LINE, taken, [a])
         await eve.send_values(b, LINE, piece(), [torch.zeros(SAMPLES, dtype=torch.int64)])

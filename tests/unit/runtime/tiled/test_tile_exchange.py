@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.job.rounds import Mode
-from p2ptrain.messages.assignment import StagePlace
-from p2ptrain.messages.round_orders import EpochKey
-from p2ptrain.messages.tensors import Line, Piece, PieceKey
+from p2ptrain.job.rounds import RoundMode
+from p2ptrain.messages.assignment import StageAssignment
+from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, StreamId
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.tile_shape import TileShape
-from p2ptrain.runtime.io.tensor_router import Switchboard
+from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.runtime.tiled.tile_exchange import FLOW, TileExchange
-from p2ptrain.runtime.tiled.tile_layout import StageTiles
+from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
-from p2ptrain.tiling.kernels.tile_messages import Halo, Message
+from p2ptrain.tiling.kernels.tile_messages import Halo, TileMessage
 from tests.support.memory_household import MemoryHousehold
 
-LINE = Line(EpochKey("job", 1), 0, FLOW)
+LINE = StreamId(GenerationKey("job", 1), 0, FLOW)
 SAMPLES = 2
 SHAPE = TileShape((1.0,), (0.5, 0.5), (0, 1, 2))
 EARLY = TileShape((1.0,), (0.5, 0.5), (0, 1, 2), early=(1,))
@@ -66,9 +66,9 @@ def test_tiles_get_the_images_whatever_stands_before_them() -> None:
     images = torch.randn(SAMPLES, 3, 6, 8)
     inputs = torch.zeros(SAMPLES, 2), images
     model = capture(Weighed(), cross_entropy, (inputs, torch.tensor([0, 1])))
-    place = StagePlace(0, 2, 1, ("a", "b"), (1, 1), Allocation.TILES, tiling=SHAPE)
-    tiles = StageTiles(model.description, place)
-    for mode in Mode:
+    place = StageAssignment(0, 2, 1, ("a", "b"), (1, 1), Allocation.TILES, tiling=SHAPE)
+    tiles = StageTileLayout(model.description, place)
+    for mode in RoundMode:
         (part,) = tiles.entering_parts("a", mode, model.entering(inputs, mode.value))
         assert torch.equal(part, images[..., : part.shape[-1]])
 
@@ -80,17 +80,17 @@ class Device:
     id: str
     stage: TiledStage
     exchange: TileExchange
-    board: Switchboard
+    board: TensorRouter
 
 
 @asynccontextmanager
 async def pair(captured: Captured, shape: TileShape = SHAPE) -> AsyncIterator[list[Device]]:
     async with MemoryHousehold(["a", "b"]) as mesh:
         ids = tuple(mesh[name].self_id for name in "ab")
-        place = StagePlace(0, 2, 1, ids, (1, 1), Allocation.TILES, tiling=shape)
+        place = StageAssignment(0, 2, 1, ids, (1, 1), Allocation.TILES, tiling=shape)
         made = []
         for name, own in zip("ab", ids, strict=True):
-            board = Switchboard(mesh[name])
+            board = TensorRouter(mesh[name])
             state = {n: t.clone() for n, t in captured.state().items()}
             stage = TiledStage(captured.description, place, state, own)
             exchange = TileExchange(stage, LINE, own, board, ahead=2, largest=SAMPLES)
@@ -98,13 +98,13 @@ async def pair(captured: Captured, shape: TileShape = SHAPE) -> AsyncIterator[li
         yield made
 
 
-def piece(number: int = 0, *, size: int = SAMPLES, index: int = 0) -> Piece:
-    return Piece.whole(PieceKey(index, number), Mode.TRAIN, size)
+def piece(number: int = 0, *, size: int = SAMPLES, index: int = 0) -> MicroBatchSlice:
+    return MicroBatchSlice.whole(MicroBatchKey(index, number), RoundMode.TRAIN, size)
 
 
-def halo(*, samples: int = SAMPLES) -> Message:
+def halo(*, samples: int = SAMPLES) -> TileMessage:
     """What tile 1 owes tile 0 before the second convolution: one column of 4 channels."""
-    return Message(1, 0, Halo(1, 3), torch.arange(samples * 24.0).view(samples, 4, 6, 1))
+    return TileMessage(1, 0, Halo(1, 3), torch.arange(samples * 24.0).view(samples, 4, 6, 1))
 
 
 @pytest.mark.parametrize("shape", [SHAPE, EARLY])
@@ -118,28 +118,28 @@ async def test_a_whole_pass_between_two_devices(captured: Captured, shape: TileS
 
     async def run(device: Device) -> Sequence[Tensor]:
         stage, tiles = device.stage, device.stage.tiles
-        inputs = tiles.entering_parts(device.id, Mode.TRAIN, [images])
-        sent = stage.begin_forward(0, Mode.TRAIN, inputs, SAMPLES)
+        inputs = tiles.entering_parts(device.id, RoundMode.TRAIN, [images])
+        sent = stage.begin_forward(0, RoundMode.TRAIN, inputs, SAMPLES)
         await carry(device, sent)
-        outputs = stage.outputs(0, Mode.TRAIN)
+        outputs = stage.outputs(0, RoundMode.TRAIN)
         await carry(device, stage.begin_backward(0, [torch.ones_like(one) for one in outputs]))
         device.exchange.finished(piece())
         return outputs
 
-    async def carry(device: Device, sent: list[Message]) -> None:
+    async def carry(device: Device, sent: list[TileMessage]) -> None:
         while True:
             await device.exchange.send(piece(), sent)
-            awaited = device.stage.awaits(0, Mode.TRAIN)
+            awaited = device.stage.awaits(0, RoundMode.TRAIN)
             if not awaited:
                 return
             arrived = await device.exchange.take(piece(), awaited)
-            sent = device.stage.receive(0, Mode.TRAIN, arrived)
+            sent = device.stage.receive(0, RoundMode.TRAIN, arrived)
 
     async with pair(captured, shape) as devices:
         parts = await asyncio.gather(*(run(device) for device in devices))
         tiles = devices[0].stage.tiles
         ids = [device.id for device in devices]
-        (joined,) = tiles.joined(Mode.TRAIN, dict(zip(ids, parts, strict=True)))
+        (joined,) = tiles.joined(RoundMode.TRAIN, dict(zip(ids, parts, strict=True)))
         assert joined is not None
         assert torch.allclose(joined, expected, atol=1e-6)
         for name, parameter in plain.named_parameters():
@@ -159,7 +159,7 @@ async def test_what_comes_early_waits(captured: Captured) -> None:
 
 
 def frame(
-    entries: Sequence[Any], what: Piece, *, size: int = SAMPLES * 24 * 4
+    entries: Sequence[Any], what: MicroBatchSlice, *, size: int = SAMPLES * 24 * 4
 ) -> tuple[Mapping[str, Any], list[int]]:
     return {**LINE.fields(), **what.fields(), "tiles": list(entries)}, [size] * len(entries)
 
@@ -187,7 +187,7 @@ GOOD = ["h", 1, 3, 1, 0]
     ],
 )
 async def test_anything_else_is_refused_before_memory_is_taken(
-    captured: Captured, entries: Sequence[Any], what: Piece, size: int, told: str
+    captured: Captured, entries: Sequence[Any], what: MicroBatchSlice, size: int, told: str
 ) -> None:
     async with pair(captured) as (a, b):
         fields, sizes = frame(entries, what, size=size)
@@ -221,7 +221,7 @@ async def test_many_messages_are_several_frames(captured: Captured) -> None:
     async with pair(captured) as (_, b):
         sent: list[int] = []
 
-        async def note(device: str, line: Line, fields: Any, parts: Any, **how: Any) -> None:
+        async def note(device: str, line: StreamId, fields: Any, parts: Any, **how: Any) -> None:
             sent.append(len(parts))
 
         b.board.send_frame = note  # type: ignore[method-assign]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from p2ptrain.job.rounds import Mode
+from p2ptrain.job.rounds import RoundMode
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import NodeRef
 from p2ptrain.runtime.tiled.tile_layout import tileable, tiled_units
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 from p2ptrain.tiling.maps.unit_windows import unit_windows
 from tests.support.tiled_descriptions import CHANNELS, HEIGHT, IMAGE, WIDTH, convolution, describe
 from tests.support.tiling_in_process import Tiles
@@ -43,10 +43,10 @@ def test_tiles_may_end_where_nobody_behind_reads_the_input() -> None:
     network = tileable(description)
     assert (network.least, len(network.units)) == (2, 5)
     for units in range(2, 6):
-        for mode in Mode:
+        for mode in RoundMode:
             assert len(tiled_units(description, units, mode).network.units) == units
     with pytest.raises(NotTiled, match="layer unit1 reads the model's input input_0 too"):
-        tiled_units(description, 1, Mode.TRAIN)
+        tiled_units(description, 1, RoundMode.TRAIN)
     assert unit_windows(network) == ()
 
 
@@ -74,7 +74,7 @@ def test_the_input_under_another_name_stays_with_the_tiles_too() -> None:
         ("aten.mean.default", (NodeRef(2),)),
     ]
     with pytest.raises(NotTiled, match="layer unit1 reads the model's input input_0 too"):
-        tiled_units(describe(steps, cuts=[2, 3]), 1, Mode.TRAIN)
+        tiled_units(describe(steps, cuts=[2, 3]), 1, RoundMode.TRAIN)
 
 
 @pytest.mark.parametrize("borders", [(0, 2), (0, 1, 3), (0, 1, 2, 3, 5)])
@@ -87,13 +87,13 @@ def test_groups_may_meet_where_the_stage_may_not_end(borders: tuple[int, ...]) -
     state = {"conv.weight": torch.randn(CHANNELS, CHANNELS, 3, 3, dtype=torch.float64)}
     plain = {name: tensor.clone().requires_grad_() for name, tensor in state.items()}
     values = run_nodes(description.train.nodes[:units], images, plain)
-    part = tiled_units(description, units, Mode.TRAIN)
+    part = tiled_units(description, units, RoundMode.TRAIN)
     expected = [values[value.index] for value, _ in part.leaving]
     gradients = [torch.randn_like(value) for value in expected]
     flowing = [pair for pair in zip(expected, gradients, strict=True) if pair[0].requires_grad]
     torch.autograd.backward(*zip(*flowing, strict=True))
 
-    layout = Layout(part.network, ([0.4, 0.6], [0.5, 0.5]), borders)
+    layout = GridLayout(part.network, ([0.4, 0.6], [0.5, 0.5]), borders)
     tiles = Tiles(description, part, layout, [state], device_of_tile=[0] * 4)
     for ours, theirs in zip(tiles.forward(0, [images]), expected, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.tiled_training import Prepared, compare, train_plainly, train_tiled
 
 
@@ -44,7 +44,7 @@ def test_what_nobody_reads_gets_no_gradient(joined: bool) -> None:
     prepared = Prepared("branches", module, captured, description, part, batches)
     units = len(part.network.units)
     borders = (0, units) if joined else range(units + 1)
-    layout = Layout(part.network, ((1.0, 1.2), (1.0, 1.0)), borders)
+    layout = GridLayout(part.network, ((1.0, 1.2), (1.0, 1.0)), borders)
     run, same = train_tiled(prepared, layout, range(4))
     plain = train_plainly(prepared)
     assert run.gradients.keys() == plain.gradients.keys()

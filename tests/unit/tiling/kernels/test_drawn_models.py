@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.graph.nodes import Argument, InputRef, Node, NodeRef, StateRef
+from p2ptrain.model.graph.nodes import Argument, GraphNode, InputRef, NodeRef, StateRef
 from p2ptrain.model.graph.operators import resolve
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
 from p2ptrain.tiling.kernels.tiled_part import TiledPart
 from p2ptrain.tiling.maps.grid import GridError
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.tiled_descriptions import describe
 from tests.support.tiling_in_process import Tiles
 
@@ -125,7 +125,7 @@ def add_elementwise(draw: st.DrawFn, model: Drawing) -> None:
 
 
 @st.composite
-def drawn(draw: st.DrawFn) -> tuple[ModelDescription, TiledPart, Layout]:
+def drawn(draw: st.DrawFn) -> tuple[ModelDescription, TiledPart, GridLayout]:
     model = Drawing()
     add_convolution(draw, model)
     assume(model.steps)
@@ -155,7 +155,7 @@ def drawn(draw: st.DrawFn) -> tuple[ModelDescription, TiledPart, Layout]:
     early = draw(st.sets(st.sampled_from(borders)))
     weights = [draw(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=3)) for _ in range(2)]
     try:
-        layout = Layout(
+        layout = GridLayout(
             part.network.with_early(early),
             (weights[0], weights[1]),
             borders,
@@ -170,7 +170,7 @@ def drawn(draw: st.DrawFn) -> tuple[ModelDescription, TiledPart, Layout]:
 @settings(max_examples=25, deadline=None)
 @given(drawn(), st.integers(0, 999), st.booleans())
 def test_tiles_give_what_the_nodes_give(
-    model: tuple[ModelDescription, TiledPart, Layout], seed: int, apart: bool
+    model: tuple[ModelDescription, TiledPart, GridLayout], seed: int, apart: bool
 ) -> None:
     description, part, layout = model
     torch.manual_seed(seed)
@@ -209,7 +209,7 @@ def close(ours: Tensor | None, theirs: Tensor) -> None:
     assert (found - theirs).abs().max() <= 1e-8 * max(theirs.abs().max().item(), 1.0)
 
 
-def run_nodes(nodes: Sequence[Node], x: Tensor, state: dict[str, Tensor]) -> list[Tensor]:
+def run_nodes(nodes: Sequence[GraphNode], x: Tensor, state: dict[str, Tensor]) -> list[Tensor]:
     """Every node's value."""
     values: list[Tensor] = []
 

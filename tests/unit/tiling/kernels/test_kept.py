@@ -12,11 +12,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from p2ptrain.model.graph.nodes import Argument, NodeRef, StateRef
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
-from p2ptrain.tiling.kernels.recorded_segment import Recorded
-from p2ptrain.tiling.kernels.tile_messages import Message
+from p2ptrain.tiling.kernels.recorded_segment import RecordedSegment
+from p2ptrain.tiling.kernels.tile_messages import TileMessage
 from p2ptrain.tiling.kernels.tile_pass import TilePass
 from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.tiled_descriptions import CHANNELS, HEIGHT, IMAGE, WIDTH, convolution, describe
 
 SAMPLES = 2
@@ -69,7 +69,7 @@ def programs(second: str, *more: Argument) -> list[TileProgram]:
         tensors={reference.name: (CHANNELS,) for reference in RUNNING},
     )
     part = read_tiled_part(description)
-    layout = Layout(part.network, HALVES, (0, 1, 2))
+    layout = GridLayout(part.network, HALVES, (0, 1, 2))
     state = {t.name: torch.ones(t.shape) for t in description.tensors}
     replica = Replica(description, part, state)
     return [TileProgram(description, part, layout, t, replica) for t in range(2)]
@@ -80,9 +80,9 @@ def forward(tiles: list[TileProgram], kept: Kept) -> list[TilePass]:
     torch.manual_seed(2)
     image = torch.randn(SAMPLES, CHANNELS, HEIGHT, WIDTH)
     passes = [TilePass(program, SAMPLES) for program in tiles]
-    told: list[list[Message]] = [[], []]
+    told: list[list[TileMessage]] = [[], []]
 
-    def go_on(tile: int, *messages: Message) -> None:
+    def go_on(tile: int, *messages: TileMessage) -> None:
         with counting(kept if tile == 0 else {}):
             for message in messages:
                 told[1 - tile] += passes[tile].receive(message)
@@ -127,14 +127,14 @@ def test_a_map_that_is_normalised_with_its_halo_is_there_once(
 ) -> None:
     """The backward starts from its own part all the same, whose values are gone."""
     given: dict[int, StorageWeakRef] = {}
-    leave = Recorded.leave
+    leave = RecordedSegment.leave
 
-    def spy(self: Recorded, number: int, value: Tensor, *, owned: bool) -> Tensor:
+    def spy(self: RecordedSegment, number: int, value: Tensor, *, owned: bool) -> Tensor:
         if owned:
             given[number] = StorageWeakRef(value.untyped_storage())
         return leave(self, number, value, owned=owned)
 
-    monkeypatch.setattr(Recorded, "leave", spy)
+    monkeypatch.setattr(RecordedSegment, "leave", spy)
     tiles = programs("aten.relu.default")
     passes = forward(tiles, {})
     convolved, last = tiles[0].layout.network.operations[0].output, 4

@@ -9,10 +9,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2ptrain.model.graph.nodes import Argument, InputRef, Node, StateRef
+from p2ptrain.model.graph.nodes import Argument, GraphNode, InputRef, StateRef
 from p2ptrain.model.graph.operators import resolve
-from p2ptrain.plan.types.feature_maps import FeatureMap, Operation, Region, Span
-from p2ptrain.tiling.kernels.kernels import Place, kernel
+from p2ptrain.plan.types.feature_maps import AxisSpan, FeatureMap, Operation, Region
+from p2ptrain.tiling.kernels.kernels import TilePlace, kernel
 from p2ptrain.tiling.kernels.tileable_operators import (
     Windows,
     arguments_of,
@@ -25,12 +25,12 @@ CHANNELS, SIZE = 2, (11, 9)
 PAIRS = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
-def node(operator: str, *arguments: Argument) -> Node:
-    return Node("node", operator, (InputRef(0), *arguments), (), True)
+def node(operator: str, *arguments: Argument) -> GraphNode:
+    return GraphNode("node", operator, (InputRef(0), *arguments), (), True)
 
 
 @st.composite
-def convolutions(draw: st.DrawFn) -> tuple[Node, Windows, dict[str, Tensor]]:
+def convolutions(draw: st.DrawFn) -> tuple[GraphNode, Windows, dict[str, Tensor]]:
     kernel_size = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
     groups = draw(st.sampled_from((1, CHANNELS)))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
@@ -48,7 +48,7 @@ def convolutions(draw: st.DrawFn) -> tuple[Node, Windows, dict[str, Tensor]]:
 
 
 @st.composite
-def poolings(draw: st.DrawFn) -> tuple[Node, Windows, dict[str, Tensor]]:
+def poolings(draw: st.DrawFn) -> tuple[GraphNode, Windows, dict[str, Tensor]]:
     size = draw(PAIRS)
     padding = tuple(draw(st.integers(0, k // 2)) for k in size)
     stride, ceil_mode = draw(PAIRS), draw(st.booleans())
@@ -62,7 +62,7 @@ def poolings(draw: st.DrawFn) -> tuple[Node, Windows, dict[str, Tensor]]:
 
 
 @st.composite
-def paddings(draw: st.DrawFn) -> tuple[Node, Windows, dict[str, Tensor]]:
+def paddings(draw: st.DrawFn) -> tuple[GraphNode, Windows, dict[str, Tensor]]:
     sizes = tuple(draw(st.lists(st.integers(0, 4), min_size=4, max_size=4)))
     made = node("aten.pad.default", sizes, "constant", draw(st.sampled_from((None, 1.5))))
     return made, padding_windows(made, arguments_of(made)), {}
@@ -71,7 +71,7 @@ def paddings(draw: st.DrawFn) -> tuple[Node, Windows, dict[str, Tensor]]:
 @settings(max_examples=60, deadline=None)
 @given(convolutions() | poolings() | paddings(), st.data())
 def test_any_tile_is_what_it_is_in_the_whole(
-    case: tuple[Node, Windows, dict[str, Tensor]], data: st.DataObject
+    case: tuple[GraphNode, Windows, dict[str, Tensor]], data: st.DataObject
 ) -> None:
     made, windows, state = case
     ceil_mode = bool(arguments_of(made).get("ceil_mode", False))
@@ -83,9 +83,9 @@ def test_any_tile_is_what_it_is_in_the_whole(
     spans = []
     for size in sizes:
         first = data.draw(st.integers(0, size - 1))
-        spans.append(Span(first, data.draw(st.integers(first + 1, size))))
+        spans.append(AxisSpan(first, data.draw(st.integers(first + 1, size))))
     outputs = Region(*spans)
-    place = Place(
+    place = TilePlace(
         node=made,
         operation=Operation("node", (0,), 1, *windows),
         reads={InputRef(0): 0},
@@ -98,7 +98,7 @@ def test_any_tile_is_what_it_is_in_the_whole(
     )
     read = image[:, :, rows.first : rows.end, columns.first : columns.end]
     tile = kernel(place, state)([read])
-    row_cut, column_cut = outputs.within(Region(Span(0, sizes[0]), Span(0, sizes[1])))
+    row_cut, column_cut = outputs.within(Region(AxisSpan(0, sizes[0]), AxisSpan(0, sizes[1])))
     expected = whole[:, :, row_cut, column_cut]
     torch.testing.assert_close(tile, expected, rtol=1e-12, atol=1e-12)
     seed = torch.randn_like(expected)
@@ -107,7 +107,7 @@ def test_any_tile_is_what_it_is_in_the_whole(
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def applied(made: Node, image: Tensor, state: dict[str, Tensor]) -> Tensor:
+def applied(made: GraphNode, image: Tensor, state: dict[str, Tensor]) -> Tensor:
     """torch's own operator on the whole image."""
 
     def value(argument: Argument) -> Any:

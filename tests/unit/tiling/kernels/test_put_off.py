@@ -12,10 +12,10 @@ from p2ptrain.model.graph.nodes import Argument, NodeRef, StateRef
 from p2ptrain.model.stage.split_backward import accumulate
 from p2ptrain.tiling.kernels import tile_pass
 from p2ptrain.tiling.kernels.device_pass import DevicePass
-from p2ptrain.tiling.kernels.kernels import cut
+from p2ptrain.tiling.kernels.kernels import cut_region
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
 from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.tiled_descriptions import (
     CHANNELS,
     HEIGHT,
@@ -134,7 +134,7 @@ def test_put_off_gradients_are_plain_torchs(
     expected.backward(gradient)  # type: ignore[no-untyped-call]
 
     part = read_tiled_part(description)
-    layout = Layout(part.network, ([1.0] * grid[0], [1.0] * grid[1]), (0, 1))
+    layout = GridLayout(part.network, ([1.0] * grid[0], [1.0] * grid[1]), (0, 1))
     replica = Replica(description, part, {n: t.clone() for n, t in state.items()})
     tiles = range(layout.tiles)
     device = DevicePass(
@@ -146,7 +146,7 @@ def test_put_off_gradients_are_plain_torchs(
         owned = layout.input_region if number == entering else layout.owned
         region = owned(tile, number)
         rows, columns = region.rows, region.columns
-        return cut(whole, (slice(rows.first, rows.end), slice(columns.first, columns.end)))
+        return cut_region(whole, (slice(rows.first, rows.end), slice(columns.first, columns.end)))
 
     device.begin_forward({t: {entering: at(t, entering, x)} for t in tiles})
     device.begin_backward({t: {leaving: at(t, leaving, gradient)} for t in tiles})

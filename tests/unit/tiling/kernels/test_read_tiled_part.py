@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from p2ptrain.model.graph.nodes import Argument, NodeRef, StateRef
-from p2ptrain.plan.types.feature_maps import ELEMENTWISE, Window
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisWindow
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
@@ -35,8 +35,8 @@ def test_maps_and_windows() -> None:
     maps = [(m.height, m.width, m.differentiable) for m in part.network.maps]
     assert maps == [(12, 10, False), (12, 10, True), (12, 10, True), (7, 5, True), (7, 5, True)]
     windows = [(o.rows, o.columns) for o in part.network.operations]
-    assert windows[0] == (Window(3, 1, 1, 1, 1), Window(3, 1, 1, 1, 1))
-    assert windows[2] == (Window(3, 2, 1, 1, 1), Window(2, 2))
+    assert windows[0] == (AxisWindow(3, 1, 1, 1, 1), AxisWindow(3, 1, 1, 1, 1))
+    assert windows[2] == (AxisWindow(3, 2, 1, 1, 1), AxisWindow(2, 2))
     assert windows[3] == (ELEMENTWISE, ELEMENTWISE)
     assert [(u.name, u.first, u.end) for u in part.network.units] == [
         ("unit0", 0, 2),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from p2ptrain.model.graph.nodes import InputRef, Node, StateRef
+from p2ptrain.model.graph.nodes import GraphNode, InputRef, StateRef
 from p2ptrain.tiling.kernels import tiled_normalisation as module
 from p2ptrain.tiling.kernels.tiled_normalisation import Normalisation, combined, moments
 
@@ -21,7 +21,7 @@ def normalisation(state: dict[str, Tensor], *, affine: bool) -> Normalisation:
     weight, bias = (StateRef("weight"), StateRef("bias")) if affine else (None, None)
     running = StateRef("mean"), StateRef("variance")
     args = (InputRef(0), weight, bias, *running, True, 0.2, 1e-5, False)
-    return Normalisation(Node("norm", "aten.batch_norm.default", args, (), True), state)
+    return Normalisation(GraphNode("norm", "aten.batch_norm.default", args, (), True), state)
 
 
 @settings(max_examples=20, deadline=None)

@@ -11,21 +11,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types.feature_maps import ELEMENTWISE, MapNetwork, MapUnit, Span, Window
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisSpan, AxisWindow, MapNetwork, MapUnit
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.tiling.maps.grid import GridError, lines_by_weight
-from p2ptrain.tiling.maps.grid_layout import Layout
+from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.feature_maps import chain, drawn_networks
 
-CONVOLUTION = Window(3, 1, 1, 1, 1)
-POOLING = Window(2, 2)
+CONVOLUTION = AxisWindow(3, 1, 1, 1, 1)
+POOLING = AxisWindow(2, 2)
 
 
-def positions(span: Span) -> set[int]:
+def positions(span: AxisSpan) -> set[int]:
     return set(range(span.first, span.end))
 
 
-def naive_rows(layout: Layout, place: int, row: int) -> dict[int, set[int]]:
+def naive_rows(layout: GridLayout, place: int, row: int) -> dict[int, set[int]]:
     """Rows of every map that a row of tiles depends on in a group, position by position."""
     network, group, tile = layout.network, layout.groups[place], row * layout.grid.shape[1]
     found = {number: positions(layout.owned(tile, number).rows) for number in group.leaving}
@@ -49,13 +49,13 @@ def naive_rows(layout: Layout, place: int, row: int) -> dict[int, set[int]]:
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def layouts(draw: st.DrawFn) -> GridLayout:
     network = draw(drawn_networks())
     count = len(network.units)
     inner = draw(st.sets(st.integers(1, count - 1))) if count > 1 else set()
     weights = [draw(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=3)) for _ in range(2)]
     try:
-        return Layout(
+        return GridLayout(
             network,
             (weights[0], weights[1]),
             [0, *sorted(inner), count],
@@ -68,7 +68,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 @settings(max_examples=30, deadline=None)
 @given(layouts())
-def test_a_tile_has_all_that_its_outputs_depend_on(layout: Layout) -> None:
+def test_a_tile_has_all_that_its_outputs_depend_on(layout: GridLayout) -> None:
     plain = all(
         o.rows.dilation == 1 and o.rows.kernel >= o.rows.stride for o in layout.network.operations
     )
@@ -83,7 +83,7 @@ def test_a_tile_has_all_that_its_outputs_depend_on(layout: Layout) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(layouts())
-def test_tiles_own_every_position_once(layout: Layout) -> None:
+def test_tiles_own_every_position_once(layout: GridLayout) -> None:
     for number, feature_map in enumerate(layout.network.maps):
         owners = Counter(
             (row, column)
@@ -97,7 +97,7 @@ def test_tiles_own_every_position_once(layout: Layout) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(layouts())
-def test_halos_bring_just_what_is_missing(layout: Layout) -> None:
+def test_halos_bring_just_what_is_missing(layout: GridLayout) -> None:
     for place, group in enumerate(layout.groups):
         for number in set(group.entering) - set(layout.network.entering):
             if not layout.is_used(place, number):
@@ -118,7 +118,7 @@ def test_halos_bring_just_what_is_missing(layout: Layout) -> None:
 
 def test_up_to_eight_neighbours() -> None:
     network = chain([CONVOLUTION] * 2, 9)
-    layout = Layout(network, ([1] * 3, [1] * 3), (0, 1, 2))
+    layout = GridLayout(network, ([1] * 3, [1] * 3), (0, 1, 2))
     assert layout.transfers[0] == ()
     assert sorted(t.sender for t in layout.transfers[1] if t.receiver == 4) == [
         *range(4),
@@ -129,26 +129,30 @@ def test_up_to_eight_neighbours() -> None:
 
 def test_no_halo_in_front_of_a_pooling() -> None:
     network = chain([CONVOLUTION, POOLING, CONVOLUTION], 26)
-    layout = Layout(network, ([1, 1, 1], [1, 1]), (0, 1, 2, 3))
+    layout = GridLayout(network, ([1, 1, 1], [1, 1]), (0, 1, 2, 3))
     assert layout.transfers[1] == ()
     assert layout.transfers[2] != ()
-    assert [layout.owned(t, 1).rows for t in (0, 2, 4)] == [Span(0, 8), Span(8, 18), Span(18, 26)]
+    assert [layout.owned(t, 1).rows for t in (0, 2, 4)] == [
+        AxisSpan(0, 8),
+        AxisSpan(8, 18),
+        AxisSpan(18, 26),
+    ]
 
 
 def test_groups_need_wider_halos() -> None:
     network = chain([CONVOLUTION] * 4, 24)
-    narrow = Layout(network, ([1, 1], [1]), (0, 1, 2, 3, 4))
-    wide = Layout(network, ([1, 1], [1]), (0, 1, 4))
+    narrow = GridLayout(network, ([1, 1], [1]), (0, 1, 2, 3, 4))
+    wide = GridLayout(network, ([1, 1], [1]), (0, 1, 4))
     assert [t.region.rows.size for t in narrow.transfers[3]] == [1, 1]
     assert [t.region.rows.size for t in wide.transfers[1]] == [3, 3]
-    assert wide.required(1, 0, 2).rows == Span(0, 14)
-    assert wide.required(1, 0, 4).rows == Span(0, 12)
+    assert wide.required(1, 0, 2).rows == AxisSpan(0, 14)
+    assert wide.required(1, 0, 4).rows == AxisSpan(0, 12)
 
 
 def test_what_normalises_has_at_least_its_own_part() -> None:
-    windows = [CONVOLUTION, ELEMENTWISE, Window(1, 2)]
+    windows = [CONVOLUTION, ELEMENTWISE, AxisWindow(1, 2)]
     network = chain(windows, 9, statistics=[1])
-    layout = Layout(network, ([1, 1], [1]), (0, 3))
+    layout = GridLayout(network, ([1, 1], [1]), (0, 3))
     for tile in range(2):
         owned = layout.owned(tile, 1)
         assert layout.required(0, tile, 1).intersection(owned) == owned
@@ -174,8 +178,8 @@ def test_every_tile_has_a_position_where_there_are_enough(size: int, weights: li
     assert min(sizes) >= (1 if size >= len(weights) else 0)
 
 
-def grid(network: MapNetwork, rows: int, columns: int, borders: list[int]) -> Layout:
-    return Layout(network, ([1] * rows, [1] * columns), borders)
+def grid(network: MapNetwork, rows: int, columns: int, borders: list[int]) -> GridLayout:
+    return GridLayout(network, ([1] * rows, [1] * columns), borders)
 
 
 def test_a_grid_larger_than_a_map_is_refused() -> None:
@@ -208,7 +212,7 @@ def test_units_may_meet_before_the_statistics_of_the_one_in_front() -> None:
     early = network.with_early([1])
     assert [(unit.first, unit.end) for unit in early.units] == [(0, 1), (1, 4)]
     assert network.with_early([]) == network
-    layout = Layout(early, ([1, 1], [1]), (0, 1, 2))
+    layout = GridLayout(early, ([1, 1], [1]), (0, 1, 2))
     (up, down) = layout.transfers[1]
     assert {up.map, down.map} == {1}  # what the first convolution makes
     assert up.region.rows.size == down.region.rows.size == 2  # a row behind the pooling

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from p2ptrain.plan.types.feature_maps import (
     ELEMENTWISE,
+    AxisWindow,
     FeatureMap,
     MapNetwork,
     MapUnit,
     Operation,
-    Window,
 )
 from p2ptrain.tiling.maps.unit_windows import unit_windows
 
-THREE, HALF = Window(3, 1, 1, 1, 1), Window(2, 2)
+THREE, HALF = AxisWindow(3, 1, 1, 1, 1), AxisWindow(2, 2)
 
 
-def network(*units: tuple[tuple[int, int, Window, int], ...]) -> MapNetwork:
+def network(*units: tuple[tuple[int, int, AxisWindow, int], ...]) -> MapNetwork:
     """By unit: (read map, made map, window, size of the made map); map 0 is 16 x 16."""
     sizes = {0: 16, **{made: size for unit in units for _, made, _, size in unit}}
     maps = tuple(FeatureMap(f"m{n}", 2, sizes[n], sizes[n]) for n in range(max(sizes) + 1))
@@ -46,7 +46,7 @@ def test_a_residual_block_is_what_covers_both_ways() -> None:
 
 
 def test_dilation_becomes_extent() -> None:
-    (unit,) = unit_windows(network(((0, 1, Window(3, 1, 2, 2, 2), 16),)))
+    (unit,) = unit_windows(network(((0, 1, AxisWindow(3, 1, 2, 2, 2), 16),)))
     assert (unit.rows.kernel, unit.rows.dilation, unit.rows.before) == (5, 1, 2)
 
 
@@ -57,4 +57,4 @@ def test_a_unit_that_gives_two_maps_ends_the_chain() -> None:
 
 
 def test_what_is_padded_on_one_side_only_is_no_single_window() -> None:
-    assert unit_windows(network(((0, 1, Window(2, 1, 1, 0, 1), 16),))) == ()
+    assert unit_windows(network(((0, 1, AxisWindow(2, 1, 1, 0, 1), 16),))) == ()

@@ -10,7 +10,7 @@ import pytest
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.tile_shape import TileShape
@@ -26,15 +26,15 @@ from tests.unit.tiling.planning.test_tiled_plan import (
     profile,
 )
 
-FAST = Link(1.25e8, 1e-4)
-WIFI = Link(1e6, 5e-3)
+FAST = ClusterLink(1.25e8, 1e-4)
+WIFI = ClusterLink(1e6, 5e-3)
 MAP_BYTES = CHANNELS * SIZE * SIZE * 4
 IMAGE_BYTES = 3 * SIZE * SIZE * 4
 SLACK = 0.05
 """What messages cost the processors, about."""
 
 
-def house(count: int, links: Mapping[tuple[str, str], Link]) -> Cluster:
+def house(count: int, links: Mapping[tuple[str, str], ClusterLink]) -> Cluster:
     return replace(cluster(*[1.0] * count, link=FAST), links=dict(links))
 
 
@@ -95,7 +95,7 @@ def test_filters_are_summed_over_the_slowest_pair() -> None:
 
 def test_who_has_no_tile_slows_down_no_tiles() -> None:
     """`auto` compares two devices on Gigabit without the third, whose links are slow."""
-    far = Link(1e4, 1.0)
+    far = ClusterLink(1e4, 1.0)
     slow = {pair: far for d in ("d0", "d1") for pair in (("d2", d), (d, "d2"))}
     plan = make_plan(profile(), house(3, slow), asked(planner="auto"))
     assert plan.found_by == "tiles"

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.types.feature_maps import Window
+from p2ptrain.plan.types.feature_maps import AxisWindow
 from p2ptrain.tiling.planning.grouping import best_grouping
 from p2ptrain.tiling.planning.tiling_cost import Costs
-from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate
+from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate_tiles
 from tests.support.feature_maps import chain
 from tests.support.thorough import examples_of
 from tests.support.tiling_examples import CONVOLUTION, GIGAFLOP, LINK, costs, drawn_costs, problem
@@ -41,7 +41,7 @@ def test_where_memory_asks_for_groups_that_the_grid_does_not_carry_the_unit_is_n
 ) -> None:
     """Without that unit memory would do; all units as one group need more than there is."""
     windows = [CONVOLUTION] * 4
-    windows[place] = Window(19, 1, 1, 9, 9)
+    windows[place] = AxisWindow(19, 1, 1, 9, 9)
     question = by_flops(chain(windows, 24), 1, LINK, flops_per_s=GIGAFLOP)
     assert best_grouping(costs(question, (1, 4)))[0] == 0
     wanted = (
@@ -78,6 +78,6 @@ def test_what_does_not_fit_is_named() -> None:
 def test_simulated_time_lies_between_the_bound_and_the_estimate(found: Costs) -> None:
     for borders in groupings(len(found.problem.network.units)):
         if found.total(borders) < float("inf"):
-            simulated = simulate(found, borders).seconds
+            simulated = simulate_tiles(found, borders).seconds
             assert simulated <= found.total(borders) * (1 + 1e-9)
             assert simulated >= lower_bound(found.problem, found.devices) * (1 - 1e-9)

@@ -8,22 +8,27 @@ import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined
 from p2ptrain.tiling.planning.round_work import round_work
-from p2ptrain.tiling.planning.tiled_pipeline import Passes, Row, depths_that_fit, row_seconds
+from p2ptrain.tiling.planning.tiled_pipeline import (
+    Passes,
+    TrailingPipeline,
+    depths_that_fit,
+    pipeline_seconds,
+)
 from p2ptrain.tiling.planning.tiled_plan import round_of
 from p2ptrain.tiling.planning.tiling_problem import Passage
 from p2ptrain.tiling.planning.tiling_search import best_tiling
-from p2ptrain.tiling.planning.tiling_setting import Setting, SharedRest
-from p2ptrain.tiling.planning.tiling_types import Asked
+from p2ptrain.tiling.planning.tiling_setting import SharedRest, TilingSetting
+from p2ptrain.tiling.planning.tiling_types import TilingRequest
 from tests.unit.tiling.planning.test_tiled_plan import asked, cluster, profile
 
-FREE = Link(1e18, 0.0)
+FREE = ClusterLink(1e18, 0.0)
 SPLIT = BatchSplit(4, 1)
 
 
@@ -32,7 +37,7 @@ def cost_of(units: int, *, kept_bytes: int = 0, memory_bytes: int = 1 << 30) -> 
     each = (1.0,) * units
     found = tuple(Unit(f"unit{k}", 0, 10**6, kept_bytes, 1) for k in range(units))
     times = TimeTable((1,), (UnitTimes(each, each, (0.0,) * units),))
-    devices = tuple(Device(f"d{k}", memory_bytes, 1.0, holder=k == 0) for k in range(4))
+    devices = tuple(ClusterDevice(f"d{k}", memory_bytes, 1.0, holder=k == 0) for k in range(4))
     return CostModel(Profile("net", 4, 8, found, 0.0, times), Cluster(devices, FREE))
 
 
@@ -50,7 +55,12 @@ def test_a_stage_works_while_the_tiles_are_at_the_next_micro_batch() -> None:
     stage 1  .  F0 B0 F1 B1 F2 B2 F3 B3
     """
     tick = passes(1.0, 1.0, 0.0, 0.0, 1.0)
-    assert row_seconds(cost_of(2), SPLIT, tick, Row.straight(SPLIT, (1, 2), (3,)), (3, 1)) == 11.0
+    assert (
+        pipeline_seconds(
+            cost_of(2), SPLIT, tick, TrailingPipeline.straight(SPLIT, (1, 2), (3,)), (3, 1)
+        )
+        == 11.0
+    )
 
 
 def test_each_depth_counts() -> None:
@@ -59,24 +69,29 @@ def test_each_depth_counts() -> None:
     stage 1  .  F0 B0 .  .  F1 B1 .  .  F2 B2 .  .  F3 B3
     """
     tick = passes(1.0, 1.0, 0.0, 0.0, 1.0)
-    assert row_seconds(cost_of(2), SPLIT, tick, Row.straight(SPLIT, (1, 2), (3,)), (1, 1)) == 17.0
+    assert (
+        pipeline_seconds(
+            cost_of(2), SPLIT, tick, TrailingPipeline.straight(SPLIT, (1, 2), (3,)), (1, 1)
+        )
+        == 17.0
+    )
 
 
 def test_what_crosses_takes_its_time() -> None:
     """The images, the last maps there and back; then a cut between two stages."""
     some = passes(0.0, 0.0, 0.5, 2.0, 0.0)
-    row = Row.straight(SPLIT, (1, 2, 3), (2, 3))
+    row = TrailingPipeline.straight(SPLIT, (1, 2, 3), (2, 3))
     one = BatchSplit(1, 1)
-    taken = row_seconds(cost_of(3), one, some, row, (1, 1, 1))
+    taken = pipeline_seconds(cost_of(3), one, some, row, (1, 1, 1))
     assert taken == pytest.approx(0.5 + 2.0 + 4.0 + 2.0)
     slow = cost_of(3)
-    linked = CostModel(slow.profile, Cluster(slow.devices, Link(1e6, 0.25)))
-    assert row_seconds(linked, one, some, row, (1, 1, 1)) == pytest.approx(taken + 2 * 1.25)
+    linked = CostModel(slow.profile, Cluster(slow.devices, ClusterLink(1e6, 0.25)))
+    assert pipeline_seconds(linked, one, some, row, (1, 1, 1)) == pytest.approx(taken + 2 * 1.25)
 
 
 def test_memory_lowers_depths_and_those_of_all_behind() -> None:
     tight = cost_of(3, kept_bytes=10, memory_bytes=20)
-    row = Row.straight(SPLIT, (1, 2, 3), (2, 3))
+    row = TrailingPipeline.straight(SPLIT, (1, 2, 3), (2, 3))
     assert depths_that_fit(tight, SPLIT, row, 4) == (4, 2, 1)
     assert depths_that_fit(tight, SPLIT, row, 1) == (1, 1, 1)
     assert depths_that_fit(tight, SPLIT, row, 0) is None
@@ -119,8 +134,8 @@ def test_what_the_search_judged_is_what_the_plan_predicts(slowdowns: tuple[float
     network = net.maps
     assert network is not None
     used = tuple(range(len(slowdowns)))
-    setting = Setting.of(cost, network.first_units(4), split, used)
-    question = Asked(every=True, pieces=4, holder=setting.tile_device(0))
+    setting = TilingSetting.of(cost, network.first_units(4), split, used)
+    question = TilingRequest(every=True, pieces=4, holder=setting.tile_device(0))
     found = best_pipelined(setting, question)
     assert found is not None
     assert round_of(cost, plan).seconds == pytest.approx(found.tiling.seconds)

@@ -15,10 +15,10 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.plan.types.weight_versions import depths_of
 from p2ptrain.tiling.planning.make_plan import make_plan
@@ -28,7 +28,7 @@ from tests.support.planning_examples import quick_request
 from tests.support.planning_questions import sound_plan, tried
 from tests.support.thorough import examples_of
 
-FAST = Link(1e9, 0.0)
+FAST = ClusterLink(1e9, 0.0)
 EIGHT = planning_examples.profile([(1.0, 1.0)] * 8, parameter_bytes=10, activation_bytes=5)
 
 
@@ -36,10 +36,10 @@ def placed(plan: Plan) -> list[tuple[str, tuple[int, int]]]:
     return [(stage.devices[0].name, stage.units) for stage in plan.stages]
 
 
-def devices(**slowdowns: float) -> tuple[Device, ...]:
+def devices(**slowdowns: float) -> tuple[ClusterDevice, ...]:
     first = next(iter(slowdowns))
     return tuple(
-        Device(name, planning_examples.PLENTY, slowdown, holder=name == first)
+        ClusterDevice(name, planning_examples.PLENTY, slowdown, holder=name == first)
         for name, slowdown in slowdowns.items()
     )
 
@@ -55,7 +55,7 @@ def test_a_faster_device_gets_more_units() -> None:
 
 def test_own_times_replace_the_profile_and_the_slowdown() -> None:
     own = TimeTable((1,), (UnitTimes((1.0,) * 8, (1.0,) * 8),))
-    pi = Device("pi", planning_examples.PLENTY, slowdown=100.0, times=own)
+    pi = ClusterDevice("pi", planning_examples.PLENTY, slowdown=100.0, times=own)
     plan = make_plan(
         EIGHT,
         Cluster((*devices(laptop=1.0), pi), FAST),
@@ -70,8 +70,8 @@ def test_a_slow_link_leaves_a_device_out_and_says_so() -> None:
     )
     cluster = Cluster(
         devices(laptop=1.0, nas=1.0, phone=1.0),
-        Link(1e9, 0.0),
-        {("laptop", "phone"): Link(1e4, 0.0), ("nas", "phone"): Link(1e4, 0.0)},
+        ClusterLink(1e9, 0.0),
+        {("laptop", "phone"): ClusterLink(1e4, 0.0), ("nas", "phone"): ClusterLink(1e4, 0.0)},
     )
     plan = make_plan(profile, cluster, quick_request(32, 1))
     used = {device.name for stage in plan.stages for device in stage.devices}
@@ -113,7 +113,7 @@ def test_who_cannot_have_a_part_is_not_told_that_memory_lacks(
 
 
 def test_a_device_too_small_for_any_unit_is_left_out_for_its_memory() -> None:
-    watch = Device("watch", 30, 1.0)
+    watch = ClusterDevice("watch", 30, 1.0)
     plan = make_plan(EIGHT, Cluster((*devices(laptop=1.0), watch), FAST), quick_request(8, 1))
     assert plan.left_out[0].reason == (
         "its memory of 30 bytes holds no layer: the smallest needs 35 bytes"
@@ -122,14 +122,14 @@ def test_a_device_too_small_for_any_unit_is_left_out_for_its_memory() -> None:
 
 def test_memory_forces_a_pipeline_and_lowers_the_depth() -> None:
     # 8 units of 30 bytes of state and 5 a sample: 280 bytes in all for one sample.
-    cluster = planning_examples.cluster("a", "b", link=Link(1.0, 0.0), memory_bytes=150)
+    cluster = planning_examples.cluster("a", "b", link=ClusterLink(1.0, 0.0), memory_bytes=150)
     plan = make_plan(EIGHT, cluster, quick_request(16, 1))
     assert [stage.warmup for stage in plan.stages] == [1, 1]
     assert max(plan.predicted.peak_bytes.values()) <= 150
 
 
 def test_pp_uses_every_device_however_slow() -> None:
-    cluster = Cluster(devices(laptop=1.0, nas=1.0, pi=2.0), Link(1.0, 1.0))
+    cluster = Cluster(devices(laptop=1.0, nas=1.0, pi=2.0), ClusterLink(1.0, 1.0))
     ten = planning_examples.profile([(1.0, 1.0)] * 10)
     plan = make_plan(ten, cluster, quick_request(16, 4, "pp"))
     assert placed(plan) == [("laptop", (0, 4)), ("nas", (4, 8)), ("pi", (8, 10))]
@@ -142,8 +142,8 @@ def test_pp_uses_every_device_however_slow() -> None:
 
 
 def test_single_takes_the_fastest_that_fits_and_explains_the_others() -> None:
-    big = Device("big", 10**6, 2.0, holder=True)
-    small, slow = Device("small", 100, 1.0), Device("slow", 10**6, 5.0)
+    big = ClusterDevice("big", 10**6, 2.0, holder=True)
+    small, slow = ClusterDevice("small", 100, 1.0), ClusterDevice("slow", 10**6, 5.0)
     cluster = Cluster((big, small, slow), FAST)
     plan = make_plan(EIGHT, cluster, quick_request(4, 4, "single"))
     assert placed(plan) == [("big", (0, 8))]
@@ -178,7 +178,9 @@ def test_asynchronously_a_depth_is_the_number_of_stages_behind_it(seed: int) -> 
     """Whatever would be faster: it is how many updates old the weights are."""
     profile, cluster = planning_examples.household(seed, 6, 3)
     dealing = frozenset({Allocation.MICRO_BATCHES})
-    request = quick_request(16, private=True, mode=Mode.ASYNC, allocations=dealing, overlap=False)
+    request = quick_request(
+        16, private=True, mode=PlanMode.ASYNC, allocations=dealing, overlap=False
+    )
     stages = make_plan(profile, cluster, request).stages
     assert tuple(s.warmup for s in stages) == depths_of([len(s.devices) for s in stages])
 
@@ -187,7 +189,7 @@ def test_asynchronously_a_depth_is_the_number_of_stages_behind_it(seed: int) -> 
 def test_where_depths_are_to_be_full_others_are_no_plan(seed: int) -> None:
     """The fastest plan has a lowered depth; there is one that needs none."""
     profile, cluster = planning_examples.tight_household(seed, 5, 3)
-    request = quick_request(8, mode=Mode.ASYNC, groups=False)
+    request = quick_request(8, mode=PlanMode.ASYNC, groups=False)
     free, full = (
         make_plan(profile, cluster, replace(request, full_depths=wanted))
         for wanted in (False, True)
@@ -247,16 +249,16 @@ def test_a_unit_larger_than_any_device_is_named() -> None:
 
 
 def test_private_ends_that_do_not_fit_are_named() -> None:
-    small = Device("a", 40, holder=True)
-    cluster = Cluster((small, Device("b", 10**6)), FAST)
+    small = ClusterDevice("a", 40, holder=True)
+    cluster = Cluster((small, ClusterDevice("b", 10**6)), FAST)
     with pytest.raises(PlanError, match=r"--private a keeps .*need 70 bytes, and it has 40"):
         make_plan(EIGHT, cluster, quick_request(16, 1, private=True))
 
 
 def test_a_private_unit_alone_that_does_not_fit_is_named_once() -> None:
-    small = Device("a", 30, holder=True)
+    small = ClusterDevice("a", 30, holder=True)
     model = planning_examples.profile([(1.0, 1.0)], parameter_bytes=10, activation_bytes=5)
-    cluster = Cluster((small, Device("b", 10**6)), FAST)
+    cluster = Cluster((small, ClusterDevice("b", 10**6)), FAST)
     with pytest.raises(PlanError, match=r'a keeps all layers \("unit0"\), which need 35 bytes'):
         make_plan(model, cluster, quick_request(16, 1, private=True))
 
@@ -280,7 +282,7 @@ def test_wrong_requests_are_refused() -> None:
         make_plan(EIGHT, cluster, quick_request(0))
     with pytest.raises(OptionError, match='no device "z"'):
         make_plan(EIGHT, cluster, quick_request(4, 1, only=frozenset({"z"})))
-    other = Device("a", 1, holder=True, times=planning_examples.table([1.0], [1.0]))
+    other = ClusterDevice("a", 1, holder=True, times=planning_examples.table([1.0], [1.0]))
     with pytest.raises(OptionError, match='device "a" are of 1 units, the profile has 8'):
         make_plan(EIGHT, Cluster((other,), FAST), quick_request(4))
 

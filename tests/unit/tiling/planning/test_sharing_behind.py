@@ -11,22 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, Group, alone, draft_groups
+from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_groups
 from p2ptrain.plan.simulation.simulate import round_seconds
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, Plan
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.planning.round_work import round_work
 from p2ptrain.tiling.planning.tiled_pipeline import (
     Passes,
-    Row,
+    TrailingPipeline,
     depths_that_fit,
+    pipeline_engine,
+    pipeline_seconds,
     place_seconds,
-    row_engine,
-    row_seconds,
     stage_seconds,
 )
 from p2ptrain.tiling.planning.tiled_plan import costs_of, round_of, row_of
@@ -70,9 +70,9 @@ def test_two_devices_take_turns() -> None:
     """
     once = cost_of(2)
     slow = replace(once.profile, times=once.profile.times.times_slowdown(2))
-    cost = CostModel(slow, Cluster(once.devices, Link(1e18, 0.0)))
-    row = Row((1, 2), (Group((2, 3), (2, 2), DEALING),))
-    engine = row_engine(cost, SPLIT, twice(passes(1.0, 1.0, 0.0, 0.0, 1.0)), row, (4, 2))
+    cost = CostModel(slow, Cluster(once.devices, ClusterLink(1e18, 0.0)))
+    row = TrailingPipeline((1, 2), (StageGroup((2, 3), (2, 2), DEALING),))
+    engine = pipeline_engine(cost, SPLIT, twice(passes(1.0, 1.0, 0.0, 0.0, 1.0)), row, (4, 2))
     assert engine.run() == 12.0
     assert [lane.end for lane in engine.lanes] == [11.0, 9.0, 10.0]
     assert engine.reduced == {0: (11.0, 12.0), 1: (10.0, 10.0)}
@@ -82,10 +82,10 @@ def test_the_sum_of_a_group_takes_its_time() -> None:
     """Beside the tiles' last backward; here it is the longest."""
     heavy = cost_of(2)
     units = tuple(replace(unit, parameter_bytes=10**9) for unit in heavy.profile.units)
-    linked = Cluster(heavy.devices, Link(1e9, 0.5))
+    linked = Cluster(heavy.devices, ClusterLink(1e9, 0.5))
     cost = CostModel(replace(heavy.profile, units=units, target_bytes=0), linked)
-    row = Row((1, 2), (Group((2, 3), (2, 2), DEALING),))
-    engine = row_engine(cost, SPLIT, twice(passes(0.0, 1.0, 0.0, 0.0, 0.0)), row, (4, 2))
+    row = TrailingPipeline((1, 2), (StageGroup((2, 3), (2, 2), DEALING),))
+    engine = pipeline_engine(cost, SPLIT, twice(passes(0.0, 1.0, 0.0, 0.0, 0.0)), row, (4, 2))
     end = engine.run()
     start, summed = engine.reduced[1]
     assert start == max(lane.end for lane in engine.lanes if lane.stage == 1)
@@ -112,11 +112,13 @@ def drawn(draw: st.DrawFn) -> tuple[CostModel, Draft]:
     )
     sizes = [draw(st.integers(1, 3)) for _ in range(draw(st.integers(1, count - 1)))]
     devices = tuple(
-        Device(f"d{k}", 1 << 40, draw(st.integers(1, 12)) / 4, holder=k == 0)
+        ClusterDevice(f"d{k}", 1 << 40, draw(st.integers(1, 12)) / 4, holder=k == 0)
         for k in range(1 + sum(sizes))
     )
     links = {
-        (a.name, b.name): Link(2.0 ** draw(st.integers(17, 23)), draw(st.integers(0, 100)) / 1024)
+        (a.name, b.name): ClusterLink(
+            2.0 ** draw(st.integers(17, 23)), draw(st.integers(0, 100)) / 1024
+        )
         for a in devices
         for b in devices
         if a is not b
@@ -134,7 +136,7 @@ def drawn(draw: st.DrawFn) -> tuple[CostModel, Draft]:
     return CostModel(profile, Cluster(devices, FAST, links)), made
 
 
-def draw_group(draw: st.DrawFn, split: BatchSplit, devices: tuple[int, ...]) -> Group:
+def draw_group(draw: st.DrawFn, split: BatchSplit, devices: tuple[int, ...]) -> StageGroup:
     """They deal or divide, as far as there is something for each."""
     ways = [(DIVIDING, split.micro_batch), (DEALING, split.micro_batches)]
     way, total = draw(st.sampled_from(ways))
@@ -150,7 +152,7 @@ def draw_group(draw: st.DrawFn, split: BatchSplit, devices: tuple[int, ...]) -> 
         )
     )
     shares = tuple(b - a for a, b in pairwise([0, *sorted(cuts), total]))
-    return Group(used, shares, way)
+    return StageGroup(used, shares, way)
 
 
 def as_tiles(cost: CostModel, draft: Draft) -> Passes:
@@ -173,8 +175,8 @@ def test_behind_tiles_a_group_takes_what_it_takes_in_any_round(
     found: tuple[CostModel, Draft],
 ) -> None:
     cost, draft = found
-    row = Row(draft.borders[1:], draft.groups[1:])
-    ours = row_seconds(cost, draft.split, as_tiles(cost, draft), row, draft.warmup)
+    row = TrailingPipeline(draft.borders[1:], draft.groups[1:])
+    ours = pipeline_seconds(cost, draft.split, as_tiles(cost, draft), row, draft.warmup)
     assert ours == pytest.approx(round_seconds(cost, draft), rel=1e-12)
 
 
@@ -259,13 +261,13 @@ def test_maps_go_to_those_who_need_them(
 
 def test_memory_lowers_the_depth_of_those_who_share() -> None:
     split = BatchSplit(8, 1)
-    row = Row((1, 2), (Group((2, 3), (4, 4), DEALING),))
+    row = TrailingPipeline((1, 2), (StageGroup((2, 3), (4, 4), DEALING),))
     free, tight = (
         cost_of(2, kept_bytes=10, memory_bytes=memory_bytes) for memory_bytes in (10**9, 10)
     )
     assert depths_that_fit(free, split, row, 8) == (4, 2)
     assert depths_that_fit(tight, split, row, 8) == (4, 2), "each has one of the two in flight"
     assert depths_that_fit(free, split, row, 1) == (1, 1)
-    lopsided = replace(row, groups=(Group((2, 3), (7, 1), DEALING),))
+    lopsided = replace(row, groups=(StageGroup((2, 3), (7, 1), DEALING),))
     assert depths_that_fit(tight, split, lopsided, 8) == (4, 1)
     assert depths_that_fit(cost_of(2, kept_bytes=10, memory_bytes=9), split, row, 8) is None

@@ -11,10 +11,10 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Device, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile, Spatial, Unit
-from p2ptrain.plan.types.request import Mode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.maps.map_codec import network_fields, read_network
 from p2ptrain.tiling.planning import tiling_search as search
@@ -27,7 +27,7 @@ from tests.support.tiling_examples import CONVOLUTION
 
 SIZE, CHANNELS = 64, 8
 UNITS = 5  # the last is no convolution
-FAST_LINK = Link(1e9, 1e-5)
+FAST_LINK = ClusterLink(1e9, 1e-5)
 
 
 def profile(*, tail: float = 0.05, spatial: bool = True, maps: bool = False) -> Profile:
@@ -46,9 +46,11 @@ def profile(*, tail: float = 0.05, spatial: bool = True, maps: bool = False) -> 
     return Profile("net", 3 * area, 8, tuple(units), 0.0, TimeTable((1,), (times,)), network)
 
 
-def cluster(*slowdowns: float, link: Link = FAST_LINK, memory_bytes: int = 1 << 30) -> Cluster:
+def cluster(
+    *slowdowns: float, link: ClusterLink = FAST_LINK, memory_bytes: int = 1 << 30
+) -> Cluster:
     devices = [
-        Device(f"d{k}", memory_bytes, slowdown, holder=k == 0)
+        ClusterDevice(f"d{k}", memory_bytes, slowdown, holder=k == 0)
         for k, slowdown in enumerate(slowdowns)
     ]
     return Cluster(tuple(devices), link)
@@ -95,7 +97,7 @@ def test_what_is_asked_for_is_obeyed() -> None:
         (asked(grid=(100, 1)), "a grid of 100 rows does not fit"),
         (asked(grid=(40, 1), groups_of_units=(0, 1, 4)), "narrower than the halo"),
         (asked(private=True), "--private keeps images on one device"),
-        (asked(mode=Mode.ASYNC), "in mode sync only"),
+        (asked(mode=PlanMode.ASYNC), "in mode sync only"),
         (asked(groups=False), "which is not allowed here"),
     ],
 )
@@ -111,7 +113,7 @@ def test_one_tile_is_no_division_between_two_devices() -> None:
 
 
 def test_one_tile_in_front_of_another_device_is_obeyed_where_it_is_slow() -> None:
-    three = cluster(1.0, 1.0, 1.0, link=Link(5e3, 1.0))
+    three = cluster(1.0, 1.0, 1.0, link=ClusterLink(5e3, 1.0))
     plan = make_plan(profile(), three, asked(grid=(1, 1), batch_size=8))
     assert [len(stage.devices) for stage in plan.stages] == [1, 1]
     alone = make_plan(profile(), three, PlanRequest(8, planner="single"))
@@ -141,7 +143,7 @@ def test_tiles_end_where_they_may(split: BatchSplit) -> None:
     heavy = [replace(unit, parameter_bytes=10**10) for unit in free.maps.units[1:]]
     maps = replace(free.maps, units=(free.maps.units[0], *heavy))
     request = asked(batch_size=split.batch_size, micro_batch=split.micro_batch)
-    devices = cluster(1.0, 1.0, 1.0, link=Link(1e8, 1e-5), memory_bytes=1 << 40)
+    devices = cluster(1.0, 1.0, 1.0, link=ClusterLink(1e8, 1e-5), memory_bytes=1 << 40)
     ends = []
     for least in (1, 3):
         net = replace(free, maps=replace(maps, least=least))
@@ -188,7 +190,7 @@ def test_auto_tiles_where_that_is_faster_and_only_there() -> None:
     assert tiled.predicted.samples_per_s > 2.0 * alone.predicted.samples_per_s
     many = make_plan(profile(), devices, asked(planner="auto", batch_size=64))
     assert many.found_by != "tiles"
-    slow = replace(devices, default_link=Link(1e4, 0.1))
+    slow = replace(devices, default_link=ClusterLink(1e4, 0.1))
     alone = make_plan(profile(), slow, asked(planner="auto"))
     assert alone.found_by != "tiles"
 
@@ -197,7 +199,7 @@ def test_auto_tiles_where_no_single_device_holds_the_maps() -> None:
     """Nor any cut between units: one unit's maps are too large for every device."""
     whole = profile()
     needed = max(unit.activation_bytes for unit in whole.units)
-    tight = cluster(*[1.0] * 6, link=Link(1e6, 0.1), memory_bytes=int(1.8 * needed))
+    tight = cluster(*[1.0] * 6, link=ClusterLink(1e6, 0.1), memory_bytes=int(1.8 * needed))
     with pytest.raises(PlanError):
         make_plan(whole, tight, asked(planner="single", batch_size=2, micro_batch=2))
     plan = make_plan(whole, tight, asked(planner="auto", batch_size=2, micro_batch=2))

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.feature_maps import ELEMENTWISE, MapUnit
 from p2ptrain.plan.types.overheads import Overheads
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.grouping import early_borders
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
-from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate
+from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate_tiles
 from tests.support.feature_maps import chain
 from tests.support.tiling_examples import CONVOLUTION, GIGAFLOP, LINK, NOTHING, costs, problem
 from tools.paper_tiles import by_flops
@@ -138,20 +138,20 @@ def test_memory_is_what_tiles_keep_and_the_filters() -> None:
 
 def test_devices_far_from_the_slowest_run_ahead() -> None:
     """Only the neighbour of a slow device waits for it; the barrier's estimate is above."""
-    question = problem(2, link=Link(1e12, 0.0))
+    question = problem(2, link=ClusterLink(1e12, 0.0))
     found = costs(question, (1, 3), slowdowns=[1.0, 1.0, 5.0])
     borders = (0, 1, 2)
-    simulated = simulate(found, borders)
+    simulated = simulate_tiles(found, borders)
     slowest = simulated.computing[2]
     assert simulated.seconds == pytest.approx(slowest + found.fixed_seconds, rel=1e-4)
     assert simulated.seconds <= found.total(borders) * (1 + 1e-12)
 
 
 def test_the_bound_allows_for_fewer_devices() -> None:
-    question = problem(3, link=Link(1.0, 10.0))
+    question = problem(3, link=ClusterLink(1.0, 10.0))
     devices = [TileDevice("a"), TileDevice("b")]
     assert lower_bound(question, devices) == pytest.approx(question.seconds)
-    fast = problem(3, link=Link(1e12, 0.0))
+    fast = problem(3, link=ClusterLink(1e12, 0.0))
     assert lower_bound(fast, devices) == pytest.approx(fast.seconds / 2)
 
 

@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 import pytest
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.types.cluster import Link
+from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.feature_maps import MapUnit
 from p2ptrain.tiling.planning.grouping import best_grouping
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 from p2ptrain.tiling.planning.tiling_search import best_tiling
-from p2ptrain.tiling.planning.tiling_simulation import simulate
-from p2ptrain.tiling.planning.tiling_types import Asked, Tiling
+from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
+from p2ptrain.tiling.planning.tiling_types import Tiling, TilingRequest
 from tests.support.tiling_examples import problem
 from tools.paper_tiles import LINKS, SPEEDS, by_flops, gain, question, yolov2
 
 SLOW, FAST = SPEEDS["Pi 3 core (0.13 Gflop/s)"], SPEEDS["GPU (5000)"]
 NETWORK = yolov2(statistics=False)
 UNITS = len(NETWORK.units)
-ALONE = Asked()
+ALONE = TilingRequest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Untiled:
     def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> float:
         """See `Rest`."""
         once = costs.filter_seconds
-        tiles = self.pieces * (simulate(costs, borders).seconds - once) + once
+        tiles = self.pieces * (simulate_tiles(costs, borders).seconds - once) + once
         return tiles + self.alone(device, borders[-1])
 
 
 def best_alone(
     problem: TilingProblem,
     devices: Sequence[TileDevice],
-    asked: Asked = ALONE,
+    asked: TilingRequest = ALONE,
 ) -> Tiling:
     """Where nothing but the question's own units is behind the tiles."""
     return best_tiling(problem, devices, asked, Untiled(problem, asked.pieces))
@@ -64,8 +64,8 @@ def test_slow_devices_exchange_at_every_layer() -> None:
     """Figure 7: on Raspberry Pis and 100 Mbit/s grouping gains nothing, large groups lose."""
     costs = question(NETWORK, 8, LINKS["100 Mbit/s"], SLOW, (2, 3))
     assert gain(costs)[0] < 1.01
-    each = simulate(costs, range(UNITS + 1)).seconds
-    assert simulate(costs, (0, 4, 8, 12, 16)).seconds > 1.03 * each
+    each = simulate_tiles(costs, range(UNITS + 1)).seconds
+    assert simulate_tiles(costs, (0, 4, 8, 12, 16)).seconds > 1.03 * each
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 3)])
@@ -90,19 +90,19 @@ def test_the_filters_cap_a_single_sample() -> None:
     assert found.is_tiled
     assert found.borders[-1] < UNITS  # tiled only as far as it pays
     fast = question(NETWORK, 1, LINKS["1 Gbit/s"], flops / 1.5, (1, 2))
-    assert fast.problem.seconds / simulate(fast, best_grouping(fast)).seconds > 1.5
+    assert fast.problem.seconds / simulate_tiles(fast, best_grouping(fast)).seconds > 1.5
 
 
 def test_one_device_where_nothing_pays() -> None:
     devices = [TileDevice("slow", 2.0), TileDevice("fast", 1.0)]
-    found = best_alone(problem(3, link=Link(1e3, 1.0)), devices)
+    found = best_alone(problem(3, link=ClusterLink(1e3, 1.0)), devices)
     assert found.devices == ("fast",)
     assert not found.is_tiled
     assert found.seconds == pytest.approx(problem(3).seconds)
 
 
 def test_unequal_devices_have_unequal_tiles() -> None:
-    question_ = problem(4, link=Link(1e12, 0.0), flops_per_s=1e6)
+    question_ = problem(4, link=ClusterLink(1e12, 0.0), flops_per_s=1e6)
     found = best_alone(question_, [TileDevice("slow", 3.0), TileDevice("fast", 1.0)])
     assert found.devices == ("fast", "slow")
     assert found.rows[0] * found.columns[0] == pytest.approx(0.75)
@@ -111,7 +111,7 @@ def test_unequal_devices_have_unequal_tiles() -> None:
 
 
 def test_memory_makes_tiles_where_one_device_is_too_small() -> None:
-    tight = problem(3, link=Link(1e4, 1.0))
+    tight = problem(3, link=ClusterLink(1e4, 1.0))
     needed = tight.filter_memory_bytes + sum(tight.kept_bytes)
     devices = [TileDevice(f"d{k}", memory_bytes=0.7 * needed) for k in range(2)]
     found = best_alone(tight, devices)
@@ -130,7 +130,7 @@ def test_lines_leave_room_for_halos_where_memory_draws_them(
     tight = blocks()
     room = tight.filter_memory_bytes + part * sum(tight.kept_bytes)
     devices = [TileDevice("large"), TileDevice("small", 1.0, room)]
-    found = best_alone(tight, devices, Asked(grid=(1, 2), borders=borders))
+    found = best_alone(tight, devices, TilingRequest(grid=(1, 2), borders=borders))
     assert found.borders == borders or not borders
     used = dict(zip(found.devices, found.memory_bytes, strict=True))
     assert used["small"] <= room
@@ -143,11 +143,11 @@ def test_a_refusal_says_what_the_first_lines_lacked() -> None:
     rooms = [tight.filter_memory_bytes + p * sum(tight.kept_bytes) for p in (0.6, 0.41)]
     devices = [TileDevice(name, 1.0, room) for name, room in zip("ab", rooms, strict=True)]
     with pytest.raises(PlanError, match=r"[ab] needs .* for its tiles in these groups"):
-        best_alone(tight, devices, Asked(grid=(1, 2), borders=(0, 2)))
+        best_alone(tight, devices, TilingRequest(grid=(1, 2), borders=(0, 2)))
 
 
 def blocks() -> TilingProblem:
     """Two units of two convolutions each."""
     network = problem(4).network
     units = (MapUnit("first", 0, 2, 100), MapUnit("second", 2, 4, 100))
-    return by_flops(replace(network, units=units), 1, Link(1e12, 0.0), flops_per_s=1e6)
+    return by_flops(replace(network, units=units), 1, ClusterLink(1e12, 0.0), flops_per_s=1e6)

@@ -9,14 +9,14 @@ import pytest
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.types.batch_split import BatchSplit
-from p2ptrain.plan.types.cluster import Cluster, Link
+from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined
 from p2ptrain.tiling.planning.tiled_plan import round_of, simulate_tiled
-from p2ptrain.tiling.planning.tiling_setting import Setting
-from p2ptrain.tiling.planning.tiling_types import Asked
-from p2ptrain.tiling.planning.trailing_stages import MOST_SHARING, Followers
+from p2ptrain.tiling.planning.tiling_setting import TilingSetting
+from p2ptrain.tiling.planning.tiling_types import TilingRequest
+from p2ptrain.tiling.planning.trailing_stages import MAX_SHARING, TrailingStages
 from tests.unit.tiling.planning.test_tiled_plan import FAST_LINK, asked, cluster, profile
 
 DEALING, DIVIDING = Allocation.MICRO_BATCHES, Allocation.SAMPLES
@@ -60,7 +60,7 @@ def test_nobody_shares_behind_links_that_carry_nothing() -> None:
     """Filters of the rest would have to be summed."""
     heavy = profile(tail=4.0, maps=True)
     units = (*heavy.units[:-1], replace(heavy.units[-1], parameter_bytes=10**9))
-    slow = replace(SIX, default_link=Link(5e6, 1e-5))
+    slow = replace(SIX, default_link=ClusterLink(5e6, 1e-5))
     request = asked(batch_size=8, micro_batch=2)
     roomy = replace(slow, devices=tuple(replace(d, memory_bytes=1 << 40) for d in slow.devices))
     assert sharing(make_plan(replace(heavy, units=units), roomy, request)) == 1
@@ -119,14 +119,16 @@ def test_what_the_search_judged_is_what_the_plan_predicts(
     devices, split = cluster(*slowdowns), BatchSplit(8, micro_batch)
     cost = CostModel(LONG, devices)
     assert LONG.maps is not None
-    setting = Setting.of(cost, LONG.maps.first_units(4), split, range(len(slowdowns)))
+    setting = TilingSetting.of(cost, LONG.maps.first_units(4), split, range(len(slowdowns)))
     pieces = 8 / split.first_samples
-    found = best_pipelined(setting, Asked(every=True, pieces=pieces))
+    found = best_pipelined(setting, TilingRequest(every=True, pieces=pieces))
     assert found is not None
     assert found.tiling.seconds >= found.tiling.bound
     plan = make_plan(LONG, devices, asked(batch_size=8, micro_batch=micro_batch))
     assert round_of(cost, plan).seconds == pytest.approx(found.tiling.seconds)
-    without = best_pipelined(setting, Asked(every=True, pieces=pieces, allocations=frozenset()))
+    without = best_pipelined(
+        setting, TilingRequest(every=True, pieces=pieces, allocations=frozenset())
+    )
     assert without is None or found.tiling.seconds < without.tiling.seconds
 
 
@@ -140,13 +142,13 @@ def test_auto_takes_it_only_where_it_is_faster() -> None:
     bare = profile(tail=2.0, spatial=False)
     without = make_plan(bare, SIX, request)
     assert plan.predicted.round_seconds < without.predicted.round_seconds
-    slow = replace(SIX, default_link=Link(1e4, 0.1))
+    slow = replace(SIX, default_link=ClusterLink(1e4, 0.1))
     assert make_plan(net, slow, request).stages == make_plan(bare, slow, request).stages
 
 
-def followers(count: int, split: BatchSplit, ways: frozenset[Allocation]) -> Followers:
+def followers(count: int, split: BatchSplit, ways: frozenset[Allocation]) -> TrailingStages:
     cost = CostModel(LONG, cluster(*[1.0] * 8))
-    return Followers(cost, split, tuple(range(count)), ways)
+    return TrailingStages(cost, split, tuple(range(count)), ways)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def followers(count: int, split: BatchSplit, ways: frozenset[Allocation]) -> Fol
         (3, BatchSplit(8, 2), EVERY_ALLOCATION, [3]),
         (3, BatchSplit(8, 2), frozenset(), []),
         (1, BatchSplit(8, 8), EVERY_ALLOCATION, []),
-        (MOST_SHARING + 1, BatchSplit(64, 8), EVERY_ALLOCATION, []),
+        (MAX_SHARING + 1, BatchSplit(64, 8), EVERY_ALLOCATION, []),
     ],
 )
 def test_what_may_follow(
