@@ -187,7 +187,7 @@ def test_everyone_waits_for_a_plan_so_it_is_searched_shortly(
         return make_plan(profile, cluster, replace(request, effort=0.01))
 
     monkeypatch.setattr(household_plan, "make_plan", noted)
-    plan_cluster(REQUEST, household(*[1.0] * 6))
+    plan_cluster(replace(REQUEST, planner="auto"), household(*[1.0] * 6))
     assert set(efforts) == {PLANNING_EFFORT}
 
 
