@@ -1,1 +1,1 @@
-"""what apps embed: Node, Run, train; composes the three roles."""
+"""What apps embed: Node, Run, train; composes the three roles."""

@@ -1,12 +1,11 @@
 """Events to any number of readers, each with a bounded buffer of its own.
 
 Readers are iterators rather than generators: a generator ends where a wait for its next event is
-cancelled, and apps wait with a timeout. One that is not referenced any more gets nothing any more.
+cancelled, and apps wait with a timeout. A reader that is not referenced any more gets no events.
 
-An app's `on_event`: looked at before anything runs, and watched while it does.
-
-It is called on the event loop, so while it does not return nothing of this device's network lives:
-no event can say so. A thread warns of it, as Python warns: on stderr.
+An app's `on_event` is checked before anything runs, and watched during each call. It runs on the
+event loop, so while it does not return this device's network stands still and no event can say so.
+A thread warns of it, as Python warns: on stderr.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Loading torch: seconds on a small device, a third of them spent looking for garbage in vain.
+"""Loads torch, without the garbage collector and shared with the box.
 
-What is loaded stays until the process ends. So Python's garbage collector rests meanwhile, and
-never looks through it later: that would stop a device of a fifth of a core for more than a second
-each time, its heartbeats and measurements too. For the command line only: an app's objects are not
-ours to keep. What it costs are some 8 MiB of garbage from the loading itself.
+Loading takes seconds on a small device, a third of them in the garbage collector. What is loaded
+stays until the process ends. So the collector rests meanwhile and never looks through it later:
+that would stop a slow device, its heartbeats and measurements, for more than a second each time.
+For the command line only: an app's objects are not ours to keep. It costs about 8 MiB of garbage.
 
-What is loaded is also shared with the process in which models of others run (`process.zygote`).
+What is loaded is shared with the process in which models of others run (`process.zygote`):
 
-Where a node's box comes from.
-
-load_training()  ─►  fork_from_here()  ─►  forked_box()     the command line's, one a process
-Node in an app   ─────────────────────►  started_box(...)   its own, started when it is needed
+    load_training()  ─►  fork_from_here()  ─►  forked_box()     the command line's, one a process
+    Node in an app   ─────────────────────►  started_box(...)   its own, started when it is needed
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What every member knows of the job that runs, so that `status` can tell it anywhere.
+"""What every member knows of the running job, so that `status` shows it on any device.
 
-The holder sends a line a second at most; a member forgets it when the holder is gone or says so.
+The holder sends a line a second at most; a member forgets it when the job ends or the holder is
+gone.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""plans, and makes every device ready."""
+"""Plans for the holders of jobs."""

@@ -1,4 +1,4 @@
-"""What a plan's copies are: who keeps them, what they cost, and whom they leave without; pure."""
+"""The backups of a plan: which peer keeps them, what they cost, which stages have none. Pure."""
 
 from __future__ import annotations
 

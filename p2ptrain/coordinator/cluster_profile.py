@@ -1,4 +1,4 @@
-"""What a coordinator finds out about its household before a plan: links and profiles."""
+"""What is measured of a cluster before a plan: links and profiles."""
 
 from __future__ import annotations
 

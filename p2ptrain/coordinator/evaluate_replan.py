@@ -1,9 +1,9 @@
-"""Whether another plan would be better now, while a job trains: looked at where it is coordinated.
+"""Whether another plan would be better now, while a job trains: evaluated by the coordinator.
 
-    facts of every device (nobody stops) ──► newcomers: links, profile ──► search ──► decision
+    facts of every device (training continues) ──► newcomers: links, profile ──► search ──► decision
 
-Devices that train are never measured again: their profiles are corrected by what rounds really
-take, which the holder knows. A link in use is measured by what it carries.
+Devices that train are never profiled again: their profiles are corrected by the times of their
+rounds, which the holder knows. A link in use is measured by its traffic.
 """
 
 from __future__ import annotations

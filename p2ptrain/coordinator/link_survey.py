@@ -1,10 +1,10 @@
-"""What the household can do: link speeds between its devices, and how they are measured.
+"""Link speeds between the devices of a household, and the order in which they are measured.
 
-Links are measured in pairs, as in a round-robin tournament (circle method), so that in each round
-every device sends to one other and receives from one other: one interface carries one measurement
-in each direction at a time. Ten devices take nine rounds of some 0.25 s. In larger households only
-the first rounds are played; what was not measured is estimated from the two ends' best rates. What
-is clearly slower than those is measured once more.
+Links are measured in pairs, as in a round-robin tournament (circle method): in each round every
+device sends to one other and receives from one other, so that an interface carries one measurement
+in each direction at a time. Ten devices take nine rounds of about 0.25 s. Larger households play
+only the first rounds; links not measured are estimated from the best rates of their two ends.
+A link clearly slower than its estimate is measured once more.
 """
 
 from __future__ import annotations

@@ -1,23 +1,19 @@
 """What a job takes of a device's memory beside what the planners count.
 
-    process    what torch and we make for any job: compiled primitives, stacks, buffers of links;
-               a device that has measured the model has most of it already
-    received   what crosses the cut before a stage stays until its backward; the units after the cut
-               do not count it
-    wire       a few pieces of each cut that are arriving, waiting or leaving
-    gradient   one unit's, made anew by each micro-batch before it is added to the sum
-    passing    in the last stage: gradients as large as what a unit keeps, less what those behind it
-               kept, which is free by then; a language model keeps most of all in its last unit
-    holes      what lies free between blocks of the C library's heap: glibc uses a freed block only
-               with its neighbour again for one of the same size that must lie on a 64-byte border,
-               as torch wants them; the largest blocks do not lie there
+    process    what torch and we make for any job: compiled primitives, stacks, link buffers
+    received   what crosses the cut before a stage stays until its backward
+    wire       some slices of each cut that are arriving, waiting or leaving
+    gradient   one unit's, computed by each micro-batch before it is added to the sum
+    passing    in the last stage: gradients as large as what a unit keeps, less what those behind
+               it kept; a language model keeps most of all in its last unit
+    holes      free blocks of the heap that glibc reuses only for one of the same size, because
+               torch wants them aligned to 64 bytes
     samples    on the data holder: loaded, and fed ahead of the stages that work on them
     copies     of tiles: maps with their halos, beside the tiles' own parts of them
-    log        what was sent since the version to go back to, for a stage that is made anew
-    update     what Adam and its like need of the largest unit for a moment; small blocks find room
-               where activations were
-    before     parameters and optimizer state as they were, while an update made ahead of its word
-               may not count; where there is no room for that, a stage waits for the word
+    log        what was sent since the last stable snapshot, for a rebuild
+    update     what Adam and its like need of the largest unit for a moment
+    before     parameters and optimizer state before an optimistic update, until it counts; where
+               there is no room for that, a stage waits for the commit
 
 How close that comes, and how to measure it: docs/internals/memory.md.
 """

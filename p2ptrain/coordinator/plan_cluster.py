@@ -1,6 +1,6 @@
-"""From what was measured to a plan: pure, so that what a household would get can be tested.
+"""From measurements to a plan. Pure, so that the plan of any household can be tested.
 
-A device that ran out of memory is planned for again with what it really has: its budget only falls.
+A device that ran out of memory gets a plan for what it really has: its budget only falls.
 """
 
 from __future__ import annotations

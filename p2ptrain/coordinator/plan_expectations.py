@@ -1,7 +1,7 @@
-"""What a plan expects of its devices round by round, and profiles as training has corrected them.
+"""What a plan expects of its devices in each round, and profiles as training has corrected them.
 
-Pure. What devices then really take is held against it (`recovery.drift`), and what that shows goes
-into the next plan's times.
+Pure. `recovery.drift_watch` compares this with what devices really take; what that shows goes into
+the times of the next plan.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A question for a plan, whoever answers it, and what counts as an answer.
+"""A question for a plan, and the check of an answer.
 
-The household is in it as the holder has found it, so that the same question has the same plan
-wherever it is answered. An answer of another device is only a proposal: it must be a plan for just
-this question before anything of it is believed.
+The question contains the cluster as the holder has measured it, so that every device answers the
+same question with the same plan. An answer of another device is only a proposal: it is checked to
+be a plan for exactly this question before anything in it is used.
 """
 
 from __future__ import annotations

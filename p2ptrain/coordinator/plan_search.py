@@ -1,9 +1,8 @@
-"""Where a plan is made: on the fastest device, where that pays.
+"""Where a plan is searched: on the fastest device, where that pays.
 
-Who coordinates is a matter of the election, not of speed. Wherever it runs, the same question has
-the same plan; a device that does not answer costs a moment only: then whoever asked searches too,
-and the first plan counts. A search ends with the wish for it: where whoever asked says so, or is
-gone.
+The election decides which device coordinates, not its speed. The same question has the same plan
+on every device. If the fastest device does not answer in time, the asker searches too and the first
+plan counts. A search ends when the asker cancels it or is gone.
 """
 
 from __future__ import annotations

@@ -1,23 +1,17 @@
-"""Devices with the same processor share what they have measured of a model: pure.
+"""Devices with the same kind of processor share what they have measured of a model. Pure.
 
-A profile is a few passes over the model within seconds, and a tenth off on a device that does
-something else too. A search among thousands of plans finds those that such errors favour: with
-times off by a tenth, plans for five equal devices reached 0.68 of their sum instead of 0.75,
-because units went to whoever seemed fast at them. One kind of processor takes the same processor
-time for the same work; which share of its core a device gives us is its own (`wall_by_cpu`).
+A profile is a few passes within seconds, so its times have errors, and a search among thousands of
+plans finds those that such errors favour. One kind of processor takes the same processor time for
+the same work; which share of its core a device gives us is its own (`wall_by_cpu`).
 
-A slow device has time for larger batches once or not at all, and in its first pass a batch takes up
-to half as long again: what others of its kind have measured warm goes before that. With their own
-first passes, devices of 0.18 core seemed 11 times slower than one of 0.60, and were left out.
-Beyond all warm sizes a first pass counts where it is below what follows from those: either is too
-much rather than too little.
+A slow device measures large batches once or not at all, and a first pass is slow. So warm times of
+others of its kind are preferred. Beyond all warm sizes a first pass counts where it is below the
+extrapolation: both are too high rather than too low.
 
-How units and sizes compare is the kind's; how fast the device is, compared with its kind, is its
-own as far as that is more than noise: caches are colder on a core that does much else. A size that
-only some have come to is taken at the level of all, or it would look cheap where a fast one did.
-Who has measured half of it has a say too, by the line through its sizes: of five devices the only
-one that came to 72 samples found a sample there a fifth cheaper than four had at 40, and its first
-units two fifths cheaper, which training did not.
+The ratios of units and sizes are the kind's. How fast the device is within its kind is its own,
+as far as that is more than noise: caches are colder on a busy core. A size that only some have
+measured is scaled to the level of all, or it would look cheap where only a fast device measured it.
+A device that has measured half of a size contributes through the line through its own sizes.
 """
 
 from __future__ import annotations

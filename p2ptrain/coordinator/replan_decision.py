@@ -1,7 +1,7 @@
-"""Whether a job that runs well should change its plan: pure, from what was measured to a decision.
+"""Whether a job that runs well should change its plan: from measurements to a decision. Pure.
 
-Plans close to the one in force come in milliseconds; where profiles were far off, or somebody is
-new, the best plan may be of another kind altogether: then the whole search is worth its time.
+Plans close to the one in force are found in milliseconds. Where profiles were far off or a device
+is new, the best plan may be of another kind: then a full search is worth its time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a holder asks its coordinator while training goes on: would another plan be better now?"""
+"""What a holder asks its coordinator during training: would another plan be better now?"""
 
 from __future__ import annotations
 

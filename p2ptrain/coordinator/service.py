@@ -1,7 +1,7 @@
-"""The coordinator's work: plans, for whoever holds a job.
+"""The coordinator's work: it makes plans for the holders of jobs.
 
-Every device can do this; the elected one is asked. It keeps nothing of a job, commands nobody, and
-nothing depends on its answer: a holder that gets none plans by itself.
+Every device can do this; the elected one is asked. It keeps nothing of a job, commands no device,
+and nothing depends on its answer: a holder that gets none plans by itself.
 """
 
 from __future__ import annotations

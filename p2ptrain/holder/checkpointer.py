@@ -1,9 +1,9 @@
-"""When a running job is checkpointed, and how its state comes together on the holder.
+"""When a running job is checkpointed, and how its state is collected on the holder.
 
-The stages keep a copy of their state right after the update, training goes on, and the copies
-travel at bulk priority. They are read by their version, which never changes: what is written is one
-state, whatever happens to the epoch meanwhile, or it is not written. One checkpoint is under way at
-a time. The last one is made up for once all updates are made, where its copies were not to be had.
+The stages take snapshots right after the update and training continues; the snapshots travel at
+bulk priority. They are read by version, which never changes: either one consistent state is
+written, whatever happens to the generation meanwhile, or nothing. One checkpoint is written at a
+time. If snapshots for the last one were missing, it is written after the last update.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A job's way from epoch to epoch, on the device that holds the data: the shell of `holder_core`.
+"""Drives a job from generation to generation on the device with the data: shell of `holder_core`.
 
-    ask a coordinator ──► all devices ready ──► begin ──► rounds ──► weights home
+    ask a coordinator ──► all devices ready ──► begin ──► rounds ──► weights are fetched
             ▲                                               │ a device dies, a link breaks
             └───────────────────────────────────────────────┘
 
-What was reported stays reported, however often steps are computed again.
-
-What the mesh says of the household, told to the rules of a job: who is there, who is gone.
+Each number is reported once, however often its steps are computed again. `MembershipAdapter`
+passes what the mesh knows of the members on to the rules.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Global replication (FTPipeHD, III-E): now and then all stages' copies come to the holder.
+"""Full snapshots on the holder, for the case that several devices die with all copies of a stage.
 
-    a version kept everywhere ──► stable ──► all of it read, in the lowest lane ──► held in memory
+Global replication (FTPipeHD, III-E): now and then the snapshots of all stages come to the holder.
 
-Only the newest stays. It is what is gone back to where several devices die at once and a stage's
-copy with them.
+    a version kept everywhere ──► stable ──► all of it read, in the lowest lane ──► in memory
 
-The newest checkpoints that were written, as copies of the whole model to go on from.
-
-They are read from the disk, stage by stage, only if devices die that had what nobody else has.
+Only the newest is kept. The newest checkpoints serve the same purpose: they are read from the disk,
+stage by stage, only if the devices that died had what no other device has.
 """
 
 from __future__ import annotations

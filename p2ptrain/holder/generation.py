@@ -1,4 +1,4 @@
-"""The holder's side of one epoch: orders rounds, feeds them, and gathers what comes back."""
+"""The holder's side of one generation: orders rounds, feeds them and collects the results."""
 
 from __future__ import annotations
 

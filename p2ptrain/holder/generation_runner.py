@@ -1,8 +1,7 @@
-"""What the holder does while an epoch is in force: say so, train, bring the weights home.
+"""What the holder does while a generation is in force: announce it, train, fetch the weights.
 
-Whatever disturbs it ends the run and is told to the rules; they say what comes next.
-
-Finding out that an epoch stands still: the shell of `recovery.round_watch`, at the holder.
+Any trouble ends the run and is reported to the rules, which decide what comes next. The stall
+watch of a run is the shell of `recovery.stall_detector`.
 """
 
 from __future__ import annotations

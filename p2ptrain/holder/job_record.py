@@ -1,4 +1,4 @@
-"""What a job has behind it, where the data is: its journal, its plan, its first weights."""
+"""What the holder remembers of a job: its journal, its plan, its first weights."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A plan for one request's next attempt: from what devices said of themselves to who keeps copies.
+"""A plan for the next attempt of one reconfiguration, from state reports to backup peers.
 
 nothing speaks against the old one ──────────► the same plan
-profiles and memory of who is here ─┬────────► what was found while training went on, if it can be
-                                    └────────► asked for: close to the old one; at first the best
+profiles and memory of the members ─┬────────► the plan found during training, if it fits
+                                    └────────► a new one: close to the old; at first the best
 """
 
 from __future__ import annotations

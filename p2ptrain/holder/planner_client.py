@@ -1,7 +1,7 @@
-"""Has a holder's plans made: the shell of `planner_core`.
+"""Gets the holder's plans: the shell of `planner_core`.
 
-What another device answers is a proposal: it counts as a plan only where it is one for just the
-question that was asked.
+An answer of another device is a proposal: it becomes the plan only if it is a valid plan for
+exactly the question that was asked.
 """
 
 from __future__ import annotations

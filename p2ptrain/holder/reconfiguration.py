@@ -1,4 +1,4 @@
-"""The holder's way to one new epoch: the shell of `change_core`."""
+"""The holder's way to one new generation: the shell of `reconfigure_core`."""
 
 from __future__ import annotations
 

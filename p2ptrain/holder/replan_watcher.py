@@ -1,8 +1,8 @@
-"""Whoever comes, leaves or slows down while a job trains: the holder's side, shell of two rules.
+"""Members that join, leave or slow down while a job trains: the holder's shell of two rules.
 
 rounds' reports ──► drift watch ──┐
-members come and go ──────────────┴─► look: ask the planner ──► change at a round's border
-a device says `job.leaving` ────────► answered once nothing depends on it any more
+members join and leave ───────────┴─► evaluate: ask the planner ──► change between rounds
+a device sends `job.leaving` ───────► answered once nothing depends on it any more
 """
 
 from __future__ import annotations

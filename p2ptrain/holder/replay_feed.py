@@ -1,4 +1,4 @@
-"""Samples sent once more to a stage that is rebuilt."""
+"""Sends samples again to a stage that is being rebuilt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people hear of a job: every number once, however often steps are computed again."""
+"""What the user sees of a job: every number once, however often steps are computed again."""
 
 from __future__ import annotations
 

@@ -1,18 +1,14 @@
-"""What the stages report to the holder, gathered round by round: the shell of `committing`.
+"""What the stages report to the holder, collected round by round: the shell of `recovery.commit`.
 
-A round is complete when every device has reported it for every stage it holds. The first failure,
-of a stage or of a device, ends every wait: there is no way on without a new plan.
+A round is complete when every device has reported it for every stage it holds. The first failure of
+a stage or a device ends every wait: only a new plan helps then.
 
-Clipping by the global norm, the holder's half: norms in, one coefficient out.
+Clipping by the global norm: torch.nn.utils.clip_grad_norm_ takes the norm of the vector of the
+tensors' norms, in the order of `model.parameters()`. So each stage sends the norms of its tensors,
+not partial sums, and the coefficient is bit-identical to that of one device.
 
-torch.nn.utils.clip_grad_norm_ takes the norm of the vector of the tensors' norms, in the order of
-`model.parameters()`. So each stage sends its tensors' norms, not partial sums, and the result is
-bit-identical to one device's.
-
-Asking all devices of a job where a micro-batch stopped being finite, stage by stage.
-
-A device of a group may be waiting for the sums of one that has failed, in the thread that would
-look: so all of a stage are asked at once, and what one has found is not kept back for the others.
+Where a micro-batch stopped being finite is asked stage by stage, of all devices of a stage at once:
+a device of a group may wait, in the thread that would look, for a reduction of one that failed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The holder's side of copies: which versions are kept, where they are, what may go.
+"""The holder's side of snapshots: which versions exist, where they are, what may be released.
 
     train.round {keep, stay} ──► devices copy, offer ──► replica.kept
-                                  whole: versions.keep to all ◄──┤
-                           failed: replica.keeper to the owner ◄─┘
+                                  stable: versions.keep to all ◄──┤
+                           failed: replica.keeper to the owner ◄──┘
 
-The shell of `recovery.keeping` and `recovery.cadence`.
+The shell of `recovery.snapshot_tracker` and `recovery.snapshot_schedule`.
 """
 
 from __future__ import annotations

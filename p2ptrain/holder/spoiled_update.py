@@ -1,9 +1,9 @@
-"""An update that is not finite, at the holder: whose doing it is, and what the job ends with.
+"""An update that is not finite: the holder finds who caused it and how the job ends.
 
-not finite at step t ──► devices say what they saw ──► a plan again, with t - 1 steps in all
-  ──► its weights come home ──► the round of step t is done again here, unit by unit
-        not finite here either: the model's or the data's. Written, and the job ends
-        finite here: a device has sent what the model does not make. On without it
+not finite at step t ──► devices report what they saw ──► a plan again, of t - 1 steps
+  ──► its weights are fetched ──► the holder computes round t itself, unit by unit
+        not finite here either: the model or the data. The state is written, the job ends
+        finite here: a device has sent what the model does not compute. It is left out
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One job from beginning to end, on the device that holds the data.
+"""Trains one job from beginning to end, on the device that holds the data.
 
-capture, wait for members --> epochs (`job_epochs`), each with its rounds --> weights home
+capture, wait for members ──► generations (`driver`), each with its rounds ──► fetch weights
 """
 
 from __future__ import annotations

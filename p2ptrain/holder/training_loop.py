@@ -1,14 +1,14 @@
-"""The rounds of one epoch, driven from the holder: order, feed, gather, report.
+"""The rounds of one generation, driven from the holder: order, feed, collect, report.
 
-Two rounds are under way at most: while the stages finish one, the next one's first pieces already
-lie at the first stage.
+Synchronous training has two rounds under way at most: while the stages finish one, the first
+micro-batches of the next already wait at the first stage.
 
-Asynchronous training, driven from the holder: it says what comes, feeds it, and hears what was.
+Asynchronous training only orders and feeds:
 
-    order t, t+1, ... ──► stages, each by itself ──► "update t is made here" from all: step t + 1
+    order t, t+1, ... ──► stages, each by itself ──► "update t is made" from all: step t + 1
 
-A step counts once every stage has made its update: only then people hear of it, and only then are
-the stages at version t + 1 something to go back to.
+A step counts once every stage has made its update. Only then it is reported, and only then the
+stages at version t + 1 can be resumed from.
 """
 
 from __future__ import annotations

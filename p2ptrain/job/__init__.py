@@ -1,1 +1,1 @@
-"""what the user asks for."""
+"""What the user asks for."""

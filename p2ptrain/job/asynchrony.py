@@ -1,28 +1,22 @@
-"""Which weights a mini-batch sees where, when nobody waits for a round to end. Pure.
+"""Which weights a mini-batch sees in each stage, when no round waits for another. Pure.
 
 Stage p of n does n-p forwards before its first backward, then strictly alternates; each backward is
-followed by an update. Three stages; below each forward and backward the updates that its weights
-have behind them (STASHED):
+followed by an update. Below each task the number of updates in its weights (STASHED):
 
     stage 0   F0 F1 F2 .  .  B0 F3 B1 F4 B2 F5 B3      forward t: max(0, t-2), its backward too
               0  0  0        0  1  0  2  0  3  1
-    stage 1   .  F0 F1 .  B0 F2 B1 F3 B2 F4 B3 F5      max(0, t-1)
-                 0  0     0  1  0  2  1  3  2  4
     stage 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4      t
                     0  0  1  1  2  2  3  3  4  4
 
 STASHED, VERTICAL   PipeDream (SOSP 2019, section 3.3): weight stashing, and with vertical sync
-DOUBLE              PipeDream-2BW (ICML 2021): one update late everywhere; the mini-batch is divided
-                    into at least n micro-batches, so that two versions are enough
-UNSTASHED           forward as STASHED, backward with whatever is newest: no gradient of anything
+DOUBLE              PipeDream-2BW (ICML 2021): one update late everywhere, n micro-batches or more
+UNSTASHED           forward as STASHED, backward with the newest: a gradient of no function
 aggregate           FTPipeHD (section III-C): every k(n-p) updates the newest weights of stage p
                     become the mean of its n-p newest versions
 
-Where a stage has several devices, they take mini-batches in turn, and every one of them makes every
-update, in order: so the stage has one version t wherever one looks. Its depth counts its devices.
-
-What is counted begins anew whenever the pipeline begins empty: after a failure, and after an
-evaluation.
+The devices of a group take mini-batches in turn, and each makes every update, in order: so the
+stage has one version t on all of them. Its depth counts its devices. Counting begins again whenever
+the pipeline begins empty: after a failure, and after an evaluation.
 """
 
 from __future__ import annotations

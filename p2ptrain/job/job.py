@@ -1,7 +1,7 @@
 """What a training script hands over: the Job, checked field by field when it is made.
 
-A wrong field is found here, on the device of the person who wrote it, and named, before any other
-device is asked for anything.
+A wrong field is found and named here, on the user's device, before any other device is asked for
+anything.
 """
 
 from __future__ import annotations

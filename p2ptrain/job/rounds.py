@@ -1,8 +1,8 @@
-"""The sequence of rounds that a job consists of, worked out beforehand and without devices.
+"""The sequence of rounds of a job, computed beforehand and without devices.
 
 A round is either one update (`train`: all micro-batches of one mini-batch, then the update) or one
-pass over `eval_data` (`eval`: forward only).  Rounds are numbered from 0 and never reused, so a
-frame is named by (epoch of the plan, round, micro-batch).
+pass over `eval_data` (`eval`: forward only). Rounds are numbered from 0 and never reused, so a
+frame is named by (generation, round, micro-batch).
 
     steps_per_epoch = 3, epochs = 2, eval_data given:
 

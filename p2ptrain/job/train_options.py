@@ -1,6 +1,6 @@
 """How a job is to be run, as opposed to what it trains (`Job`).
 
-What apps give as options, taken for what it means or refused; nothing is converted by force.
+The options of apps are checked and normalised, or refused; nothing is converted by force.
 """
 
 from __future__ import annotations

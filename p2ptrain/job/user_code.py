@@ -1,8 +1,7 @@
-"""What the user's own functions raise, in one line that names where.
+"""Errors of the user's own functions, in one line that names the place; and what they do now.
 
-What the user's own code is doing now: said where it takes long, for nothing else would tell.
-
-A read of a network drive that hangs raises nothing and returns nothing.
+A read of a network drive that hangs raises nothing and returns nothing, so a slow call is
+reported.
 """
 
 from __future__ import annotations

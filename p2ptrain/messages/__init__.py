@@ -1,1 +1,1 @@
-"""every job message, as checked data."""
+"""Every job message, as checked data."""

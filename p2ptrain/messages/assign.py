@@ -1,4 +1,4 @@
-"""From a plan to what every device of it is told: pure, so that it can be tested."""
+"""From a plan to the assignment of each device. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan in force: what every device of an epoch must know of it, as plain data."""
+"""A plan in force: what every device of a generation must know of it, as plain data."""
 
 from __future__ import annotations
 

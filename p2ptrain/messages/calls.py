@@ -1,17 +1,15 @@
-"""A kind's handler with the allocator of its parts, so that a room can list what it answers.
+"""Calls between devices: routes, long calls, work that the asker can cancel, pending replies.
 
-Calls that may take as long as the device that was asked shows that it works: see `signs`.
+A call may take as long as the device that was asked shows that it works (`recovery.work_signs`): on
+a slow link a fixed limit would end a transfer that makes progress. `CancellableWork` ends with the
+asker's wish for it:
 
-At 1 Mbit/s 75 MB take ten minutes, and whoever gave up then would never get more than that.
+    asker                               worker
+      |-- call ------------------------->|  `CancellableWork.do`
+      |-- not wanted any more ---------->|  `give_up`; so does the asker's end
+      |<-- that has been given up -------|
 
-What a device does for another one as long as that wants it: looks for plans, searches.
-
-who asks                            who works
-  |-- call ------------------------->|  `CancellableWork.do`
-  |-- not wanted any more ---------->|  `give_up`; so does its end
-  |<-- that has been given up -------|
-
-Questions of other devices that are answered once something has been done: futures by number.
+`PendingReplies` are futures by number, for questions that are answered once something is done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where values of a micro-batch stopped being finite: what devices say, and how it is told."""
+"""Where values of a micro-batch stopped being finite: devices' reports, and the user's message."""
 
 from __future__ import annotations
 

@@ -1,38 +1,39 @@
-"""The messages of a training job: kinds, who sends them to whom, and their checked fields.
+"""The messages of a training job: kinds, sender and receiver, checked fields.
 
-    holder                coordinator             devices of the plan
-      |-- epoch.inventory --------------------------->|   (stops, says what it has)
-      |-- links.measure, profile.measure ------------>|   (asks the holder for model.fetch)
-      |-- plan.ask ------->|-- plan.search ---------->|   (the fastest, where that pays)
-      |-- plan.works ----->|                          |   (a sign of work? none: passed over)
-      |<---- the plan -----|                          |
-      |-- epoch.prepare ----------------------------->|   (fetches its weights: state.read)
-      |<----------------------------------- ready ----|
-      |-- epoch.begin ------------------------------->|   to all members: others have no part
-      |
-      |-- train.round ------------------------------->|   what comes next, to every stage; or that
-      |                                               |   nothing does (asynchronous training)
-      |-- train.values (inputs, targets) ------------>|   to the first and the last stage
-      |        train.values: activations p -> p+1, gradients p+1 -> p, sums of tied gradients
-      |<- train.started ------------------------------|   credit: one more piece may come
-      |<- train.values (outputs) / train.norms -------|   norms where the job clips by global norm
-      |<- train.done ---------------------------------|   gradients complete, or all evaluated
-      |-- train.commit ------------------------------>|   all are done: the update counts, apply it
-      |<- train.failed -- train.diagnose ------------>|
-      |-- train.arrived ----------------------------->|   what has come in a round that failed?
-      |-- train.standing ---------------------------->|   nothing moves: what do you wait for?
-      |-- job.alive --------------------------------->|   how far are you? (each second of a call)
-      |-- job.find ---------------------------------->|   to all members: what do you keep for me?
-      |        replica.offer: a stage's device -> the one that keeps its copies (reads: state.read)
-      |<- replica.kept -------------------------------|   whole there, or why it is not
-      |-- replica.keeper ---------------------------->|   offer it to another device instead
-      |-- versions.keep ----------------------------->|   to all: what is older may go
-      |-- job.end ----------------------------------->|
-
-Every frame carries (job, epoch): an epoch is one plan in force. Frames of another job or epoch are
-dropped and counted, whoever sent them.
+Every frame carries (job, epoch): an epoch is one generation. Frames of another job or generation
+are dropped and counted, from any sender. docs/internals/protocol.md has the fields.
 """
 
+# The messages of a job, in the order in which they are sent:
+#
+#   holder                coordinator             devices of the plan
+#     |-- epoch.inventory --------------------------->|   (stops, reports its state)
+#     |-- links.measure, profile.measure ------------>|   (asks the holder for model.fetch)
+#     |-- plan.ask ------->|-- plan.search ---------->|   (the fastest, where that pays)
+#     |-- plan.works ----->|                          |   (a sign of work? none: passed over)
+#     |<---- the plan -----|                          |
+#     |-- epoch.prepare ----------------------------->|   (fetches its weights: state.read)
+#     |<----------------------------------- ready ----|
+#     |-- epoch.begin ------------------------------->|   to all members: others have no part
+#     |
+#     |-- train.round ------------------------------->|   what comes next, to every stage; or that
+#     |                                               |   nothing does (asynchronous training)
+#     |-- train.values (inputs, targets) ------------>|   to the first and the last stage
+#     |        train.values: activations p -> p+1, gradients p+1 -> p, sums of tied gradients
+#     |<- train.started ------------------------------|   credit: one more slice may come
+#     |<- train.values (outputs) / train.norms -------|   norms where the job clips by global norm
+#     |<- train.done ---------------------------------|   gradients complete, or all evaluated
+#     |-- train.commit ------------------------------>|   all are done: the update counts, apply it
+#     |<- train.failed -- train.diagnose ------------>|
+#     |-- train.arrived ----------------------------->|   what arrived in a round that failed?
+#     |-- train.standing ---------------------------->|   nothing moves: what do you wait for?
+#     |-- job.alive --------------------------------->|   how far are you? (each second of a call)
+#     |-- job.find ---------------------------------->|   to all members: what do you keep for me?
+#     |        replica.offer: a stage's device -> its backup peer (reads: state.read)
+#     |<- replica.kept -------------------------------|   whole there, or why it is not
+#     |-- replica.keeper ---------------------------->|   offer it to another device instead
+#     |-- versions.keep ----------------------------->|   to all: what is older may go
+#     |-- job.end ----------------------------------->|
 INVENTORY = "epoch.inventory"
 
 PLAN = "plan.ask"

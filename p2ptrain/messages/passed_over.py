@@ -1,7 +1,7 @@
-"""What a holder says of a coordinator that answered nothing of use, to the devices of its job.
+"""How a holder announces that a coordinator gave no useful answer, to the devices of its job.
 
-They follow another one then. Only the holder of the job that a device works for is believed, and
-for a while: all that a coordinator does is plan, so that a holder that lies gains nothing by it.
+They follow another coordinator then. Only the holder of the job that a device works for is
+believed, and for a limited time. A coordinator only plans, so a holder that lies gains nothing.
 """
 
 from __future__ import annotations

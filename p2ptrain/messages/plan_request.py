@@ -1,12 +1,10 @@
-"""A job as its coordinator sees it, as checked plain data.
+"""A job as its coordinator sees it, as checked plain data, and how its model may be shared.
 
-Which plans a job's model allows, so that training together gives what one device would give.
-
-A stage on several devices deals whole micro-batches or divides each by samples. Dealing changes
-nothing. Dividing does where units look across samples (BatchNorm, dropout, a contrastive loss):
-`auto` then only deals, other planners deal where they have the choice, and who divides by nature
-(`hybrid`) is obeyed, with a clear word. Some models cannot be divided at all, and some cannot be
-shared in any way.
+Training together must give what one device would give. A stage on several devices deals whole
+micro-batches or divides each by samples. Dealing changes nothing. Dividing does where units look
+across samples (BatchNorm, dropout, a contrastive loss): `auto` then only deals, other planners deal
+where they have the choice, and `hybrid`, which always divides, is obeyed with a warning. Some
+models cannot be divided at all, and some cannot be shared in any way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a holder needs for its next epoch, and what comes of it."""
+"""What a holder needs for its next generation, and the reply."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Whose questions a device answers: what it measures, books and searches is somebody's wish.
+"""For which devices this one measures, searches and stands ready.
 
 Measuring a model, its links, searching a plan and standing ready for a job take a device's time.
-They are done for a device whose job it would be, or for whoever the election names; for one asker
-only so long in a stretch of time; and, where this device's person says so (`join --only-for`), for
-jobs of some devices only.
+They are done for the holder of the job or the elected coordinator; for one requester only for a
+limited time; and, with `join --only-for`, only for jobs of the named devices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tensor frames are of (stream, micro-batch, slice), as messages; requests for replay."""
+"""The addresses of tensor frames (stream, micro-batch, slice) as messages; requests for replay."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The rules of recovery: pure, no torch, no asyncio, no clock. Shells carry out what they say."""
+"""The rules of recovery. Pure: no torch, asyncio or clock. Shells carry out what they return."""

@@ -1,17 +1,17 @@
-"""Who keeps whose copies, where memory allows it; and whether a version survives the next death.
+"""Which device backs up which stage, where memory allows; and which versions survive a death.
 
-A stage of one device copies to a device of the next stage, the last one to the stage before: they
-are who takes over. Devices of a group have the same weights and need no copies. Memory decides
-among them, and where nobody there has enough, any other device of the plan will do.
+A stage of one device copies to a device of the next stage, the last one to the stage before: these
+take over. Devices of a group have the same weights and need no backup. Memory decides among them,
+and where none of them has enough, any other device of the plan will do.
 
-What copying takes, beside the stages themselves (S bytes of a stage's state):
+What backups take, beside the stages themselves (S bytes of a stage's state):
 
-    every device of the plan     2 S of each of its own stages: one to go back to, the next one;
-                                 where checkpoints are written 3 S: one may be read for long
-    whoever keeps a stage        2 S of that stage, for the same reason
+    every device of the plan     2 S of each of its own stages: the stable snapshot, the next one;
+                                 with checkpoints 3 S: one may be read for long
+    a backup peer of a stage     2 S of that stage, for the same reason
 
-The next version is written while the old one still is what one would go back to. While one is on
-its way to its keepers no other is offered to them (`keeping`).
+The next version is written while the old one is still the stable one. While one is on its way to
+its backup peers no other is offered to them (`snapshot_tracker`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""From which version training goes on, once it is known who has what.
+"""From which version training resumes, once the state reports are known.
 
 The newest version of this job's history that is whole: every unit of it is on some living device.
 
-A device may have applied an update that others have not, because the order to apply it reached only
-some. It counts (`committing`), so the others do it first and are asked again:
+A device may have applied an update that others have not, because the commit reached only some. The
+update counts (`commit`), so the others apply it first and report again:
 
     a  LIVE 7                      b  LIVE 6, ready for 7         c  LIVE 6, ready for 7
     ──► Forward(b, c)              b  LIVE 7                      c  LIVE 7        ──► Choice(7)
-    where c is dead: its units are whole at the kept version 4 only               ──► Choice(4)
+    where c is dead: its units are whole at the snapshot 4 only                    ──► Choice(4)
 
-Where going back would mean more than a few steps done again by everybody, the lost stage alone is
-made anew, if it can be (`rebuild`).
+Where going back would repeat more than a few steps on every device, the lost stage alone is
+rebuilt, if it can be (`rebuild_plan`).
 """
 
 from __future__ import annotations

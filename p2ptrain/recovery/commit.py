@@ -1,11 +1,11 @@
-"""When an update counts: once every seat has its gradients complete, and not before.
+"""When an update counts: once every stage member has its gradients complete, and not before.
 
-    seats      gradients of round t complete ── done ──►┐
+    members    gradients of round t complete ── done ──►┐
     holder                                              all in: step t + 1 is decided
-    seats      the update  ◄── commit ──────────────────┘
+    members    the update  ◄── commit ──────────────────┘
 
-A seat that has applied t is the proof that all others were ready for it. So nobody is ever more
-than one version behind another, and who is behind can catch up without computing anything. Pure.
+A member that has applied t proves that all others were ready for it. So no member is ever more
+than one version behind another, and one that is behind catches up without computing. Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What single devices say that stops a job, and nobody else confirms. Pure.
+"""Failures that single devices report and no other device confirms. Pure.
 
-A device that computes a part may report that its part fails, or that a link has ended. One of them
-is believed, but not for ever: whoever stops the same step again and again is planned around, and
-what ends a job is an error that two devices have had, one after the other, or the holder itself.
+A device may report that its part fails, or that a link has ended. One report is believed, but not
+forever: a device that stops the same step again and again is planned around. A job ends for an
+error that two devices had one after the other, or the holder itself.
 """
 
 MAX_COMPLAINTS = 3

@@ -1,14 +1,14 @@
-"""Whether devices do what the plan in force expects of them, from what their rounds really take.
+"""Whether devices do what the plan in force expects of them, from the times of their rounds.
 
-    round 1     what is new finds memory, kernels are prepared: does not count
-    a window    rounds put together until they are WINDOW_SECONDS: shorter ones are noise
-    a look      after FIRST_ROUNDS, or fewer that took FIRST_SECONDS, then every LATER_ROUNDS,
-                LEAST_SECONDS apart; and as soon as a stage has been more than TOLERANCE off in
-                CONFIRMED windows in a row, every time to the same side
+    round 1        new memory is found, kernels are prepared: does not count
+    a window       rounds put together until they are WINDOW_SECONDS: shorter ones are noise
+    an evaluation  after FIRST_ROUNDS, or fewer that took FIRST_SECONDS, then every LATER_ROUNDS,
+                   LEAST_SECONDS apart; and as soon as a stage has been more than TOLERANCE off in
+                   CONFIRMED windows in a row, every time to the same side
 
 A freeze of one round is no drift, nor is a device that looks faster because it waits for others,
-nor what a copy on its way takes of the devices, unless copies are on their way all the time.
-What a look finds goes into the next plan (`corrections`).
+nor the cost of a snapshot on its way, unless snapshots are always on their way. The result
+corrects the next plan (`profile_corrections`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Who fetches which units from whom, once it is known where they are and where they must go.
+"""Which device fetches which units from which, once sources and destinations are known.
 
 A device takes from its own memory what it has. What several devices of a stage lack travels once
-from its place to the first of them, and on along the stage, each from the one before:
+from its source to the first of them, and on along the stage, each from the one before:
 
-    place  d                 d ──► b ──► c          b: from d      c: relayed by b
+    source d                 d ──► b ──► c          b: from d      c: relayed by b
     stage  [b c]
 """
 

@@ -1,16 +1,15 @@
-"""When FTPipeHD cuts the model anew, and the capacities of devices that it does so by. Pure.
+"""When FTPipeHD repartitions the model, and the device capacities it uses. Pure.
 
-A device i with the units S_i says how long it has taken for each mini-batch; T0_l is what unit l
-takes by the profile of the device with the data (section III-D, equations 1 to 3):
+A device i with the units S_i reports how long it took for each mini-batch; T0_l is the time of unit
+l in the profile of the device with the data (section III-D, equations 1 to 3):
 
-    C_i = mean time of i / sum of T0_l over S_i            what unit l takes on i:  C_i · T0_l
+    C_i = mean time of i / sum of T0_l over S_i            time of unit l on i:  C_i · T0_l
 
-Until it has said anything a device's capacity is 1. Two things are not the paper's. The device with
-the data is measured like all others, where the paper sets its capacity to 1: a profile is made
-while nothing else happens, and all are slower than that in training. And who has little to do is
-not judged by that: tasks that take less than JUDGED_SHARE of the time are mostly what messages, or
-a share of a processor that was saved up, make of them. Of such a device only so much is believed,
-that its tasks do not take more than that share.
+A device that has reported nothing has capacity 1. Two things differ from the paper. The device with
+the data is measured like all others, where the paper sets its capacity to 1: it was profiled while
+idle, and every device is slower in training. And the tasks of a device with little to do are mostly
+messages, so below JUDGED_SHARE of the time its reports only bound its capacity: its tasks take no
+more than that share.
 """
 
 from __future__ import annotations

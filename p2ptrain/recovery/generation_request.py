@@ -1,7 +1,4 @@
-"""What a holder needs to know for the next epoch when one ends.
-
-Why there is no way to a new epoch: what a change ends with, and what the holder hears.
-"""
+"""What a holder needs for the next generation when one ends, and why there may be no way to it."""
 
 from __future__ import annotations
 

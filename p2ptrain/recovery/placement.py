@@ -1,4 +1,4 @@
-"""A plan in force as the rules of recovery see it: who trains which units, from which version."""
+"""A plan in force as the rules of recovery see it: device, units, first version."""
 
 from __future__ import annotations
 

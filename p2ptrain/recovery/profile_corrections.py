@@ -1,26 +1,23 @@
-"""What training has shown to be wrong with the profiles that plans are made from.
+"""What training has shown to be wrong with the profiles that plans are made from. Pure.
 
 A profile is measured in seconds of an idle device; a stage in training takes something else. Two
-things are told apart, by the processor time of the compute thread and by the wall:
+causes are separated by the processor time of the compute thread and the wall time:
 
-    units      the work is more than measured: processor time, the first time that a unit is seen
-               in training. It is the same model everywhere, so it counts for every device
-    devices    the device is slower than it was: wall time for the processor time, and processor
-               time that has changed since
+    units      more work than measured: processor time, when a unit first trains. The model is the
+               same on every device, so it counts for all
+    devices    slower than before: wall time per processor time, and processor time that changed
 
-Messages are handled beside the compute thread, on the same core. As a plan counts them for
-themselves, tasks may take longer by so much without anything being wrong.
+Messages are handled beside the compute thread on the same core. Plans count them separately, so
+tasks may take longer by that much.
 
-A device that waits for others part of the round looks faster than it is: a processor that has
-rested runs ahead (a share of a core that is not used up, a cooler chip), which it would not with
-more to do. Of a device that is busy for the part u of a round, all that is known is that with work
-for all of it, tasks take between 1 and 1 / u times as long. Where it looks too slow, it is; where
-it looks too fast, the slowest of that is believed: that it fills the round. Nobody is overrated
-so, and whoever holds the others up no more is still seen to be faster, round by round.
+A device that waits during part of a round looks faster than it is: a rested processor runs ahead
+(unused core share, a cooler chip). Of a device that is busy for the part u of a round, tasks would
+take between 1 and 1 / u times as long with a full round. If it looks too slow, it is; if it looks
+too fast, the slowest of that range is used. So no device is overrated, and one that delays the
+others no more is found faster round by round.
 
-A device whose tasks are a small part of the round is not judged by them: what they take then is
-mostly what messages and a share of a core that is used up make of it, and given more to do it would
-be found to be as fast as ever. It holds nobody up meanwhile; once it does, it is judged.
+A device whose tasks are a small part of the round is not judged by them: they show mostly messages
+and a used-up share of a core. It delays no other device meanwhile; once it does, it is judged.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Whether the stages that are lost can be made anew at the newest version, instead of going back.
+"""Whether lost stages can be rebuilt at the newest version, instead of going back.
 
-A stage's keeper has a copy of it, some steps old. Its neighbours still have what they sent to it
-since, and the holder can read the samples again; so the keeper alone does those steps once more,
-with the same inputs, and has what was lost, to the last bit. Nobody else goes back:
+A stage's backup peer has a snapshot of it, some steps old. Its neighbours still have what they sent
+to it since, and the holder can read the samples again; so the peer alone repeats those steps with
+the same inputs, and has what was lost, to the last bit. No other device goes back:
 
     stage 0   live at 40 ── activations of steps 30 to 39 ──┐
-    stage 1   lost; stage 2 keeps its copy at 30 ───────────┴─► 30 ──► 40
+    stage 1   lost; stage 2 keeps its snapshot at 30 ───────┴─► 30 ──► 40
     stage 2   live at 40 ── gradients of steps 30 to 39 ────┘
 
 The logging of Wang et al., "Swift: Expedited Failure Recovery for Large-scale DNN Training" (2023),

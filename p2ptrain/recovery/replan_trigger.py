@@ -1,22 +1,19 @@
-"""When a job that nothing is wrong with looks for a better plan: somebody came, leaves, or drifts.
+"""When a job that runs well looks for a better plan: a device joins, leaves or drifts. Pure.
 
-    a device appears    SETTLE_SECONDS without another ──► look ──► it pays: change, at a border
-    a device leaves     look at once, whatever else is looked at ──► change, unless the others
-                        cannot hold the work: then it hears so
-    a drift look        look ──► it pays: change
+    a device joins    after a quiet time ──► evaluate ──► it pays: change, between two rounds
+    a device leaves   evaluate at once ──► change, unless the others cannot hold its work
+                      (leave denied)
+    a device drifts   evaluate ──► it pays: change
 
-Who comes may be alive before who looks has a link to it, or before it can be measured: a look
-without it settles nothing about it, and is made again.
+A new member may not be linked or measurable yet: an evaluation without it is repeated. A plan made
+after a death, while everything waited, is one that can begin soon; the first drift evaluation looks
+for the best one.
 
-A plan that was made after a death, while everybody waited, is one that can begin soon. The first
-drift look looks for the best one then, whatever was changed for lately.
-
-To look is to have planned, while training goes on, what would be best now. One look at a
-time: a leave overtakes every other, a device that appears a drift look; what was overtaken is tried
-again, and what drifts during a look, which does not know of it, is looked at after it. What is
-found counts only while the plan it was asked for is in force; once a change has been called for,
-only leavers are looked at until the next plan is in force. Pure: feed events and ticks with the
-time (seconds of any monotonic clock), carry out what it returns.
+An evaluation plans while training continues. One runs at a time: a leave replaces any other, a
+new device a drift evaluation; what was replaced is tried again. A result counts only while the plan
+it was asked for is in force; once a change has been requested, only leaves are evaluated until the
+next plan. Feed events and ticks with the time (seconds of any monotonic clock), carry out what it
+returns.
 """
 
 from __future__ import annotations

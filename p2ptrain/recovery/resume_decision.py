@@ -1,7 +1,7 @@
-"""Whether a job that is started goes on with an unfinished one of this device.
+"""Whether a job that starts resumes an unfinished one of this device.
 
-What the journal says has to fit what is asked for, and somebody has to keep something of the job:
-a journal without weights is worth nothing, and without the journal, steps would be told twice.
+The journal must fit the job, and some device must keep something of it: a journal without weights
+is worth nothing, and without the journal, steps would be reported twice.
 """
 
 from __future__ import annotations

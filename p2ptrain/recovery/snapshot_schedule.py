@@ -1,27 +1,20 @@
-"""After how many rounds the next version is kept.
+"""After how many rounds the next snapshot is taken, and how a backup peer paces its reads. Pure.
 
-    rounds >= cost of one version / (COST_SHARE x a round)         copies may cost so much
-    rounds >= transfer / (IDLE_SHARE x what a round leaves free)   of interfaces that copies take
+    rounds >= cost of one version / (COST_SHARE x a round)         snapshots may cost so much
+    rounds >= transfer / (IDLE_SHARE x what a round leaves free)   of the interfaces they use
     rounds <= REPLAY_LIMIT_SECONDS / a round                       most that is computed again
 
-The first one of an epoch comes after FIRST_ROUNDS at the latest, and the first COSTS_LEFT_OUT not
-sooner after each other than that. Never while one is on its way.
-What a version costs is first reckoned from bytes and from what the devices' yardsticks say, and
-then seen: rounds in which its copies travel take longer than others.
+Never while one is on its way. The cost of a version is first estimated from bytes and the devices'
+yardsticks, and then observed: rounds in which its snapshots travel take longer than others.
 
-    version v ordered       its update: copies are made      all keepers have theirs
+    version v ordered       its update: snapshots are made   all backup peers have theirs
         |-- v - 1 --|-- v --|-- v + 1 --|--  ...  --|-- v + n --|-- ...
-            as ever             these cost something                as ever again
+            as before           these cost something            as before
 
-Both are means: most rounds are shorter than the mean, so that held against a median any rounds
-would seem to have cost something. What single versions seem to cost differs much, as rounds do for
-other reasons; so the middle one of the last few counts. The first ones do not: they pay for new
-memory, which the later ones use again.
+Both are means, because most rounds are shorter than the mean. The median of the last few costs
+counts, since single ones differ much. The first ones are left out: they pay for new memory.
 
-How a keeper reads a copy: how much at once, and when. Pure: time is an argument.
-
-offer ──► read ── pause ── read ── pause ── read        spread over a part of the time that
-                                                        passes until the next offer
+    offer ──► read ── pause ── read ── pause ── read     spread over the time until the next offer
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Which versions are on their way to be kept, and when one is something to go back to.
+"""Which snapshots are on their way, and when a version is stable. Pure.
 
-    ordered ──► every device of the plan copies its stages ──► single ones' copies reach keepers
+    ordered ──► every device of the plan copies its stages ──► those of single devices reach peers
                                                                             │
-    older versions go ◄── stable: everybody who should have it has said so ◄┘
+    older versions go ◄── stable: every device that should have it has acknowledged ◄┘
 
-A version is stable once every stage is acknowledged: a protected one by its keeper, any other by
-each of its devices, about its own copy. A keeper that fails is replaced by the next best device;
-when there is none left, the version is abandoned, and the older one stays what it was.
-
-Pure: what happened goes in, what follows comes out.
+A version is stable once every stage is acknowledged: a backed-up one by its peer, any other by
+each of its devices, about its own snapshot. A peer that fails is replaced by the next best device;
+when there is none left, the version is abandoned, and the older one stays stable.
 """
 
 from __future__ import annotations

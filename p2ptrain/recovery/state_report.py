@@ -1,4 +1,4 @@
-"""What a device has of a job, as it tells the holder that takes stock."""
+"""What a device has of a job, as it reports it to the holder."""
 
 from __future__ import annotations
 

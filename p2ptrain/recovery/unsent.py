@@ -1,6 +1,6 @@
-"""Who has not sent what it must have made, where nothing moves any more. Pure.
+"""Which device has not sent what it must have made, where nothing moves any more. Pure.
 
-Stages wait for each other in a circle as soon as one piece is missing:
+Stages wait for each other in a circle as soon as one slice is missing:
 
     stage 1   F0 F1 F2 | waits for gradient 0        has passed F0: its activation was due
     stage 2   waits for activation 0                 has not begun: no gradient is due of it

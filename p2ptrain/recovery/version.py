@@ -1,15 +1,13 @@
-"""Which state of the weights: how many updates, and who computed them.
+"""Which state of the weights: the number of updates and the generation that computed them; lineage.
 
-Which versions still belong to the history of a job.
+Every generation that began is an era. It starts from an earlier one at some step; what that one
+computed beyond belongs to another history from then on, and may not be mixed with this one:
 
-Every epoch that began is an era. It goes on from where an earlier one was at some step; what that
-earlier one computed beyond is of another history from then on, and may not be mixed with this one:
+    generation 1   0 ────────────► 100
+    generation 2   └──────► 50 ───────► 120      began with version 50 of generation 1
+    generation 3                   └──► 110      began with version 100 of generation 2
 
-    epoch 1   0 ────────────► 100
-    epoch 2   └──────► 50 ───────► 120      began with version 50 of epoch 1
-    epoch 3                   └──► 110      began with version 100 of epoch 2
-
-Valid: epoch 1 up to 50, epoch 2 up to 100, epoch 3.
+Valid: generation 1 up to 50, generation 2 up to 100, generation 3.
 """
 
 from __future__ import annotations

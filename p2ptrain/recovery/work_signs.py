@@ -1,10 +1,10 @@
-"""Whether a device that was asked for something works on it, by the signs that it gives. Pure.
+"""Whether a device works on what it was asked for, by the signs that it gives. Pure.
 
-    an answer to "how far are you?" ──► it is there; says that it works, or shows more than before
+    an answer to "how far are you?" ──► it is there; it works, or shows more than before
     none for a while ────────────────► it hangs, unless bytes still move on the link to it
-    it is there, and idle ───────────► what it was asked for has got lost in it
+    it is there, and idle ───────────► the request was lost in it
 
-So a slow device is waited for as long as it moves, and one that hangs costs seconds. Times are
+So a slow device has as long as it makes progress, and one that hangs costs seconds. Times are
 seconds of any monotonic clock.
 """
 

@@ -1,1 +1,1 @@
-"""Jobs: coordinator, holder and stage workers that carry out a plan."""
+"""Runs the stages of one device: executors, their input and output, all-reduce."""

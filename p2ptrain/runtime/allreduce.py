@@ -8,9 +8,9 @@
     (waiting)  finish()    all buckets unpacked
 
 Buckets start in one order on all devices, at most `WINDOW` of them at a time: enough to keep the
-link full although each needs 2 (g - 1) hops, and so that no device can be sent more than it is
-bound to want soon: while one of a device's buckets is unfinished, its neighbour has begun less than
-2 · WINDOW buckets after it. What arrives for a bucket that this device has not begun waits.
+link full although each needs 2 (g - 1) hops, and a bound for what a neighbour may send: while one
+bucket of a device is unfinished, its neighbour has begun fewer than 2 · WINDOW buckets after it.
+What arrives for a bucket that this device has not begun waits.
 """
 
 from __future__ import annotations

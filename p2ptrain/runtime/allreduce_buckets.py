@@ -1,31 +1,22 @@
-"""What a group sums together and how it goes round: buckets of tensors, and the ring's steps.
+"""Buckets of gradients that a group sums together, and the steps of the ring. No IO.
 
 Sums travel in buckets, so that those of the last layers are under way while the first layers'
 gradients are still being computed (PyTorch DDP: Li et al., VLDB 2020, section 3.2). A bucket is cut
-into one chunk a device, and each chunk goes round twice (ring all-reduce, Patarasuk and Yuan 2009):
-first it is summed up, then the sum is handed on. In step s device i sends chunk i - s to device
-i + 1, whatever the phase:
+into one chunk a device, and each chunk goes round twice (ring all-reduce, Patarasuk and Yuan 2009).
+In step s device i sends chunk i - s to device i + 1:
 
-    chunk that each of 3 devices sends on to the next one
-
-              sum up      hand on
-    step      0    1      2    3
-    device 0  0    2      1    0
-    device 1  1    0      2    1
-    device 2  2    1      0    2
+    chunk sent by each     sum up      hand on
+    of 3 devices           0    1      2    3
+    device 0               0    2      1    0
+    device 1               1    0      2    1
+    device 2               2    1      0    2
 
 So every chunk is summed on one path and then copied: all devices end with the same bits. A device
-sends 2 (g - 1) / g of the bucket's bytes, the least that is possible.
+sends 2 (g - 1) / g of the bucket's bytes, the minimum. Chunks may arrive in any order: a chunk is
+sent on when it has arrived, and no other step depends on it.
 
-One bucket on its way round the ring, on one device: what to send, what an arrival changes.
-
-Without IO. Chunks may arrive in any order: none of a device's steps depends on another, except that
-a chunk is sent on when it has arrived.
-
-Where values are rounded for the wire, whoever completes a chunk's sum rounds its own copy before
-it sends it. Rounding twice changes nothing, so all devices end with the same bits.
-
-Which of a round's sums are there, told from the event loop to the compute thread.
+Where values are rounded for the wire, the device that completes a chunk's sum rounds its own copy
+before it sends it. Rounding twice changes nothing, so the bits stay the same.
 """
 
 from __future__ import annotations

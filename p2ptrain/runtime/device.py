@@ -1,6 +1,4 @@
-"""What holder and worker of one device share: mesh, tensor router, transfer server, compute thread,
-known models (grows by the first cut by hand).
-"""
+"""What holder and worker of one device share: mesh, router, transfer server, compute thread."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What every way to run a stage has in common: its lines, its tasks, and evaluation.
+"""What all stage executors share: stage I/O, tasks and evaluation.
 
 Computing, packing and sending overlap: the compute thread runs one task of this stage at a time,
-while the outlets hand finished activations and gradients to the links.
+while the output queues hand finished activations and gradients to the links.
 """
 
 from __future__ import annotations

@@ -1,26 +1,23 @@
-"""A stage in training on this device: at which version it is, and what its next update needs.
+"""A stage in training on this device: its version, and the state of its next update.
 
-    version v, round given up at any time                     version v + 1
+    version v; the round may be given up until "apply"        version v + 1
     |-- forwards, backwards --|-- ready: gradients complete --|-- apply --|
-        buffers written           (the holder decides)
-        (copies at v saved)
+        buffers written (copies at v kept)     (holder decides)
 
-Or, where there is memory for it, the update is made before it counts (optimizer post-validation,
-Qi et al. 2023, section 4), and the next round begins:
+Optimistic: the update is made before it counts (optimizer post-validation, Qi et al. 2023,
+section 4), and the next round begins:
 
-    version v                                                        version v + 1
     |-- forwards, backwards --|-- advance --|-- of the next round --|-- apply --|
                                   (copies of all that changes; the holder decides)
 
-Or it is begun before the group's sums are all there, and made by the next round's first forward:
+Overlapped: the update begins before all sums of the group, and the next forward makes it:
 
-    version v                                                                   version v + 1
     |-- forwards, backwards --|-- begin_update --|-- update_some, end_update --|-- apply --|
                                                   (ready as soon as all sums are there)
 
-An update changes everything or, where it fails half-way, leaves the stage `torn`: then nothing of
-it counts any more. All but `version`, `ready` and `torn` is for the compute thread, or for whoever
-has made sure that the thread does nothing of this stage (`ComputeThread.flush`).
+An update changes everything or, where it fails half-way, leaves the stage `torn`: none of it counts
+then. All but `version`, `ready` and `torn` belongs to the compute thread, or to a caller that has
+made sure that the thread does nothing of this stage (`ComputeThread.flush`).
 """
 
 from __future__ import annotations

@@ -1,31 +1,19 @@
-"""The second half of a round of training, of one stage: ready, told that it counts, applied.
+"""The second half of a training round in one stage: gradients ready, committed, applied.
 
     gradients complete ── ready, done ──► holder     all stages are: the update counts
-    update, copy where one is to be kept  ◄── commit
+    update, snapshot where one is due     ◄── commit
 
-Ready comes before done is said: nobody may find a stage unready whose update counts already.
-
-A stage that goes ahead does not wait in between. It keeps what it was, and begins the next round;
-that one's update waits until this one counts, so that nobody is more than one ahead:
+A stage is ready before it reports done, so that no stage is found unready after the commit. With an
+optimistic update, a stage does not wait in between. It keeps the old state and begins the next
+round, whose update waits for this commit: no stage is more than one update ahead.
 
     gradients complete ── ready, done ──► holder
-    update, copy                                     all stages are: the update counts
-    the next round's forwards ...         ◄── commit
+    update, snapshot; next forwards ...   ◄── commit
 
-Of a stage that several devices hold, the next round may begin before all sums are there:
-
-    own gradients complete
-    copy of what was
-    the next round's first forward updates as sums come (`trailing_update`)
-    gradients complete ── ready, done ──► holder
-    the rest of the update                           all stages are: the update counts
-    the next round's forwards ...         ◄── commit
-
-An update that is made while its sums still arrive, by the next round's first forward.
-
-Before each unit the forward waits for the sums of that unit's gradients, and updates whatever has
-all of its sums by then (P3, Jayarajan et al., MLSys 2019; ByteScheduler, Peng et al., SOSP 2019).
-Here sum 0 comes long before 1 and 2, and 3 to 5 were there when the backward was over:
+In a group, an overlapped update lets the next round begin before all sums are there: before each
+unit its first forward waits for the sums of that unit's gradients and updates what has all of its
+sums (P3, Jayarajan et al., MLSys 2019; ByteScheduler, Peng et al., SOSP 2019). Here sums 3 to 5
+were there when the backward ended:
 
     compute   ... B B |copy| F: wait 0 | unit 0 | wait 1, 2 | units 1, 2 | unit 3 ...
     wire      ... sums 5 4 3 | sum 0 . . . . . . | sums 1, 2 |

@@ -1,9 +1,9 @@
-"""What the devices of a stage sum after a round, copied into buckets and taken from them.
+"""What the devices of a stage sum after a round, packed into buckets and unpacked from them.
 
 Gradients in the order in which a backward finishes them; before them the running statistics, which
-are complete when the backwards of the last micro-batches begin. Where the next round begins before
-all sums are there (`trailing_update`), those that the wire comes to after the backward go in the
-order in which a forward wants them, the first units' first (P3, Jayarajan et al., MLSys 2019):
+are complete when the backwards of the last micro-batches begin. With an overlapped update, the sums
+that the wire reaches after the backward go in the order in which a forward needs them, the first
+units' first (P3, Jayarajan et al., MLSys 2019):
 
     units of a backward      5  4  3  2  1  0
     sums, turning at unit 3  5  4  3 .......... 0  1  2
@@ -12,9 +12,9 @@ order in which a forward wants them, the first units' first (P3, Jayarajan et al
 Everything here costs about the time of copying a bucket, so that the event loop can do it while the
 compute thread works.
 
-A gradient that is whole in its bucket lies there from then on. Parts of it may still be on their
-way to others when it is complete here, so nobody writes to it: updates read it. Where it is clipped
-the update waits until all devices have all sums.
+A gradient that is whole in its bucket stays there, and updates read it. Nothing writes to it,
+because parts of it may still be on their way to others. Where it is clipped, the update waits until
+all devices have all sums.
 """
 
 from __future__ import annotations

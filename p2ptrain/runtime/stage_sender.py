@@ -1,4 +1,4 @@
-"""Where one stage's results go in one epoch: the asynchronous half of `StageSender`.
+"""Where one stage's results go in one generation: the asyncio half of `StageSender`.
 
 Gradients of a tied tensor (one name, used in several stages) are summed once a round by the first
 stage that uses it, which sends the sum back, so that all apply the same update to their copies.
@@ -6,12 +6,12 @@ stage that uses it, which sends the sum back, so that all apply the same update 
     stage 0 (owner)          stage 2           stage 3
        |<------ sums:2 --------|                  |
        |<------ sums:3 ---------------------------|
-       |  merge, see model.ties                   |
+       |  merge (model.stage.cross_stage_gradients)
        |------ summed:0 ------>|----------------->|
 
-While that costs little, each micro-batch's gradient travels for itself: then the sum is plain
+While that costs little, the gradient of each micro-batch travels by itself: then the sum is plain
 torch's to the last bit. Beyond SEPARATE_LIMIT_BYTES each stage sends one sum. Where a stage is a
-group, its all-reduce comes before, its leader sends and sums, and everyone gets the sum.
+group, its all-reduce comes before, its leader sends and sums, and every device receives the sum.
 """
 
 from __future__ import annotations

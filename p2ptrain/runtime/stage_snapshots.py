@@ -1,4 +1,4 @@
-"""Copies of a stage to go back to, made on its own device right after an update."""
+"""Snapshots of a stage, made on its own device right after an update."""
 
 from __future__ import annotations
 

@@ -1,29 +1,19 @@
-"""Carries out one stage's schedule on this device, round after round.
+"""Runs one stage's schedule (1F1B) on this device, round after round.
 
-Computing, packing and sending overlap: the compute thread runs one task of this stage at a time,
-while the outlets hand finished activations and gradients to the links.
-
-    inlets            schedule (1F1B)              outlets
+    tensor receivers      schedule             output queues
     activations --+                          +--> activations to stage p+1
     targets ------+--> forward / backward ---+--> gradients  to stage p-1
     gradients ----+         |                +--> done, losses to the holder
                        all-reduce in the group, begun during the last backward
     commit ------------> one update
 
-An update counts once the holder says that all devices have their gradients: so nobody is ever more
-than one update ahead of another (`recovery.committing`). Where the plan has memory for it a stage
-makes its update before that and begins the next round, whose update waits for the word on this one
-(`update.OptimizerStep`).
+An update counts once the holder commits it, because all devices have their gradients: so no device
+is more than one update ahead of another (`recovery.commit`). `OptimizerStep` makes optimistic and
+overlapped updates where the plan has memory for them.
 
-Where the plan splits the backward, gradients of weights are computed while an input is awaited, and
-the rest before the stage is done (`plan.schedule.ZeroBubble`).
-
-A device that shares the stage with others does those tasks of the stage's order in which it has a
-part. Where the plan lets their sums trail, the next round's first forward does not wait for all of
-them, but at each unit for that unit's (`trailing_update`):
-
-    compute   F .. F B .. B | F: unit 0 | 1, 2 | 3 ...
-    wire               sums of the round   | done, of the round before this one
+Where the plan splits the backward, weight gradients are computed while an input is awaited, and
+the rest before the stage is done (`plan.types.schedule.ZeroBubble`). In a group each device does
+those tasks of the stage's order in which it has a part.
 """
 
 from __future__ import annotations

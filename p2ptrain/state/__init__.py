@@ -1,1 +1,1 @@
-"""tensors of a job by version: stored, moved, written to disk."""
+"""Tensors of a job by version: stored, moved, written to disk."""

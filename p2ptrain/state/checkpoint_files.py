@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or not there, and never taken for another job's.
+"""Checkpoints on disk: complete or absent, and never mistaken for another job's.
 
     DIR/
       checkpoint.json          which folder is the newest whole one, and what it holds
@@ -8,11 +8,11 @@
         optimizer.safetensors  "<parameter>.<slot>"
 
 A new folder is written and flushed under a temporary name, renamed, and only then named by
-`checkpoint.json`, which is replaced atomically; the folder that it named before is kept, others go.
-What it names is never replaced: a step that is made and written again, after a restart, has a
-folder `step-00000120-again`. So a full disk or a lost power leaves the last checkpoint as it was.
-Both indexes are sealed (files.py). Where the newest turns out to be damaged, the newest whole
-one is taken, and people hear which one was not.
+`checkpoint.json`, which is replaced atomically; the folder that it named before is kept, others are
+deleted. What it names is never replaced: a step that is written again after a restart has a folder
+`step-00000120-again`. So a full disk or a power cut leaves the last checkpoint as it was. Both
+indexes are sealed (files.py). If the newest checkpoint is damaged, the newest whole one is used,
+with a warning.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Checksums of tensors' bytes, 128 KiB at a time: what memory or a disk has done to them shows.
+"""Checksums of tensors' bytes, 128 KiB at a time: they show damage by memory or a disk.
 
-XXH3, 64 bits: it misses one change in 2^64, and takes a sixth of a crc32's time, which counts here:
-every byte of a copy is summed at both ends. On the way between devices TLS sees to it that nobody
-changes a byte; this is for the time that a copy lies in memory, and for our own mistakes in putting
-ranges together, not against anybody's will.
+XXH3, 64 bits: it misses one change in 2^64 and costs a sixth of crc32, which matters because every
+byte of a snapshot is summed at both ends. TLS protects bytes between devices; this is for the time
+in memory and for our own mistakes in joining ranges, not against an attacker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The jobs of this device that are over, written down for whoever did not hear of their end."""
+"""The jobs of this device that are over, written down for devices that missed their end."""
 
 from __future__ import annotations
 

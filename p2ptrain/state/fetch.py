@@ -1,6 +1,6 @@
-"""How a device gets the units that its stages begin an epoch with; see `relay` for long ways.
+"""How a device gets the units that its stages begin a generation with (`relay` for groups).
 
-What a named state tensor must look like, by this device's own model description.
+Each tensor is checked against this device's own model description.
 """
 
 from __future__ import annotations

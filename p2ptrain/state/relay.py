@@ -6,12 +6,12 @@ r"""A stage's weights go from device to device of its group: the holder's uplink
                     \ \ \ \
     b                 0 1 2 3 ...
 
-Each device sends what it has received, bit for bit; the last one has everything shortly after the
-first (a pipelined broadcast over a chain). The links of a group are those that carry its
-all-reduces, as much in every round, so planners have seen to their speed.
+Each device sends what it has received, bit for bit; the last one is complete shortly after the
+first (a pipelined broadcast over a chain). The links of a group also carry its all-reduces, as much
+in every round, so the planners have considered their speed.
 
-A device may ask before the one it asks has its first range, or has heard of the plan at all: it is
-answered when there is something, or when there will be nothing. Then it reads from the holder.
+A device may ask its source before that one has its first range, or knows the plan: it is answered
+when there is something, or when there will be nothing. Then it reads from the holder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tensors of one job that a device has beside those it trains, by version and units.
 
-Copies of its own stage to go back to, copies for others, parts fetched for an epoch to come: whole
-ranges of units, of which any part can be asked for, so that stages may be cut elsewhere later.
+Snapshots of its own stage, backups of others, parts fetched for a generation to come: whole ranges
+of units, of which any part can be read, so that stages may be cut elsewhere later.
 """
 
 from __future__ import annotations

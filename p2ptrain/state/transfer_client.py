@@ -1,9 +1,9 @@
-"""Moving named tensors from one device to another: the side that wants them (see `state_transfer`).
+"""Moves named tensors from one device to another: the side that wants them (see `transfer_server`).
 
     manifest ──► what is here already, unchanged ──► taken as it is
              └─► ranges of at most RANGE_BYTES ────► read, checked, put where they belong
 
-Several small tensors are a range, or some chunks of a large one. Each is checked as it arrives; one
+A range is several small tensors, or some chunks of a large one. Each is checked as it arrives; one
 that does not fit its checksums is read once more.
 """
 

@@ -1,4 +1,4 @@
-"""Moving named tensors from one device to another: the side that has them.
+"""Moves named tensors from one device to another: the side that has them.
 
     reader                                    server
       |-- state.manifest {source, units,         |   which tensors, with their wire forms
@@ -7,11 +7,11 @@
       |-- state.read {from, to} ---------------->|   several at once, to keep the link full
       |<------- parts, their checksums ----------|
 
-A server is the data holder, or a device that hands on what it is reading itself (`relay`): its
-answers come as soon as there is something to answer. A tensor too large for one answer travels in
-pieces of whole chunks, `state.read {from, to, begin, stop}`. Who is in no hurry asks for it
-`plain`: nobody tries whether it can be packed. Where what arrived does not fit its checksums, a
-reader asks once more and says so (`again`); the server then looks at its own memory.
+A server is the data holder, or a device that hands on what it is reading itself (`relay`): it
+answers as soon as it has something. A tensor too large for one answer travels as ranges of whole
+chunks, `state.read {from, to, begin, stop}`. A reader that is in no hurry asks for it `plain`, that
+is, without trying compression. If data does not fit its checksums, a reader asks once more and says
+so (`again`); the server then checks its own memory.
 
 Names are `model:<state name>` and `optimizer:<parameter name>.<slot>`. A reader knows dtype and
 shape of every model tensor from its description and refuses others; an optimizer slot has its

@@ -1,1 +1,1 @@
-"""a device's part in the jobs of others."""
+"""A device's part in the jobs of others."""

@@ -1,4 +1,4 @@
-"""What a job's part here needs of the device around it."""
+"""What a job's part on this device needs of the device around it."""
 
 from __future__ import annotations
 

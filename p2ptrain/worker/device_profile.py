@@ -1,11 +1,8 @@
-"""What a device is asked about itself: unit times, links, memory, and the model they are of.
+"""What a device answers about itself: unit times, links, memory, and the model they are of.
 
-A device that has measured a model works on until all have.
-
-Some devices share something: a machine, its caches, its memory. Who measures while the others rest
-already finds itself faster than it will be in training, when nobody rests; on two cores that five
-emulated devices share, those that finish last by a sixth, and plans then gave them too much. Where
-devices share nothing, nothing is lost: the coordinator waits for the last one anyway.
+A device that has measured a model keeps busy until all have. Some devices share a machine, its
+caches or its memory: one that measures while the others rest looks faster than it will be in
+training. Where devices share nothing, nothing is lost: the last one is waited for anyway.
 """
 
 from __future__ import annotations

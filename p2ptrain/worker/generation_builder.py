@@ -1,7 +1,7 @@
-"""One epoch made ready on this device: what its stages begin with fetched, the stages built.
+"""Prepares one generation on this device: fetches what its stages begin with, builds them.
 
 asked ──► fetch ──► build ──► begins: the stages are handed over
-            └─────────┴─────► given up: what arrived whole stays in the store
+            └─────────┴─────► cancelled: what arrived whole stays in the store
 """
 
 from __future__ import annotations

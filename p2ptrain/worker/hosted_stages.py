@@ -1,14 +1,11 @@
-"""This device's part in one epoch: its stages, built, fed and run until the epoch ends.
+"""This device's stages in one generation: built, fed and run until the generation ends.
 
-prepare -> start -> stop: nothing here runs or arrives any more, and what is here can be told
-                          (`held`), caught up (`apply_ready`) and handed over (`named`)
+    prepare -> start -> stop: nothing runs or arrives any more, and what is here can be reported
+                              (`held`), caught up (`apply_ready`) and handed over (`named`)
 
-No two stages of one device are made of the same memory.
-
-What was trained here is taken over as it is. Where one stage had the units of two that share a
-weight, both would be that weight's memory, and the optimizer of each would update it.
-
-What a device tells the holder when one of its stages fails.
+No two stages of one device share memory. Tensors that were trained here are taken over as they are;
+where one stage had the units of two that share a weight, both would use that weight's memory, and
+the optimizer of each would update it.
 """
 
 from __future__ import annotations

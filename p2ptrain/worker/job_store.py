@@ -1,10 +1,10 @@
-"""What this device has of one job, epoch after epoch, and what of it others may read.
+"""What this device has of one job across generations, and what of it others may read.
 
-the stages that run, or ran last             the first weights, on the device with the data
-copies of own stages, copies for others,     all of them by version and units
-parts fetched for an epoch to come
+    the stages that run, or ran last             the first weights, on the device with the data
+    snapshots of own stages, backups of others   all of them by version and units
+    parts fetched for a generation to come
 
-A stage that runs is written to and so is read by nobody; its copies, and what has stopped, are.
+A stage that runs is written to, so no device reads it; snapshots and stopped stages can be read.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""A device that leaves hands its work over first: nothing is computed again.
+"""A device that leaves hands its work over first, so that nothing is computed again.
 
-job.leaving ──► holder: the round under way ends, a plan without this device, others fetch
-            ◄── answered when nothing depends on this device any more; or that no plan fits
-                without it: then it waits for the job's end, and leaves all the same after a while
+    job.leaving ──► holder: the round ends, a plan without this device, others fetch its state
+                ◄── answered when nothing depends on this device any more; or that no plan fits
+                    without it: then it waits for the job's end, for a limited time
 
-A job whose holder is gone may have ended meanwhile, while this device was out of reach.
+The job of a dead holder may have ended while this device was out of reach. This device keeps its
+state for the holder's next process, however long that takes. So a holder writes down which of its
+jobs have ended, and any process of its state folder answers:
 
-It keeps what it has for the next process of the job's holder, however long that takes. So a holder
-writes down which of its jobs have ended, and whatever runs in its state folder says so:
-
-    parked device ── job.over ──► a process of the holder's device, as soon as there is a link to it
+    orphaned job ── job.over ──► a process of the holder's device, as soon as there is a link to it
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""A lost stage made anew on this device, from its copy and from what was sent to it since.
+"""Rebuilds a lost stage on this device, from its snapshot and a replay of what was sent to it.
 
-The stage runs as it ran, by the same orders, with the same runner; only its lines are others: what
-comes in is asked for step by step, what goes out goes nowhere, and each update counts already.
+The stage runs as before, by the same orders with the same executor; only its streams differ: inputs
+are requested step by step, results are discarded, and each update counts already.
 
     ask for step s + 1 ──► neighbours, holder          v            v + 1           target
     step s: forwards, backwards, "ready" ──► commit    |── step v ──|── ... ──────────|
 
-What a device sent to a stage that is lost, sent once more to whoever makes it anew.
+The other side: a device replays what it had sent to the lost stage.
 
-rebuilding device ── log.send {step} ──► neighbours: activations, gradients of that step
-                  ── feed.send {round} ─► holder: the samples, read once more
+    rebuilding device ── log.send {step} ──► neighbours: activations, gradients of that step
+                      ── feed.send {round} ─► holder: the samples, read once more
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """What every device does for the jobs of others: measure, prepare, train, hand over its state.
 
-A device works for one job at a time, see `participation`. It drops the job when the holder says so
-or leaves. Where the holder dies, it keeps what it has for the holder's next process, and says that
-it waits; after PARK_LEAST_SECONDS another holder's job goes before that.
-
-What a device has done so far, as it tells a holder that hears nothing.
+A device works for one job at a time, see `session`. It drops the job when the holder says so or
+leaves. If the holder dies, it keeps its state for the holder's next process and reports that the
+job waits; after some minutes another holder's job may replace it. `job.alive` is answered
+with what the device has done so far.
 """
 
 from __future__ import annotations

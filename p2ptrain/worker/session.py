@@ -1,9 +1,9 @@
-"""This device's part in one job, epoch after epoch: the shell of `recovery.device_core`.
+"""This device's part in one job across generations: the shell of `recovery.cores.worker_core`.
 
-    coordinator   epoch.inventory -> stop, say what is here      epoch.prepare -> fetch, build
-    holder        epoch.begin -> the prepared stages run         train.round, train.commit
+    holder   epoch.inventory -> stop, report state      epoch.prepare -> fetch, build
+             epoch.begin -> the prepared stages run     train.round, train.commit
 
-What must be done takes time; it is done in tasks of this object, which tell the rules how it went.
+Slow work runs in tasks of this object, which report to the rules how it went.
 """
 
 from __future__ import annotations

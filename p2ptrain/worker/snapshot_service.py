@@ -1,16 +1,15 @@
-"""Copies of stages: this device's own, offered to who keeps them, and those it keeps for others.
+"""Snapshots of stages: this device's own, offered to backup peers, and those it keeps for others.
 
-    update ──► copy (compute thread) ──► checksums (a thread beside) ──► kept ──► offer ──► keeper
-                                                          keeper: whole, or why not ──► holder
+    update ──► copy (compute thread) ──► checksums (another thread) ──► kept ──► offer ──► peer
+                                                          peer: whole, or why not ──► holder
 
-The shell of `recovery.device_core` for all that has to do with copies.
+A backup peer reads them at bulk priority and checks them before they replace older ones:
 
-Keeping another device's copies: read at leisure, checked, put in place of older ones.
+    offer ──► manifest ──► unchanged tensors stay ──► one short read after the other,
+                                                      spread until the next offer is due
 
-    offer ──► manifest ──► what has not changed stays ──► one short read after the other,
-                                                           spread until the next offer is due
-
-A copy counts only once all of it is here and fits its checksums.
+A backup counts only once all of it is here and fits its checksums. The shell of
+`recovery.cores.worker_core` for everything about snapshots.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What comes into a stage on this device and what goes out, connected for one epoch."""
+"""Connects what comes into a stage on this device and what goes out, for one generation."""
 
 from __future__ import annotations
 

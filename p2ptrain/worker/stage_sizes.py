@@ -1,8 +1,8 @@
-"""What a stage of another device's job takes here at least, before anything of it is fetched.
+"""The minimum memory of a stage of another device's job, before anything of it is fetched.
 
-The plan says what it should take, and comes from others; the model shows it itself. Its graphs are
-run on tensors without memory (`model.sizes`), some 50 ms a stage, and nothing of them runs where
-the two do not fit what this device offers.
+The plan says what the stage should take, but it comes from another device; the model itself shows
+it. Its graphs run on tensors without memory (`model.graph.result_sizes`), about 50 ms a stage, and
+no real computation starts where the two do not fit what this device offers.
 """
 
 from __future__ import annotations

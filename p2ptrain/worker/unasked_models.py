@@ -1,7 +1,8 @@
-"""Models of others that any member may ask this device to measure: run in a box, and judged by it.
+"""Models of other devices that any member may ask this device to measure: run and judged in a box.
 
-How a model ends its process is the answer to whoever asked, and news for the person of this device.
-Such a model is not run again for a while. (For how long one device may ask in all: `due`.)
+How a model ends its process is the answer to the device that asked and a warning for the user of
+this device. Such a model is not run again for a while. (For how long one device may ask in all:
+`messages.requesters`.)
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""the user's data on its way into the pipeline."""
+"""The user's data on its way into the pipeline."""

@@ -1,17 +1,14 @@
-"""The user's dataset, behind checks: samples in, collated batches out.
+"""The user's dataset behind checks: samples in, collated batches out.
 
-Collation is torch.utils.data.default_collate's, except that tuples stay tuples and mappings become
-dicts, because the shape of an input decides how the model is called. Named tuples keep their type.
-All samples must have the same structure, shapes and dtypes: the graph that devices run was made for
-them.
+Collation is torch.utils.data.default_collate's, except that tuples stay tuples (named ones keep
+their type) and mappings become dicts, because the form of an input decides how the model is called.
+All samples must have the same structure, shapes and dtypes: the captured graph is made for them.
 
-A dataset may draw random numbers (augmentation). Each batch gets its own streams, seeded by the
-job's seed and the step, so that it is the same batch when it is loaded again after a failure.
+A dataset may draw random numbers (augmentation). Each batch has its own streams, seeded by the
+job's seed and the step, so that loading it again after a failure gives the same batch.
 
-Datasets that are two tensors, read many samples at a time.
-
-Sample by sample, the reading of ready tensors takes some 20 microseconds of processor time each: on
-a device with a third of a core, which also has a stage, that is a part of every round.
+Datasets that are two tensors are read many samples at a time, because reading ready tensors one by
+one costs a slow device a noticeable part of every round.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The holder's side of the pipeline's ends: inputs to the first stage, targets to those that use
-them, in the contract's order and at most two pieces ahead of the stage that works on them.
+"""Feeds the pipeline's two ends: inputs to the first stage, targets to the stages that use them.
 
-    loader --> pieces --+--> inputs  --(2 credits)--> each device of stage 0
-                        +--> targets --(2 credits)--> each device of the last stage
+    loader --> micro-batches --+--> inputs  --(2 credits)--> each device of stage 0
+                               +--> targets --(2 credits)--> each device of the last stage
 
-The queues are independent, because the first stage runs a few pieces ahead of the last, and
-devices of a group each have pieces of their own; they are bounded by that lead.
+In the job's order, at most two slices ahead of the stage that works on them. The queues are
+independent, because the first stage runs some micro-batches ahead of the last and each device of a
+group has slices of its own; that lead bounds them.
 """
 
 from __future__ import annotations

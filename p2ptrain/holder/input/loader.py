@@ -1,11 +1,9 @@
-"""Every piece of every round, read and collated ahead of training in a thread of its own.
+"""Reads and collates every micro-batch of every round ahead of training, in a thread of its own.
 
-Pieces, not whole batches, so that a large mini-batch of large samples never lies in memory at once.
-
-Loading ahead of training, by a bounded number of batches, in one thread.
-
-The user's dataset runs in a thread of its own so that decoding an image stops neither the event
-loop nor the compute thread. One thread, because datasets need not be thread-safe.
+Micro-batches rather than batches, so that a large mini-batch of large samples is never in memory
+at once; a bounded number of them. The user's dataset runs in its own thread so that decoding an
+image stops neither the event loop nor the compute thread. One thread, because datasets need not be
+thread-safe.
 """
 
 from __future__ import annotations

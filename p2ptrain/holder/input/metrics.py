@@ -1,10 +1,9 @@
 """Metrics over `eval_data`: computed on the holder, from the model's outputs as they come back.
 
-An object with `update`, `compute` and `reset` (torchmetrics) is given every piece. A function is a
-mean over samples, and averaged, where parts of some first outputs show that it is one; of any other
+An object with `update`, `compute` and `reset` (torchmetrics) receives every micro-batch. A function
+is averaged where parts of some first outputs show that it is a mean over samples. For any other
 (AUROC, F1, a correlation) outputs and targets are kept, and it is computed over all of them.
-
-What an evaluation can say, tried before anything is trained.
+Metrics are tried before training begins.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which samples an update sees, in which order and with which weight: the contract's arithmetic.
+"""Which samples an update sees, in which order and with which weight.
 
     perm  = torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch))
     batch = perm[s * batch_size:(s + 1) * batch_size]         the last incomplete one is dropped
     for q in batch.split(micro_batch): w = len(q) / len(batch)
 
-Pure: a step number says everything, so a job continues anywhere, on any set of devices.
+Pure: the step number decides everything, so a job continues anywhere, on any set of devices.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""what comes before a job's first generation."""
+"""What comes before a job's first generation."""

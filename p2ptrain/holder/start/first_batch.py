@@ -1,8 +1,8 @@
-"""Why the user's own module cannot compute the data's first batch, in the user's words.
+"""Why the user's own module cannot compute the first batch of the data, in the user's words.
 
-Asked where capturing or trying has failed. The module computes the batch as it stands in the job,
-with all its samples: where it fails as well, its layer and the data's types, sizes and labels are
-compared with what the layer takes. Where it does not, it computes that number of samples alone.
+Called where the capture or the trial has failed. The module computes the batch as the job has it,
+with all its samples. If that fails as well, its layer and the types, sizes and labels of the data
+are compared with what the layer takes. If it does not, the number of samples is the cause.
 """
 
 from __future__ import annotations

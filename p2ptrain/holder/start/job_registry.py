@@ -1,6 +1,6 @@
-"""Asking the members what they keep of this device's jobs, and ending those that are over.
+"""Asks the members what they keep of this device's jobs, and ends jobs that are over.
 
-Whether two runs of `train` are the same job, and whether two sets of first weights are equal.
+Also compares jobs: whether two runs of `train` are the same job, with the same first weights.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""What comes before a job's first request: its capture, the members, and what they keep of it.
+"""What comes before a job's first plan: the capture, the members, and what they keep of it.
 
-journal found ──► its members, 3 s at most ─┐                   ┌─► goes on: its id, its history
+journal found ──► its members, 3 s at most ─┐                   ┌─► resumed: its id, history
 none ───────────► as many as asked for ─────┼─► captured, asked ┤
-                                            │                   └─► anew: older jobs are ended
-the model is exported meanwhile ────────────┘
-
-What comes before a plan on the holder, members and links, and what people hear of it.
+                                            │                   └─► new: older jobs are ended
+the model is captured meanwhile ────────────┘
 """
 
 from __future__ import annotations

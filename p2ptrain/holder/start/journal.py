@@ -1,12 +1,12 @@
-"""What a holder writes down, so that a process started after it can go on with its job.
+"""What a holder writes down, so that a later process can resume its job.
 
-    job.json    at every epoch: the job, the plan in force, the history. Replaced whole, synced.
-    reported    at every step: what people were told. Overwritten in place, synced once a second.
+    job.json    at every generation: the job, the plan, the history. Replaced whole, synced.
+    reported    at every step: what the user has seen. Overwritten in place, synced once a second.
 
 A killed process leaves both as its last call wrote them. A power cut may lose the last second of
-`reported`, and then a step is told twice. Where something cannot be written, the journal goes: an
-old one would have epoch numbers used again, and steps told twice. It is written anew once the disk
-takes it again.
+`reported`: then a step is reported twice. If something cannot be written the journal is deleted,
+because an old one would repeat generation numbers and reports. It is written again once the disk
+accepts it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""How many samples are computed together, where that changes what is trained.
+"""Sizes of micro-batches that the model prescribes, whichever devices take part.
 
-What is trained may not depend on who is in the house. So where the model or its loss looks across
-samples, a `micro_batch` that the job leaves out is a function of the job alone, and no planner's
-choice: the whole mini-batch where the loss does, `COMPUTED_TOGETHER` where only the statistics of
-what is computed together do.
+Which devices are in the household must not change what is trained. So where the model or its loss
+looks across samples, a `micro_batch` that the job leaves out is a function of the job alone: the
+whole mini-batch where the loss does, `COMPUTED_TOGETHER` where only batch statistics do.
 
-How few samples a micro-batch may have: a plan makes no smaller one, and no profile measures one.
-
-BatchNorm needs two samples, and so does `.squeeze()`, which drops a batch of one too; a loss over
-the hardest eight needs eight. Where the job's own sizes make fewer, plain torch decides: what it
-computes is trained as it is, what it refuses is refused before any other device is asked.
+Some models have a minimum micro-batch: BatchNorm needs two samples, and so does `.squeeze()`, which
+drops a batch of one too; a loss over the hardest eight needs eight. No plan makes a smaller one
+and no profile measures one. Where the job's own sizes make smaller ones, plain torch decides: what
+it computes is trained, what it refuses is refused before any other device is asked.
 """
 
 from __future__ import annotations

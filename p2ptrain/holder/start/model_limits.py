@@ -1,10 +1,9 @@
-"""What has no meaning without a barrier, said before any other device is asked for anything.
+"""Limits that the model puts on plans, checked before any other device is asked for anything.
 
-`--private`: which units must stay on the device that holds the data.
-
-The first stage must reach so far that no raw input crosses its end or any later cut, and the last
-stage must start before the first unit that sees a label. Where nothing lies between, the holder has
-the whole model, as with `plan --private`.
+Without a barrier (asynchronous training) some options and models have no meaning. With `--private`
+the first stage must reach so far that no raw input crosses its end or a later cut, and the last
+stage must start before the first unit that sees a label. Where nothing lies between, the holder
+has the whole model, as with `plan --private`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""one state machine a role: events in, instructions out."""
+"""One state machine a role: events in, instructions out."""

@@ -1,14 +1,14 @@
-"""What a holder does about trouble: settle, have an epoch made ready, accept, begin; and again.
+"""What a holder does about trouble: wait, have a generation prepared, accept it, begin; repeat.
 
-    STARTING ──► ASKING ──► TRAINING ──► DRAINING ─┐       at a round's border: join, leave, drift
+    STARTING ──► ASKING ──► TRAINING ──► DRAINING ─┐       between rounds: join, leave, drift
                   ▲ ▲          │ trouble           │
-                  │ └───── SETTLING ◄──────────────┤       at most SETTLE_SECONDS
+                  │ └───── SETTLING ◄──────────────┤       the grace period
                   │                                ▼
                   └──────── WAITING ◄── lost, but not for certain
 
-The holder owns what is true: the history, which epoch counts, which step was reported. A change is
-final when the journal has it, and before that nobody is told to begin. Pure: feed events and ticks
-with the time (seconds of any monotonic clock), carry out what it returns in that order.
+The holder owns what is true: the history, which generation counts, which step was reported. A
+change is final when the journal has it; before that no device is ordered to begin. Pure: feed
+events and ticks with the time (seconds of any monotonic clock), carry out what it returns in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a holder hears while its job runs."""
+"""Events of the holder's recovery core."""
 
 from __future__ import annotations
 

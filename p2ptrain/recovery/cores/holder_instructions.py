@@ -1,4 +1,4 @@
-"""What a holder's part in recovery says must be done."""
+"""What the holder's recovery core returns to be done."""
 
 from __future__ import annotations
 

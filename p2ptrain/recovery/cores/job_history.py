@@ -1,8 +1,7 @@
-"""What is true of a job: how it came about, which plan is in force, which numbers were used. Pure.
+"""The history of a job, the plan in force, the numbers used, and what was reported. Pure.
 
-The holder alone owns it. It is written down before anybody hears of it.
-
-Each step and each evaluation is reported once, whatever is computed again.
+The holder alone owns it. It is written to the journal before anything of it is announced. Each step
+and each evaluation is reported once, whatever is computed again.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Who is alive, and who may still have something of the job though nobody sees it. Pure.
+"""Which devices are alive, linked, or may still have something of the job unseen. Pure.
 
 A device that ended for certain has nothing any more. One that fell silent may be the other half of
-a split network: what it had counts as being there until it is known to have ended.
+a split network: what it had counts as present until it is known to have ended.
 
-How long a holder waits after a sign of trouble until it is known what happened.
+`FailureGracePeriod`: how long a holder waits after a sign of trouble until the cause is known. A
+broken link may turn out a death; a round that broke off without a sign gets a moment for one to
+come. Where none comes the round is repeated, a few times only.
 
-A broken link is waited for, and may turn out a death; a round that broke off without a sign gets a
-moment for one to come. Where none comes it is only repeated, and not for ever.
-
-Which devices can work together: every one must have a link to every other.
+`fully_linked`: which devices can work together, each with a link to every other.
 """
 
 from __future__ import annotations

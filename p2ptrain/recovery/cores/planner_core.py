@@ -1,12 +1,12 @@
 """Whether a holder waits for its coordinator's answer, plans by itself, or passes it over. Pure.
 
-    ask ──► an answer of use: taken
+    ask ──► a useful answer: taken
       │ ──► another answer, or no sign of work for a while: passed over, planned here
       │ ──► the link ended: planned here
       └──── late: planned here meanwhile, and the first plan counts; late again: passed over
 
-So no other device can keep a job from going on, or end it: what it can do is cost a moment. Feed
-events and ticks with the time (seconds of any monotonic clock), carry out what it returns.
+So no other device can stop or end a job: it can only cost a moment. Feed events and ticks with the
+time (seconds of any monotonic clock), carry out what it returns.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The holder's way to a new epoch: take stock, choose a version, have it planned, prepare.
+"""The holder's way to a new generation: state reports, choice of a version, plan, preparation.
 
-    ask all ──► inventories ──► choose ──► Forward: some apply, ask those again ─┐
-       ▲                          ▲└────────────────────────────────────────────┘
-       │                          ├──► Anew: some make lost stages anew, ask those again
-       │                          ├──► Lost: there is no way
-       │                          └──► Choice: plan ──► prepare ──► all ready: it may begin
-       └─── somebody died, or was not ready: next epoch number ──┘
+    ask all ──► state reports ──► choose ──► Forward: some apply, ask those again ───┐
+       ▲                            ▲└───────────────────────────────────────────────┘
+       │                            ├──► Anew: some rebuild lost stages, ask those again
+       │                            ├──► Lost: there is no way
+       │                            └──► Choice: plan ──► prepare ──► all ready: it may begin
+       └─── a device died, or was not ready: next generation number ──┘
 
-It keeps nothing beyond the request: the next one begins from the beginning and finds what was
-fetched meanwhile. Pure: carry out what it returns, feed back what comes of it.
+It keeps nothing beyond the request: the next one begins from the start and finds what was fetched
+meanwhile. Pure: carry out what it returns, feed back the result.
 """
 
 from __future__ import annotations

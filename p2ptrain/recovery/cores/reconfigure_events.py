@@ -1,4 +1,4 @@
-"""What a holder's way to a new epoch hears, and what it says must be done."""
+"""Events and instructions of the holder's way to a new generation."""
 
 from __future__ import annotations
 

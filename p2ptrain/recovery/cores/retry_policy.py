@@ -1,15 +1,14 @@
-"""What a holder does when there is no way to another epoch. Pure.
+"""What a holder does when there is no way to another generation. Pure.
 
-it may see one soon            ask again, ever later where preparations are spoiled; not for ever
-no plan fits without a leaver  that one stays
-what is missing may come back  wait for it
-else                           the job ends
+    there may be one soon          ask again, ever later where preparations are spoiled; bounded
+    no plan fits without a leaver  the leave is denied
+    what is missing may come back  wait for it
+    else                           the job ends
 
-Whether a part of the model ends the devices that compute it. Pure.
-
-A model may end any process that runs some of its units, and be harmless where it was measured. Each
-device that gets these units next would die of them too, until none of the household is left. So
-processes that end right after their epoch began are counted, by the units that all of them had.
+`EarlyDeaths`: whether a part of the model ends the processes that compute it. A model may end any
+process that runs some of its units, and be harmless where it was measured. Each device that gets
+these units next would die of them too. So processes that end right after their generation began
+are counted, by the units that all of them had.
 """
 
 from __future__ import annotations

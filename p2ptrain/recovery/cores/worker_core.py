@@ -1,13 +1,13 @@
-"""One device's part in one job's recovery: whom it obeys, what it has, when it may go on.
+"""One device's part in one job's recovery: its holder, what it has, when it may continue.
 
     IDLE ──► PREPARING ──► READY ──► RUNNING ──► STOPPING ──► STOPPED ──► PREPARING ──► ...
              prepare       built     begin       inventory    flushed     prepare
                                         └─ holder gone ─► STOPPING ─► PARKED ─► inventory
 
-What it trains (LIVE) stays until the next epoch begins: until then others may read from it, and
-training may go on from it. The holder alone commands: it is the one that asked first, and stays so
-while there is a job. What it asks to prepare must be newer than all it asked before, what it orders
-must name the epoch that runs.
+What it trains (LIVE) stays until the next generation begins: until then others may read from it,
+and training may continue from it. The holder alone commands: the device that asked first, as long
+as there is a job. A generation to prepare must be newer than all before, an order must name the
+generation that runs.
 
 This class is a pure core: no clock, no task, no tensor. Feed it events, carry out what it returns,
 in that order. The shell's `Stopped` is the truth about what is trained here.

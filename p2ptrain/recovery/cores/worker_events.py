@@ -1,4 +1,4 @@
-"""What a device's part in recovery hears."""
+"""Events of a worker's recovery core."""
 
 from __future__ import annotations
 

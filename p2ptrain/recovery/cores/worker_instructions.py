@@ -1,4 +1,4 @@
-"""What a device's part in recovery says must be done."""
+"""What a worker's recovery core returns to be done."""
 
 from __future__ import annotations
 

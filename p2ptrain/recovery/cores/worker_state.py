@@ -1,10 +1,6 @@
-"""The stages that one device trains: the version of each, and what is ready to be applied. Pure.
+"""The state of one device in one job: trained stages, snapshots, broken links. Pure.
 
-The shell tells what becomes of them; once it has stopped them, what it says they are is the truth.
-
-The copies that one device has beside what it trains, and where its own are offered. Pure.
-
-Which links that its epoch needs broke, as one device has told the holder. Pure.
+The shell reports what becomes of the stages; once it has stopped them, its report is the truth.
 """
 
 from __future__ import annotations

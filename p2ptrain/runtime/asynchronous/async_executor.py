@@ -1,15 +1,14 @@
-"""Carries out one stage's schedule without a barrier, mini-batch after mini-batch.
+"""Runs one stage's schedule without a barrier, mini-batch after mini-batch.
 
 Every stage decides by itself: K_p forwards (n-p in a straight pipeline), then a backward and a
-forward in turn, an update after each mini-batch's last backward. It is told what comes, and never
-to apply anything:
+forward in turn, an update after each mini-batch's last backward. It receives orders, no commits:
 
     orders      train t, t+1, ...     evaluate        train t', ...        no more
     this stage  F F B F B F B  ... B  | F F F ...  |  F F B F B ...  ... B |
                  |- one stretch ----|  (drained)
 
-A stretch ends where an evaluation comes, or nothing: then the remaining backwards are made, so that
-the next one begins with an empty pipeline.
+A stretch ends at an evaluation or at the last order: the remaining backwards are done, so that the
+next stretch begins with an empty pipeline.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A stage in asynchronous training: each mini-batch sees the weights that `delays` says.
+"""A stage in asynchronous training: each mini-batch sees the weights that `delays` prescribes.
 
     forward t   reads version seen(t)                backward t   adds gradients to the same leaves
-    update t    to the newest weights, wherever the gradients come from; then version t + 1
+    update t    to the newest weights, from any device's gradients; then version t + 1
 
-Version t is also what a copy of the stage after t updates holds, whatever forwards of later
-mini-batches have written to buffers meanwhile: so copies of all stages at one version are a
-consistent cut. All but `version`, `torn` and `ready` is for the compute thread.
+Version t is also what a snapshot of the stage after t updates holds, whatever later forwards have
+written to buffers meanwhile: so snapshots of all stages at one version are a consistent cut. All
+but `version`, `torn` and `ready` belongs to the compute thread.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
-"""Gradients of whole mini-batches between the devices of a stage that take them in turn.
+"""Exchanges gradients of whole mini-batches in a group whose devices take mini-batches in turn.
 
-    a   F0      F2  B0 ──g0──► F4  B2 ──g2──►          everybody makes update 0, 1, 2, ... in this
-    b       F1  ◄──g0── F3  B1 ──g1──► ...             order, with the gradients of whoever has them
+    a   F0      F2  B0 ──g0──► F4  B2 ──g2──►     every device makes update 0, 1, 2, ... in this
+    b       F1  ◄──g0── F3  B1 ──g1──► ...        order, with the gradients of the one that has them
 
-So the devices have the same weights to the bit, and a mini-batch sees those that the delays say,
-whoever takes it.
+So the devices have the same weights to the bit, and a mini-batch sees the version that the delays
+prescribe on any of them. `UpdateOrder` makes all updates of the stage in order:
 
-The updates of a stage whose devices take mini-batches in turn: all of them, in order, here too.
+    due      t, t+1, ...     gradients: this device's own, or another's over the exchange
+    limit    no update beyond what this device's next forward sees: its weights would be too new
 
-    coming   t, t+1, ...     gradients: this device's own, or another's over the exchange
-    limit    no update beyond what this device's next forward sees: it would see too new weights
-
-So an update waits for its gradients and for the forwards of this device that must not see it, and a
-forward for the updates that it must see. Nothing else waits: whoever has a small share makes the
-others' updates while it has nothing to compute.
+An update waits for its gradients and for the forwards of this device that must not see it; a
+forward waits for the updates that it must see. Nothing else waits: a device with a small share
+makes the others' updates while it has nothing to compute.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""micro-batch traffic between stages."""
+"""Micro-batch traffic between stages."""

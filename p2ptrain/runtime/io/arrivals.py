@@ -1,7 +1,7 @@
-"""How large what arrived was: what devices say of each other when an update is not finite.
+"""Norms of what arrived: what devices report of each other when an update is not finite.
 
-Each receiver notes the norm of what other devices have sent. The holder does the round again by
-itself (`model.replay`), and so finds who has sent what the model does not make.
+Each receiver notes the norm of what other devices have sent. The holder computes the round again by
+itself (`model.stage.round_replay`), and so finds the device that sent wrong values.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Hands a stage's finished values to whoever needs them, while the stage computes on.
+"""Hands a stage's finished values to the devices that need them, while the stage computes.
 
-One queue and one task a receiving device, so that nobody waits for another's slow link:
+One queue and one task a receiving device, so that no device waits for another's slow link:
 
-    compute --> piece of samples [0, 4) --+--> queue --> [0, 2) to c
+    compute --> slice of samples [0, 4) --+--> queue --> [0, 2) to c
                                           +--> queue --> [2, 4) to d
 
-What may lie in a queue is bounded by the schedule itself in a training round (a stage forwards at
-most K_p pieces ahead of their backwards), by credits in an evaluation.
+The schedule bounds a queue in a training round (a stage forwards at most K_p micro-batches ahead of
+their backwards), credits bound it in an evaluation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a device sent and was told in one epoch, kept so that a lost stage can be made anew.
+"""What a device sent and was ordered in one generation, kept so that a lost stage can be rebuilt.
 
-Kept are the tensors themselves, as they were sent: no copy is made, they only live longer. What is
-older than the version to go back to is of no use; what exceeds the memory goes too, oldest first,
-and so do orders where nobody keeps copies, or nothing is sent: there is no such version then.
+It keeps the tensors themselves, as they were sent: no copy is made, they only live longer. Entries
+older than the last stable snapshot are dropped, and the oldest ones that exceed the memory. So are
+orders where no device keeps snapshots, or nothing is sent: then there is no version to start from.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Who of a stage takes which samples of a micro-batch, and so who sends what to whom.
+r"""Which device of a stage takes which samples of a micro-batch, and so which device sends what.
 
-Every device works this out for itself from the plan, so nobody forwards another's samples:
+Every device computes this itself from the plan, so no device forwards another's samples:
 
     stage p divides by samples 3:1        stage p+1 divides by samples 2:2
 
         a  [0 ........ 3)  -- [0, 2) -->  c  [0 ... 2)
-                       \\---- [2, 3) -->  d  [2 ... 4)
+                       \---- [2, 3) -->  d  [2 ... 4)
         b  [3 .. 4)  -------- [3, 4) -->
 
-A stage that deals whole micro-batches takes [0, size) of its own ones and nothing of the others. In
-a tiled stage every device takes [0, size) of all of them, a part of each map
-(`tiling.stage_tiles`). Gradients take the same ways back.
+In a stage that deals whole micro-batches a device takes [0, size) of its own ones and nothing of
+the others. In a tiled stage every device takes [0, size) of all of them, a part of each map
+(`tile_layout`). Gradients take the same ways back.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Values of one flow into one stage: checked before a byte is read, rebuilt, handed over by piece.
+"""Values of one stream into one stage: checked before a byte is read, rebuilt, handed over.
 
-A flow carries, for each piece (round, micro-batch), an ordered list of tensors (gradients may be
-None). What dtype and shape each must have, and which samples come from which device, follows from
-the receiver's own model description and plan; a frame that says otherwise is refused before memory
-is taken. Lists of many values are cut into several messages, because a message's header holds at
-most 4 KiB.
+A stream carries, for each round and micro-batch, an ordered list of tensors (gradients may be
+None). The receiver's own model description and plan prescribe their dtypes and shapes and which
+samples come from which device; a frame that differs is refused before memory is taken. Lists of
+many values are cut into several messages, because a message's header holds at most 4 KiB.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Connects the frames of running epochs with the stages and feeders they are meant for.
+"""Routes the frames of running generations to the stages and feeders that they are meant for.
 
-Two kinds of frame run between the devices of an epoch: `train.values` (activations, targets,
-gradients, sums, outputs: see `inlet`) and `train.started` (credit: one more piece may be sent).
-Both name job, epoch, stage and flow; each such line may be used only by the devices that the plan
-says. Frames of an epoch that is not (or no longer) connected here are read, dropped and counted:
-after a change of plan some are always still under way. What a device sends on a line that is not
-its own is dropped too, and held against it. A frame for which there is no memory, or
-that is not what its line carries, ends the line, not the link: whoever waits for it learns why. A
-link that closes would explain itself to the holder, which then plans again, and gets such a frame
-again, for ever.
+Two kinds of frame run between the devices of a generation: `train.values` (activations, targets,
+gradients, sums, outputs: see `tensor_receiver`) and `train.started` (credit: one more slice may be
+sent). Both name job, generation, stage and stream; the plan says which devices may use a stream.
+Frames of a generation that is not, or no longer, connected are read, dropped and counted: after a
+change of plan some are always under way. A frame on another device's stream is dropped too, and
+reported against its sender. A frame without memory for it, or with the wrong contents, ends the
+stream, not the link: its consumer gets the error. If it ended the link, the holder would plan again
+and the same frame would come again, forever.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Carries what tiles tell each other between the devices of a stage, and keeps what comes early.
+"""Carries the messages between tiles on the devices of a stage, and keeps what arrives early.
 
 All that one device owes another at one moment goes in one frame (more only where its header would
 grow too long): halos, and sums for a normalisation, which every tile needs of every other. These
-go to all other devices as soon as all tiles of a device have theirs. What may come follows from the
-layout: each message of a pass once, of a known shape, from the device that has the sending tile. A
-device may be ahead of another by a few micro-batches, as many as the schedule and the holder's
-credits let it.
+are sent to all other devices as soon as all tiles of a device have theirs. The layout says what may
+arrive: each message of a pass once, of a known shape, from the device that has the sending tile. A
+device may be some micro-batches ahead, as many as the schedule and the holder's credits allow.
 """
 
 from __future__ import annotations

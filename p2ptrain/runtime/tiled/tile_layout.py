@@ -4,8 +4,8 @@
     device ──► each device behind: its tiles' own parts of the maps that leave, and their gradients
                on the way back
 
-Every device works this out for itself from the model and the plan. Values travel tile by tile, in
-row order, and of each tile in the order in which they cross.
+Every device computes this itself from the model and the plan. Values travel tile by tile, in row
+order, and within a tile in the order in which they cross.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Carries out a tiled stage's schedule on one of its devices.
+"""Runs a tiled stage's schedule on one of its devices.
 
-A forward, and a backward, is computing until something of another device is missing, telling
-others, and waiting for what they tell; then on from there. All devices of the stage take the
-micro-batches in the same order, so none waits for one that will never come.
+A forward or backward computes until a value of another device is missing, sends what others need,
+waits for theirs and continues. All devices of the stage take the micro-batches in the same order,
+so none waits for a value that will never come.
 """
 
 from __future__ import annotations

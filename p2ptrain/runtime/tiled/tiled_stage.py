@@ -1,8 +1,8 @@
 """A device's part of a tiled stage: its copy of the filters, and the passes of its tiles.
 
 Every device of the stage has all filters. What a forward or backward needs of other devices comes
-by messages, so both are begun, told, and done with what they have told in return: `tiled_runner`
-carries that between devices.
+by messages: a pass is begun, takes in what arrives, and says what to send. `tiled_executor` moves
+these messages between devices.
 """
 
 from __future__ import annotations
