@@ -1,4 +1,4 @@
-"""FTPipeHD's settings: when it repartitions the model and when it copies (sections III-D, III-E)."""
+"""FTPipeHD's settings: when it repartitions the model and copies it (sections III-D, III-E)."""
 
 from __future__ import annotations
 
