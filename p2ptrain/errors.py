@@ -1,28 +1,21 @@
-"""Every error p2ptrain raises on purpose, as one small tree.
+"""Every error that p2ptrain raises on purpose, as one small tree.
 
     Error
-    ├── UserError            what this person asked for cannot be done: say what to change
-    │   ├── OptionError          a command-line option, a field of a Job or a file's field
-    │   ├── ScriptError          the training script or the data set
-    │   ├── CaptureError         the model cannot be exported; names the user's own line
-    │   ├── PlanError            no plan fits the devices; names the unit or the budget
-    │   ├── TrainingError        training itself went wrong (NaN loss, disk full)
-    │   └── TooLarge             a model needs more memory, or more work, than a device offers
-    ├── PeerError            another device or the network between us
-    │   ├── ProtocolError        a peer sent what the protocol forbids: its link is closed
-    │   │   └── NotItsPart           it spoke for another device
-    │   ├── LinkClosed           the link to a peer ended while it was needed
-    │   ├── NotPaired            the other side does not know us, or we do not know it
-    │   ├── PairingError         a pairing attempt failed (wrong code, window closed)
-    │   ├── VersionMismatch      the other side runs another protocol version
-    │   ├── NotCoordinator       who asks neither coordinates nor holds a job here
-    │   └── DeviceLost           a device that the job needs is gone
-    └── InternalError        a bug of ours: please report it
+    ├── UserError: the user must change something
+    │   ├── OptionError     a command-line option, a field of a Job or of a file
+    │   ├── ScriptError     the training script or the data set
+    │   ├── CaptureError    the model cannot be exported; names the user's own line
+    │   ├── PlanError       no plan fits the devices; names the unit or the budget
+    │   ├── TrainingError   training itself failed (NaN loss, disk full)
+    │   └── TooLarge        a model needs more memory, or work, than a device offers
+    ├── PeerError: another device, or the network between us
+    │   ├── ProtocolError   a peer sent what the protocol forbids; NotItsPart: for another device
+    │   ├── LinkClosed      the link to a peer ended while it was needed
+    │   ├── NotPaired, PairingError, VersionMismatch, NotCoordinator, DeviceLost
+    └── InternalError: a bug of ours, please report it
 
 A message says what happened, to which device, and what the user can do. `UserError` and `PeerError`
 are shown without a traceback; `InternalError` and every other exception are bugs.
-
-Sizes in bytes as people read them.
 """
 
 

@@ -1,4 +1,4 @@
-"""What a job and a member report, one frozen dataclass an event.
+"""The events of a job and of a member, one frozen dataclass each.
 
 `to_json` gives the object that `--json` prints; field names are fixed by the command contract
 (docs/user/events.md) and are only ever added to.

@@ -1,16 +1,16 @@
 """Named places in the code where a test can make a device die, stop or be cut off.
 
-Off unless something is armed, and then one look at a global variable:
+They are off unless one is armed, and then cost one look at a global variable:
 
     if failpoints.armed:
         await failpoints.reach("update.before", device=me, stage=0, step=3)
 
-In a test `arm` says what happens; several devices may live in one process, so a place says which
-one has come there. A real process takes it from P2PTRAIN_FAILPOINT, see `arm_from`:
+In a test `arm` says what happens; several devices may live in one process, so a place names the
+device that has reached it. A real process takes it from P2PTRAIN_FAILPOINT, see `arm_from`:
 
     P2PTRAIN_FAILPOINT="update.before:stage=1:step=3:kill"
 
-Each name stands in the code once, so that it says one place.
+Each name occurs in the code once, so that it means one place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that know whether they are whole: a checksum (XXH3, 64 bits) of all that stands before it.
+"""Sealed files, which show whether they are whole, and the replacement of a file as a whole.
 
     {                                      # sealed: xxh3
      "sealed": "xxh3",                     -----BEGIN CERTIFICATE-----
@@ -6,14 +6,13 @@
      "xxh3": "9f2c6e14a07b3d58"            # xxh3: 9f2c6e14a07b3d58
     }
 
-The beginning says that there is one at the end, so that damage to the checksum itself, or its
-loss, does not make a sealed file an unsealed one. Files from before there were seals are read as
-they are. It is against accidents: whoever may write the file may seal it.
+The seal is a checksum (XXH3, 64 bits) of all that stands before it. The beginning announces it, so
+that damage to the checksum itself, or its loss, does not make the file an unsealed one. Unsealed
+files of earlier versions are read as they are. A seal protects against accidents, not against
+intent: a program that may write the file may seal it.
 
-Putting a file in the place of another, as a whole.
-
-Windows refuses that while any process has the other file open, such as a virus scanner or a reader
-of ours, for a few milliseconds as a rule.
+Windows refuses to replace a file while any process has it open, such as a virus scanner, so a
+replacement is tried again for some milliseconds.
 """
 
 from __future__ import annotations

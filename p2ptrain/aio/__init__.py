@@ -1,1 +1,1 @@
-"""tasks, threads, loops."""
+"""Helpers for asyncio: tasks with an owner, threads, mailboxes, the event loop."""

@@ -1,14 +1,12 @@
-"""The event loop that commands run on: uvloop's where it is installed, else asyncio's own.
+"""The event loop that commands run on, and a loop in a thread for notebooks.
 
-A turn of uvloop's takes a fraction of the processor time, and a small message takes two turns: of
-a device with a fifth of a core that is a fifth of what its messages cost.
-It is not made for Windows. Its clock stands still within a turn, and timers count whole
-milliseconds.
+uvloop is used where it is installed: a small message takes two turns of the loop, and on a device
+with a fifth of a core a turn of asyncio's own costs several times as much. uvloop does not exist
+for Windows. Its clock stands still within a turn, and timers count whole milliseconds.
 
-A coroutine in a thread of its own, for callers that may not wait for it: notebooks.
-
-A notebook's loop already runs in the caller's thread. Its stop button raises KeyboardInterrupt
-there, which must end the coroutine too: what trains on unseen keeps its identity and its port.
+A notebook's loop already runs in the caller's thread, so the coroutine gets a thread of its own.
+The stop button raises KeyboardInterrupt in the caller's thread, which must end the coroutine too: a
+training that ran on unseen would keep its identity and its port.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""The tasks of a mesh: each has this owner, a failure of one ends the mesh, none outlives it.
+"""Owners of asyncio tasks: no task outlives its owner, and no failure is lost.
 
-Callbacks of links and timers may still come while everything is being shut down; a task group
-would raise into them then. A scope quietly starts nothing any more.
-
-Tasks that one object starts on the way, and ends when it ends.
-
-Where the work fits between the beginning and the end of one `async with`, `scope.task_scope` does.
-
-A task group that raises one error instead of a group of them.
+`TaskScope` owns the tasks of a mesh: the failure of one ends the mesh. Callbacks of links and
+timers may still come during shutdown, where a task group would raise into them; a closed scope
+silently starts no more tasks. `TaskOwner` owns tasks that one object starts and ends with itself.
+`task_scope` is for work within one `async with`: a task group that raises one error instead of a
+group of them.
 """
 
 from __future__ import annotations

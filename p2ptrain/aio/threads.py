@@ -1,7 +1,7 @@
-"""Long work off the event loop that nobody has to wait for when the process ends.
+"""Long work in threads that the process does not wait for when it ends.
 
-`asyncio.to_thread` would do, but its threads are waited for when the loop closes, and a thread
-inside torch.export or a user's dataset cannot be interrupted: Ctrl-C would take seconds.
+`asyncio.to_thread` waits for its threads when the loop closes, and a thread inside torch.export or
+a user's dataset cannot be interrupted: Ctrl-C would take seconds.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""One file a command."""
+"""The command line: one file a command."""

@@ -1,6 +1,6 @@
-"""Values on the command line, parsed strictly: what is not exactly understood is wrong usage.
+"""Strict parsers of command line values, and the options that several commands share.
 
-Groups of options that several commands share, so that they read the same everywhere.
+A value that is not exactly understood is wrong usage. Shared options read the same everywhere.
 """
 
 from __future__ import annotations

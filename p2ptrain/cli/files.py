@@ -1,6 +1,6 @@
-"""Planning files, read and written: whatever is wrong with one is a line that begins with its name.
+"""Reads and writes planning files; an error is one line that begins with the file's name.
 
-People write these files by hand and get them from others, so nothing in them is trusted: size,
+Users write these files by hand and get them from others, so nothing in them is trusted: size,
 encoding, nesting and duplicate keys are checked here, fields and numbers where they are parsed.
 """
 

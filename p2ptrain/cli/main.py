@@ -1,7 +1,7 @@
 """The command `p2ptrain`: finds the command's file, and turns every end into the right exit code.
 
-Errors of people and of other devices are one line on stderr; anything else is a bug of ours and
-says how to see its traceback.
+Errors of users and of other devices are one line on stderr; any other error is a bug of ours, and
+its line says how to get the traceback.
 """
 
 from __future__ import annotations

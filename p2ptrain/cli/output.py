@@ -1,12 +1,10 @@
-"""Where a command's words go: stdout for results, stderr for logs and errors, never mixed.
+"""Output of a command: results on stdout, logs and errors on stderr, never mixed.
 
 With `--json`, stdout is a stream of JSON lines that programs parse. A training script may print,
 and so may a C library underneath, so the real stdout is kept aside and file descriptor 1 is made
 to lead to stderr.
 
-Text in columns, for commands whose answer is a short list.
-
-QR codes on a terminal, so that a phone or a tablet need not type.
+It also has text in columns, for short lists, and QR codes, so that a phone need not type.
 """
 
 from __future__ import annotations

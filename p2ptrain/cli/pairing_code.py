@@ -1,8 +1,8 @@
 """Where a pairing code comes from, and where it must not stay: in the list of processes.
 
-Everybody on a machine can read the arguments of every process, for as long as it runs. So a process
-that was given a code there starts itself once more without it (as the same process), and finds it
-in its environment, which is its owner's alone. Better is not to type it there at all.
+Every user of a machine can read the arguments of every process while it runs. So a process that got
+a code there restarts itself without it (as the same process), and finds it in its environment,
+which only its owner can read. It is better not to type the code there at all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan as a person reads it: who computes what, what it costs, and who is not used. Pure."""
+"""A plan as text for users: each device's work, what it costs, unused devices. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The planners' names on the command line.
 
-They stand here, and not in the planning room, because every command's start would otherwise load
-all planners; a test holds them against the planning room's own list.
+They stand here, and not in the planning room, because otherwise the start of every command would
+load all planners; a test compares them with the planning room's own list.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Loads a training script and calls its `job()`; what goes wrong there names the user's own line.
+"""Loads a training script and calls its `job()`; an error there names the user's own line.
 
-The script runs as a module of its own on the device that holds the data, and only there: other
-devices get the model as data, never the script.
+The script runs as a module of its own, only on the device that holds the data: other devices get
+the model as data, never the script.
 
-`-o KEY=VALUE`: the texts of the command line as the arguments of the script's `job()`.
-
-The type of a value is the argument's annotation, or else its default's; several values have commas
-between them.
+`-o KEY=VALUE` gives texts to the arguments of `job()`. The type of a value is the argument's
+annotation, or else its default's; several values are separated by commas.
 """
 
 from __future__ import annotations

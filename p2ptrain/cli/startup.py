@@ -1,25 +1,20 @@
-"""Ctrl-C and SIGTERM while the command still loads: kept until it can act on them.
+"""What happens before a command loads: signals, standard files, and a heap that merges.
 
-Loading takes a second or more on a small device. Python would end there with a traceback from the
-middle of an import, and a SIGTERM would end it without a word.
+Ctrl-C and SIGTERM are kept until the command can act on them. Loading takes a second or more on a
+small device, and Python would end it with a traceback from the middle of an import, or silently.
 
-stdin, stdout and stderr are there, also where the parent process has closed some of them.
+stdin, stdout and stderr are opened where the parent process has closed them. Otherwise the next
+socket becomes file descriptor 1, into which `--json` or a C library would then write.
 
-Without them Python has None as `sys.stdout`, and the next socket becomes file descriptor 1, into
-which `--json` or a C library underneath would then write.
-
-A process in whose heap freed blocks merge: started again with glibc's thread caches off.
-
-Torch wants blocks on 64-byte borders. glibc cuts each out of a larger one, and the pieces of at
-most 96 bytes that remain at its ends are "freed": into the thread's cache of small blocks, where
-they do not merge with what is free beside them, and from where a small object soon takes them:
+A command that computes restarts itself with glibc's thread caches off, which glibc reads once, when
+a process starts. Torch wants blocks on 64-byte borders. glibc cuts each out of a larger one, and
+the small pieces that remain at its ends go to the thread's cache, where they do not merge with
+free blocks beside them:
 
     | 4 MiB, free |piece, an autograd node's| 4 MiB, free |piece, cached| 4 MiB in use |
 
-So what lies free between them is never more than 4 MiB in one piece, and too short by a piece for
-the next 4 MiB: a DenseNet that keeps 326 MiB between forward and backward took 620, and 466 where
-pieces merge at once. Whether there are caches is read once, from the environment, when a process
-starts. What else keeps pieces apart `training.allocator` turns off.
+So no free block fits the next 4 MiB (docs/decisions/004-a-heap-without-caches.md). The rest of the
+allocator is set by `process/allocator.py`.
 """
 
 from __future__ import annotations

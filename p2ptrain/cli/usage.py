@@ -1,7 +1,4 @@
-"""Exit codes, and the error that means: these words on the command line make no sense.
-
-argparse's parser; what is wrong on the command line reaches programs too.
-"""
+"""Exit codes, the error for wrong usage, and a parser that reports errors to programs too."""
 
 from __future__ import annotations
 

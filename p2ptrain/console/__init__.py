@@ -1,1 +1,1 @@
-"""What others may watch: events and their renderings. Receives events only."""
+"""How events are shown to users and programs. Receives events only."""

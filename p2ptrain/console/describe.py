@@ -1,4 +1,4 @@
-"""One line of plain English an event, for people. Pure, so that its words can be tested."""
+"""One line of plain English for each event. Pure, so that tests can check the words."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""What shows events: to a program (JSON lines), to a log file (plain lines), to a person (console).
+"""Renderers of events: JSON lines for programs, plain lines for logs, a console for users.
 
-Commands know only `Renderer`; which one stands behind it is decided once, in `cli.output`.
-
-Events for programs: one JSON object a line (RFC 8259, so no NaN), flushed.
-
-Events as plain lines: for log files, pipes and the long life of `p2ptrain join`.
+Commands know only `Renderer`; `cli.output` decides once which one it is. JSON is one object a line
+(RFC 8259, so no NaN), flushed. Plain lines are for log files, pipes and the long life of
+`p2ptrain join`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training run on a terminal: who takes which part, then a bar that moves (rich).
+"""A training run on a terminal: each device's part, then a bar that moves (rich).
 
 Names and reasons come from other devices, so they are shown as `Text`, never as rich's markup.
 """

@@ -1,1 +1,1 @@
-"""How commands on this machine talk to the member that runs here: never reachable from outside."""
+"""Commands on this machine talk to the member that runs here: never reachable from outside."""

@@ -1,7 +1,7 @@
-"""How a node becomes this device's member: at once, or in the place of a running `join`.
+"""A node becomes this device's member: at once, or by borrowing the identity of a running `join`.
 
-Either way the node has the lock of the state folder until it ends, so no other `join` begins with
-its identity, not even where the one that stepped aside is stopped meanwhile.
+Either way the node holds the lock of the state folder until it ends, so that no other `join` starts
+with its identity, even if the one that stepped aside is stopped meanwhile.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""A device has one place in the household: one identity, one name, one port.
-
-`join` holds it for days; `train` on the same device borrows it and gives it back:
+"""The lease of this device's one identity, with its name and port: `join` lends it to `train`.
 
     join                                   train
     member runs    <-------------------    asks it to step aside
-    leaves, lets go of the folder's lock
-    `lend(place)`  ------------------->    takes the lock, starts as that member
-    takes the lock <-------------------    ends, or dies: the system gives the lock back
+    leaves, releases the folder's lock
+    `lend(lease)`  ------------------->    takes the lock, starts as that member
+    takes the lock <-------------------    ends, or dies: the system releases the lock
     member runs again
 
 A pairing window goes along and comes back with its end and its tries, or closed where the borrower
-died: it is never opened again.
-
-A place as JSON, for `step-aside` and `give-back`.
-
-Two processes' clocks need not agree: a pairing window travels as the seconds that are left of it.
+died: it is never opened again. A lease travels as JSON in `step-aside` and `give-back`. Two
+processes' clocks need not agree, so a window travels as the seconds that are left of it.
 """
 
 from __future__ import annotations

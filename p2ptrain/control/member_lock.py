@@ -1,10 +1,9 @@
-"""One process at a time has a state folder: two members with one identity would fight for it.
+"""One process at a time has a state folder: two members must not have one identity.
 
 The lock is the operating system's (fcntl, msvcrt), so it ends with the process, however that ends.
 
-`control.json`: where the running member listens for commands, and the token that opens it.
-
-A program that can read this file (0600, in a 0700 folder) may command the member; no other can.
+`control.json` names the address where the running member listens for commands, and the token. A
+program that can read this file (0600, in a 0700 folder) may command the member; no other can.
 """
 
 from __future__ import annotations

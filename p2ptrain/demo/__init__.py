@@ -1,1 +1,1 @@
-"""What `p2ptrain demo` needs besides the command: a real training script and device processes."""
+"""The training script and the device processes of `p2ptrain demo`."""

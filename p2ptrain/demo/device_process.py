@@ -1,7 +1,4 @@
-"""A `p2ptrain` command as a process of its own, seen through its `--json` events.
-
-Events read back from their JSON, to show those of another process as one's own.
-"""
+"""A `p2ptrain` command as a child process, observed through its `--json` events."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who is here: identity, pairing, discovery, membership, election."""
+"""The household on the network: identity, pairing, discovery, membership, election, links."""

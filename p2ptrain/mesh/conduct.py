@@ -1,10 +1,10 @@
-"""What a member says against what this device hears: how much of it is still an accident. Pure.
+"""Counts what a member does wrong and says when it is no longer an accident. Pure.
 
-A member with a bad network says things that are not so: it takes devices for dead that others
-hear, it repeats itself, it elects itself while it is alone. It does so a few times a second at the
-most, because its own timers set the pace. So every kind of offence has an allowance, a bucket that
-leaks: what overflows is said to the person with the member's name; three times as much ends the
-link for as long as this process runs. Nothing that another member says about it counts.
+A member with a bad network sends wrong claims: it takes devices for dead that others still reach,
+it repeats itself, it elects itself while it is alone. Its own timers limit that to a few times a
+second. So every kind of offence has an allowance, a leaky bucket: an overflow is a warning with the
+member's name, three times as much ends the link until this process ends. Only what this device
+received from the member itself counts, nothing that other members report about it.
 """
 
 from __future__ import annotations

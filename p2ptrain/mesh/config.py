@@ -1,4 +1,4 @@
-"""What a person or an app may choose about this device's place in the household."""
+"""What a user or an app may choose about this device's membership."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Acts on what members do: warns people by name, and ends links that are of no use any more.
+"""Acts on misconduct: warns the user with the member's name and ends links of no more use.
 
-Only what this device heard itself counts (conduct.py). A device that is cut off stays paired: it
-is listened to again when this process starts anew, or when the two pair with a code again.
+Only what this device received itself counts (conduct.py). A device that is cut off stays paired: it
+is connected again when this process restarts, or when the two pair with a code again.
 """
 
 from __future__ import annotations

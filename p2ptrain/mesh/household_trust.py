@@ -1,9 +1,7 @@
-"""Who belongs to the household: new devices pair, all others hear of it, removed ones are cut off.
+"""Membership of the household: pairs new devices, spreads introductions, cuts off removed devices.
 
-a code is typed ──► pairing ──► trust ──┬──► spread to the others (trust_exchange.py)
-removed by a person ───────────► trust ─┘    contexts, connections and roster follow
-
-The trusted devices as people see them.
+a code is entered ───► pairing ──► trust ──┬──► spread to the others (trust_exchange.py)
+the user removes a device ───────► trust ──┘    contexts, connections, membership follow
 """
 
 from __future__ import annotations

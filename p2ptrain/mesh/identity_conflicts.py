@@ -1,15 +1,13 @@
-"""Another process with this device's identity: somebody copied its state folder.
+"""Two processes with one identity, and two devices with one display name.
 
-The two must not both be members. A device that hears its own announcement from elsewhere dials it;
-the hello tells which of them began later, and that one ends (`connections.py`). A member that has
-found an older process says where, and is believed no more than an announcement: only who shows our
-certificate is a copy. Anybody can name any addresses, so copies are dialled one after the other,
-with a pause, and only what was said last waits.
+A copied state folder gives two processes the same identity, and both must not be members. A device
+that receives its own announcement from elsewhere dials it; the hello shows which process is
+younger, and that one ends (links/connections.py). A member's report of an older process is believed
+no more than an announcement: only a process that proves our certificate is a copy. Any host can
+name any addresses, so they are dialled one after the other, with a pause, and only the last report
+waits.
 
-Keeps this device's name unique: gives way to the device that had it first (rule:
-identity_conflicts.py).
-
-Two devices of one name: the one that started later takes NAME-2. Pure.
+Of two devices with one name, the one that started later takes NAME-2.
 """
 
 from __future__ import annotations

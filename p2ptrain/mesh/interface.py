@@ -1,9 +1,7 @@
-"""What the rooms above see of the mesh, whatever carries it.
+"""The mesh as the rooms above it see it, whatever carries the messages.
 
-`mesh.mesh.NetworkMesh` joins devices; `mesh.lone_mesh.LoneMesh` is one by itself (`--local`).
+`network_mesh.NetworkMesh` joins devices; `lone_mesh.LoneMesh` is one device alone (`--local`).
 Messages within one (peer, priority) keep their order; each is delivered at most once.
-
-What people call a device.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Drives the pure cores, membership and election, with messages, links and one timer.
+"""The shell of membership and election: hands them messages, links and the time.
 
-Whatever happens is handed to the core concerned together with the time; what the core returns is
-carried out at once and in order. No decision is taken here.
-
-Which peers send at the moment, from what has come over their links so far.
+Every event goes to its core together with the time, and the core's instructions are carried out at
+once and in order. No decision is made here.
 
 Where a link is full, a probe or its answer may wait behind data for longer than a probe has time.
-The data says then that its sender is there. A few bytes say less: the kernel of a device that
-hears nobody still sends what fits into its window.
+So the driver also reports which peers have sent data since the last look: data shows that its
+sender is there. A few bytes do not count, since the kernel of a device that receives nothing still
+sends what fits into its window.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 discovery ──hints──> connections ──links──> router <── the rooms above
     │                    │ up, lost
-    └──> pairing ──> trust ──> contexts        roster (membership, election)
+    └──> pairing ──> trust ──> contexts        membership driver (membership, election)
 """
 
 from __future__ import annotations

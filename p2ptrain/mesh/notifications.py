@@ -1,6 +1,6 @@
-"""Those who watch a mesh: subscribers get every event, people those that changed something.
+"""Subscribers of a mesh: events for programs, changes for the user, each warning once.
 
-What people hear of a mesh; each warning once, as one that repeats hides the rest.
+A warning that repeats would hide the others.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Waiting for something the membership must show first.
+"""Waits until the membership shows something: enough members, a coordinator, a link.
 
-Links that are about to be there: devices that came a moment ago still dial each other.
+New devices still dial each other for a moment, so a missing link may be about to come up.
 """
 
 from __future__ import annotations

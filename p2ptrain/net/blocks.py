@@ -4,9 +4,9 @@
     | u32: bit 31 = stored raw, length below | `length` bytes |
     +---------------------------------------+----------------+
 
-Of a `Codec.SHUFFLED` part a block's bytes are first sorted by their place in elements of 4 bytes
-(Blosc's shuffle filter): the exponents of floats that LZ4 cannot shrink as they are then lie side
-by side. Blocks that are no whole number of elements, and stored ones, stay as they are.
+In a `Codec.SHUFFLED` part a block's bytes are first sorted by their place in elements of 4 bytes
+(Blosc's shuffle filter): the exponents of floats, which LZ4 cannot shrink as they are, then lie
+side by side. Blocks that are no whole number of elements, and stored ones, stay as they are.
 
 The raw size of a block follows from the receiver's own buffer, never from the peer: it bounds the
 decoder's output, and a result of another length is refused. Raw LZ4 does not detect corruption;

@@ -1,12 +1,12 @@
-"""Text that came from a peer, made safe to show and to keep.
+"""Text and numbers from a peer, checked and made safe to show and to store.
 
 Names and error texts end in terminals, logs and files. Control bytes could move a terminal's cursor
 or forge a log line, bidirectional marks could make a name read as another one (Unicode TR 36), so
-everything that is not plainly printable is replaced at the door.
+everything that is not plainly printable is replaced on arrival.
 
-Every name in the household is written in one way: composed characters, and one plain space between
+Every name in the household has one spelling: composed characters, and one plain space between
 words, whatever spaces were typed (a wide one, as in Japanese, or one that does not break). So the
-same name is the same text, wherever it was typed and whoever tells of it.
+same name is the same text on every device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a peer or a file may say, declared: frozen dataclasses whose annotations are the limits.
+"""Forms: what a peer or a file may say, as frozen dataclasses whose annotations are the limits.
 
     @dataclass(frozen=True, slots=True)
     class Stock:
@@ -12,8 +12,8 @@
 
 A form declares int, float, str, bytes, bool, enums, dataclasses, `X | None`, `Literal`, tuples,
 frozensets and mappings with text keys of these, and `Any` for plain data that is checked elsewhere.
-Nothing is converted: True is no int, 1.0 neither, and NaN is no float. Whatever does not fit is one
-error, which names the place by its path. Unknown keys are refused, missing ones take the default.
+Nothing is converted: True is no int, 1.0 neither, and NaN is no float. A value that does not fit is
+one error, which names the place by its path. Unknown keys are refused, missing ones take defaults.
 
 A form's `__post_init__` raises ValueError, or an error of ours, where its fields do not fit each
 other; readers turn it into their error. It runs for forms made here too.

@@ -1,33 +1,23 @@
-"""Frames: how one message becomes bytes on a link, and the 16-byte prefix of each.
+"""Frames: how a message becomes bytes on a link. Their prefix of 16 bytes, and a message's header.
 
-A message is cut into frames of at most CHUNK_BYTES of payload, so that a more urgent lane's message
-can go between two of them. A lane has one message in transit at a time, so the receiver holds at
-most one unfinished message a lane. All integers are big-endian.
+A message is cut into frames of at most CHUNK_BYTES of payload, so that a message of a more urgent
+lane can go between two. A lane sends one message at a time. All integers are big-endian.
 
      0        2         3      4       5          6              8              12           16
-    +--------+---------+------+-------+----------+--------------+--------------+------------+
     | magic  | version | lane | flags | reserved | header bytes | payload bytes| number     |
     | "p2"   | 1       | 0..4 | 1 | 2 | 0        | u16 <= 4096  | u32 <= 256 Ki| u32        |
-    +--------+---------+------+-------+----------+--------------+--------------+------------+
-    | header (CBOR, `frame.py`): only in a message's first frame, flag FIRST               |
-    +---------------------------------------------------------------------------------------+
-    | payload: the next bytes of the message's body; its last frame has flag LAST           |
-    +---------------------------------------------------------------------------------------+
+    | header (CBOR), only in a message's first frame, flag FIRST:                            |
+    |   [kind, fields, [raw bytes of each part], [PartKind of each part] or []]              |
+    | payload: the next bytes of the message's body; its last frame has flag LAST            |
 
 `number` counts the lane's messages from 0, modulo 2^32, so a repeated or skipped message shows.
-Lengths are checked before anything is read or allocated for them. The body is
+Lengths are checked before anything is read or allocated for them, and everything in the header is
+hostile until checked. The body is
 
     codec of each part, one byte each | part 0 | part 1 | ...
 
-with a RAW part as its bytes and other parts as the blocks of `blocks.py`. A message without parts
-has no body. No length of a part is on the wire beside the header's claim: the receiver's own
-buffers say how much there is to read.
-
-The CBOR header of a message: what it is, its fields, and the sizes of its parts.
-
-    [kind, fields, [raw bytes of each part], [PartKind of each part] or []]
-
-Decoded before a byte of the body is read, so everything here is hostile until checked.
+with a RAW part as its bytes and other parts as the blocks of `blocks.py`; without parts there is no
+body. The receiver's own buffers, not the wire, say how much there is to read of a part.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Blobs that control messages carry as parts: of bounded size, for whom they are due, as forms.
+"""Bodies of control messages in parts: of bounded size, only for the right sender, as forms.
 
-Whether a blob may come is decided before memory is taken for it: by its kind's limit, and by who
-sends it. What somebody sends who has no business here is read and thrown away; the handler, which
-asks the same question first, says why. (Tensors: see `inlet`.)
+Memory for a blob is allowed before it is taken: by its kind's limit, and by its sender. A blob from
+a device that has no business here is read and dropped; the handler, which asks the same question
+first, answers why. (Tensors: runtime/io/tensor_receiver.py.)
 """
 
 from __future__ import annotations

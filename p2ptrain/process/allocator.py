@@ -1,26 +1,13 @@
-"""The C library's allocator, set for a thread that takes and frees the same blocks for hours.
+"""Settings of the C library's allocator for training, and when free memory goes back to the system.
 
-As it comes, glibc gives a large block back to the kernel as soon as it is freed, or the end of its
-heap (`M_MMAP_THRESHOLD`, `M_TRIM_THRESHOLD`), and gives threads heaps of 64 MiB of their own that
-it unmaps whenever one is empty, whatever the thresholds. Training frees all activations of a
-micro-batch and takes them again for the next one, so each would pay for every page anew: the kernel
-must find it and fill it with zeros (docs/internals/memory.md has what is gained).
+By default glibc returns large freed blocks and the end of its heap to the kernel at once, and gives
+each thread a heap of its own that it unmaps when empty. Training frees the activations of every
+micro-batch and takes them again for the next one, and would pay for each page again. So freed
+memory is kept (docs/internals/memory.md).
 
-Memory that is kept creeps: blocks come to lie a little elsewhere in each round, most of all in a
-heap that measuring a model has left full of holes, and every page touched once stays. So what an
-update takes lies elsewhere (`beside_the_heap`), and what has crept up is given back (`HeapCreep`).
-
-The smallest freed blocks merge with what is free beside them at once: see `cli.merging_heap`, which
-does the larger part of that, and can only do it before a process starts.
-
-Elsewhere (musl, macOS, Windows) nothing is changed.
-
-A job that has come to take more than was planned gives back what it does not use.
-
-What is free in the C library's heap stays with the process, so that the next micro-batch finds it
-(`allocator`), and with luck that is a third of a micro-batch beside what is in use. Without luck
-each weight's gradient comes to lie at the heap's end, and within a round of four micro-batches a
-stage of layers of 16 MiB has taken 100 MiB more than it needs:
+Kept memory creeps: blocks lie a little elsewhere in each round, and every page touched once stays.
+So the blocks of an update lie outside the heap (`beside_the_heap`), growth over rounds is given
+back (`HeapCreep`), and so is what is free where a process outgrows its plan (`MemoryCeiling`):
 
     MiB                                               kernel ends the process
     left  ------------------------------------------- limit
@@ -29,15 +16,8 @@ stage of layers of 16 MiB has taken 100 MiB more than it needs:
     planned  ------------------------ /--|---/--|---
       |                     _ _/| __/    |__/   |__   what is free is given back
     in use            __/__/
-                      round 1     2        3
 
-So after a task the process is held against the plan, and where it has outgrown that, and less is
-left than was to stay free for others, it gives back what is free. Where much is left it goes on.
-
-What it gives back it takes again, page by page, in the next micro-batches: with a MobileNetV2 in
-micro-batches of 94 a device that gave back whenever the fifth was touched had 1.3 million page
-faults in ten rounds, and spent a sixth of its processor time on them. So where tasks never take
-much at once, what is left for the next ones may be less than the fifth.
+docs/decisions/005-when-free-memory-is-given-back.md has the reasons. Only glibc is changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Questions that are answered in a process of their own, which may crash, hang or eat memory.
+"""Answers questions in a process of their own, which may crash, hang or use up its memory.
 
     box = shared_box()
     answer = await box.ask(Question("p2ptrain.profiling.boxed_measure:measure", content, ...))

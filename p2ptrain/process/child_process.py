@@ -1,16 +1,16 @@
-"""A pure function in a process of its own, so that training beside it does not feel it.
+"""A pure function in a child process, so that training beside it does not slow down.
 
 A thread that searches for seconds shares the interpreter's lock with the one that trains: torch
-gives the lock away in every operator and waits for it at the operator's end, so that rounds take
-twice as long. A process shares no lock. Where nobody waits for it, it also rests most of the time:
-priorities alone do not keep it from taking half of a device that is limited to part of a processor.
+releases the lock in every operator and waits for it at the operator's end, so that rounds take
+twice as long. A process shares no lock. A search that no device waits for also sleeps most of the
+time: priority alone does not keep it from half of a device limited to part of a processor.
 
-    this process                        the other one
+    this process                        the child
     [length][function, pickled] ──────► stdin:  called; ends when this side is closed
                   stdout ◄───────────── [result, exception, pickled]
 
-Both are this program, so what is pickled comes from nobody else. The other one's part is
-`apart_process`. Once nobody waits for the answer any more, that process is ended.
+Both are this program, so what is pickled comes from no other source. `child_process_main` is the
+child's side. When no caller waits for the answer any more, the child is ended.
 """
 
 from __future__ import annotations

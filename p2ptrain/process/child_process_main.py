@@ -1,6 +1,6 @@
-"""The process that `apart` starts, as `python -m p2ptrain.process.child_process_main [rest]`.
+"""The child that `child_process` starts, as `python -m p2ptrain.process.child_process_main [rest]`.
 
-It imports no planner before it rests: that alone takes a third of a second of a processor.
+It imports no planner before it rests: the import alone takes a third of a second of a processor.
 """
 
 from __future__ import annotations

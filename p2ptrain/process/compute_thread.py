@@ -1,19 +1,17 @@
 """One thread that runs torch, most urgent work first.
 
 torch releases the GIL inside its operators, so the event loop stays responsive while this thread
-computes; a second compute thread would only fight for the same cores
-(docs/internals/design.md, decision 8).
-A device that holds two stages (`--private`) gives both to the same thread: of the tasks that are
-ready a backward goes first, then the later stage's forward.
+computes; a second compute thread would only compete for the same cores (docs/internals/design.md,
+decision 8). A device that holds two stages (`--private`) gives both to the same thread: of the
+tasks that are ready a backward goes first, then the later stage's forward.
 
-After each operator it needs the interpreter again, and whoever computes in Python, such as a search
-for a plan, gives it away only after the switch interval. With Python's 5 ms a step of 36 ms took
-1.0 s beside such a thread, with ours 83 ms.
+After each operator the thread needs the interpreter again, and a thread that computes in Python,
+such as a search for a plan, releases it only after the switch interval. Python's 5 ms would slow a
+step down many times, so ours is shorter.
 
 In this thread numbers nearer to zero than the smallest normal one (1.2e-38 in float32) are zero.
-Processors take a hundred cycles or so for each of them, and vanishing gradients are such numbers:
-an EfficientNet's passes take 2.3 times as long with them. Losses stay plain
-torch's to the bit; weights differ by 1e-35 or so.
+Processors take a hundred cycles or so for each of them, and vanishing gradients are such numbers.
+Losses stay plain torch's to the bit; weights differ by 1e-35 or so.
 """
 
 from __future__ import annotations

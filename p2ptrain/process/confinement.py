@@ -1,8 +1,8 @@
 """What a process gives up before it computes for others: memory, files, network, other processes.
 
-Where the system has seccomp (Linux on x86-64 and 64-bit Arm) that is all of it, see `seccomp`.
-Limits of the process (`setrlimit`) do without: no new descriptor means no file and no socket. A
-kernel that is short of memory ends it first. Windows has none of these.
+Where the system has seccomp (Linux on x86-64 and 64-bit Arm) it gives up all of these (`seccomp`).
+Elsewhere limits of the process (`setrlimit`) must do: no new descriptor means no file and no
+socket. A kernel that is short of memory ends it first. Windows has none of these.
 """
 
 from __future__ import annotations

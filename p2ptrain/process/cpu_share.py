@@ -1,8 +1,8 @@
-"""Which share of a core this device has for us, from spans of uninterrupted computing.
+"""Measures this device's share of a core, from spans of uninterrupted computing.
 
 A quota comes in slices of up to a tenth of a second, so a short span may hit a slice or a pause:
-spans are put together until they are well longer. What disturbs some of them, such as another
-program that starts, does not count: the median does.
+spans are joined until they are well longer. Disturbances of some spans, such as another program
+that starts, do not count, because the median is taken.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """How much memory p2ptrain may use on this device.
 
-The least of what the system says is available, what is left under every control group's limit from
-this process's own group up to the root (containers, systemd slices; version 1 and 2), and what is
-left under the process's own limits (`ulimit -v`). What others use, and what this process already
-takes (torch, p2ptrain, an idle member), is not available and so is not counted twice; files that
-the kernel only caches are. A fifth stays free for the rest of the device.
+The least of: what the system reports as available, what is left under every control group's limit
+from this process's own group up to the root (containers, systemd slices; version 1 and 2), and what
+is left under the process's own limits (`ulimit -v`). Memory of other programs, and what this
+process already takes (torch, p2ptrain, an idle member), is not available and so is not counted
+twice; files that the kernel only caches are available. A fifth stays free for other programs.
 """
 
 from __future__ import annotations

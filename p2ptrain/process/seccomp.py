@@ -1,11 +1,11 @@
-"""The system calls that are left to a process that only computes, by Linux's seccomp filters.
+"""The system calls that a process which only computes may use, enforced by Linux's seccomp filters.
 
 It may use memory, locks, clocks and threads of its own, and read and write what is open already.
-It opens nothing: no file, no socket; it starts, signals and looks into no other process. Everything
-that is not listed fails with EPERM: torch asks for this and that, and works without it.
+It opens no file and no socket; it starts, signals and inspects no other process. Every call that is
+not listed fails with EPERM: torch asks for several of them, and works without.
 
 A filter is a small program for the kernel's classic BPF machine that looks at each call's number
-(seccomp(2), bpf(4)). It stays for the life of the process, and cannot be taken off.
+(seccomp(2), bpf(4)). It stays for the life of the process, and cannot be removed.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
        └── question ──►  child: gives up files, network, ... (`confinement`), computes, answers
 
 A fork of a process whose threads have computed would wait for ever for threads that it does not
-have (OpenMP's). So the member forks its zygote when it has loaded torch and not used it; where that
-cannot be, as in an app, and on systems that are no Linux, the process is started as `python -m
-p2ptrain.process.zygote`. Without fork it answers one question itself.
+have (OpenMP's). So the member forks its zygote after loading torch and before using it. Where that
+is impossible, as in an app, and on systems other than Linux, the process is started as
+`python -m p2ptrain.process.zygote`. Without fork it answers one question itself.
 
 A question is this program's own; an answer is bytes that are not trusted.
 """

@@ -1,1 +1,1 @@
-"""The questions that `p2ptrain doctor` asks, a file a subject."""
+"""The checks of `p2ptrain doctor`, one file a subject."""

@@ -1,11 +1,8 @@
-"""This machine's interfaces: which ones lead to other devices, and how fast they are.
+"""Checks of the network: interfaces, firewall, speed of the links to other members.
 
-Whether a firewall of this device may keep the others out.
-
-What rules it has only an administrator may see; that one is on, anybody. So where one is, the
-advice says what has to pass: multicast DNS, and the port that members connect to.
-
-How fast the links to the other members are, measured by the member that runs here.
+Only an administrator can read a firewall's rules; any user can see that one is on. So where one is
+on, the advice lists what has to pass: multicast DNS, and the port that members connect to. The
+member that runs on this device measures its links.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""exactly the commands."""
+"""The commands, one file each."""

@@ -1,4 +1,4 @@
-"""`p2ptrain remove NAME`: trust a device no more, at once."""
+"""`p2ptrain remove NAME`: ends the trust in a device at once."""
 
 from __future__ import annotations
 

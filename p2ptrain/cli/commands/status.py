@@ -1,4 +1,4 @@
-"""`p2ptrain status`: who is here, who coordinates, what runs."""
+"""`p2ptrain status`: the members, the coordinator and the running job."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""where the others may be."""
+"""Finds addresses at which other devices may be."""

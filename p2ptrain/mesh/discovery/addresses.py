@@ -1,7 +1,7 @@
-"""Where a device may be: what worked comes first, hints after it, both bounded.
+"""Addresses of a device: those that worked come first, hints follow, both are bounded.
 
-Hints come from discovery and from other members, so anybody on the network may add wrong ones;
-they can never push out an address at which the device has proved itself.
+Hints come from discovery and from other members, so any host on the network may add wrong ones.
+They never displace an address at which the device has proved its identity.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What discovery has heard: hints about who may be where, bounded and never believed.
+"""What discovery has received: bounded hints about which device may be where, never believed.
 
-Anybody on the network can announce anything, so a record only ever leads to a dial, where the
-certificate decides. Devices that are trusted always have a place in the table; of the others the
-oldest makes room, so that a flood of invented services cannot hide a real device for long.
+Any host on the network can announce anything, so a record only leads to a dial, where the
+certificate decides. Trusted devices always have a place in the table. Among the others the oldest
+makes room, so that a flood of invented services hides a real device for a moment only.
 """
 
 from __future__ import annotations

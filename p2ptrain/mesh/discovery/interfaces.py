@@ -1,8 +1,7 @@
-"""On which of this machine's addresses a household is looked for.
+"""Which of this machine's addresses take part in discovery.
 
-By default every interface that is up and leads to other devices, by IPv4 and by IPv6; those that
-containers and virtual machines leave behind are skipped, loopback is used only where there is
-nothing else.
+By default every interface that is up and leads to other devices, for IPv4 and IPv6. Interfaces of
+containers and virtual machines are skipped; loopback is used only where there is nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Finding the other devices: DNS-SD over multicast DNS (RFC 6763, RFC 6762), by python-zeroconf.
+"""Finds other devices by DNS-SD over multicast DNS (RFC 6763, RFC 6762), with python-zeroconf.
 
     <first 16 hex digits of the id>._p2ptrain._tcp.local.   TXT  v=<protocol version>  id=<id>
 
-Nothing else is announced: no person's, host's or model's name. What is heard is a hint only.
+Nothing else is announced: no name of a user, a host or a model. What is received is only a hint.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""This machine's addresses, which change: a laptop moves, Wi-Fi comes up after the start.
+"""Follows this machine's addresses: a laptop moves, Wi-Fi comes up after the start.
 
-No portable way tells a program that its addresses have changed, so they are read now and then, and
-discovery starts anew on the new ones. Links need no such care: broken ones are dialled again.
-
-Listening follows `--interface` when its addresses change, as a lease or a network ends.
-
-Without `--interface` a device listens on all addresses, whichever they are.
+No portable interface reports a change of addresses, so they are read at an interval. Discovery
+restarts on the new ones, and with `--interface` the listener follows them too; without it a device
+listens on all addresses. Links need no such care: broken ones are dialled again.
 """
 
 from __future__ import annotations

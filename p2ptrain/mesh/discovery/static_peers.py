@@ -1,9 +1,7 @@
-"""Where the devices are that a person gave with `--peer`, as far as their names are known by now.
+"""The addresses behind `--peer HOST`, resolved again while devices are missing.
 
-A device may start before it has a network, and with it nobody to ask for names; later a name may
-lead elsewhere. So names are looked up beside everything else, and again while devices are missing.
-
-The IP addresses behind what a person gave with `--peer`.
+A device may start before it has a network, and so without a name server; later a name may lead to
+another address. So names are resolved in the background and again from time to time.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Raft's leader election with pre-vote."""
+"""Raft's leader election with pre-vote, without a fixed list of voters."""

@@ -1,14 +1,14 @@
-"""Which of two coordinators stays when two groups meet.
+"""Which of two coordinators remains when two groups meet.
 
-    group claim: at least one other device follows (support >= 2); lone claim: nobody does
+    group claim: at least one other device follows (support >= 2); lone claim: no device follows
 
     1. A group claim is preferred to a lone one, whatever the terms: a newcomer that elected itself
        while it was alone never disturbs a group.
     2. Otherwise the higher term is preferred, then the lower id.
 
 Terms never fall, so a preferred claim of a lower term cannot simply be followed: its coordinator
-first raises itself, by a vote, to a term above both. The same where two group claims have equal
-terms, so that commands of the one that gave way are older than those of the one that stayed.
+first raises itself, by a vote, to a term above both. The same happens where two group claims have
+equal terms, so that commands of the coordinator that gave way are older than those of the other.
 """
 
 from __future__ import annotations

@@ -1,26 +1,21 @@
-"""Who coordinates: an election with rising terms among the members believed alive.
+"""Elects the coordinator among the members believed alive, in terms that only rise. Pure.
 
 Source: Raft (Ongaro, Ousterhout, 2014), its leader election with pre-vote and leader stickiness.
-What differs: there is no fixed list of voters, because devices come and go; a majority is one of
-the devices that the candidate believes alive. Two halves of a split network therefore each elect a
-coordinator; nothing is lost by that, since an epoch of training is valid only where the holder is.
-When the halves meet, claims.py says who stays. A device that is excluded for a while,
-since it did not do what a coordinator does, counts for so long as if it were dead. What always
-holds:
+Unlike Raft there is no fixed list of voters, because devices come and go: a majority is one of the
+devices that the candidate believes alive. So both halves of a split network elect a coordinator.
+Nothing is lost by that, since a generation is valid only where its holder is. When the halves
+meet, claims.py decides which one remains. What always holds:
 
 * a device votes once per term, and never for a term at or below its `term_floor`;
-* the terms that a device follows never fall, but where its own is absurd (terms.py);
+* the terms that a device follows never fall, except where its own is absurd (terms.py);
 * no election while the coordinator lives: voters that follow a living coordinator refuse;
-* terms rise by votes, and by announcements of the one elected. What others say of terms is a hint
-  for candidates. A group's claim counts for those that hold to another coordinator only when a
-  follower of it has said so too, for one member alone could make it up.
+* only votes and announcements of the elected device raise terms. What others report is a hint for
+  candidates. A group's claim counts for the followers of another coordinator only once a follower
+  of the group has confirmed it, because a single member could invent one.
 
-Nothing that a member says ends its link here. What this device does not believe comes out as
-`Misbehaved`, for those who count such things (conduct.py).
-
-This class is a pure core: feed it events and ticks with the time, carry out what it returns, call
-it at `next_wakeup` at the latest. The shell stores `term` durably when it changes and gives it back
-as `term_floor` after a restart, so that no device votes twice in one term.
+Nothing here ends a link: what this device does not believe is a `Misbehaved` event (conduct.py).
+The shell feeds events and ticks with the time, carries out the instructions and calls at
+`next_wakeup` at the latest. It stores `term` durably and gives it back as `term_floor`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every knob of the election: unit, cost of raising and of lowering it."""
+"""The constants of the election, each with its unit and the cost of raising or lowering it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The election's messages, as dataclasses and as dictionaries that survive CBOR.
+"""The election's messages, as dataclasses and as dictionaries for CBOR.
 
-poll     term          "would you vote for me in that term?" binds nobody (Raft's pre-vote)
+poll     term          "would you vote for me in that term?" binds no device (Raft's pre-vote)
 vote     term          "vote for me"
 reply    term, yes     answer to either, with the term asked for; `seen`: highest term known
 announce term, support "I coordinate in that term"

@@ -1,19 +1,19 @@
-"""The term of one device: how fast it may rise, and how a device whose term is absurd comes back.
+"""The term of one device: how fast it may rise, and how a device with an absurd term comes back.
 
-A term rises by votes, and by announcements of the one that was elected in it; what else is said
-of terms is hearsay, that a candidate goes by and nobody else. The sum of all rises is bounded by
-time (`term_jump` at once, `term_rise_per_second` after that), so that no member can drive the terms
-of a household to their end. Elections are rarer than that by far. So a term further above than
-that was made up, or read from a damaged folder, and is ignored.
+A term rises by votes and by announcements of the device elected in it; any other report of a term
+is a hint for candidates only. The sum of all rises is bounded by time (`term_jump` at once,
+`term_rise_per_second` after that), so that no member can drive a household's terms to their end.
+Elections are far rarer. A term further above than that is invented, or was read from a damaged
+folder, and is ignored.
 
-Whose own term is the absurd one hears of terms far below its own, or far above:
+A device whose own term is absurd receives terms far below its own, or far above:
 
 * where more than half of the others are further below than `term_jump`, it comes down to them;
 * where more than half of all devices are further above, it comes up to them.
 
-Of two devices the higher one comes down; of two halves the higher half does; never do two go past
-each other, since both rules count the same devices. A device that comes down might vote twice in a
-term between the two; nobody else is there, because the others are below all of these.
+Of two devices the higher one comes down; of two halves the higher half does. Two never pass each
+other, since both rules count the same devices. A device that comes down might vote twice in a term
+between the two, but no other device is there, because all of them are below.
 """
 
 from __future__ import annotations

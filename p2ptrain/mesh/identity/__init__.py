@@ -1,1 +1,1 @@
-"""this device: key, folder, what it remembers."""
+"""This device: its key, its state folder, its name."""

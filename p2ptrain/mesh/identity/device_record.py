@@ -1,12 +1,11 @@
-"""What a device remembers of itself and of where others were: small files in its state folder.
-
-Writes what this device remembers of others beside the event loop, in a thread.
+"""What a device stores about itself and about the addresses of others: small files of the folder.
 
 Links come up often, a device may change its name as often as it likes, and a disk may be slow or
-full. So what changes meanwhile is written together, at most once in a while. What cannot be written
-counts until this process ends, costs no membership, and is warned of once.
+full. So changes are collected and written together, at intervals, in a thread beside the event
+loop. What cannot be written still counts until this process ends; it costs no membership, and the
+user gets one warning.
 
-What a device is called when nobody gave it a name: as its machine is, where that is telling.
+Without `--name` a device is called after its machine, unless the host name says nothing.
 """
 
 from __future__ import annotations

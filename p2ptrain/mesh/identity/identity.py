@@ -1,8 +1,8 @@
-"""Who this device is: a P-256 key and a self-signed certificate; its id is the certificate's hash.
+"""The identity of this device: a P-256 key and a self-signed certificate, whose hash is the id.
 
-The certificate says nothing about person, host or model, never expires (home devices start with
-wrong clocks) and carries CA:FALSE: as a trust anchor with CA:TRUE its key could mint further
-identities that every household would accept.
+The certificate names no user, host or model, never expires (home devices start with wrong clocks)
+and carries CA:FALSE: as a trust anchor with CA:TRUE its key could mint further identities that
+every household would accept.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The private folder where a device keeps what must survive a restart.
 
-It holds the device's key, so nobody else may read it, and every file is replaced as a whole: a
+It holds the device's key, so only its owner may read it, and every file is replaced as a whole: a
 process killed at any instruction leaves the old content or the new, never a mixture (temporary
-file, fsync, rename, fsync of the folder). What a disk changes afterwards is found out by the seal
-in each file (files.py).
-
-Where a device's identity lives unless somebody says otherwise.
+file, fsync, rename, fsync of the folder). Each file's seal shows damage by the disk (files.py).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""one link to every trusted device."""
+"""One link to every trusted device, and the handlers of its messages."""

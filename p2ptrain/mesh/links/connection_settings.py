@@ -1,4 +1,4 @@
-"""How patient connections are."""
+"""The timeouts and intervals of connections."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One link to every trusted device that can be reached.
 
-Each trusted device has a task that dials it while there is no link, with back-off; whatever hints
-at its whereabouts (discovery, a member's word) wakes that task. Links that devices dial to us come
-in by `incoming`. link_rules.py decides which are kept.
+Each trusted device has a task that dials it while there is no link, with back-off. Any hint about
+an address (discovery, a member's report) wakes that task. Links that devices dial to us come in
+through `incoming`. link_rules.py decides which links are kept.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Queues of messages, one a key, each worked off by one task in the order of arrival.
+"""Queues of messages, one for each key, each handled by one task in the order of arrival.
 
-A lane is bounded by its sender: `put` says when a lane is full, the sender then stops (a link
-stops reading its socket) until `on_room` says that there is room again. Messages count and the
-bytes of their parts: whoever sends may be slow to take the answers on purpose. So do the headers of
-all that waits from one device, which may use every kind there is: made of very small objects, a
-header takes seventy times its bytes.
+The sender bounds a queue: `put` reports when it is full, and the sender then stops (a link stops
+reading its socket) until `on_room` reports room again. Three things are counted: messages, the
+bytes of their parts (a sender may take answers slowly on purpose), and the headers of all messages
+from one device, of any kind (a header of very small objects takes seventy times its bytes).
 """
 
 from __future__ import annotations

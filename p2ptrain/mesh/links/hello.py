@@ -1,8 +1,8 @@
 """The first message on every link, both ways: a device is connected once its hello is answered.
 
 TLS has already proved which device it is. The hello says which protocol it speaks, which process
-of that device this is, and how people call it. Refusals travel as "mesh.refused" with a reason, so
-that the person at the refused device reads why.
+of that device this is, and its display name. A refusal is sent as "mesh.refused" with a reason, so
+that the user of the refused device can read why.
 """
 
 from __future__ import annotations

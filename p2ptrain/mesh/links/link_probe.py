@@ -1,20 +1,19 @@
-"""How fast is a link now? Real bytes, counted when the receiver acknowledges them.
+"""Measures the rate and latency of a link with real bytes, counted when they are acknowledged.
 
     latency = half of the shortest of a few round trips of an empty message
     rate    = slope of the line through acknowledged bytes over time
 
     bytes         _-* ack
-             _-*           the way there of the first bytes, and of the last
-         *-                acknowledgement, are no part of the rate: in a probe of
-    ─────────────── time   0.12 s they made a link of 95 Mbit/s seem one of 86
+             _-*           the way of the first bytes, and of the last
+         *-                acknowledgement, do not count for the rate
+    ─────────────── time
 
-The bytes travel at `Priority.BULK`, so measuring never delays what somebody waits for, and a busy
-link shows the rate that is left. What leaves a kernel buffer is not yet across: hence the counting
-at the receiver.
+The bytes travel at `Priority.BULK`, so a measurement never delays urgent messages, and a busy link
+shows the rate that is left. The receiver counts, because what leaves a kernel buffer has not yet
+arrived.
 
-Does nobody listen there any more? A refused connection says that a process has ended.
-
-A pulled cable or a frozen process refuses nothing; the kernel of a running machine does, at once.
+`all_ports_refuse` asks another question of a device: does any process still listen at its
+address? A pulled cable or a frozen process refuses nothing; the kernel of a running machine does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Which of two links to the same device is kept, and which process of an identity. Pure.
 
-Both sides dial, so that either may sit behind a firewall; usually one dial is first. Where both
+Both sides dial, because either may sit behind a firewall; usually one dial is first. Where both
 cross, the one of the smaller id wins. A device that restarts shows a new instance while its old
-link may not have ended yet: only asking over the old link tells a restart from a copied identity.
+link may not have ended yet: only a question over the old link tells a restart from a copied
+identity.
 """
 
 from __future__ import annotations

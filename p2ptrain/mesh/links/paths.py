@@ -1,15 +1,15 @@
 """Several ways to one device (LAN, Wi-Fi, a VPN): the fastest that works carries the tensors.
 
-A link goes over one path, the first that answered. Soon after, and now and then while the device
-has other addresses, the one of smaller id measures each path by a connection of its own:
+A link uses one path, at first the one that answered first. Soon after, and at intervals while the
+device has other addresses, the device of smaller id measures each path by a connection of its own:
 
     dialler                                   the other device
     TLS handshake  ---------------------->
     path {}, path {}, ... path {"ask"}  -->   (nothing is kept of them)
                                         <--   path {}              acknowledged: seconds and bytes
 
-The link moves to a path that is at least `better_factor` times as fast: a dial like that after a
-lost link, which replaces it. A path that dies is left as soon as the device is suspected.
+The link moves to a path that is at least `better_factor` times as fast: a dial as after a lost
+link, which replaces it. A path that dies is left as soon as the device is suspected.
 """
 
 from __future__ import annotations

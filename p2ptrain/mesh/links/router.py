@@ -1,21 +1,17 @@
-"""Messages to handlers: first in, first out for each (peer, kind), side by side otherwise.
+"""Hands messages to handlers: in order for each (peer, kind), side by side otherwise.
 
-    link ──> open_parts ──> deliver ──> lane of (peer, kind) ──> handler ──> reply ──> link
-                                   ├──> a waiting call (replies overtake the lanes)
+    link ──> open_parts ──> deliver ──> queue of (peer, kind) ──> handler ──> reply ──> link
+                                   ├──> a waiting call (replies overtake the queues)
                                    └──> what was routed by `route_now`, at once
 
-A peer that sends faster than its messages are handled is slowed down by its own link: a full lane
-makes `deliver` wait, `put` say so.
+A peer that sends faster than its messages are handled is slowed down by its own link: a full queue
+makes `deliver` wait, and `put` reports it.
 
-Requests waiting for their replies, matched by number.
+Requests wait for their replies, matched by number. A reply counts only when it comes from the
+device that was asked: the peer's id is the one its link proved, never a field of the message.
 
-A reply counts only when it comes from the device that was asked: the peer's id is the one its link
-proved, never a field of the message.
-
-A handler's error as fields of a reply, and back.
-
-Only names of p2ptrain's own error tree travel, with a short text: nothing a peer sends chooses
-what code runs here. A name that we do not know becomes a plain `PeerError`.
+A handler's error travels as fields of a reply: a name of p2ptrain's own error tree with a short
+text, so that nothing a peer sends chooses what code runs here. An unknown name is a `PeerError`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""SWIM with Lifeguard."""
+"""Which members are alive: SWIM with Lifeguard."""

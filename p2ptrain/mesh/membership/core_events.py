@@ -1,4 +1,4 @@
-"""What goes into and comes out of the mesh's pure cores, membership and election.
+"""Events and instructions of the mesh's pure cores, membership and election.
 
 A core never sends, waits or reads a clock. The shell feeds it events together with the time, and
 carries out the instructions that come back, in their order.

@@ -1,16 +1,14 @@
-"""How news gets around: piggybacked, gossiped, and by comparing tables.
+"""Spreads news of members: on probes, by gossip, and by comparing tables.
 
-Every message carries news as far as it fits (SWIM, section 4.1). What no probe carries soon enough
-is gossiped, at once to a few members and at an interval to the others. Tables are compared by
-digest when a link comes up, now and then with a random member, and with the dead, so that the two
-halves of a split network find each other again.
+Source: SWIM's dissemination (Das et al. 2002, section 4.1): every message carries news as far as
+it fits, newest first, until enough members have been informed. What no probe carries soon enough is
+gossiped, at once to a few members and at an interval to the others. Tables are compared by digest
+when a link comes up, at an interval with a random member, and with the dead, so that the two halves
+of a split network find each other again.
 
-Which news still has to be passed on, and to whom.
-
-SWIM's dissemination (Das et al. 2002, section 4.1): news rides on the probes and on gossip
-messages, newest first, until enough members were told. Links are reliable here, so what counts is
-*whom* a device told, not how often: in a small group every member is told once by everyone who has
-not heard the news from it, in a large one the limit grows with the logarithm of the group.
+Unlike SWIM's, links are reliable. So it counts *which* members a device has informed, not how
+often: in a small group each member gets the news once from every other that has not received it
+from that member; in a large one the limit grows with the logarithm of the group.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Who does not answer: direct probes, probes through helpers, probes done for others.
+"""Finds members that do not answer: direct probes, probes through helpers, probes for others.
 
-SWIM's failure detector (Das et al. 2002, section 3) with Lifeguard's nack (Dadgar et al. 2017,
-section 4.1). Data that keeps coming over a link answers a probe as well, which may wait behind it
-(membership_driver.py). It finds silence; what follows from a finding is membership.py's business.
+Source: SWIM's failure detector (Das et al. 2002, section 3) with Lifeguard's nack and local health
+(Dadgar et al. 2017, section 4). Data that keeps coming over a link answers a probe as well, which
+may wait behind it (membership_driver.py). This file finds silence; membership.py decides what
+follows.
 
-How well this device itself is doing: Lifeguard's local health (Dadgar et al. 2017, section 4).
-
-A device that was frozen, or that hears from nobody, should doubt itself before it accuses others.
-Two kinds of evidence raise the score: its own tick came late (the process was frozen, so every
-timer that ran out meanwhile proves nothing), and helpers that should have answered a probe request
-at once did not. A probe that succeeds lowers it.
+Local health: a device that was frozen, or that receives nothing from any member, should doubt
+itself before it accuses others. Two kinds of evidence raise the score: its own tick was late (the
+process was frozen, so every timer that ran out meanwhile proves nothing), and helpers that should
+have answered a probe request at once did not. A probe that succeeds lowers it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""What a member believes of all members, and which claims may change that.
+"""What a member believes of all members, which claims may change that, and which links it has.
 
 Claims about one device are ordered by (incarnation, state): alive < suspect < dead < dead for
-certain < left. Only the device itself raises its incarnation, so it has the last word about itself,
-whatever is said meanwhile (SWIM, Das et al. 2002, section 4.2).
+certain < left. Only the device itself raises its incarnation, so its own claim about itself always
+wins in the end (SWIM, Das et al. 2002, section 4.2).
 
-Poison is kept out here: ids that are not trusted, and incarnations so high that their owner could
+Poison is refused here: ids that are not trusted, and incarnations so high that their owner could
 not outbid them. What a device says of itself over its own link is exempt from the second rule.
-
-Which members this device has a link to, which it lost, and what it last heard over one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is in the household, and who is alive: SWIM with suspicion, refutation and local health.
+"""Which devices are members, and which are alive: SWIM with suspicion, refutation, local health.
 
 Sources: SWIM (Das, Gupta, Motivala, DSN 2002); Lifeguard (Dadgar, Phillips, Currey, 2017).
 Two things differ from both, because every pair of members keeps a reliable ordered link (TLS):
@@ -6,14 +6,14 @@ Two things differ from both, because every pair of members keeps a reliable orde
 * The end of a link is evidence. A killed process ends all its links within milliseconds; a redial
   that is refused, or helpers that lost theirs too, make the verdict certain at once. A frozen
   process or a pulled cable ends nothing, and is found by its silence.
-* News is not repeated against loss; see dissemination.py. Tables are compared when a link comes up.
+* News is not repeated against loss (dissemination.py). Tables are compared when a link comes up.
 
 This class is a pure core: no clock, no socket, no task. Feed it events and ticks with the time
-(seconds of any monotonic clock); carry out what it returns. It must be called at `next_wakeup`
-at the latest: being called later is how it learns that its process was frozen.
+(seconds of any monotonic clock); carry out what it returns. Call it at `next_wakeup` at the
+latest: a late call is how it learns that its process was frozen.
 
-    failure_detector.py  finds silence            dissemination.py  gets news around
-    suspicion.py         gives time to refute     member_table.py   says which claims count
+    failure_detector.py  finds silence            dissemination.py  spreads news
+    suspicion.py         gives time to refute     member_table.py   decides which claims count
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every knob of the membership protocol: unit, formula, cost of raising and of lowering it.
+"""The constants of the membership protocol, each with unit, formula, cost of raising and lowering.
 
-What the home LAN preset promises (tools/simulate_mesh.py measures it): a frozen process or pulled
-cable is declared dead 2.3 to 4.2 seconds after its last sign of life, a device frozen for up to two
+The home LAN preset promises (tools/simulate_mesh.py measures it): a frozen process or pulled cable
+is declared dead 2.3 to 4.2 seconds after its last sign of life, a device frozen for up to two
 seconds never is. The earliest verdict is
 
     probe_deadline + suspicion_least  =  0.5 s + 2.0 s,

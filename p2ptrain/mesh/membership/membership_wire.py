@@ -1,4 +1,4 @@
-"""The membership protocol's messages, as dataclasses and as dictionaries that survive CBOR.
+"""The membership protocol's messages, as dataclasses and as dictionaries for CBOR.
 
     ping   seq            answered by ack: "are you there?"
     ack    seq            answer of the probed device, or of a helper that reached it

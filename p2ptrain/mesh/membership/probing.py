@@ -1,9 +1,9 @@
-"""The failure detector's bookkeeping: whom to probe next, which probes run, which we relay.
+"""The failure detector's bookkeeping: which member is next, which probes run, which we relay.
 
 SWIM (Das et al. 2002, section 4.3): every device probes one member per interval, in a shuffled
 round-robin, so the time until a silent member is first probed is bounded and the load per device
-is the same in any group. A probe unanswered directly goes through helpers; helpers that fail to
-reach the target say so (Lifeguard's nack), which tells a slow prober from a dead target.
+is the same in any group. A probe without a direct answer goes through helpers. Helpers that fail to
+reach the target report it (Lifeguard's nack), which tells a slow prober from a dead target.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A suspicion: the time a silent member has to refute before it is declared dead.
+"""A suspicion: the time in which a silent member can refute before it is declared dead.
 
-Lifeguard's dynamic suspicion timeout (Dadgar et al. 2017, section 4.2). A suspicion held by one
-device alone waits long, because that device may be the slow one; each further device that finds
+Lifeguard's dynamic suspicion timeout (Dadgar et al. 2017, section 4.2). A suspicion that only one
+device has waits long, because that device may be the slow one; each further device that finds
 the same by its own probe shortens the wait, logarithmically, down to the least timeout:
 
     timeout = greatest - (greatest - least) * log(c + 1) / log(k + 1)

@@ -1,1 +1,1 @@
-"""who is trusted: pairing and introductions."""
+"""Which devices are trusted: pairing, introductions, removals."""

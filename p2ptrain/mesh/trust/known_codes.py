@@ -1,9 +1,8 @@
-"""Which pairing codes are worth nothing here any more: a device that was removed may know them.
+"""Pairing codes that no longer count here, because a removed device may know them.
 
-A code stands in start scripts long after everybody is paired. So that repeating it lets nobody in
-who was removed meanwhile, this device remembers the codes that it took, and with each removal that
-it hears of they are spent. What is kept are hashes: the folder is private, and they are not for
-reading aloud.
+A code stays in start scripts long after all devices are paired. So that it does not let in a device
+that was removed meanwhile, this device remembers the codes it has accepted, and each removal spends
+them. Only hashes are stored: the folder is private, but no one should read a code there.
 """
 
 from __future__ import annotations

@@ -8,18 +8,14 @@
       done    {name}                                       ───►   stores
               ◄───  done {name}                                   client stores
 
-The PAKE's identities hold both certificates' fingerprints, so a relay that ends TLS on both sides
-makes the keys differ (there is no channel binding in Python's ssl). Both MACs and both signatures
-cover the whole transcript. The client confirms first: whoever breaks off earlier has learned
+The key exchange is SPAKE2 (Abdalla and Pointcheval 2005; the `spake2` package, older than RFC
+9382): both sides get the same key exactly when they know the same code, and a run tests at most one
+guess. The package is not constant-time; a code with a few minutes and tries leaves too few runs to
+measure. Its identities hold both certificates' fingerprints, so a relay that ends TLS on both
+sides makes the keys differ (Python's ssl has no channel binding). Both MACs and signatures cover
+the whole transcript. The client confirms first: a client that breaks off earlier has learned
 nothing about the code, so an aborted attempt costs no try. Nothing is stored before both sides
 have confirmed. Recipe: docs/internals/protocol.md.
-
-A password-authenticated key exchange.
-
-SPAKE2 (Abdalla and Pointcheval 2005; the `spake2` package, older than RFC 9382): both sides end
-with the same key exactly when they knew the same code, and each run tests at most one guess.
-The package is not constant-time; a code lives ten minutes and five wrong tries, which leaves too
-few runs to measure. Key confirmation is not inside: see pairing.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dials every device that may want to pair, while a person's code is waiting for one.
+"""Dials every device that may want to pair, while the user's code waits for one.
 
 A device that could not be reached, was busy or took no codes is tried again, one that broke off a
 few times; one that refused the code is not (pairing_service.py remembers that).

@@ -1,17 +1,18 @@
 """Pairing over real channels: counts tries, keeps the window, runs the state machines.
 
-A device whose person typed a code, or that goes on with a window, dials whoever it finds; a device
-that made up its code only listens. Each other device is tried once per opening of the window,
-unless the network failed or that device took no codes at the time. An attempt that ends once our
-guess is there, with silence or with any answer but the right one, may have been a stranger's try:
-it counts as one, and is made again at most RETRIES times. No more guesses are under way at once
-than tries are left. Where two devices dial each other, the attempt of the smaller id goes on, so
-one wrong code is one wrong try on either side. A hello is no guess: those that come too fast are
-told to come again, and the window stays open.
+A device whose user entered a code, or that resumed a window, dials every device it finds; a device
+that made its own code only listens. Each other device is tried once per opening of the window,
+unless the network failed or that device took no codes at the time.
 
-A removed device knows the code that is current then, so a removal closes the window and the next
-code is a new one; the removed device itself is let in again only after somebody asked for it with
-`invite`, not because a start repeats an old code.
+An attempt that ends after our guess has arrived, with silence or any answer but the right one, may
+have been a stranger's try: it counts as one, and is repeated at most RETRIES times. No more guesses
+run at once than tries are left. Where two devices dial each other, the attempt of the smaller id
+continues, so one wrong code is one wrong try on either side. A hello is no guess: when hellos come
+too fast, the sender is asked to come again, and the window stays open.
+
+A removed device knows the current code, so a removal closes the window and the next code is a new
+one. The removed device is let in again only after the user ran `invite`, not because a start
+script repeats an old code.
 """
 
 from __future__ import annotations

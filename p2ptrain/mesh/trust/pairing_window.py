@@ -1,8 +1,8 @@
-"""The pairing window: a code, how long it counts, and how many wrong tries it bears.
+"""The pairing window: a code, how long it counts, and how many wrong tries it allows.
 
 Eight digits are 26.6 bit, and an online guess is the only attack that SPAKE2 leaves: with five
-tries the chance is 5e-8. Failures only ever shorten the window; the person at the device alone
-may open it again.
+tries the chance is 5e-8. Failures only ever shorten the window; only the user at the device can
+open it again.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Whom this household trusts: a pure rule for merging what trusted devices say of each other.
+"""Which devices this household trusts: a pure rule for merging what trusted devices claim.
 
     entry  = (device id, certificate, name, counter, revoked)
-    record = entry + who says so + that device's ECDSA signature over the entry
+    record = entry + its signer + that device's ECDSA signature over the entry
 
 A record is believed only when its signer is trusted itself and not revoked. For one device the
 highest counter wins; at equal counters revoked wins. Pairing again after a revocation raises the
 counter, so an old introduction can never bring a removed device back. No device may introduce more
-than half of the room that the others leave in the book, so that however many lie, a person can
-always pair one more; where the book is full all the same, what is worth least makes room. Nobody
-vouches for itself: a removed device would outbid its removal at a member that has not heard of it
-yet. All members are equals: any of them may introduce or remove any other
+than half of the room that the others leave in the book, so that however many lie, the user can
+always pair one more; where the book is full all the same, the entry worth least makes room. No
+device vouches for itself: a removed device would outbid its removal at a member that has not
+received it yet. All members are equals: any of them may introduce or remove any other
 (docs/internals/threat_model.md says what that means).
 """
 

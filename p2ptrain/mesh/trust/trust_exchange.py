@@ -1,8 +1,8 @@
-"""Introductions and removals on their way through the household.
+"""Sends introductions and removals through the household.
 
-When a link comes up each side tells the other every device it knows of, removed ones included;
-whatever is news to a device it passes on to all its links at once. Records are signed by who tells
-them (trust.py); the addresses beside them are hints.
+When a link comes up each side sends the other every device it knows, removed ones included;
+a device passes on what is news to it to all its links at once. Records are signed by their sender
+(trust.py); the addresses beside them are hints.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The trust book on disk, replaced as a whole at every change.
+"""The trust book on disk, replaced as a whole at every change, and the TLS contexts of its state.
 
-The TLS contexts of this moment's trust: made when needed, thrown away when trust changes.
+Contexts are made when needed and dropped when trust changes.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""messages over one byte stream."""
+"""Messages over one byte stream."""

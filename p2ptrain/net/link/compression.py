@@ -1,4 +1,4 @@
-"""Whether compression pays on a link, and which, for each kind of tensor: decided by measurement.
+"""Compression on a link: decides by measurement whether and how, and does it beside the event loop.
 
 Sending raw costs 1/link seconds a raw byte; compressed, it costs
 
@@ -6,14 +6,12 @@ Sending raw costs 1/link seconds a raw byte; compressed, it costs
 
 as both devices' processors also have a model to train. The cheapest way is taken where it is
 cheaper by a margin. Activations with many zeros shrink by LZ4 as they are, dense ones a little
-where their bytes are sorted first, many not at all (docs/user/wire.md); only measuring tells.
-Ways that are not in use are tried on one block now and then, ever less often while that does not
+where their bytes are sorted first, many not at all (docs/user/wire.md), so only measuring decides.
+Ways that are not in use are tried on one block at intervals, ever less often while that does not
 pay; while one is in use every block is a measurement, so a change shows within a few blocks.
 
-Compression of one link: the chooser's decisions, carried out beside the event loop.
-
 LZ4 and numpy release the GIL, so blocks are compressed in a thread while the ones before them are
-sent. A message has at most one job out, so its blocks stay in order.
+sent. A message has at most one job at a time, so its blocks stay in order.
 """
 
 from __future__ import annotations

@@ -1,23 +1,19 @@
-"""How fast a link takes what we write, measured from the writing itself.
+"""Flow control of a link: its measured rate, how much to write at a time, and a peer's least pace.
 
-While we have something to send, windows of WINDOW_SECONDS are measured. In a window where the
-transport made us wait, bytes / time is the link's rate; in one where it did not, the rate is at
-least that, so an estimate only rises. Idle time counts for nothing. Where all that is ever sent at
-once is little for the link, the first estimate comes of several such times together.
+The rate comes from the writing itself, in windows of WINDOW_SECONDS. Where the transport made us
+wait, bytes / time is the link's rate; in other windows the rate is at least that, so an estimate
+only rises. Idle time does not count. Where messages are small for the link, the first estimate
+takes several windows together.
 
-How much is given away at a time, so that an urgent message never waits long: by the clock.
+What has left our lanes cannot be overtaken: the frame being written, and what the kernel holds
+unsent. Both are bounded by the time that the link takes for them, not by bytes: 128 KiB are 1 ms at
+1 Gbit/s, and a second at 1 Mbit/s, in which a heartbeat would come too late. The kernel must still
+have enough to keep the link busy until the event loop gets its turn, some milliseconds while a
+model trains beside it.
 
-What has left our lanes cannot be overtaken any more: the frame being written, and what the kernel
-holds unsent. Both are therefore bounded by the time that the link takes for them, not by bytes:
-128 KiB are 1 ms at 1 Gbit/s, and a second at 1 Mbit/s, in which a heartbeat would come too late.
-Too little is no good either: the kernel must have enough to keep the link busy until the event
-loop gets its turn again, and that may take some milliseconds while a model trains beside it.
-
-When a peer that owes us the rest of a message is given up.
-
-A peer that declares a large body and then sends nothing, or a byte a second, would hold memory for
-as long as it likes. So while any message is unfinished, every `seconds` must bring at least
-`least_bytes`, of whatever lane: a bulk message may wait long behind urgent ones.
+A peer that declares a large body and then sends nothing would hold memory for as long as it likes.
+So while a message is unfinished, every `seconds` must bring at least `least_bytes`, of any lane: a
+bulk message may wait long behind urgent ones.
 """
 
 from __future__ import annotations

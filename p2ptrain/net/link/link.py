@@ -1,6 +1,6 @@
 """A link: messages to and from one device, over one byte stream.
 
-    send() -> Outbox (lanes, budgets) -> frames -> stream ... stream -> FrameDecoder -> deliver()
+    send() -> SendQueue (lanes, budgets) -> frames -> stream ... stream -> FrameDecoder -> deliver()
 
 One frame at a time is handed to the stream, and only while its buffers have room, so an urgent
 message waits for at most the frames already on their way. The peer's identity comes from the

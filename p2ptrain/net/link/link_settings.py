@@ -1,4 +1,4 @@
-"""Bounds, counters, clock."""
+"""The bounds, counters and clock of a link."""
 
 from __future__ import annotations
 

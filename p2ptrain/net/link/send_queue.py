@@ -1,9 +1,8 @@
-"""What waits to be sent on a link: five lanes, each bounded, the most urgent first.
+"""The send queue of a link: five lanes, each bounded, the most urgent first.
 
 A lane sends one message at a time; between two frames any more urgent lane goes first. Each lane
-has its own budget of queued bytes, so that bulk data can never keep a heartbeat out.
-
-Senders that wait for room in an `Outbox`, first come first served within a lane.
+has its own budget of queued bytes, so that bulk data can never keep a heartbeat out. Senders that
+wait for room are served in order of arrival within a lane.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What lies between a link and whatever carries its bytes: two small interfaces.
 
-`tls_stream.TlsStream` carries them over TLS and TCP, `memory.MemoryStream` inside one process.
-Reading goes straight into the memory that the user of the stream offers.
+`tls_stream.TlsStream` carries them over TLS and TCP, `MemoryStream` of tests inside one
+process. Reading goes straight into the memory that the user of the stream offers.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""sockets, TLS, listening, dialling."""
+"""Sockets, TLS, listening, dialling."""

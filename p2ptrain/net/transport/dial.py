@@ -1,12 +1,12 @@
-"""Connecting to a device that may be reachable at several addresses (RFC 8305, "happy eyeballs").
+"""Dials a device that may be reachable at several addresses (RFC 8305, "happy eyeballs").
 
 Addresses are tried in the order given, the next one STAGGER_SECONDS after the last or as soon as
 one has failed; the first whose TLS handshake proves the expected certificate wins, the others are
 cancelled. Under TLS 1.3 the handshake proves the server to us, not us to the server: only its
 first answer shows that it accepts us.
 
-How long to wait before the next try: exponential with jitter, so that devices that lost each
-other at the same moment do not dial at the same moment again and again.
+The wait before the next try is exponential with jitter, so that devices that lost each other at
+the same moment do not dial at the same moment again and again.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
-"""Accepting connections: paired devices become links, others may only try to pair.
+"""Accepts connections: paired devices become links, others may only try to pair.
 
-Each connection is accepted with the context of that moment, so a change of trust counts from the
-next connection on. A stranger has HANDSHAKE_SECONDS; `listener.py` bounds how many there are at
-once, and two paces how many come and how many handshakes are computed for them in a second. An
-address at which a paired device was waits for no stranger elsewhere.
+Sockets are IPv4 and IPv6, on all addresses or on given ones, all at one port. Each connection is
+accepted with the context of that moment, so a change of trust counts from the next connection on.
 
-Listening sockets: IPv4 and IPv6, on all addresses or on given ones, all at one port.
-
-How many strangers may be connected at once.
-
-Until its certificate is known a connection costs us memory and a timer, and anybody on the network
-can open thousands. So few are kept for one address and few in all, and the newest pushes out the
-oldest: a flood of silent connections then cannot lock out a paired device, which needs its place
-for some milliseconds only.
+Until its certificate is known a connection costs us memory and a timer, and any host on the network
+can open thousands. So strangers are few for one address and few in all, and the newest pushes out
+the oldest: a flood of silent connections cannot lock out a paired device, which needs its place for
+some milliseconds only. A stranger has HANDSHAKE_SECONDS, and two paces bound how many come and how
+many handshakes are computed in a second. Strangers elsewhere never delay an address at which a
+paired device was.
 """
 
 from __future__ import annotations

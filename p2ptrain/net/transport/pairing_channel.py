@@ -2,8 +2,8 @@
 
     | length: u16 <= 4096 | content |   repeated
 
-The other end is a stranger: messages are small, few may wait, and nothing is sent
-before the pairing protocol above writes.
+The other end is a stranger: messages are small, few may wait, and nothing is sent before the
+pairing protocol above writes.
 """
 
 from __future__ import annotations

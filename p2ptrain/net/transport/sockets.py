@@ -6,7 +6,7 @@ SO_RCVLOWAT spares wake-ups: at 100 Mbit/s packets come 0.12 ms apart, and being
 them costs most of what receiving costs.
 TCP_USER_TIMEOUT ends a connection whose data are not acknowledged: without it Linux tries for many
 minutes after a cable is pulled. Keepalive does the same for a silent one.
-TCP_INFO tells what has come of which the process knows nothing yet. Linux alone has it in this form
+TCP_INFO shows what has arrived without the process knowing yet. Only Linux has it in this form
 (struct tcp_info in include/uapi/linux/tcp.h; it only ever grows at its end).
 """
 

@@ -1,4 +1,4 @@
-"""What a connection passes before anything is computed for the device that made it.
+"""What a connection must pass before any computation for the device that made it.
 
 First its own first record, whole, which must be a TLS client's hello: silence and noise cost us a
 socket and some bytes. Then a turn, as a handshake is the dearest thing a stranger can ask for.

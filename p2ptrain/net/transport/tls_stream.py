@@ -8,12 +8,10 @@ up for each packet. Here one `ssl.SSLObject` stands between two memory buffers a
     TCP -> _cipher -> ssl incoming -> the user's memory        user's memory -> ssl outgoing -> TCP
 
 Ends: `close` sends close_notify and then only reads until the peer has closed too, so that no reset
-can overtake what was sent. A stream that ends without close_notify was cut, and says so.
+can overtake what was sent. A stream that ends without close_notify was cut, and reports it.
 
-Where TLS records begin and end in a stream of cipher text (RFC 8446, section 5.1).
-
-Nothing of a record can be read before all of it has come, so code that knows how much of it is
-missing need not be woken for less. Its first five bytes say how long it is:
+Nothing of a TLS record (RFC 8446, section 5.1) can be read before all of it has come, so code that
+knows how much is missing need not be woken for less. The first five bytes say how long it is:
 
     type (1) | legacy version (2) | length (2, big-endian) | cipher text ...
 """
