@@ -2,16 +2,16 @@
 
     seconds to accuracy = seconds of an update x updates that are needed
 
-Seconds are those of the plain cost model for both plans: what messages cost, which it leaves out,
-is more in rounds of many micro-batches, so what it says is rather too good for rounds. Updates that
-are needed grow with how old the weights are that gradients are computed with:
+Seconds are those of the plain cost model for both plans. It leaves out what messages cost, which is
+more in rounds of many micro-batches, so it flatters rounds. Updates that are needed grow with the
+age of the weights that gradients are computed with:
 
     factor = 1 + PER_LATE_UPDATE x (mean over stages of the updates by which weights are old)
 
 Delays cost a term that grows in proportion to them (Arjevani et al. 2020, "A tight convergence
-analysis for stochastic gradient descent with delayed updates"); how much of it one sees depends on
-the job. The constants are measured (docs/results/async.md) and rounded up. Where
-both are equal, or nearly, rounds are taken: they are exact.
+analysis for stochastic gradient descent with delayed updates"); how much of it shows depends on the
+job. The constants are rounded up from docs/results/async.md. Where both modes are equal, or nearly,
+rounds are taken: they are exact.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is computed of a model of others in a process of its own: its units are measured there.
+"""What a child process measures of another device's model, so that the member survives it.
 
-member:  Asked ──► box ──► measure(...)   in a fresh process, see `process.box`
-         Found ◄──────────────┘           checked field by field, as from any peer
+member:  ProfileRequest ──► box ──► measure(...)   in a fresh process, see `process/box.py`
+         ProfileResult  ◄────────────┘             checked field by field, as from any peer
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""A device measures a model, unit by unit, before anybody plans with it.
+"""A device measures a model, unit by unit, before anything is planned.
 
 It takes seconds, not minutes, on devices with a fraction of a core, and needs the model's
 description only: weights and samples are made up here. What comes out has the form of the units and
 times of a `p2ptrain.profile/1` file and can be kept as JSON.
 
-Where torch changes the library: convolutions of one position each, on one thread.
-
-With one thread torch computes convolutions with a 1x1 kernel itself below 16 samples and leaves
-them to oneDNN from there on (`use_mkldnn`, ATen/native/Convolution.cpp); all others are oneDNN's.
-So a sample of ResNet-50 takes 55 ms in a batch of 15 and 31 ms in one of 16, on one core, and what
-small batches take says little of larger ones.
+On one thread torch computes 1x1 convolutions itself below 16 samples and leaves them to oneDNN from
+there on (`use_mkldnn` in ATen/native/Convolution.cpp); all others are oneDNN's. A sample of such a
+model costs much less in a batch of 16 than in one of 15, so small batches say little of larger
+ones. `units_faster_with_onednn` names the units.
 """
 
 from __future__ import annotations
@@ -144,7 +142,7 @@ def measure_units(
 
     Raises:
         TooLarge: a unit does not fit, by its shapes; nothing of the model has run.
-        ProtocolError: nobody can know what it takes.
+        ProtocolError: what it takes cannot be known.
     """
     most = shortest_packed(description)
     if memory_bytes is not None:
@@ -231,7 +229,7 @@ class _MemoryRoom:
         self.chain = UnitChain(description, keep=keep, whole=whole, mark=mark)
 
     def must_run_apart(self, batch: int) -> bool:
-        """Whether the whole model is too large; also as long as nobody knows."""
+        """Whether the whole model is too large; also as long as that is unknown."""
         if self._memory_bytes is None:
             return False
         return not self.chain.saved_bytes or self._whole_bytes(batch) > self._memory_bytes

@@ -1,13 +1,11 @@
 """What this device spends beside computing a model's units, from a few yardsticks.
 
 The real cost of a message (event loop, tasks, kernel, a switch of threads) shows only in training.
-So work of the same kind is timed here, and a constant says how much more the real thing is; the
-constants are the processor time of the event loop's thread by messages and bytes, over rounds of
-MobileNetV2 (pipeline, group), of sums of 80 MB and of activations of 1 MiB on devices of 0.3 core
-(not round times; measured: 0.54 ms a message and 1.0 ns a
-byte on cables of 1 Gbit/s, 0.62 and 1.4 at 100 Mbit/s). They hold as far as devices that are slow
-at the one are as slow at the other. Ciphers are why this is measured and not derived from the
-units' times: a small board without instructions for AES is many times slower at them.
+So work of the same kind is timed here, and a constant says how much more the real thing costs: the
+processor time of the event loop's thread by messages and bytes, over rounds of training on devices
+of 0.3 core. The constants hold as far as devices that are slow at the one are as slow at the other.
+Ciphers are why this is measured and not derived from the units' times: a small board without AES
+instructions is many times slower at them.
 """
 
 from __future__ import annotations
@@ -121,7 +119,7 @@ class _Messages:
 
     @staticmethod
     def _drop(_lane: Priority, _message: Message) -> None:
-        """Nobody waits for it."""
+        """Nothing waits for it."""
 
 
 def _cipher() -> Callable[[], object]:

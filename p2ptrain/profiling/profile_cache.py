@@ -1,8 +1,7 @@
 """A device's profile of a model: measured once, then kept by the model's digest.
 
-The file holds what was measured with which number of threads; another number measures anew.
-
-Which kind of processor this device has, to tell devices of one kind from others.
+The file holds what was measured with which number of threads; with another number the device
+measures again. `processor_kind` is the same on devices of one kind.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from p2ptrain.profiling.overhead_yardsticks import YARDSTICK_SECONDS, measure_ov
 log = get_logger(__name__)
 
 METHOD = 13
-"""Of measuring: what an earlier one has found is measured anew."""
+"""The version of the method: what an earlier one has found is measured again."""
 
 OVERHEAD_BYTES = 256 << 20
 """Address space, not memory, of the box's threads and heaps, beside what a model is measured with.
@@ -49,7 +48,7 @@ MAX_SECONDS = 7.0
 """A sample of MobileNetV2 takes three times as long in a batch of 4 as in one of 64."""
 
 BOX_SECONDS = 35.0
-"""A model of others may compute: less than a coordinator waits for (`surveying`)."""
+"""Another device's model may compute this long; a coordinator waits longer than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +58,8 @@ class Measuring:
     Attributes:
         budget_seconds: for all sizes, passes repeated where there is time.
         most_seconds: what a slow device may take instead, for larger sizes.
-        enough_seconds: of those, what it may take for more than a second size: everybody waits for
-            the slowest device, and has waited for the model before.
+        enough_seconds: of those, what it may take for more than a second size: all wait for
+            the slowest device, and have waited for the model before.
         yardstick_seconds: processor time of each yardstick of the overheads.
     """
 
@@ -128,7 +127,7 @@ class ProfileCache:
             try:
                 found = self._folder.read_json(f"{key}.json")
             except UserError as error:
-                log.warning("profile_unreadable", why=str(error))  # it is measured anew
+                log.warning("profile_unreadable", why=str(error))  # it is measured again
                 return None
             if isinstance(found, dict):
                 self._known[key] = found
@@ -271,7 +270,7 @@ MAX_LETTERS = 200
 
 
 def _instructions() -> str:
-    """Which instructions torch's kernels use here: less than the processor has, where told to."""
+    """Which instructions torch's kernels use here: or fewer, if so configured."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
     used = torch.backends.cpu.get_cpu_capability()
     return used if limit is None else f"{used} (oneDNN: {limit[:16]})"

@@ -38,7 +38,7 @@ WHOLE = -2
 
 
 def unmarked(_unit: int) -> None:
-    """Nobody asks where it is."""
+    """Ignore where it is."""
 
 
 class UnitChain:

@@ -1,10 +1,9 @@
 """From passes over a model to the time of each of its units: pure.
 
 A unit that runs by itself begins and ends a graph of autograd's, which a stage of many units does
-only once: on a device with a third of a core, units of MobileNetV2 took 1.3 times as long one by
-one as together with 4 samples, 1.1 times with 64. That is the same for every unit, so it is taken
-off each; then all are scaled to what the whole model takes. A backward in two parts takes up to 1.4
-times as long as a whole one, so it only says what the parts' shares are.
+only once. That costs the same for every unit, so it is taken off each; then all are scaled to what
+the whole model takes. A backward in two parts takes longer than a whole one, so it only says what
+the parts' shares are.
 """
 
 from __future__ import annotations

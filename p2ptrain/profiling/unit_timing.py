@@ -1,57 +1,22 @@
 """How long each unit takes on this device, from a few passes within a budget of time.
 
-A device may have a fifth of a core, handed out in slices of ten milliseconds: the wall time of one
-operator is then either its CPU time or ten milliseconds more, by chance. So passes are compared by
-the CPU time of the computing thread, medians of several, and all are scaled by one factor, wall
-over CPU time (`cpu_share.py`). On a machine of its own that factor is near 1.
+A device may have a fifth of a core, in slices of ten milliseconds: wall time depends on where the
+slices fall. So passes are compared by the CPU time of the computing thread, medians of several, and
+all are scaled by one factor, wall over CPU time (`process/cpu_share.py`).
 
-A stage of many units does not spend what they spend one by one: each of them begins and ends a
-graph of autograd's, on cold caches. So the whole model is run as one stage too, as in training. It
-says how long a batch takes; passes by units say how that divides among them.
+The whole model is run as one stage, as in training; passes unit by unit only divide its time, since
+each unit alone begins and ends a graph of autograd's. Split passes have the backward in two parts
+and say which part weight gradients are.
 
     smallest size    split, whole, then units, whole, ... as there is time
     the next         (units), split, whole
-    larger ones      (units), units, whole; which part of a backward is weights is that of smaller
-                     sizes
+    larger ones      (units), units, whole       a pass in parentheses warms up and does not count
 
-Or the largest comes second, and those between if there is time left. A slow device comes to either
-those between or to a large one warm; several of one kind, which share what they find, do both.
-
-One size alone does not say what another takes: weights that are read, and gradients of theirs that
-are written, cost the same for any. A BERT of 29 M parameters took 1.3 s for one sample on 0.3 core
-and 4.5 s for 16; who knew only the first would train it with micro-batches of one. So a slow device
-runs a second size at least once, as a whole, even if that takes a little longer than it should, and
-leaves out what else it would run of the smallest.
-
-Everybody waits for the slowest device, so who has two sizes that were not run cold does not take
-all the time for a third, or for a second one more than half as large as asked for, but ends when it
-has taken enough. Much smaller ones do not say what a large one takes: a sample of MobileNetV2 is a
-third cheaper in a batch of 256 than in one of 40.
-
-Where samples get cheaper at once from some size on (`measure_units.py`), a larger size is one
-beyond it, and the least of those, twice, goes before a larger one once: in proportion to that one,
-what still larger ones take is known well, and from those below not at all.
-
-Devices measure side by side, and some of them share something, a machine or its memory: sizes run
-after the others had stopped took up to 1.8 times less processor time than beside them. In training
-nobody stops, and so nobody does here: who is done works on until the last one is
-(`worker/device_profile.py`).
-
-Whoever runs first finds the memory that those after it use again, page by page, and the library
-unprepared: the first unit of a YOLO seemed half of the model on six devices that began together,
-and is a sixth. So where units run by themselves, the first of many is run once before they count.
-
-The first pass of a size, in parentheses, takes longer, as kernels are prepared and what autograd
-keeps is counted, and not in all units alike: by first passes the first half of EfficientNet took
-0.37 to 0.45 of the whole, and in training 0.32. A slow device runs a large size as a whole only,
-and again if there is time; once it counts only where no larger size tells.
-
-Units are timed at every size where there is time, because their parts of the whole change with it:
-the last third of MobileNetV2 takes a quarter of the time of 4 samples and a sixth of that of 96.
-Lines through two small sizes gave a stage of it 0.6 of what it took, and plans relied on that.
-
-Split passes have the backward in two parts, and say which part the gradients of weights are.
-Where a device cannot hold the whole model, each unit runs by itself, forward and backward.
+One size does not say what another takes: reading weights and writing their gradients cost the same
+for any. So a slow device runs a second size at least once, as a whole, and leaves out what else it
+would run of the smallest; or it takes the largest second (several devices of one kind do both).
+When two sizes are warm and near enough to those that plans use, it ends early. Then it computes on
+until all have measured: in training all do. The figures behind this: docs/decisions/007.
 """
 
 from __future__ import annotations
@@ -357,7 +322,7 @@ class _TimingRun:
     def run_again(self) -> None:
         """Run sizes that were run once as a whole, largest first, as far as time allows.
 
-        Later where no other tells what a sample costs once it has got cheaper.
+        Later where no other size shows what a sample costs once it has got cheaper.
         """
         for batch, found in sorted(self.done.items(), reverse=True):
             expected, until = found.longest, self._allowed_seconds()

@@ -1,11 +1,10 @@
-"""From the user's module and loss to a description that can travel.
+"""From the user's module and loss to a description that can travel to other devices.
 
-export (twice) -> translate -> possible cuts -> units -> description
+    export (twice) -> translate -> possible cuts -> units -> description
 
-What backwards of the user's keep, and who else writes to it or reads it.
-
-Plain torch notices writes to what save_for_backward keeps, and refuses the backward; what is kept
-as an attribute of `ctx` it does not watch. A device would notice both, while it trains.
+Plain torch refuses a backward when something has written to what `save_for_backward` keeps; what is
+kept as an attribute of `ctx` it does not watch. `refuse_written` finds both before training starts,
+because a stage would notice them only in the middle of a step.
 """
 
 from __future__ import annotations

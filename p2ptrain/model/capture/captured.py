@@ -1,9 +1,8 @@
 """A captured model on the data holder: its description, and the way back to the user's module.
 
-Tensors that lie in one another's memory: a write to one is a write to the other in plain torch.
-
-Devices get every tensor by itself, so two such tensors would drift apart without a word. One
-parameter or buffer under several names is no such case: it is one tensor and travels once.
+Tensors that share memory are refused (`refuse_shared_memory`): in plain torch a write to one is a
+write to the other, but every tensor travels by itself, so the two would drift apart silently. One
+parameter or buffer under several names is one tensor and travels once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What would cross each possible cut of a graph, and which cuts are possible at all.
+"""Where a graph can be cut, and what crosses each possible cut.
 
 A cut at position p lies before node p. It is possible where everything that crosses it can travel
-(a tensor whose shape is a polynomial in the batch size), where the batch size can be told from what
+(a tensor whose shape is a polynomial in the batch size), where the batch size follows from what
 crosses, and where it separates no write from what it writes to (`aliases`).
 """
 
@@ -99,8 +99,8 @@ def _may_require_grad(
     """Nodes whose result may carry a gradient. In doubt yes: it costs little, the rest is wrong.
 
     In `torch.no_grad()` what an operator gives back as it was keeps its gradient: `x.flatten(1)` of
-    two dimensions, `x.float()` of what is float32 already. A view has none, and may not be told
-    from that; autograd drops what comes back for it.
+    two dimensions, `x.float()` of what is float32 already. A view has none, and may not be
+    distinguishable from it; autograd drops what comes back for it.
     """
     found: set[Reference] = {StateRef(name) for name in trainable}
     for index, (node, traced) in enumerate(zip(graph.nodes, graph.traced, strict=True)):

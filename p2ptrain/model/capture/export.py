@@ -1,9 +1,9 @@
 """Model and loss through `torch.export`, in train and in evaluation mode.
 
 The two travel as one graph, so that the last stage computes the loss wherever it is. Two things
-that torch.export gets wrong silently are put right here, each seen with torch 2.13: a buffer that
-is reassigned (`self.ema = ...`) or written through `out=` keeps its old value, and attributes that
-forward() assigns stay symbolic in the user's module.
+that torch.export gets wrong silently are put right here: a buffer that is reassigned
+(`self.ema = ...`) or written through `out=` keeps its old value, and attributes that forward()
+assigns stay symbolic in the user's module.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _export_large_enough(
 def _export_as_eager(
     scored: ScoredModule, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
-    """Export what the model does in plain torch; else what it does when it is told of the export.
+    """Export what the model does in plain torch; failing that, what it does while exported.
 
     Libraries ask whether they are being exported and then compute otherwise: transformers makes an
     explicit mask where plain torch calls its causal attention kernel, which rounds differently.

@@ -1,13 +1,10 @@
-"""Why a model cannot be exported, in words for the person who wrote it.
+"""Why a model cannot be exported, explained to its author.
 
-`torch.export` explains itself to people who know its insides. Here the user's own file and line are
-found in the traceback, and the usual causes are named with what to change.
-
-Whether a line of Python only checks something: an assertion, or an `if` that ends in `raise`.
-
-What to write instead of torch's control flow, whose branches and loops are no plain operators.
-
-Named in two places: where a graph holds it, and where it fixes the batch size before there is one.
+`torch.export` explains itself in terms of its own internals. Here the user's file and line are
+found in the traceback, and the usual causes are named together with what to write instead: for
+batch sizes fixed by the model, for Python that depends on values, and for torch's control flow,
+whose branches and loops are no plain operators. A line that only checks something (an assertion,
+an `if` that ends in `raise`) may simply be left out.
 """
 
 from __future__ import annotations
@@ -333,7 +330,7 @@ def _informative_line(error: BaseException) -> str:
 
 
 def only_checks(filename: str, line: int) -> bool:
-    """Whether that line's statement has no effect but to stop; False where nobody can tell."""
+    """Whether that line's statement has no effect but to stop; False where that is unknown."""
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):  # no Python, as the cells of some notebooks

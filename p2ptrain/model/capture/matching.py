@@ -129,7 +129,7 @@ def _units_of_nodes(count: int, cuts: Sequence[int]) -> Iterator[int]:
 
 
 def _keys(graph: Translated) -> Iterator[tuple[str, str, int]]:
-    """What tells an operator's place in the model: its module, its name and how often before."""
+    """An operator's place in the model: its module, its name, how often they occurred before."""
     seen: Counter[tuple[str, str]] = Counter()
     for node, traced in zip(graph.nodes, graph.traced, strict=True):
         kind = (traced.module, node.operator.split(".")[1].rstrip("_"))

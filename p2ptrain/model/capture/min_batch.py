@@ -1,12 +1,12 @@
-"""How few samples a graph computes, found by trying with tensors that have shapes and no content.
+"""How few samples a model can compute with.
 
-torch.export looks at two samples or more. `.squeeze()`, which drops a batch of one too, or a loss
-over the hardest eight need more than one, and the graph alone does not show it.
+torch.export looks at two samples or more, but `.squeeze()`, which drops a batch of one too, or a
+loss over the hardest eight, needs more, and the graph alone does not show it. So graphs are tried
+with tensors that have shapes and no content.
 
-Whether plain torch refuses to train a model on one sample, read off its graph.
-
-BatchNorm cannot normalise one value a channel. torch checks that outside the operators that travel,
-whose running variance would silently become NaN.
+Plain torch also refuses to train BatchNorm on one value a channel. That check stands outside the
+operators that travel, and their running variance would silently become NaN; so it is read off the
+graph.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class ScoredModule(nn.Module):
     """The user's module, then the user's loss, over flat leaves.
 
     Attributes:
-        as_eager: whether libraries that ask are told that nothing is exported.
+        as_eager: whether libraries that ask whether they are exported get "no".
         differentiates: whether forward() or the loss is known to take derivatives.
         undefined: outputs of functions with their own backward for which no gradient arrives.
         copied: paths of buffers that the model computes with a copy of: it replaces them, and its

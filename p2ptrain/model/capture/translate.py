@@ -278,7 +278,7 @@ class _Walk:
 
 
 def _called(target: Any) -> str:
-    """What somebody would call a function that is no operator."""
+    """A name, for messages, of a function that is no operator."""
     if str(getattr(target, "__module__", "")).startswith("torch._functorch"):
         return "torch.vmap or another transform of torch.func"
     return str(target)

@@ -1,12 +1,11 @@
-"""A model run with other numbers of samples, to tell why torch.export cannot take it.
+"""Runs of a model with other numbers of samples, to find out why torch.export refuses it.
 
-Most tensors have shapes and no content, so that a run costs little. One run has a batch whose size
-is a symbol, as torch.export's has: what the model asks of it shows where it depends on it.
+Most tensors have shapes and no content, so that a run costs little. In one run the batch size is a
+symbol, as in torch.export: what the model asks of it shows where it depends on it.
 
-Who is shown what torch says while a model is traced: it is for people who know its insides.
-
-The thread that traces says nothing, and other threads all of theirs. What the user's own module
-warns of is shown once, when it runs by itself (`rehearsal`).
+While a model is traced, torch's own messages are silenced in the thread that traces, since they are
+about its internals. Warnings of the user's module appear once, when it runs by
+itself (`rehearsal`).
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class TrialRuns:
         try:
             with silence_torch_logs():
                 self._run(resized(self._inputs, samples), resized(self._targets, samples))
-        except Exception as error:  # whatever the user's code raises: it is told
+        except Exception as error:  # whatever the user's code raises: it is reported
             return error
         return None
 

@@ -88,7 +88,7 @@ class _States:
         self.contents: dict[str, str] = {}
 
     def name_of(self, exported: str, tensor: Tensor, written: bool) -> str:
-        """One name a tensor; what is made anew in each call, from numbers, has its content too."""
+        """One name a tensor; what each call makes from numbers is named by its content too."""
         name = exported if exported in self._program.state_dict else f"constant {id(tensor)}"
         if exported in self._program.state_dict or id(tensor) in self._held:
             self.kept.add(name)

@@ -5,11 +5,8 @@
 2. A cut much wider than a neighbouring one goes, where little work is joined by that.
 3. Beyond `MAXIMUM_UNITS` the cut goes whose removal joins least work for its width.
 
-How much arithmetic a node does, to weigh units against each other before anything is measured.
-
-Counted are multiplications and additions of the operators that do nearly all the work, forward
-only, with the usual convention that one multiply-add is two operations; the rest counts one
-operation an element of the result.
+Work is estimated before anything is measured: multiplications and additions of the forward's heavy
+operators, one multiply-add as two operations, and one operation an element for all others.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ _CHECKS: Mapping[str, Check] = {
     "Device": _is_one_of(torch.device),
     "Generator": lambda argument: False,
 }
-"""The schema's real types that a model's arguments may have. Whoever has others is not allowed."""
+"""The schema's real types that a model's arguments may have; operators with others are refused."""
 
 _OF_ONE: Mapping[str, Mapping[str, Check]] = {
     "aten::random": {"from": _is_exact, "to": _is_exact},  # it counts on in floats

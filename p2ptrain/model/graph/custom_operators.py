@@ -1,19 +1,13 @@
-"""The operator by which a model's own backward takes the place of autograd's.
+"""Operators of our own, with which a traced graph expresses what ATen's operators do not.
 
-What a `torch.autograd.Function` computes are nodes without gradients, and what its backward
-computes is a graph; this joins the two. See `traced_functions` for how they are found.
-
-Products of groups of rows with a matrix each, as mixtures of experts are computed.
-
-ATen's operator takes where each group ends from a tensor's values. Those are looked at before it
-runs, because a received model may hold any; how far the operator itself looks differs by version.
-torch's rule for traces knows bfloat16 only, but processors compute other types as well.
-
-Rounding to few levels with a gradient, as training for quantisation does it.
-
-ATen computes it; only torch's rules for traces lack the shape of what it gives.
-
-Operators of ours that stand for ATen's while a model is traced; see `stand_ins`.
+own_backward    the backward of a `torch.autograd.Function` takes the place of autograd's: its nodes
+                have no gradients, and the backward is a graph of its own
+                (`tracing/autograd_functions.py` finds them)
+grouped products of groups of rows with a matrix each, as mixtures of experts compute them. Where a
+                group ends stands in a tensor, and a received model may hold any values: they are
+                checked before ATen's operator runs. torch's trace rule knows bfloat16 only
+fake quantise   rounding to few levels with a gradient, for quantisation-aware training. ATen
+                computes it; torch only lacks the rule for the result's shape
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ _DIMENSIONS = 16
 _LIST_ITEMS = 4_096
 
 _ELEMENTS = 1 << 38
-"""Most elements of one tensor, and the largest size: 1 TiB of float32, more than any home has."""
+"""Most elements of one tensor, and the largest size: 1 TiB of float32, more than any device has."""
 
 _NAME_LENGTH = 512
 

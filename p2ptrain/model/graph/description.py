@@ -5,10 +5,8 @@ tensors it holds, what crosses its two cuts, whether it needs the loss's target.
 "eval" throughout; boundary b lies before unit b, from 0 (the model's inputs) to the number of units
 (the loss, and in evaluation the leaves of the model's output).
 
-A model description as strict CBOR.
-
-Arguments of nodes travel as themselves where CBOR has them (None, bool, int, float, text, lists);
-everything else is a map with one key that says what it is. `decoding` is the other direction.
+A description travels as strict CBOR (`decoding` reads it). Arguments of nodes travel as themselves
+where CBOR has them (None, bool, int, float, text, lists); others are a map with one key:
 
     {"i": 0} input   {"t": 0} target    {"s": name} state   {"n": 3} node   {"p": [0, 1]} polynomial
     {"d": "float32"} dtype   {"m": "channels_last"} memory format   {"l": "strided"} layout
@@ -101,7 +99,7 @@ class ModelDescription:
     """A model, its loss and its units.
 
     Attributes:
-        name: of the user's class, for people.
+        name: of the user's class, to be shown.
         inputs, targets: leaves of the batch, in order.
         tensors: the state: parameters in the order of the user's `parameters()`, then the rest.
         tied: another name in the user's state_dict -> canonical name.
@@ -222,8 +220,8 @@ class ModelDescription:
         """What crosses a boundary, in the order in which stages take and give it.
 
         A value that a later stage uses crosses every boundary before that stage. Boundary 0's are
-        the model's inputs that `mode` uses; where it uses none, the first of them, which tells how
-        many samples there are. The last boundary's are the graph's outputs: the loss, then the
+        the model's inputs that `mode` uses; where it uses none, the first of them, which shows
+        how many samples there are. The last boundary's are the graph's outputs: the loss, then the
         output's leaves.
         """
         return tuple(self.describe(value, mode) for value in self.crossing_values(boundary, mode))

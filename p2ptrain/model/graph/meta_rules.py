@@ -23,7 +23,7 @@ _META = torch.device("meta")
 _broadcast_shapes: Any = torch.broadcast_shapes
 
 Charge: TypeAlias = Callable[[float], None]
-"""Is told how much arithmetic an operator does whose parts are not computed."""
+"""Receives how much arithmetic an operator does whose parts are not computed."""
 
 
 class Unknown:

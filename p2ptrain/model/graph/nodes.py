@@ -1,7 +1,7 @@
 """A model as data: nodes that each apply one named operator to earlier values.
 
 It is what `torch.export` produces, without the Python: operator names, not functions. See
-`operators` for the names that may occur and `interpreter` for how a graph is run.
+`operators` for the names that may occur, and `stage/program.py` for how a graph is run.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def needs_of(
     """By unit of [first, end).
 
     Raises:
-        ProtocolError: nobody can know the size of a result.
-        TooLarge: more than any device at home has.
+        ProtocolError: the size of a result cannot be known.
+        TooLarge: more than any device has.
         RuntimeError, IndexError, ValueError: torch refuses shapes. It names the node, and in a note
             the unit.
     """
@@ -151,7 +151,7 @@ def refuse_too_large(description: ModelDescription, batch: int, offered_bytes: i
 
     Raises:
         TooLarge: one does not, or would compute for hours; nothing of the model has run.
-        ProtocolError: nobody can know.
+        ProtocolError: its sizes cannot be known.
         ValueError: torch refuses the shapes.
     """
     memory_bytes = max(offered_bytes, _MIN_BYTES)

@@ -36,7 +36,7 @@ class Polynomial:
         return len(self.coefficients) == 1
 
     def batch_for(self, size: int) -> int | None:
-        """The batch size at which a linear polynomial gives `size`; None where it tells nothing."""
+        """The batch size at which a linear polynomial gives `size`; None if it gives none."""
         if len(self.coefficients) != 2:
             return None
         constant, slope = self.coefficients

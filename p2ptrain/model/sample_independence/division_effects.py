@@ -3,8 +3,8 @@
 Whole micro-batches can always be dealt: each is computed as one device would. A part of one is
 computed without the other samples, which shows where a node looks across samples (batch
 normalisation), draws random numbers for all of them at once (dropout), or has a loss that does not
-weigh samples alike (`left_out`). Other losses that are no mean over samples are found by trying
-(`division_probe`).
+weigh samples alike (`masked_losses`). Other losses that are no mean over samples are found by
+trying (`division_probe`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Whether a model treats each sample by itself, found by trying.
 
-A graph shows batch normalisation and dropout (`division`), but not that some sum or product runs
-over the samples: a batch's mean taken by hand, contrastive losses, losses that are sums. So a few
-samples go through the model together and in parts, unit by unit, with the same random numbers and
-batch statistics (`drawn_alike`), and must give the same; where a model has backwards of its own, so
-must their gradients.
+A graph shows batch normalisation and dropout (`division_effects`), but not that some sum or product
+runs over the samples: a batch mean taken by hand, contrastive losses, losses that are sums. So a
+few samples go through the model together and in parts, unit by unit, with the same random numbers
+and batch statistics (`equal_draws`), and must give the same. Where a model has backwards of its
+own, so must their gradients (`backward_probe`).
 
-A loss may have a small part that looks across samples, as what balances a mixture's experts: a
-hundredth of it, less than what rounding makes of a deep model. So from where targets come in, the
-same values are computed with, and in double precision.
-
-A model computing in double precision, whatever its types are, for what rounding would hide.
+A loss may have a small part that looks across samples, as the term that balances a mixture of
+experts: a hundredth of the loss, less than the rounding errors of a deep model. So the loss is
+compared on the same values for the whole and its parts, and in double precision.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Losses that leave some samples out, or weigh them otherwise: what the training graph tells.
+"""Losses that leave some samples out or weigh them differently, as the training graph shows.
 
 A mean over what is left is no mean over samples: a part of a micro-batch would count by its number
 of samples, not by what is left of them. torch's own losses say so in their arguments. A mask made

@@ -1,19 +1,17 @@
-"""Clipping gradients by their common norm when no device has all of them.
+"""What needs the gradients of several stages: clipping by their common norm, and tied weights.
 
 torch.nn.utils.clip_grad_norm_ takes the 2-norm of each parameter's gradient, then the 2-norm of
-those norms. So each stage sends one number a parameter, and whoever has them all, in the order of
-the model's parameters, gets torch's coefficient bit for bit. Partial sums of squares per stage
-would be fewer numbers and another rounding.
+those norms. So each stage sends one number a parameter, and the holder, which has all of them in
+the order of the model's parameters, gets torch's coefficient bit for bit. Partial sums of squares
+per stage would be fewer numbers, but rounded differently.
 
-Adding up the gradients of a weight that several stages use, in plain torch's order.
-
-Floating-point sums depend on their order. In plain torch the uses of one micro-batch come together
-first, the later layers' before the earlier ones', and then the micro-batches:
+The gradients of a weight that several stages use are added in plain torch's order: first the uses
+in one micro-batch, the later layers' before the earlier ones', and then the micro-batches:
 
     ((h0 + e0) + (h1 + e1)) + (h2 + e2)        h: the later stage's part, e: the earlier one's
 
-Summing each stage's own gradients first and then the stages gives other last bits. So where the
-gradients of all micro-batches are small enough to be kept apart, they are, and are merged here.
+Each stage's own sum first and then the stages' would differ in the last bits. So where they are
+small enough, the gradients of all micro-batches are kept apart and merged here.
 """
 
 from __future__ import annotations

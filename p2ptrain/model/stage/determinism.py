@@ -1,14 +1,12 @@
-"""Dropout and its like, the same whatever device computes them.
+"""Dropout and its like, the same on whatever device a unit runs; and one default type everywhere.
 
 Before a unit that draws random numbers runs, torch's generator is seeded from (seed, step,
-micro-batch, the first node of the unit that draws), and afterwards it is put back. So masks do not
-depend on how the model is cut, nor on what else a device computes. Numbers of units would: one more
-is cut off in front of what tiles cannot do, wherever tiles are thought of.
-
-The type of numbers of which a model does not say it is the same on all devices.
+micro-batch, the unit's first node that draws), and afterwards it is restored. So masks depend
+neither on how the model is cut nor on what else a device computes. A unit's number would not do:
+where tiling is planned, one more unit is cut off.
 
 `torch.zeros(3)` in a forward() travels without its type, as does the quotient of two whole numbers:
-both have torch's default type, which belongs to a process.
+both have torch's default type, which belongs to a process. So every device sets the holder's.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ import torch
 from p2ptrain.errors import OptionError
 
 randomness_lock = threading.Lock()
-"""Held while torch's global generator is seeded for a unit. Whoever draws from that generator in
-another thread (a data set with random augmentation) holds it meanwhile."""
+"""Held while torch's global generator is seeded for a unit. Another thread that
+draws from that generator (a data set with random augmentation) holds it meanwhile."""
 
 
 @contextlib.contextmanager

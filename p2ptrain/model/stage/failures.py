@@ -1,7 +1,4 @@
-"""Finding the unit in which a loss that is not finite began.
-
-What torch's operators raise where they cannot compute with what they are given.
-"""
+"""Why a stage could not compute: values that are no longer finite, or an error of torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a stage's next update is finite, known before anybody counts it.
+"""Whether a stage's next update is finite, known before the update is committed.
 
 Almost always by arithmetic on four numbers: how large the weights, the optimizer's state and the
 gradients can be at most. Only the gradients' norm is computed in every update. Where these bounds

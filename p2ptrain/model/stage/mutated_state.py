@@ -1,20 +1,18 @@
-"""What a training graph writes to its state while it computes, before any update: buffers, mostly.
+"""State that a training graph writes to while it computes, before any update.
 
-Running statistics and counters change with every forward. A round that is given up and done again
-must not count them twice, so a stage keeps them as they were when the round began.
+Buffers: running statistics and counters change with every forward. A round that is abandoned and
+repeated must not count them twice, so a stage keeps them as they were when the round began.
 
-Tensors of the state that a forward writes to, and that its backward may read.
-
-A weight that is clamped, a codebook that follows what it sees. Plain torch computes a micro-batch's
-backward before the next one's forward; here other forwards come in between:
+Parameters: a weight that is clamped, a codebook that follows its inputs. Plain torch computes a
+micro-batch's backward before the next one's forward; in a stage other forwards come in between:
 
     plain torch   F0 writes w, B0 reads it, F1 writes w, B1 reads it
     a stage       F0 writes w, F1 writes w, B0 reads it, B1 reads it
 
-So each forward computes with copies of its own, and what it has written becomes the stage's tensor
-at its end. Users write to `.data`, which hides the write from autograd: the same micro-batch's
-backward reads what the forward left. In the graph that is a `detach`, which hides nothing, so here
-every write to these tensors is hidden.
+So each forward computes with its own copies, which become the stage's tensors at its end. Users
+write to `.data`, which hides the write from autograd, so that the same micro-batch's backward reads
+what the forward left. In the graph that is a `detach`, which hides nothing, so every write to these
+tensors is hidden here.
 """
 
 from __future__ import annotations

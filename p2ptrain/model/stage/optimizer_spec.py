@@ -24,7 +24,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def _refuses_parameters(cls: _Class) -> _Class:
-    """`cls`, which tells those who give it parameters, as to torch.optim, what is different."""
+    """`cls`, with an error that explains the difference if it is given parameters, as in torch."""
     changed: Any = cls
     made = changed.__init__
 

@@ -1,8 +1,8 @@
-"""One round of training done again on one device, unit by unit, to see where it stops being finite.
+"""A round of training repeated on one device, unit by unit, to find where values become infinite.
 
 The plan does not matter: units are computed one after the other, forwards and backwards, with the
-weights that the round began with. So what is found is the model's or the data's own doing; where
-nothing is found, a device has sent what the model does not make.
+weights that the round began with. So what is found comes from the model or the data; where nothing
+is found, a device has sent values that the model does not produce.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class ReplayBatch:
 
 
 class Replay:
-    """A round on one device. For a thread where nobody else changes torch's settings.
+    """A round on one device. Runs in a thread where nothing else changes torch's settings.
 
     Args:
         state: of the whole model, by name; nothing of it is changed.
         seed: of the job.
         step: updates before the round.
-        crossed: is told what crosses each border of units.
+        crossed: receives what crosses each border of units.
     """
 
     def __init__(

@@ -6,14 +6,14 @@ After M micro-batches one device has
     b_M = (1 - m)^M b_0  +  sum over j of (1 - m)^(M-1-j) m t_j
 
 so each device of a group runs its forwards from zero, which leaves m t_j in the buffer, and adds
-them up with the right powers; the group's sum (`training.group_reduction`) is the second term.
-Devices that take whole micro-batches so end with what one device would have, up to rounding. Where
-samples are divided, a term is the parts' mean by samples: the mean is exact, while the variance
-lacks that between the parts' means. An instance normalisation's term is a mean over samples of each
-one's own statistics: both are exact.
+them up with the right powers; the group's all-reduce (`runtime/allreduce.py`) is the second
+term. Devices that take whole micro-batches so end with what one device would have, up to rounding.
+Where samples are divided, a term is the parts' mean by samples: the mean is exact, while the
+variance lacks that between the parts' means. An instance normalisation's term is a mean over
+samples of each one's own statistics: both are exact.
 
-Counters (`num_batches_tracked`) rise by a constant with every micro-batch, whoever takes it.
-Anything else that a training graph writes to its state depends on who computed what, so a stage
+Counters (`num_batches_tracked`) rise by a constant with every micro-batch on any device. Anything
+else that a training graph writes to its state depends on which device computed what, so a stage
 with such a unit has one device (`shareable`).
 """
 
@@ -140,7 +140,7 @@ class RunningStatistics:
     Attributes:
         scratch: what the training graph writes to instead of the buffers, by name; the stage's own
             buffers change in `merge` only.
-        sums: this device's terms of the round; the group replaces them by everyone's.
+        sums: this device's terms of the round; the group's all-reduce replaces them by the sums.
     """
 
     def __init__(self, written: Mapping[str, BufferUpdate], state: Mapping[str, Tensor]) -> None:

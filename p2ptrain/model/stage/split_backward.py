@@ -150,7 +150,7 @@ class WeightGradients:
         return tuple(id(p) for waiting in self._waiting for p in waiting.product.parameters)
 
     def _leads_on(self, start: Node | None) -> bool:
-        """Whether gradients that `start` gets come to somebody who takes them.
+        """Whether gradients that `start` gets reach a node that uses them.
 
         Those for a view that was made in `torch.no_grad()` do not, though it requires them.
         """

@@ -58,7 +58,7 @@ class _InFlightMicroBatch:
 
 
 class Passing(Protocol):
-    """Is told how far a forward has come, in its thread."""
+    """Receives how far a forward has come, in its thread."""
 
     def unit(self, number: int) -> None:
         """That unit of the model is about to run."""
@@ -151,7 +151,7 @@ class Stage:
             split: `backward_inputs` and `backward_weights` will follow instead of `backward`.
             parameters: leaves by name that take the place of the stage's own; the backward adds
                 gradients to them. None that the forward writes to.
-            passing: is told how far it has come.
+            passing: receives how far it has come.
 
         Returns:
             What crosses out of the last unit, detached; at the last stage the unweighted loss.
@@ -387,7 +387,7 @@ class Stage:
     def take_separate(self) -> dict[str, list[Tensor | None]]:
         """Gradients of the `separate` parameters since the last call, in order of the backwards.
 
-        They are not in `.grad`: whoever takes them puts the sum there.
+        They are not in `.grad`: the caller puts the sum there.
         """
         taken, self._separate = self._separate, {name: [] for name in self._separate}
         return taken

@@ -1,12 +1,12 @@
-"""A stage's parameters at several versions at once: what mini-batches under way have seen.
+"""A stage's parameters at several versions at once: those that mini-batches in flight have seen.
 
     version 4   w4 ──┐            forward of a mini-batch: leaves of one version, not the newest's
     version 5   w5 ──┤ leaves     own parameters; gradients gather in them
     version 6   w6 ──┘ = the memory of the stage's own parameters, which the optimizer changes
 
-A tensor is copied when an update is about to change it while an older version of it is still
-wanted, and never otherwise: what no update changes is there once. Memory of versions that nobody
-wants any more is written to again.
+Weight stashing as in PipeDream (SOSP 2019, section 3.3). A tensor is copied only when an update is
+about to change it while an older version of it is still in use: what no update changes exists once.
+Memory of versions that are no longer in use is used again.
 """
 
 from __future__ import annotations

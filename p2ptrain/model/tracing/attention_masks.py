@@ -1,15 +1,13 @@
-"""Whether the masks given to torch's own transformer are causal, found out before it is traced.
+"""Questions about values that torch's transformers ask, answered before and during a trace.
 
-`nn.TransformerEncoder` and `nn.TransformerDecoder` compare a mask's values with a causal one where
-nobody tells them, and call another kernel for it. A trace has no values. So the model runs once
-with real ones before, and the trace gets the same answers, in the same order.
+`nn.TransformerEncoder` and `nn.TransformerDecoder` compare a mask's values with a causal one unless
+`is_causal` is given, and then call another kernel. A trace has no values. So the model runs once
+with real ones, and the trace gets the same answers, in the same order.
 
-Whether transformers' position numbers pack several sequences into a row, answered while tracing.
-
-Its models look at the values of `position_ids`: where they only count upwards, attention takes the
-causal kernel, without a mask. A trace has no values, so it would get a mask and keys repeated for
-each head, whose gradients add up in another order. Numbers that follow from no input are computed.
-Seen with transformers 5.23.
+Hugging Face's models look at the values of `position_ids`, which may pack several sequences into a
+row: where they only count upwards, attention takes the causal kernel, without a mask. A trace would
+get a mask, and keys repeated for each head, whose gradients add up in another order. So numbers
+that follow from no input are computed while tracing.
 """
 
 from __future__ import annotations
@@ -128,7 +126,7 @@ def positions_as_counted() -> Iterator[None]:
 
 
 def _values(tensor: Tensor) -> Tensor | None:
-    """Those of a traced tensor, for the number of samples traced with; None: nobody knows them."""
+    """A traced tensor's values, for the number of samples traced with; None if unknown."""
     recorder = _modes.mode_stack_state_for_pre_dispatch().get(0)
     known = None if recorder is None else recorder.tracer.tensor_tracker.get(tensor)
     if known is None:

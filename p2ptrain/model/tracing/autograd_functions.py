@@ -47,7 +47,7 @@ ARRIVING = torch.ops.p2ptrain_trace.arriving.default
 JOINED = torch.ops.p2ptrain_trace.own_backward.default
 
 _Base: Any = function._SingleLevelFunction
-"""Where every `apply` goes on after it has looked at its arguments, also one that was kept."""
+"""What every `apply` calls after it has looked at its arguments, also one that was kept."""
 
 Place: TypeAlias = tuple[int, int]
 """Of all calls of functions in forward() and the loss which one; which of its outputs."""
@@ -276,7 +276,7 @@ class _Call:
     def join(
         self, outputs: Sequence[Any], differentiable: Mapping[int, Tensor], *, is_recorded: bool
     ) -> Mapping[int, Tensor]:
-        """Behind the backward, with gradients on; the outputs as the model goes on with them.
+        """Behind the backward, with gradients on; the outputs that the model computes with next.
 
         Inside another's backward, and in evaluation mode, all that there is are the operations.
         """

@@ -1,11 +1,8 @@
 """What autograd's own graph of a loss shows while the model is traced.
 
-How the gradients lie that a backward of the user's is given, of which a trace knows nothing.
-
-What stands for them lies in one piece. While training they may be one number for all elements, as
-the gradient of a sum is, or turned over.
-
-Which tensors share memory.
+Which inputs the loss reaches, what the graph keeps for the backward, which tensors share memory.
+`AnyLayout` stands for the strides of the gradients that a user's backward gets: a trace has them
+contiguous, but in training they may be expanded from one number (as after a sum) or transposed.
 """
 
 from __future__ import annotations

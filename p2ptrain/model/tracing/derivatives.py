@@ -1,11 +1,11 @@
 """Derivatives that forward() or the loss takes by itself: `torch.autograd.grad`.
 
-A trace follows the operations of such a derivative, but loses two things, each seen with torch
-2.13. Without `create_graph` the derivative is a constant to what comes after, and nothing in the
-graph says so. And what autograd keeps of the forward pass (the result of `tanh`, the transposed
-weight inside `linear`) reaches the trace as a tensor that it has never seen. So a model that
-differentiates is traced once more, with composite operators taken apart, and with autograd's copies
-known for what they are copies of.
+A trace follows the operations of such a derivative, but loses two things. Without `create_graph`
+the derivative is a constant to what comes after, and nothing in the graph says so. And what
+autograd keeps of the forward pass (the result of `tanh`, the transposed weight inside `linear`)
+reaches the trace as a tensor that it has never seen. So a model that differentiates is traced once
+more, with composite operators taken apart, and with autograd's copies known for what they are
+copies of.
 """
 
 from __future__ import annotations

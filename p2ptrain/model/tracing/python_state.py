@@ -1,11 +1,9 @@
 """What a model and its loss keep in Python: attributes, containers, helper objects, closures.
 
-A trace runs them once and sees of all this only what it is at that time. So whoever traces looks
-here whether they have changed anything, and puts it back.
-
-What a function keeps: closures, defaults, attributes, and the globals that its code names.
-
-A loss is often a function of a script that calls something which the script has made before.
+A trace runs them once and sees of all this only what it is at that time. So the state is noted
+before a trace, compared after it, and restored. Of functions it includes closures, defaults,
+attributes, and the globals that their code names: a loss is often a function of a script that calls
+something which the script has made before.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _CELL = "<cell>"
 """The only key of a closure's cell."""
 
 _MAX_ITEMS = 10_000
-"""Containers of more are data, such as vocabularies and samples: nobody looks into them."""
+"""Containers of more are data, such as vocabularies and samples: they are not looked into."""
 
 _MAX_PLACES = 200_000
 

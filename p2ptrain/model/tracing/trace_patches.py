@@ -1,17 +1,13 @@
-"""What a model does besides tensor operations, which a trace would take wrongly without a word.
+"""What a model does besides tensor operations and a trace would silently get wrong.
 
-Each was seen with torch 2.13: hooks that change gradients, or what is kept for them, are lost, so
-is the freezing of a parameter, and TorchScript that has run before is traced with its own autodiff,
-which detaches what it computes with. What a reentrant checkpoint holds is traced without gradients,
-and inference mode leaves nothing in a graph, so that gradients would flow through it. Put right
-where possible, refused otherwise.
+Put right where possible, refused otherwise: hooks that change gradients or what is kept for them,
+parameters frozen in forward(), TorchScript that has run before (its own autodiff detaches what it
+computes with), reentrant checkpoints (traced without gradients), inference mode (leaves nothing in
+a graph, so that gradients would flow through it).
 
-Functions of torch's that are others for a while, to the thread that captures a model.
-
-Random numbers that forward() seeds by itself: the same ones for every batch.
-
-Devices draw others for every micro-batch, whatever seed a graph was traced with: so a model with
-noise that never changes trained with noise that does, without a word.
+Functions of torch's are replaced in the capturing thread only. Random numbers that forward() seeds
+by itself are refused: devices draw new ones for every micro-batch, so noise that never changes
+would become noise that does.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from p2ptrain.errors import CaptureError
 def _traced_ctc(mode: Any, func: Any, log_probs: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Losses and log alphas of (time, batch, class); how many alphas depends on the targets.
 
-    Nobody sees that: the graph has `ctc_loss`, of which this is the inside.
+    That shows nowhere: the graph has `ctc_loss`, of which this is the inside.
     """
     time, batch, _ = log_probs.shape
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, time, 1))

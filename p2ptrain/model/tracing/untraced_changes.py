@@ -1,10 +1,9 @@
-"""What forward() and the loss change besides tensors that a trace follows: it would stay as it was.
+"""What forward() and the loss change besides tensors that a trace follows.
 
 Tensors that the module keeps outside its buffers and that forward() replaces, parameters that it
-replaces, and random numbers that do not come from torch. Each was seen to train something else than
-plain torch does, without a word. So they are refused, unless nothing is computed with them.
-
-Buffers that forward() assigns to (`self.ema = ...`), which a trace would leave as they were.
+replaces, and random numbers that do not come from torch would stay as they were: training would
+silently differ from plain torch. So they are refused, unless nothing is computed with them. Buffers
+that forward() assigns to (`self.ema = ...`) are written back instead.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ torch does both between a call and autograd: a call on tensors with a hidden dim
 others on plain tensors, one on float32 becomes casts and the same in bfloat16. torch.export records
 calls before that. So the recording is taken off the stack for as long as one of the two is in
 force, and whatever arrives beneath them is called once more where it is recorded, under autograd,
-as plain torch has it. Seen with torch 2.13.
+as plain torch has it.
 """
 
 from __future__ import annotations

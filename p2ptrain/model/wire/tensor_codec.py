@@ -86,7 +86,7 @@ class PackedTensor:
 def pack(tensor: torch.Tensor, wire: WireFormat = WireFormat.EXACT) -> PackedTensor:
     """Prepare a strided CPU tensor for sending; no copy when it is dense in any permutation.
 
-    The part keeps the memory alive. Nobody may write to the tensor until the part has been sent.
+    The part keeps the memory alive. The tensor may not be written to until the part is sent.
 
     Raises:
         ValueError: sparse, not on the CPU, or of a type that cannot be sent.
@@ -186,7 +186,7 @@ class Unpacking:
         meta: as the peer sent it.
         expected: dtype and shape by this device's own plan.
         wire: the job's format.
-        slot: memory of a tensor that nobody wants any more, used where it lies as this one is to.
+        slot: memory of a tensor no longer in use, taken if its layout is the one wanted.
 
     Raises:
         ProtocolError: the meta is not what `pack` makes of a tensor of that dtype and shape.

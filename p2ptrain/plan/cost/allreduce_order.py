@@ -1,9 +1,9 @@
-"""Where the order of a group's sums turns.
+"""The order in which a group's buckets are all-reduced, and the unit where that order turns.
 
-A backward makes the gradients of the last units first, and their sums travel while it goes on. What
-the wire has not begun when the backward is over goes in the order in which the next round's forward
-wants it, the first units' first, and that forward waits unit by unit (P3, Jayarajan et al., MLSys
-2019). Stage of units 0 to 5, whose wire has begun with unit 3 when the backward is over:
+A backward makes the gradients of the last units first, and they are reduced while it runs. What the
+wire has not begun when the backward ends goes in the order in which the next round's forward needs
+it, the first units' first, and that forward waits unit by unit (P3, Jayarajan et al., MLSys 2019).
+A stage of units 0 to 5, whose wire has begun with unit 3 when the backward ends:
 
     compute   B5 B4 B3 B2 B1 B0 | F0   F1 F2 F3 F4 F5
     wire         [ 5  ][ 4  ][ 3  ][0][1][2]               turn = 3

@@ -1,11 +1,10 @@
 """The cost model: what a unit, a stage, a cut and a link cost, for one profile and cluster.
 
 Devices are indexes into `CostModel.devices`, which is sorted by name, so that no answer depends on
-the order in which a file lists them. Symbols of this room:
+the order in which a file lists them. All directed links are two matrices: a thousand devices have a
+million of them. Symbols of this room:
 
     L units    P stages    p stage, from 0    M micro-batches    K_p warm-up depth of stage p
-
-All directed links of a cluster as two matrices: a thousand devices have a million of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A plan being considered: who computes which units, devices as indexes, nothing predicted.
+"""A plan being considered: which device (an index) computes which units, and nothing predicted.
 
-Planners compare thousands of drafts and turn the best one into a `Plan`.
-
-What lower bounds must know of split backwards (`schedule.ZeroBubble`).
+Planners compare thousands of drafts and turn the best one into a `Plan`. `WeightGradientSeconds` is
+what lower bounds need to know of split backwards (`schedule.ZeroBubble`).
 """
 
 from __future__ import annotations
@@ -232,8 +231,8 @@ def split_backwards(cost: CostModel, draft: Draft, held: int, *, first: bool) ->
 def split_usually(cost: CostModel, draft: Draft) -> Draft:
     """Every stage holds what the first one has in flight, as far as memory allows.
 
-    That is ZB-H1 or ZB-H2 of Qi et al. 2023 (section 2.3), depending on how deep it is. Nobody
-    waits for a first stage of one device, so that its backward stays whole.
+    That is ZB-H1 or ZB-H2 of Qi et al. 2023 (section 2.3), depending on how deep it is. No
+    stage waits for a first stage of one device, so that its backward stays whole.
     """
     return split_backwards(cost, draft, draft.warmup[0], first=len(draft.groups[0].devices) > 1)
 

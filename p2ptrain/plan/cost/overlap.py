@@ -3,20 +3,19 @@
     overheads    every message and byte costs both ends time of the core that computes
                  (`overheads.py`); the holder's feeding costs the holder
     streaming    a message is sent, carried and read at the same time, block after block
-    update       takes time; with it what a round costs whatever its size: orders, reports, events.
-                 It counts everywhere or nowhere, once every stage is done with the round and the
-                 holder has said so; but a stage makes it when it is done itself, copies what was
-                 before, and begins the next round: whose update waits for that word
-    prefetch     a round's first two pieces have arrived when it begins: the holder feeds across
-                 rounds
+    update       takes time, as does what a round costs whatever its size (orders, reports, events).
+                 It is committed everywhere or nowhere, once every stage is done with the round; but
+                 a stage updates when it is done itself, snapshots the old weights, and begins the
+                 next round, whose update waits for the commit
+    prefetch     a round's first two micro-batches have arrived when it begins: the holder feeds
+                 across rounds
     rounds       follow one another: a stage begins the next one when it has updated, while others
                  are still in the one before
     all-reduce   in buckets of gradients, each started when the last backward has come past its
                  units everywhere, over the ring's own links (`bucket_sizes.py`)
-    split        a backward in two pieces takes a little longer than in one
+    split        a backward in two parts takes a little longer than in one
 
-Costs of messages are added to the tasks that wait for them or make them; those of an all-reduce
-are the core's beside its tasks, while the links carry.
+Message costs are part of the tasks before or after them; those of an all-reduce are extra.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The planners of the papers, and those that people would build by hand."""
+"""The planners of the papers, and those that one would build by hand."""

@@ -1,6 +1,6 @@
 """`pp`: a straight pipeline over all devices whose stages take equal shares of computing time.
 
-What a person who ignores links would build; obeyed even where it is slow, and the yardstick for
+What one would build without a look at links; obeyed even where it is slow, and the yardstick for
 `auto`. The holder comes first, then the largest memory (earlier stages keep more in flight).
 
 With `--private` the holder has the last stage too, and every length of that is a question of its

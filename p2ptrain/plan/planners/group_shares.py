@@ -215,7 +215,7 @@ def _give_everyone_one(found: Wholes, room: Wholes) -> None:
 
 
 def _offload(times: SampleTimes, rows: Rows, found: Wholes, room: Wholes, block: int) -> None:
-    """Phase 2 with blocks of that many samples, in place; nobody gives his last sample away."""
+    """Phase 2 with blocks of that many samples, in place; every device keeps a sample."""
     active = np.arange(len(rows))
     seconds = times.both(rows, found)
     while len(active):

@@ -9,19 +9,15 @@ put before the best shorter pipeline. Steps s are stages and the links between t
     Te_s   = M (Ef+Eb) of the dominant step, more before it and less behind it by (Ef+Eb) of the
              steps between; dominant is the step of the largest M (Ef+Eb) so aligned
 
-With A = Te_0 and W_s the sum of (Ef+Eb) before s, Te_s = A - W_s for every s, so that a pipeline is
-two numbers, A and R = max over s of (Ta_s - sum of Eb before s), and its latency is A + R. A head
-stage h over the link c gives
+A pipeline is two numbers: A = Te_0, and R = max over s of (Ta_s - sum of Eb before s); its latency
+is A + R. A head stage h over the link c gives
 
     A' = max( M E_h ,  E_h + max( M E_c ,  E_c + A ) )        R' = max( Ta_h ,  R - Eb_h - Eb_c )
 
 Inside a group Algorithm 1 (`group_shares.py`) divides the samples, with memory for K_p = 2(P-p)-1.
-Ef and Eb of a link are the whole tensor over the slowest link between the two groups.
-
-The paper takes the units from the model and needs 480 s for 213 of them on 6 devices; larger
-questions are planned on a coarser grid. Where memory leaves nothing, the depth is given up first,
-then the rule that every device has a sample: Algorithm 1 gives none to a device without room.
-Where a request forbids dividing samples, the same groups deal whole micro-batches by speed.
+Ef and Eb of a link are the whole tensor over the slowest link between the two groups. Large models
+are planned on a coarser grid. Where memory leaves no plan, the depth is given up first, then the
+rule that every device has a sample. Where samples may not be divided, micro-batches are dealt.
 """
 
 from __future__ import annotations

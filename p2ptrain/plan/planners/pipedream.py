@@ -16,8 +16,7 @@ micro-batch where these come out more even. Asynchronously a mini-batch travels 
 always deal, as published; where none may have several devices, each has one.
 
 The paper has no memory limits: here a stage that one of its devices cannot hold is impossible, and
-other orders are tried where the list's own leaves nothing. For a synchronous round the programme is
-solved for every micro-batch size and the simulation chooses the size.
+other orders are tried. For a synchronous round the simulation chooses the micro-batch size.
 """
 
 from __future__ import annotations

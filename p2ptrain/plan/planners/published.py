@@ -111,7 +111,7 @@ def _tasks(draft: Draft) -> int:
 def dealing_by_speed(
     cost: CostModel, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int]
 ) -> StageGroup | None:
-    """One micro-batch to each device, then every further one to whoever would have it done first.
+    """One micro-batch to each device, then each further one to the device that is done first.
 
     None where there are fewer micro-batches than devices.
     """

@@ -1,4 +1,4 @@
-"""Which micro-batch sizes are worth considering when nobody fixed one."""
+"""Which micro-batch sizes are worth considering when the request does not fix one."""
 
 from __future__ import annotations
 

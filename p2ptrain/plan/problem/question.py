@@ -1,6 +1,7 @@
 """What every planner takes and gives, so that the registry can treat them alike.
 
-What a plan must obey besides memory: whom to use, how much to give each, what stays at home.
+`Constraints` is what a plan must obey besides memory: which devices to use, how much work each may
+get, and which units stay with the holder.
 """
 
 from __future__ import annotations

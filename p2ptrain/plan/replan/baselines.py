@@ -37,10 +37,10 @@ def respipe(
 ) -> Replanned:
     """Every dead stage's units to the stage after it, the last one's to the stage before.
 
-    A group that lost some of its devices goes on with the others.
+    A group that lost some of its devices keeps the others.
 
     Raises:
-        PlanError: the successor's memory is too small, nobody is left, the holder is dead, or a
+        PlanError: the successor's memory is too small, no device is left, the holder is dead, or a
             unit exists nowhere any more.
     """
     cluster = living_cluster(cluster, dead)
@@ -91,7 +91,7 @@ def _handed_on(plan: Plan, alive: set[str]) -> list[PlannedStage]:
 
 
 def _group(cost: CostModel, plan: Plan, stage: PlannedStage) -> StageGroup | None:
-    """The stage's devices; their shares anew only where one of them is gone."""
+    """The stage's devices; their shares change only where one of them is gone."""
     devices = tuple(cost.index(device.name) for device in stage.devices)
     shares = tuple(device.share for device in stage.devices)
     before = next(old for old in plan.stages if stage.devices[0] in old.devices)

@@ -2,11 +2,11 @@
 
 A change must gain at least LEAST_GAIN of the throughput that the present plan has *at the speeds of
 now* (so going there and coming back have the same threshold, with a dead band between), and what it
-gains must repay the pause within the rounds that are left, or within REPAY_SECONDS where nobody
-knows them. Every change in the last MEMORY_SECONDS doubles the gain asked for: a device that
+gains must repay the pause within the rounds that are left, or within REPAY_SECONDS where that
+number is unknown. Every change in the last MEMORY_SECONDS doubles the gain asked for: a device that
 flickers between two speeds causes a few moves, then the plan stays. Where staying is impossible (a
-device is gone, or has less memory than the plan needs) nothing is asked. From a stage of all
-devices to several the doubt is taken off that such plans are met with (`plan/prediction_bias.py`).
+device is gone, or has less memory than the plan needs) any plan will do. A change from one stage of
+all devices to several is doubted (`plan/prediction_bias.py`).
 """
 
 from __future__ import annotations

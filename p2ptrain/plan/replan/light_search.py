@@ -87,7 +87,7 @@ GROUPED = ReplanEffort(1200, 700, 600, 1_500_000, 200_000, 4, looks=8)
 """Groups cost more to bound and to simulate."""
 
 THOROUGH = ReplanEffort(20_000, 4000, 2000, 3_000_000, 1_000_000, 20, looks=8, climbed=6)
-"""Two to four times as long, for whoever is not in a hurry: a join or drift."""
+"""Two to four times as long, where there is no hurry: a join or drift."""
 
 
 class LightSearch:
@@ -351,7 +351,7 @@ class LightSearch:
         return best
 
     def _other_depths(self, best: Judged) -> list[Draft]:
-        """Other depths, where a round takes longer than its bound tells."""
+        """Other depths, where a round takes longer than its bound."""
         draft = best.draft
         if self.judge.bound(draft) * WORTH_DEPTHS > best.seconds:
             return []

@@ -1,4 +1,4 @@
-"""Which unit goes from whom to whom when the plan changes, and how long that takes.
+"""Which unit moves from which device to which when the plan changes, and how long that takes.
 
 A device that gets a unit it does not have fetches parameters and optimizer state (gradients are
 never moved: plans change between rounds) from a living device that has them:
@@ -7,8 +7,8 @@ never moved: plans change between rounds) from a living device that has them:
     new       a [0 1 2 3]  b [4 5 6]
     moves     unit 3: b -> a          units 5, 6: on b already, nothing travels
 
-All transfers wait from the beginning; the contract's link rules decide the rest: one upload and one
-download at a time, of the waiting transfers the first whose two ends are free starts.
+All transfers wait from the beginning; the link rules of the cost model decide the rest: one upload
+and one download at a time, of the waiting transfers the first whose two ends are free starts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Migration:
 
 
 NOTHING = Migration(())
-"""Nobody needs anything."""
+"""No device needs anything."""
 
 
 def state_bytes(profile: Profile, unit: int) -> int:
@@ -80,7 +80,7 @@ def plan_migration(
     """From `plan`, whose units are where `held` says, to `new`.
 
     Arguments:
-        cluster: the living devices; whoever is not in it sends nothing, whatever `held` says.
+        cluster: the living devices; a device not in it sends nothing, whatever `held` says.
 
     Raises:
         PlanError: a unit that some device needs exists nowhere any more.
@@ -164,7 +164,7 @@ def _lost(profile: Profile, unit: int) -> str:
 def _longest_interface_first(
     cluster: Cluster, waiting: Sequence[PendingTransfer]
 ) -> list[PendingTransfer]:
-    """Whoever has most to send or receive starts first, as in list scheduling by critical path."""
+    """The device with most to send or receive first, as in list scheduling by critical path."""
     loads: dict[tuple[str, str], float] = defaultdict(float)
     for one in waiting:
         seconds = one.size_bytes / cluster.link(one.sender, one.receiver).bytes_per_s

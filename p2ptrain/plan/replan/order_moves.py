@@ -1,7 +1,7 @@
 """Small changes of the order of a pipeline's stages, most promising kinds first.
 
 What a light re-plan considers besides moving cut points. The dead device's place may suit another
-one; a link that nobody used before may be slow, so that stages change places; a spare device may
+one; a link that was not used before may be slow, so that stages change places; a spare device may
 pay; a device that became slow may not pay any more.
 """
 

@@ -1,10 +1,10 @@
-"""What orders of stages are worth while they are compared: `cuts`, on a few cut places, shared.
+r"""What orders of stages are worth while they are compared: `order_cuts`, on a few cuts, shared.
 
 Orders near each other end alike, so the programme is kept as a tree of suffixes: what a suffix is
 worth at every first unit is computed once, and the suffixes of one length, whatever order needs
 them, are one array operation. No borders are kept, and half the precision is enough.
 
-    a b c d  \\
+    a b c d  \
     b a c d   >  (c d) once, then (b c d) and (a c d), then both orders
 """
 

@@ -1,9 +1,9 @@
 """What a change of plan loses while training stands still, and by a slower plan afterwards.
 
-After a death nobody computes until the new plan's devices have what they lack. A plan that is a
-little slower and can begin at once loses less: neighbours keep each other's copies, so that cuts
-may often be laid such that nothing travels at all. A faster one can still be changed to later,
-while training goes on.
+After a death no device computes until the new plan's devices have what they lack. A plan that is a
+little slower and can begin at once loses less: neighbours are each other's backup peers, so that
+cuts may often be laid such that nothing travels at all. A faster plan can still replace it later,
+beside training.
 
     lost = seconds until the last byte is there + repay_seconds x (round / fastest round - 1)
 """

@@ -1,10 +1,10 @@
 """The light re-plan: a plan close to the old one, in milliseconds, that moves few bytes.
 
 After Asteroid (section 3.4): when a device is gone its work is spread over the others by capacity,
-by moving the cut points. Asteroid keeps the order of the stages and reaches 90% of planning from
-zero. Here orders one or two changes away are considered too (`reshape`), all of them by one batched
-dynamic programme (`cuts`), the best few by simulation. Of all drafts within a tolerance of the
-fastest the one that moves fewest bytes is chosen (`frugal`, `light`).
+by moving the cut points. Asteroid keeps the order of the stages; here orders one or two changes
+away are considered too (`order_moves`), all of them by one batched dynamic programme
+(`order_cuts`), the best few by simulation. Of all drafts within a tolerance of the fastest the one
+that moves fewest bytes is chosen (`fewest_bytes`, `light_search`).
 
     old order, without the dead ---> near orders ---> best cuts of each ---> simulate the best
           ^                              |                                          |
@@ -41,7 +41,7 @@ class Replanned:
 
     Attributes:
         evaluated: drafts simulated.
-        reason: in a sentence, for logs and people.
+        reason: in a sentence, for logs and users.
     """
 
     plan: Plan
@@ -69,7 +69,7 @@ def replan(
         replicas: who has each unit; by default what chain replication of `plan` placed.
         effort: how much to look at; by default about 20 ms (median of 8 devices and 64 units).
         repay_seconds: training stands still until bytes have moved, and a plan that is slower for
-            so long may lose less than that; None: it goes on meanwhile, or was about to end.
+            so long may lose less than that; None: training continues, or was about to end.
 
     Raises:
         PlanError: nothing fits, the holder is dead, or a unit exists nowhere any more.

@@ -1,14 +1,11 @@
 """`auto`: the best plan of all planners, searched further, never slower than the best device alone.
 
-It is the only planner that leaves devices out, and says of each what using it would cost.
+It is at least as good as each named planner's answer, is the only planner that leaves devices out,
+and says of each what using it would cost.
 
-What the named planners would answer: `auto` is at least as good as each of them.
-
-The best plan with no deeper warm-up than its time needs.
-
-A search follows time alone, and many depths have the same. Who keeps fewer micro-batches in flight
-needs less memory for the same round, so depths beyond the usual ones must gain something. The usual
-ones stay: they hide what a model of a household does not know.
+A search follows time alone, and many warm-up depths have the same time. Fewer micro-batches in
+flight need less memory for the same round, so depths beyond the usual ones must gain something. The
+usual ones stay: they hide what the model of a cluster does not know.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Times are not linear in samples, so shares proportional to a speed (Asteroid, algorithm 1, phase 1)
 leave some devices waiting. Here the finishing time itself is bisected: the most samples each device
 computes within T seconds and its memory, until they would exceed the micro-batch; what is left
-over goes, one by one, to whoever then finishes first. Least possible finishing time where a device
-is never faster with more samples.
+over goes, one by one, to the device that then finishes first. That is the least finishing time
+where a device is never faster with more samples.
 
-The devices of a stage before it is known which units it has, and how they would share them.
+`UnplacedGroup` is the devices of a stage before it is known which units it has.
 """
 
 from __future__ import annotations

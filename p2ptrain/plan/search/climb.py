@@ -20,7 +20,7 @@ CHANGE_TASKS = 20
 """What drafting and bounding a change of a few devices costs, in simulated tasks."""
 
 PAIR_TASKS = 0.25
-"""And more for each pair of its devices, since bounds look at who exchanges samples with whom."""
+"""And more for each pair of its devices, since bounds look at which pairs exchange samples."""
 
 CLOSE = 1.1
 """So little slower, another micro-batch size may win after its own climb."""

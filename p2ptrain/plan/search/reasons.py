@@ -1,4 +1,4 @@
-"""Why a device is left out, in a sentence a person can act on."""
+"""Why a device is left out, in a sentence that a user can act on."""
 
 from __future__ import annotations
 

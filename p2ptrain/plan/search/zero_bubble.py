@@ -1,18 +1,15 @@
-"""The best plan found, with split backwards where that pays.
+"""The best plan found, with split backwards where that pays (`schedule.py`).
 
 A plan that is best in 1F1B need not be the best one to split: with the way back out of the bubble,
 deeper pipelines and fewer, larger micro-batches become worth their while. So the same search runs
-once more, with less effort, from that plan on, and what it finds is climbed; every draft is judged
-as it is with its backwards split.
+once more, with less effort, from that plan on, and its result is climbed from; every draft is
+judged with its backwards split.
 
-Which stages split their backward, and how many micro-batches they may hold (`schedule.py`).
-
-Nobody waits for the first stage, so that it gains nothing from sending early what it does not send;
-only where several devices sum its gradients can those travel while weight gradients are computed.
-
-How much a stage holds decides how long its weight gradients can wait for an idle moment. As many
-micro-batches as the first stage has in flight in any case, for every stage, are ZB-H1 and ZB-H2 of
-Qi et al. 2023 (section 2.3), depending on how deep that is.
+The first stage gains nothing from splitting, because no stage waits for its input gradients; only
+where several devices sum its gradients can those travel while weight gradients are computed. How
+many micro-batches a stage holds decides how long its weight gradients can wait for an idle moment.
+As many as the first stage has in flight in any case, for every stage, are ZB-H1 and ZB-H2 of Qi et
+al. 2023 (section 2.3), depending on how deep that is.
 """
 
 from __future__ import annotations

@@ -2,31 +2,22 @@
 
 What the plain model lacks is added around the engine, so that its loop stays as it is:
 
-    prefetch     the first two pieces of a fed lane miss no input, and their feed is not sent again
+    prefetch     a fed lane misses no input of its first two micro-batches; they are not sent again
     all-reduce   a lane's last backward is cut where it has made a bucket of gradients; each cut
                  sends them to the next device of the ring, and a lane without a device collects
     update       a lane updates when it is done, and the next round begins so late that each lane
                  has updated when its first task is due
-    the word     everybody is done and the holder has said so: no lane makes its next update before
-                 that; where they do not go ahead not even this one
+    commit       no lane makes its next update before all are done and the holder has said so;
+                 without optimistic updates not even this one
 
         lane of a   ... F7 B6 | B7: bucket 0 made | bucket 1 made |
                                     `--> uplink a, downlink b `--> uplink a, downlink b
         collector                       . . . . bucket 0 summed . . . bucket 1 summed, updates
 
-Ring all-reduce of g devices moves 2(g-1)/g of a bucket over every hop; the slowest hop paces all.
-Its messages cost a lane's core time that the links do not have to wait for: a lane is done when it
-has computed and handled them all, and no sooner than the last bucket has come and was handled.
-
-Where the backward is split, the lane's last backward makes no gradients of weights. What is cut
-then are all weight gradients still pending behind it, taken last units first over all of their
-micro-batches together, so that the sums of the last units travel while the first units' are made:
-
-        lane of a   ... B6 B7 | W5 W6 W7 of the last units: bucket 0 made | W5 W6 W7 of the first |
-
-Where the order of the sums turns (`allreduce_order.py`), those of the units before the turn are
-all sent at the end of the backward, and the lane's next round begins so late that none of its
-first forward's units has to wait for its sum.
+A ring all-reduce of g devices moves 2(g-1)/g of a bucket over every hop; the slowest hop paces all.
+Where the backward is split, the weight gradients still pending behind it are cut instead, the last
+units' first over all micro-batches. Where the all-reduce order turns (`allreduce_order.py`), units
+before the turn are sent at the end, and the next round's forward waits for them unit by unit.
 """
 
 from __future__ import annotations
@@ -279,7 +270,7 @@ class SteadyEngine(Engine):
         Engine._weights_done(self, now, lane, micro_batch, touched)
 
     def _whole_spans(self) -> Iterable[LaneSpan]:
-        """Last backwards in one piece again, and no sums: `reduced` tells of those."""
+        """Last backwards in one piece again, and no sums: those are in `reduced`."""
         above = {stage: lane.tasks[0] >> 1 for stage, lane in self.collectors.items()}
         whole: dict[tuple[int, int], LaneSpan] = {}
         latest: dict[int, tuple[int, int]] = {}

@@ -9,16 +9,13 @@ an update. Three stages, every task one tick long, links free:
     stage 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5
 
 Replicas of a stage take whole mini-batches in turn, by the draft's window of `micro_batches`
-repeated for ever, and depth counts them: K_p = devices from p to the end.
+repeated for ever, and depth counts them: K_p = devices from p to the end. They exchange gradients
+as published, while others are computed: one all-reduce for as many mini-batches as replicas take
+turns. A stage's exchanges follow one another, so that it takes at least max(compute, all-reduce)
+per mini-batch. How an exchange slows other transfers is not modelled.
 
-Replicas exchange gradients as published: while others are computed. An exchange is one all-reduce,
-for as many mini-batches as replicas take turns (one, where they divide its samples), and a stage's
-exchanges follow one another, so that it takes at least max(compute, all-reduce) per mini-batch.
-How an exchange slows the transfers of others is not modelled, as in a synchronous round.
-
-It is a synchronous round of many mini-batches, looked at in its middle, when neither the start-up
-nor the end counts. Where a stretch is still settling and looks faster than can last, the lower
-bound (`steady_bound.py`, exchanges among it) has the last word.
+It is timed as a synchronous round of many mini-batches, looked at in its middle. Where a stretch is
+still settling and looks too fast to last, the lower bound (`steady_bound.py`) decides.
 """
 
 from __future__ import annotations

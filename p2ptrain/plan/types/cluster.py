@@ -125,7 +125,7 @@ class Cluster:
 
 
 def unknown_device(name: str, known: Sequence[str]) -> OptionError:
-    """The error that no device has that name; it tells some that there are."""
+    """The error that no device has that name; it names some that exist."""
     shown = sorted(known)[:MAX_NAMES]
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
     return OptionError(f'no device "{name}" in the cluster (known: {", ".join(shown)}{more})')

@@ -3,18 +3,15 @@
 Every operator makes one map from one or several, position by position or by windows. Operators of
 several inputs (additions, concatenations of channels) read the same position of each.
 
-What an output position of a convolution or a pooling reads, along one axis.
-
-With kernel k, stride s, dilation d and `before` padded positions, output position o reads
+A window of kernel k, stride s, dilation d and `before` padded positions reads, for output o along
+one axis,
 
     o s - before + d j        for j = 0, ..., k - 1
 
 so outputs [a, b) read [a s - before, (b - 1) s - before + d (k - 1) + 1). Positions outside of the
 map are padding; inside of it they belong to some tile, so a tile pads only at the map's own border.
-(The paper's equations 1 and 2 are the case of an odd kernel, padding k // 2 and no dilation;
-Rama et al., "Distributed Convolutional Neural Network Training on Mobile and Edge Clusters", 4.2.)
-
-Runs of positions along one axis, and rectangles made of two of them.
+(Equations 1 and 2 of Rama et al., "Distributed Convolutional Neural Network Training on Mobile and
+Edge Clusters", section 4.2, are the case of an odd kernel, padding k // 2 and no dilation.)
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ class Operation:
     """One operator.
 
     Attributes:
-        name: of the node, for people.
+        name: of the node, to be shown.
         inputs: numbers of the maps it reads.
         output: number of the map it makes.
         rows, columns: what an output position reads of every input.
@@ -168,7 +165,7 @@ class MapNetwork:
 
     @cached_property
     def last_unit_of_map(self) -> tuple[int, ...]:
-        """By map: the last unit that reads it; the number of units where it leaves; -1: nobody."""
+        """By map: the last unit that reads it; the number of units where it leaves; -1: none."""
         last = [-1] * len(self.maps)
         for number, unit in enumerate(self.units):
             for operation in self.operations[unit.first : unit.end]:

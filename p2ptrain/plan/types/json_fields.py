@@ -1,4 +1,4 @@
-"""Strict reading of JSON files that people write by hand: every error names the field by its path.
+"""Strict reading of JSON files that users write by hand: every error names the field by its path.
 
 Unknown keys are refused, because a mistyped optional key ("slow_down") would otherwise be ignored
 silently and the plan be wrong.

@@ -1,8 +1,8 @@
 """What a device spends beside its units' forwards and backwards.
 
-The plain cost model leaves these out. On a device with a fifth of a core they are a third of a
-round of small micro-batches: a message costs the event loop, the framing and TLS about as much
-processor time as a small unit's forward, and it comes out of the same core.
+The plain cost model leaves these out. On a slow device they are a large part of a round of small
+micro-batches: a message costs the event loop, the framing and TLS about as much processor time as a
+small unit's forward, and it comes out of the same core.
 """
 
 from __future__ import annotations

@@ -409,7 +409,7 @@ def _computed(value: object, where: str) -> float:
 def _left_out(value: object, where: str) -> LeftOut:
     entry = fields.members(value, where, ("name", "reason"))
     reason = entry["reason"]
-    if not isinstance(reason, str):  # words for people: any, even none
+    if not isinstance(reason, str):  # a text to be shown: any, even an empty one
         raise OptionError(f"{where}.reason: expected a text")
     return LeftOut(fields.text(entry["name"], f"{where}.name"), one_line(reason))
 

@@ -35,7 +35,7 @@ class Unit:
     Attributes:
         output_bytes: what crosses a cut after the unit, all tensors.
         activation_bytes: what is kept for the backward.
-        flops: for people; nothing is computed from it.
+        flops: to be shown; nothing is computed from it.
     """
 
     name: str

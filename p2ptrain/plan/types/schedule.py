@@ -2,30 +2,18 @@
 
 1F1B after PipeDream (SOSP 2019, section 3.2) in its synchronous form: `warmup` (K_p) forwards, then
 strictly one backward, one forward, then the remaining backwards. The runtime executes these tuples
-and the simulator times them; neither decides anything itself.
-
-Four micro-batches on three stages of depth 2(P-p)-1 (at most 4), every task one tick long, links
-free:
+and the simulator times them; neither decides anything itself. Four micro-batches on three stages of
+depth 2(P-p)-1 (at most 4), every task one tick long, links free:
 
     stage 0   F0 F1 F2 F3 .  B0 .  B1 .  B2 .  B3
     stage 1   .  F0 F1 F2 B0 F3 B1 .  B2 .  B3 .
     stage 2   .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .
 
-Only the order of a line is fixed; when a task starts, the arrival of its input decides.
-
 Where the backward is split (Qi et al. 2023, "Zero Bubble Pipeline Parallelism"), B computes only
-the gradients of the inputs, which go to the stage before at once, and W the weights' gradients, for
-which nobody waits. Forwards and backwards keep their order, so that nothing can deadlock; the W, in
-ascending order, fill what would be waiting. A stage needs no timetable for that, and jitter costs
-it no more than a W:
-
-    while the next forward or backward cannot start, the oldest pending W is computed
-    a forward waits while, with it, more than `held` micro-batches would be without their W
-    after the last backward, the W still pending; the gradients of the last units first where
-        several devices sum them, so that sums travel while the first units' are computed
-
-The same stages where a backward is two ticks, one of them W. `held` is 4, as deep as stage 0 is in
-any case; no stage waits for stage 0, so that its backward stays whole. In one piece it takes 18:
+the gradients of the inputs, which go to the stage before at once, and W those of the weights, for
+which no stage waits. Forwards and backwards keep their order, so nothing can deadlock; W fill the
+gaps (`ZeroBubble`). The same stages where a backward is two ticks, one of them W, `held` is 4, and
+stage 0, for which no stage waits, does not split (unsplit, the round takes 18 ticks):
 
     stage 0   F0 F1 F2 F3 .  B0 B0 .  B1 B1 B2 B2 B3 B3
     stage 1   .  F0 F1 F2 B0 F3 W0 B1 W1 B2 W2 B3 W3 .
@@ -79,9 +67,15 @@ def one_f_one_b(micro_batches: int, warmup: int) -> tuple[ScheduleAction, ...]:
 
 
 class ZeroBubble:
-    """What a stage with a split backward does next; the rule in this module's docstring.
+    """What a stage with a split backward does next.
 
-    Use once a round. It knows no time: whoever carries it out says which inputs are there.
+    While the next forward or backward cannot start, the oldest pending W is computed. A forward
+    waits while, with it, more than `held` micro-batches would be without their W. After the last
+    backward come the W still pending, the gradients of the last units first where several devices
+    sum them, so that sums travel while the first units' are computed. A stage needs no timetable
+    for that, and jitter costs it no more than a W.
+
+    Use once a round. It knows no time: the caller says which inputs have arrived.
 
     Attributes:
         pending: micro-batches whose weight gradients wait, oldest first. What is left of them after

@@ -1,8 +1,8 @@
-"""One micro-batch on all tiles of one device: what they tell each other stays here.
+"""One micro-batch on all tiles of one device: messages between these tiles stay here.
 
 Without IO, like `TilePass`: messages from tiles of other devices in, messages for them out.
-
-In which units a tile's values stopped being finite, as far as the maps that it keeps tell.
+`broken_units` finds the units in which a tile's values stopped being finite, as far as the maps
+that it keeps show.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class DevicePass:
 
     @property
     def awaits(self) -> tuple[frozenset[Address], ...]:
-        """By tile that waits: what it must be told before it goes on.
+        """By tile that waits: the messages that it needs before it can continue.
 
-        Nothing where it only lets go out first what it has said: `receive` goes on with it.
+        None where it only lets its own messages go out first: `receive` resumes it.
         """
         return tuple(
             frozenset((tile, *key) for key in tile_pass.awaits)
@@ -60,7 +60,7 @@ class DevicePass:
         return [tensor for tile_pass in self._passes.values() for tensor in tile_pass.kept]
 
     def broken_units(self, network: MapNetwork) -> range | None:
-        """Between forward and backward, as `diagnosis.broken_units`: the first of all tiles here.
+        """Between forward and backward, as the function of that name: the first of all tiles here.
 
         Nothing where all that leaves is finite: then it is not to blame for what follows.
 
@@ -74,7 +74,7 @@ class DevicePass:
         return min(found, key=lambda units: (units.stop, units.start))
 
     def begin_forward(self, inputs: Mapping[int, Mapping[int, Tensor]]) -> list[TileMessage]:
-        """Start from the inputs of each tile, by tile and map; what other devices must be told."""
+        """Start from the inputs of each tile, by tile and map; messages for other devices."""
         sent: list[TileMessage] = []
         for tile, tile_pass in self._passes.items():
             sent += tile_pass.begin_forward(inputs[tile])
@@ -93,7 +93,7 @@ class DevicePass:
         """Take what tiles of other devices say, and go on.
 
         Raises:
-            ProtocolError: nobody expects it.
+            ProtocolError: no tile here expects it.
         """
         sent: list[TileMessage] = []
         paused = [tile_pass for tile_pass in self._passes.values() if tile_pass.is_paused]

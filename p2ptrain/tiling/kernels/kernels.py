@@ -1,20 +1,15 @@
-"""One operator on one tile, ready to run again and again.
+"""One operator on one tile, ready to run again and again; and regions of maps as tensors.
 
 A tile's input holds exactly what its outputs read of the map; where they read beyond the map's own
 border, padding is put around it. torch's operators pad both ends of an axis alike, so a tile that
-touches one border only is padded by hand.
-
-Regions of maps as tensors: taken out, put back, added up.
-
-Where zeros can be put around a map before it is made, instead of around a copy of it.
-
-A tile at one border only pads by hand, for a convolution, which keeps the padded map for its
-backward. A rectifier keeps what it has given, so that the map would be there twice:
+touches one border only is padded by hand. A convolution keeps the padded map for its backward, and
+a rectifier before it keeps what it has given, so the map would exist twice:
 
     x --[relu]-- y --[zeros around it]-- copy of y --[convolution]      kept: y, copy of y
     x --[zeros around it]-- copy of x --[relu]-- y --[convolution]      kept: y
 
-What is computed of the map's own positions is the same to the bit, and of zeros it is zeros.
+So zeros go around the map before it is made, where the operator leaves zeros zeros: the map's own
+positions are the same to the bit.
 """
 
 from __future__ import annotations
@@ -257,7 +252,7 @@ def add_to(gradients: dict[int, Tensor], number: int, gradient: Tensor | None) -
 def maker_for(network: MapNetwork, segment: TileSegment, reader: int) -> int | None:
     """The operation that makes what `reader` reads, for it alone.
 
-    None where somebody else reads it too, or it was made before the segment.
+    None where another operation reads it too, or it was made before the segment.
     """
     number = network.operations[reader].inputs[0]
     readers = [k for k in segment.operations if number in network.operations[k].inputs]

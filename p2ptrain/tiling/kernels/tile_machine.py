@@ -1,4 +1,4 @@
-"""Work that waits for what other tiles say: what they told, what is missing, what is to be told."""
+"""Work that waits for other tiles: which messages have come, are missing, or are to go out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key: TypeAlias = tuple[Subject, int]
 """(what, from which tile)."""
 
 Work: TypeAlias = Generator[tuple[Key, ...] | None, None, None]
-"""Yields what it waits for; goes on when that is there. None: what it has said can go out first."""
+"""Yields what it waits for, resumes when that is there. None: its own messages go out first."""
 
 
 class TileMachine:
@@ -41,12 +41,12 @@ class TileMachine:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it goes on with `resume`, and waits for nothing else."""
+        """Whether it waits for `resume` and nothing else."""
         return self._is_paused
 
     @property
     def awaits(self) -> frozenset[Key]:
-        """What it must be told, and by which tile, before it goes on; has not come yet."""
+        """The messages, each from one tile, that it needs and that have not come yet."""
         return frozenset(self._missing)
 
     def receive(self, message: TileMessage) -> list[TileMessage]:
@@ -70,7 +70,7 @@ class TileMachine:
         return self._go_on()
 
     def resume(self) -> list[TileMessage]:
-        """Go on after a pause; what other tiles must be told."""
+        """Continue after a pause; returns messages for other tiles."""
         self._is_paused = False
         return self._go_on()
 

@@ -1,4 +1,4 @@
-"""What tiles tell each other during one pass: everything that a network has to carry."""
+"""The messages between tiles during one pass: everything that a network has to carry."""
 
 from __future__ import annotations
 

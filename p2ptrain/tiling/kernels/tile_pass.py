@@ -1,15 +1,15 @@
 """One micro-batch on one tile, forward and back, as a machine that waits for other tiles.
 
-Messages in, messages out; who carries them is not known here. `TilePass` computes as far as it can
-with what has come, and says what it has for others:
+Messages in, messages out; how they travel is not known here. `TilePass` computes as far as it can
+with what has come, and returns what it has for others:
 
-    forward of a group     halos -> segments; before each normalisation everyone's moments
-    backward of a group    segments in reverse; at each normalisation everyone's sums; then the
+    forward of a group     halos -> segments; before each normalisation all tiles' moments
+    backward of a group    segments in reverse; at each normalisation all tiles' sums; then the
                            gradients of halos go to their owners, who add them
 
 Where a group begins with a normalisation, moments go with the halos and sums with their gradients.
-A backward computes what others wait for first; gradients of filters while it waits itself.
-Whatever comes from others is added in the order of the tiles, not in that of its arrival.
+A backward computes what others wait for first; gradients of filters while it waits itself. Whatever
+comes from others is added in the order of the tiles, not in that of its arrival.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from p2ptrain.tiling.maps.grid import HaloTransfer
 
 
 class _PendingNorm(NamedTuple):
-    """A normalisation on the way back, whose sums others have not told yet.
+    """A normalisation on the way back, for which other tiles' sums are missing.
 
     Attributes:
         x: what it read.
@@ -96,7 +96,7 @@ class TilePass(TileMachine):
         """Start; `inputs` are `layout.input_region` of each of the model's inputs, by map.
 
         Returns:
-            What other tiles must be told; so do `begin_backward` and `receive`.
+            Messages for other tiles; so do `begin_backward` and `receive`.
 
         Raises:
             ProtocolError: an input has another shape than the tile's.
@@ -225,7 +225,7 @@ class TilePass(TileMachine):
     def _normalise(
         self, place: int, index: int, step: Normalise, inner: dict[int, Tensor], own: Tensor
     ) -> None:
-        """When everybody has told; `own`: the tile's own moments."""
+        """When all tiles' moments are there; `own`: the tile's own."""
         program, layout, k = self._program, self._program.layout, step.operation
         x, held = inner[step.read], program.required(place, step.read)
         for number in program.uses[place][index].done:
@@ -338,7 +338,7 @@ class TilePass(TileMachine):
         return _PendingNorm(step, x, statistics, own)
 
     def _subtract(self, place: int, pending: _PendingNorm, inner: Mapping[int, Tensor]) -> None:
-        """Everybody has told its sums: what the statistics change of the tile's own part."""
+        """With all tiles' sums: what the statistics change of the tile's own part."""
         program, step = self._program, pending.step
         totals = torch.zeros_like(pending.own)
         for tile in range(program.layout.tiles):

@@ -1,7 +1,7 @@
 """What a tile does in each group, in order; the same for all tiles of a layout. No tensors.
 
-A group's operators run in segments. Between two segments stands a normalisation, whose statistics
-all tiles must have told before any can go on. Autograd records each segment by itself.
+A group's operators run in segments. Between two segments stands a normalisation, for which the
+statistics of all tiles must have arrived. Autograd records each segment by itself.
 """
 
 from __future__ import annotations

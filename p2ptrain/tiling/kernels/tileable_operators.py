@@ -1,10 +1,8 @@
-"""The windows of convolutions and poolings, read from their nodes.
+"""Which operators can be tiled, and what they read: the windows of convolutions and poolings.
 
-A node's arguments by the names of its operator's schema, defaults filled in.
-
-Operators that compute every position of a map from the same position of others.
-
-Why an operator cannot be tiled.
+`arguments_of` gives a node's arguments by the names of its operator's schema, with defaults.
+Elementwise operators compute every position of a map from the same position of others. `NotTiled`
+says why an operator cannot be tiled.
 """
 
 from __future__ import annotations

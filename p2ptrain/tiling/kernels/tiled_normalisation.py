@@ -1,9 +1,9 @@
 """Batch normalisation over all tiles of a map, forward and backward, from each tile's sums.
 
-    forward     every tile tells count n, mean m and squared deviations q of what it owns;
+    forward     every tile sends count n, mean m and squared deviations q of what it owns;
                 N = sum n,  M = sum n m / N,  Q = sum q + n (m - M)^2       (Chan et al. 1979)
                 y = w (x - M) / sqrt(Q / N + eps) + b,  on all that the tile has of the map
-    backward    every tile tells B = sum g and W = sum g (x - M) / sqrt(Q / N + eps) of its part
+    backward    every tile sends B = sum g and W = sum g (x - M) / sqrt(Q / N + eps) of its part
                 of the gradient g; with their totals, and z = (x - M) / sqrt(Q / N + eps),
                 gradient of x = w / sqrt(Q / N + eps) (g - [x is owned here] (B + z W) / N)
 
@@ -67,7 +67,7 @@ def moments(owned: Tensor) -> Tensor:
 
 
 def combined(parts: Sequence[Tensor], counts: Sequence[int]) -> Statistics:
-    """Of all tiles' `moments`, in the order of the tiles: everybody finds the same bits."""
+    """Of all tiles' `moments`, in the order of the tiles: every device finds the same bits."""
     count = sum(counts)
     mean = torch.zeros_like(parts[0][0])
     for part, n in zip(parts, counts, strict=True):

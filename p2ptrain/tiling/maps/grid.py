@@ -1,8 +1,7 @@
 """A grid of tiles over a network: what each owns, and what a group of units needs of it.
 
-Where the cut lines of a grid lie on every map: who owns what, along one axis.
-
-Rows and columns are cut independently, by straight lines through the whole map. Two ways:
+Rows and columns are cut independently, by straight lines through the whole map. The lines are drawn
+in one of two ways:
 
     aligned        lines on the last map, carried back through the windows: where windows do not
                    overlap (2x2 pooling) the halo is empty
@@ -45,7 +44,7 @@ class HaloGroup:
     """Units [first, end) without an exchange of halos in between.
 
     Attributes:
-        entering: maps it reads that other groups (or nobody) made, ascending.
+        entering: maps it reads that it does not make, ascending.
         leaving: maps it makes that are used behind it, ascending.
     """
 

@@ -51,7 +51,7 @@ def make_plan(profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan:
         answer = planner(question)
     except PlanError:
         if request.planner == "auto" and may_be_tiled(cost, request):
-            with suppress(PlanError):  # nobody has asked for tiles: what else does not fit counts
+            with suppress(PlanError):  # tiles were not asked for: the first error counts
                 return _tiled_for_auto(cost, cluster, request, inf)
         raise
     if request.planner != "auto":

@@ -145,7 +145,7 @@ class _PipelinedSearch:
                 )
 
     def _with_tiles(self) -> Sequence[TileDevice]:
-        """A device that could have one of the tiles asked for has one; nobody where all could."""
+        """A device that could have one of the tiles asked for has one; none where all could."""
         grid = self._asked.grid
         if grid is None:
             return self._devices

@@ -1,18 +1,15 @@
 """How a profile's units can be cut: from the model's own maps, or a file's `spatial` entries.
 
-A file says of each unit one window and the size of a map; branches and normalisation are not in it,
-so what is planned from files alone is a chain whose statistics cost nothing. Of which map, the one
-that the unit reads (as `p2ptrain profile` writes it) or the one that it makes, the format does not
-say: taken is what fits more units in a row, then the bytes that more of them say they give; where
-both do (one unit alone, or strides all alike), the map that is read.
+A file gives for each unit one window and the size of a map; branches and normalisation are not in
+it, so what is planned from files alone is a chain whose statistics cost nothing. Of which map, the
+one that the unit reads (as `p2ptrain profile` writes it) or the one that it makes, the format does
+not say. Chosen is what fits more units in a row, then the bytes that more of them give; where both
+do (one unit alone, or equal strides), the map that is read.
 
-What tiles hold twice: a map with its halo is put together in new memory, beside the own part.
-
-Both stay until the backward: the own part as what the group before gave, the whole as what the
-group behind has read. Where that begins with a normalisation, which keeps the whole, only the whole
-stays: as much as planners count of the own part, and the halo. Planners do not count either, as
-costs of a grouping are sums of its groups' shares of what whole maps take; it is added to what a
-plan needs.
+`copied_bytes` is the memory of maps that tiles hold twice until the backward: the own part, as what
+the group before gave, and the whole with its halo, as what the group behind has read (the whole
+only, where that group begins with a normalisation). It is no sum of the groups' shares, so it is
+added to a plan's needs afterwards.
 """
 
 from __future__ import annotations

@@ -1,25 +1,20 @@
 """How large each tile should be: rows and columns of a grid by their devices' speed and memory.
 
-Tile (r, c) is h_r w_c of every map, with sum h = sum w = 1. Found are lines that make the slowest
+Tile (r, c) is h_r w_c of every map, with sum h = sum w = 1. Wanted are lines that make the slowest
 tile as fast as possible, T = max of h_r w_c / speed(r, c), with h_r w_c <= cap(r, c) where memory
 is short. For given columns the best rows are known: the least T for which
 
     sum over r of  min( T / max_c (w_c / speed),  min_c (cap / w_c) )  >=  1
 
-and the other way round; both are improved in turns, which never makes T larger. Where that ends
-depends on where it began, so it begins from several columns: by the sums of the speeds, by those of
-each row alone, equal ones, and by memory. What is best of these need not be the best of all, which
-`corners` tells: T can be smaller as long as tiles that are done in time T can hold more than the
-maps.
+and the other way round; both are improved in turns, which never makes T larger, from several
+starts: columns by the sums of the speeds, by each row alone, equal ones, and by memory.
 
-Rows and columns that hold most, where no tile may have more than its own bound.
-
-Of all h, w > 0 with h_r w_c <= most(r, c) those are wanted whose sum h times sum w is largest: if
-it is above 1, lines that sum to 1 leave every tile room. In logarithms the bounds are linear and
-what is wanted is convex, so it is largest in a corner: where tiles filled to their bounds join all
-rows and columns to a spanning tree. A grid of R rows and C columns has binomial(R + C - 2, R - 1)
-corners (Develin and Sturmfels, Tropical convexity, 2004), and the exchange of one tile of the tree
-for another leads from each to the next.
+The best of these may not be the best of all. T can be smaller as long as tiles that are done in
+time T can hold more than the maps: of all h, w > 0 with h_r w_c <= most(r, c), is the largest
+sum h times sum w above 1? In logarithms the bounds are linear and the product is convex, so it is
+largest in a corner, where tiles filled to their bounds join all rows and columns to a spanning
+tree. R rows and C columns have binomial(R + C - 2, R - 1) corners (Develin and Sturmfels, Tropical
+convexity, 2004); the exchange of one tile of the tree leads from each to the next.
 """
 
 from __future__ import annotations

@@ -10,21 +10,13 @@ The same where the stage's device has a tile too, of depths 1 and 1:
     tiles    F0 .  .  B0 F1 .  .  B1 F2 .  .  B2 F3 .  .  B3 sum
     stage 1  .  F0 B0 .  .  F1 B1 .  .  F2 B2 .  .  F3 B3
 
-And where two devices share it, each with whole micro-batches of twice that time, of depths 4 and 2:
-
-    tiles    F0 F1 F2 F3 .  B0 B1 .  .  B2 B3 sum
-    stage 1  .  F0 F0 B0 B0 F2 F2 B2 B2 .  sum
-             .  .  F1 F1 B1 B1 F3 F3 B3 B3 sum
-
-All devices with tiles work on the same micro-batch, so that they are one device of the engine, and
-a stage on one of them never computes beside the tiles. Stages behind, of one device or several, are
-what they are in any round (`simulation.lanes`), but for what comes from tiles and goes back there.
-Tiles have one uplink and one downlink for images, last maps and their gradients, one device's after
-another's, whoever sends or gets them. What remains inexact: halos and statistics, part of the
-tiles' tasks, do not wait for images that enter meanwhile; an image and its target for one device
-are two transfers; a smaller last micro-batch takes tiles its part of a full one's time; maps and
-their gradients are not compressed, with `overlap` either, and a stage's sum then begins with its
-last backward done, as the tiles' does.
+All devices with tiles work on the same micro-batch, so they are one device of the engine, and a
+stage on one of them never computes beside the tiles. Stages behind, of one device or several, are
+timed as in any round (`simulation/lanes.py`). Tiles share one uplink and one downlink for images,
+last maps and their gradients, one device's after another's. Not modelled: halos and statistics
+waiting for images that enter meanwhile; an image and its target for one device are two transfers; a
+smaller last micro-batch takes its part of a full one's time; compression of maps. With `overlap` a
+stage's all-reduce begins after its last backward.
 """
 
 from __future__ import annotations

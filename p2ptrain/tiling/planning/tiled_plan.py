@@ -1,10 +1,11 @@
 """Plans whose first stage is tiled.
 
-The rest is behind it on one of its devices: a round is then one micro-batch after another,
-forward through the tiles and what follows, and back; then the sum of the filters' gradients and the
-update, so that nobody waits longer for a device with both. Or devices without tiles have the rest,
-and work on one micro-batch while the tiles are at the next (`pipelined_tiling.py`): a pipeline of
-them, or one stage that they share. What either takes is what `tiled_pipeline.py` says.
+Either one of the tiles' devices has the rest of the model: then a round is one micro-batch after
+another, forward through the tiles and what follows, and back; and last the all-reduce of the
+filters' gradients and the update, so that no device waits longer for the one with both. Or devices
+without tiles have the rest and work on one micro-batch while the tiles are at the next
+(`pipelined_tiling.py`): a pipeline of them, or one stage that they share. `tiled_pipeline.py` times
+both.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def _busy(
 
 
 def _updates(cost: CostModel, plan: Plan, begin: float) -> list[TimelineEntry]:
-    """Everybody's when all is done; of a device in two stages one after the other."""
+    """All devices' when all is done; of a device in two stages one after the other."""
     free, found = dict[str, float](), list[TimelineEntry]()
     for p, stage in enumerate(plan.stages):
         for device in stage.devices:
@@ -319,7 +320,7 @@ def _network(cost: CostModel, request: PlanRequest) -> MapNetwork:
         raise PlanError(
             "this profile has no convolution sizes (spatial): make it again with p2ptrain profile"
         )
-    count = min(len(network.units), cost.unit_count - 1)  # somebody computes the loss
+    count = min(len(network.units), cost.unit_count - 1)  # a device behind them computes the loss
     if count < 1:
         raise PlanError("a model of one layer cannot be computed in tiles: another must follow")
     if count < network.least:

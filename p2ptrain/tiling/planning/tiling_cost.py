@@ -1,36 +1,23 @@
-"""What groups of tiled units cost, group by group. The unit of everything is seconds.
+"""What groups of tiled units cost, group by group, in seconds.
 
-For units [s, e) as one group, tile t of device d(t), slowdown k(d), R bytes a second and latency L
-of the link, m and b the processor's seconds for a message and for a byte:
+For units [s, e) as one group, tile t of device d, slowdown k(d), link of R bytes a second and
+latency L; m, b, c: the processor's seconds for a message, for a byte, and to copy a byte:
 
-    work      a tile's part of unit u is  w(t, u) = flops of its required outputs / flops of all,
-              so that what neighbours compute too counts twice (section 4.2: "redundant
-              computation"); on d:  c(d) = k(d) sum of w(t, u) (forward(u) + backward(u))
-    halo      once forward and once back, if any byte crosses between devices:
-              L + max over d of max(max(in(d), out(d)) / R,  k(d) (m messages(d) + b bytes(d)))
-              as bytes are sent, carried and read at the same time: devices whose processors are
-              slower than the link have found that slow when they measured it
-              (section 4.2 and figure 4: boundary data, at group inputs only); one message for
-              each device that it is due to. What was there and what came is put together in new
-              memory, k(d) 2 c bytes there and back (c: the processor's seconds to copy a byte)
-    statistics  the same for each normalisation, with 2 x channels float64 of every tile, to all;
-              not in the paper, whose network has them per tile. It needs all tiles, so it
-              divides the group's work into legs, each as slow as its slowest device. At the
-              beginning of a group they are one exchange with the halo
-    group     sum over legs of max over d of c(d), plus halos, plus statistics
+    work        c(d) = k(d) x sum over its tiles and units of the unit's seconds x (flops of the
+                tile's required outputs / flops of all): what neighbours compute too counts twice
+    halo        once forward and once back, if any byte crosses between devices:
+                L + max over d of max(max(in, out) / R, k(d) (m messages + b bytes)), and 2 c bytes
+                for putting the map together; bytes are sent, carried and read at the same time
+    statistics  the same for each normalisation, 2 x channels float64 from every tile to all. They
+                divide the group's work into legs, each as slow as its slowest device; at the
+                beginning of a group they share one exchange with the halo
+    group       sum over legs of max over d of the leg's work, plus halos, plus statistics
+    filters     once a mini-batch, P bytes of gradients round a ring of D devices, n buckets:
+                max( 2 (D - 1) (P / (D R) + L),  4 (D - 1) k (n m + P b / D) )
+    ends        once a mini-batch, images in, last maps and gradients out, device after device
 
-and once a mini-batch, whatever the groups:
-
-    filters   P bytes of gradients round a ring of D devices:  2 (D - 1) (P / (D R) + L),
-              or what its messages, n buckets of them, take the slowest processor if that is longer:
-              4 (D - 1) k (n m + P b / D)
-              (section 4.1: "the summation can be done once for all filters")
-    ends      the images' tiles from the holder; the last maps to who goes on with them, and their
-              gradients back (section 5.1: input/output communication): one device's after the
-              other's, each over the link between the two
-
-Groups meet at halos only, so a grouping costs the sum of its groups': what the dynamic programme
-in `grouping` needs. It is an upper bound of `simulate`, where a tile waits for its neighbours only.
+Rama et al., sections 4.1, 4.2, 5.1 and figure 4; statistics are ours. Groups meet at halos only, so
+their costs add up (`grouping.py`). It is an upper bound of `tiling_simulation.py`.
 """
 
 from __future__ import annotations
@@ -82,7 +69,7 @@ class Costs:
             grid: of `problem.network`.
             device_of_tile: by tile.
             holder: the device that has the images, with tiles or without; None = the first one.
-            behind: the device that goes on with the last maps, the same, if it is one
+            behind: the device that computes with the last maps, the same, if it is one
                 (`leaving_to`, `returning_from` are for others).
             early: borders of units where halos travel with statistics (`MapNetwork.with_early`).
         """
@@ -239,9 +226,7 @@ class Costs:
         first = network.units[laid.group.first].first
         for number, operation in zip(self._unit_of[first:], operations, strict=False):
             if operation.statistics:
-                announced = self._everybody(
-                    STATISTICS_BYTES * network.maps[operation.output].channels
-                )
+                announced = self._to_all(STATISTICS_BYTES * network.maps[operation.output].channels)
                 read = operation.inputs[0]
                 if operation is operations[0] and read not in network.entering:
                     halo = self._together(halo, announced)
@@ -318,7 +303,7 @@ class Costs:
         return TileTraffic(tuple(sent), tuple(received), messages, waiting)
 
     def _together(self, halo: TileTraffic, announced: TileTraffic) -> TileTraffic:
-        """Both in one exchange: where everybody tells everybody, halos go in the same messages."""
+        """Both in one exchange: where all send to all, halos go in the same messages."""
 
         def sums(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
             return tuple(a + b for a, b in zip(one, other, strict=True))
@@ -330,8 +315,8 @@ class Costs:
             tuple(a | b for a, b in zip(halo.waits_for, announced.waits_for, strict=True)),
         )
 
-    def _everybody(self, size: float) -> TileTraffic:
-        """Every tile tells `size` bytes to every device."""
+    def _to_all(self, size: float) -> TileTraffic:
+        """Every tile sends `size` bytes to every device."""
         count, tiles = len(self.devices), len(self.device_of_tile)
         held = [self.device_of_tile.count(device) for device in range(count)]
         busy = frozenset(device for device in range(count) if held[device])
@@ -344,7 +329,7 @@ class Costs:
         )
 
     def exchange_seconds(self, exchange: TileTraffic) -> float:
-        """Until everybody has everything, if all begin together."""
+        """Until every device has everything, if all begin together."""
         if exchange.is_empty:
             return 0.0
         return self.problem.link.latency_s + max(
@@ -375,7 +360,7 @@ def _buckets(size: float, sizes: BucketSizes) -> int:
 
 
 def _work(operation: Operation) -> float:
-    """Of one position; never nothing, so that a unit's time is always somebody's."""
+    """Of one position; above zero, so that a unit's time is always some tile's."""
     return max(operation.flops, 1.0)
 
 

@@ -1,12 +1,9 @@
-"""The question: units to tile, how long they take, and the devices.
+"""The question: units to tile, how long they take, the devices and the links that tiles use.
 
-The links that tiles use: between those that have some, and to and from those at the two ends.
-
-What goes in and out of tiles: images, the last maps, their gradients; and who gets the maps.
-
-What crosses between devices with tiles, and what a group of units takes with it.
-
-Why nothing fits, in few words: many ways are tried, and most of them fail for one reason.
+`TileTraffic` is what goes in and out of tiles (images, last maps, their gradients) and which
+devices get the last maps; `GroupCost` what crosses between devices inside, and what a group of
+units takes with it. `describe_refusals` sums up why nothing fits: many ways are tried, and most
+fail for one reason.
 """
 
 from __future__ import annotations
@@ -134,7 +131,7 @@ class TileLinks:
         return self.cost.link(self.places[sender], self.places[receiver])
 
     def among(self, names: Sequence[str]) -> ClusterLink:
-        """What stands for all links between these devices, as everybody waits for the slowest.
+        """What stands for all links between these devices, as all wait for the slowest.
 
         The least rate and the largest latency of all ordered pairs. What `train` has measured is
         not that certain: one slow pair among many is a measurement that something came between,
@@ -180,7 +177,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """A device that goes on with the last maps: with all of their samples, or with a part."""
+    """A device that computes with the last maps: with all of their samples, or with a part."""
 
     device: TileDevice
     part: float = 1.0

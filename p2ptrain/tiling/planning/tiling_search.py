@@ -2,13 +2,12 @@
 
 Tried are all grids with a tile a device (the devices in order of their speed, row by row, so that
 rows have similar ones), both ways to draw lines and every number of tiled units; each with its
-best grouping. What is not tiled is computed by one of these devices, of those that hold it the
-fastest or the one with most memory, or by others (`pipelined_tiling.py`). Judged is the simulation.
-Lines are drawn within what devices hold of the maps. Halos inside a unit, or a group that is asked
-for, come on top, and lines lie between positions: where a tile is then too large, they are drawn
-again with less for it.
-A grid that is asked for may have more tiles than there are devices: then each has several, the more
-the faster it is.
+best grouping. What is not tiled is computed by one of these devices (of those that can hold it, the
+fastest or the one with most memory) or by others (`pipelined_tiling.py`). The simulation decides.
+
+Lines are drawn within what devices can hold of the maps. Halos come on top, and lines lie between
+positions: where a tile is then too large, they are drawn again with less for it. A grid that is
+asked for may have more tiles than there are devices: then faster devices get more of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A question about tiles, from profiles and links: one micro-batch size on some devices.
 
-What is not tiled, on a device with tiles: each micro-batch passes the tiles, then the rest.
+`SharedRest` is the rest of the model on a device with tiles: each micro-batch passes the tiles,
+then the rest.
 """
 
 from __future__ import annotations

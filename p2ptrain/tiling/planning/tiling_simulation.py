@@ -1,10 +1,10 @@
 """How long a mini-batch in tiles takes, event by event, and what it cannot undercut.
 
 In a halo's exchange a device waits for its neighbours only, not for all; devices far from the
-slowest one run ahead until the next normalisation, which needs everybody. A device's bytes and
+slowest one run ahead until the next normalisation, which needs all of them. A device's bytes and
 messages are sent when it gets there; what it waits for has arrived a latency after the sender is
 through. All begin the backward together: what follows the tiles needs all of their maps. The
-filters' sum and the ends are as in `cost`.
+filters' all-reduce and the ends are as in `tiling_cost.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TileSpan:
     """What keeps a device with tiles busy for a while, from the start of a pass.
 
     Attributes:
-        exchanges: it tells others halos and statistics; else it computes.
+        exchanges: it sends halos and statistics to others; else it computes.
     """
 
     device: int

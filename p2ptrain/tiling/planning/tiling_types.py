@@ -1,4 +1,4 @@
-"""What is asked of the search, a tiling, a candidate."""
+"""The search's request, a tiling, and a candidate."""
 
 from __future__ import annotations
 

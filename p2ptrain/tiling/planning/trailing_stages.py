@@ -1,8 +1,8 @@
 """What devices without tiles may do behind them: a straight pipeline, or one stage that they share.
 
-A pipeline is the best one of all these devices (`shared.partition`). Where they share one stage,
-they divide each micro-batch by samples, or take whole ones in turn, by their speeds
-(`search.divider`); with a single micro-batch only dividing it gives all of them something to do.
+A pipeline is the best one of all these devices (`plan/problem/partition.py`). Where they share one
+stage, they divide each micro-batch by samples, or take whole ones in turn, by their speeds
+(`plan/search/shares.py`); with a single micro-batch only dividing it gives all of them work.
 """
 
 from __future__ import annotations
