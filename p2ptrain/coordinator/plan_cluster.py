@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeVar
 
 from p2ptrain.coordinator.measured_cluster import (
     MeasuredCluster,
@@ -23,7 +23,7 @@ from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.plan.mode_choice import choose_mode
 from p2ptrain.plan.pinned_units import PinnedUnits
-from p2ptrain.plan.prediction_bias import bias_checked_change, bias_checked_plan
+from p2ptrain.plan.prediction_bias import PlanMaker, bias_checked_change, bias_checked_plan
 from p2ptrain.plan.replan.baselines import respipe
 from p2ptrain.plan.replan.light_search import THOROUGH
 from p2ptrain.plan.replan.replan import replan, request_for_same_plan
@@ -142,6 +142,7 @@ def replan_cluster(
         near = partial(
             replan,
             *(profile, cluster, present, wanted),
+            planner=make_plan,
             replicas=replicas,
             effort=THOROUGH if repay_seconds is None else None,  # nobody waits
             repay_seconds=repay_seconds,
@@ -167,7 +168,7 @@ def replan_cluster(
         used = here if on_all else here & present.device_names
         return again(profile, cluster, replace(wanted, required=used - household.leaving))
 
-    obeyed: list[Planning] = []
+    obeyed: list[PlanMaker] = []
     if planner in UNDIVIDED and is_near:
         obeyed.append(own)
     if planner == "pp" or (planner != "auto" and is_near):
@@ -178,10 +179,9 @@ def replan_cluster(
     return _within_memory(request, household, again)
 
 
-Planning: TypeAlias = Callable[[Profile, Cluster, PlanRequest], Plan]
-
-
-def _within_memory(request: JobPlanRequest, household: MeasuredCluster, planning: Planning) -> Plan:
+def _within_memory(
+    request: JobPlanRequest, household: MeasuredCluster, planning: PlanMaker
+) -> Plan:
     profile, cluster = planner_question(request, household)
     found = pooled_measurements(household.candidates, profile, request.batch_size)
     reserved = reserved_by_name(profile, request, household)
@@ -242,7 +242,7 @@ def _plan_within(
     cluster: Cluster,
     profile: Profile,
     request: JobPlanRequest,
-    planning: Planning,
+    planning: PlanMaker,
     leaving: frozenset[str],
 ) -> Plan:
     here = frozenset(device.name for device in cluster.devices)
@@ -278,7 +278,7 @@ def _planned(
     cluster: Cluster,
     wanted: PlanRequest,
     request: JobPlanRequest,
-    planning: Planning,
+    planning: PlanMaker,
 ) -> Plan:
     if not wanted.private:
         return planning(profile, cluster, wanted)

@@ -14,12 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import TypeAlias
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
+
+PlanMaker: TypeAlias = Callable[[Profile, Cluster, PlanRequest], Plan]
+"""Makes a plan from zero. The one that knows tiles too is `tiling.planning.make_plan.make_plan`."""
 
 DOUBT = 0.12
 """How much longer than predicted a round of several stages is taken to be."""
@@ -29,7 +33,7 @@ NOT_THERE = "it would have to fetch the whole model first"
 
 
 def bias_checked_plan(
-    planner: Callable[[Profile, Cluster, PlanRequest], Plan],
+    planner: PlanMaker,
     profile: Profile,
     cluster: Cluster,
     request: PlanRequest,
@@ -56,7 +60,7 @@ def bias_checked_plan(
 
 
 def bias_checked_change(
-    planner: Callable[[Profile, Cluster, PlanRequest], Plan],
+    planner: PlanMaker,
     profile: Profile,
     cluster: Cluster,
     request: PlanRequest,
@@ -85,7 +89,7 @@ def bias_checked_change(
 
 def _found_by(
     name: str,
-    planner: Callable[[Profile, Cluster, PlanRequest], Plan],
+    planner: PlanMaker,
     profile: Profile,
     cluster: Cluster,
     request: PlanRequest,

@@ -23,6 +23,7 @@ from p2ptrain.errors import PlanError, size_text
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
 from p2ptrain.plan.cost.cost_model import cost_model
 from p2ptrain.plan.planner_registry import plan_from_draft
+from p2ptrain.plan.prediction_bias import PlanMaker
 from p2ptrain.plan.problem.question import Answer
 from p2ptrain.plan.replan.light_search import LightSearch, ReplanEffort
 from p2ptrain.plan.replan.migration import Migration, plan_migration
@@ -32,7 +33,6 @@ from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
-from p2ptrain.tiling.planning.make_plan import make_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ def replan(
     plan: Plan,
     request: PlanRequest,
     *,
+    planner: PlanMaker,
     dead: Iterable[str] = (),
     replicas: Replicas | None = None,
     effort: ReplanEffort | None = None,
@@ -66,6 +67,7 @@ def replan(
     Arguments:
         cluster: with the speeds and links of now; a device of `plan` that is not in it is dead.
         request: its constraints hold; its planner, batch size and micro-batch are the plan's.
+        planner: makes a plan from zero where no plan close to the old one fits.
         replicas: who has each unit; by default what chain replication of `plan` placed.
         effort: how much to look at; by default about 20 ms (median of 8 devices and 64 units).
         repay_seconds: training stands still until bytes have moved, and a plan that is slower for
@@ -83,7 +85,7 @@ def replan(
     search = LightSearch(cost, plan, request, held, effort, pause)
     best = search.run()
     if best is None:
-        return _from_zero(profile, cluster, plan, request, held)
+        return _from_zero(planner, profile, cluster, plan, request, held)
     reasons = dict.fromkeys(search.allowed, "no place was found where it makes training faster")
     found_by = "replan" if plan.planner == "auto" else None
     new = plan_from_draft(search.cost, plan.planner, Answer(best.draft, reasons, found_by))
@@ -121,10 +123,15 @@ def request_for_same_plan(plan: Plan, request: PlanRequest) -> PlanRequest:
 
 
 def _from_zero(
-    profile: Profile, cluster: Cluster, plan: Plan, request: PlanRequest, held: Replicas
+    planner: PlanMaker,
+    profile: Profile,
+    cluster: Cluster,
+    plan: Plan,
+    request: PlanRequest,
+    held: Replicas,
 ) -> Replanned:
     """Where no plan close to the old one fits: any plan that does, or PlanError."""
-    new = make_plan(profile, cluster, request_for_same_plan(plan, request))
+    new = planner(profile, cluster, request_for_same_plan(plan, request))
     migration = plan_migration(profile, cluster, plan, held, new)
     return Replanned(new, migration, 0, "no plan close to the old one fits: a new one was made")
 

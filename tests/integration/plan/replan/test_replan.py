@@ -24,8 +24,10 @@ def test_in_a_pause_no_more_is_lost_than_by_the_usual_plan(
     gone = plan.stages[min(stage, len(plan.stages) - 1)].devices[0].name
     assume(gone != "a" and len(plan.stages) > 1)
     held = place_replicas(plan).without([gone])
-    usual = replan(TWELVE, cluster, plan, REQUEST, dead=[gone], replicas=held)
-    soon = replan(TWELVE, cluster, plan, REQUEST, dead=[gone], repay_seconds=SOON)
+    usual = replan(TWELVE, cluster, plan, REQUEST, dead=[gone], replicas=held, planner=make_plan)
+    soon = replan(
+        TWELVE, cluster, plan, REQUEST, dead=[gone], repay_seconds=SOON, planner=make_plan
+    )
     check_plan(soon.plan, TWELVE, living_cluster(cluster, [gone]), private=False)
     slower = soon.plan.predicted.round_seconds / usual.plan.predicted.round_seconds - 1
     assert slower <= pause.TOLERANCE

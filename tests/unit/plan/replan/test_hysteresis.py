@@ -54,7 +54,7 @@ def decide(
     """Whether to leave `plan` for what is found where devices are as in `cluster`."""
     cost = cost_model(profile, cluster, REQUEST)
     now = simulate_draft(cost, draft_of(plan, cost)).round_seconds
-    found = replan(profile, cluster, plan, REQUEST)
+    found = replan(profile, cluster, plan, REQUEST, planner=make_plan)
     return weigh_replan(plan, now, found, remaining_rounds, moved_seconds_ago)
 
 

@@ -54,7 +54,7 @@ def thirds() -> Plan:
     return plan
 
 
-@pytest.mark.parametrize("change", [replan, respipe])
+@pytest.mark.parametrize("change", [partial(replan, planner=make_plan), respipe])
 def test_where_depths_are_to_be_full_they_stay_so(change: Callable[..., Replanned]) -> None:
     """A stage that has less in flight for want of memory would have other delays than before."""
     request = quick_request(8, mode=PlanMode.ASYNC, full_depths=True, groups=False)
@@ -76,7 +76,7 @@ def test_the_dead_devices_work_is_spread_evenly_and_few_units_travel() -> None:
     plan = thirds()
     first, dead, last = (stage.devices[0].name for stage in plan.stages)
     assert dead != "a", "the holder is at an end"
-    found = replan(TWELVE, three(), plan, REQUEST, dead=[dead])
+    found = replan(TWELVE, three(), plan, REQUEST, dead=[dead], planner=make_plan)
     assert units_of(found.plan) == {first: (0, 6), last: (6, 12)}
     assert [(m.unit, m.sender, m.receiver) for m in found.migration.moves] == [
         (4, last, first),
@@ -124,7 +124,7 @@ def test_in_a_pause_a_plan_that_can_begin_at_once_goes_before_a_faster_one() -> 
 
 def test_an_unchanged_household_keeps_its_plan_and_moves_nothing() -> None:
     plan = thirds()
-    found = replan(TWELVE, three(), plan, REQUEST)
+    found = replan(TWELVE, three(), plan, REQUEST, planner=make_plan)
     assert found.plan.stages == plan.stages
     assert found.migration.size_bytes == 0
     assert "nothing changed" in found.reason
@@ -134,7 +134,7 @@ def test_a_slowed_device_hands_units_to_its_neighbours() -> None:
     plan = thirds()
     middle = plan.stages[1].devices[0].name
     devices = tuple(replace(d, slowdown=4.0) if d.name == middle else d for d in three().devices)
-    found = replan(TWELVE, replace(three(), devices=devices), plan, REQUEST)
+    found = replan(TWELVE, replace(three(), devices=devices), plan, REQUEST, planner=make_plan)
     first, end = units_of(found.plan).get(middle, (0, 0))
     assert end - first <= 2
     assert found.plan.predicted.round_seconds < 32 * 2 * 8
@@ -143,7 +143,7 @@ def test_a_slowed_device_hands_units_to_its_neighbours() -> None:
 def test_a_joined_device_is_taken_in_where_it_pays() -> None:
     small = living_cluster(three(), ["c"])
     plan = make_plan(TWELVE, small, REQUEST)
-    found = replan(TWELVE, three(), plan, REQUEST)
+    found = replan(TWELVE, three(), plan, REQUEST, planner=make_plan)
     assert set(units_of(found.plan)) == {"a", "b", "c"}
     assert found.migration.size_bytes == 4 * 100
 
@@ -151,37 +151,41 @@ def test_a_joined_device_is_taken_in_where_it_pays() -> None:
 def test_memory_decides_who_takes_over() -> None:
     plan = thirds()
     tight = three(c=TWELVE.units[0].parameter_bytes * 3 * 5 + 25)
-    found = replan(TWELVE, tight, plan, REQUEST, dead=["b"])
+    found = replan(TWELVE, tight, plan, REQUEST, dead=["b"], planner=make_plan)
     assert units_of(found.plan)["c"][1] - units_of(found.plan)["c"][0] <= 5
 
 
 def test_constraints_hold_in_the_new_plan() -> None:
     plan = thirds()
     capped = replace(REQUEST, caps={"c": 0.25})
-    found = replan(TWELVE, three(), plan, capped, dead=["b"])
+    found = replan(TWELVE, three(), plan, capped, dead=["b"], planner=make_plan)
     cost = CostModel(TWELVE, living_cluster(three(), ["b"]))
     parts = WorkloadShare(TWELVE).parts(draft_of(found.plan, cost))
     assert parts.get(cost.index("c"), 0.0) <= 0.25
     devices = tuple(replace(d, slowdown=40.0) if d.name == "c" else d for d in three().devices)
     slow = replace(three(), devices=devices)
-    free = replan(TWELVE, slow, plan, REQUEST)
+    free = replan(TWELVE, slow, plan, REQUEST, planner=make_plan)
     assert "c" not in units_of(free.plan)
-    forced = replan(TWELVE, slow, plan, replace(REQUEST, required=frozenset({"c"})))
+    forced = replan(
+        TWELVE, slow, plan, replace(REQUEST, required=frozenset({"c"})), planner=make_plan
+    )
     assert "c" in units_of(forced.plan)
-    only = replan(TWELVE, three(), plan, replace(REQUEST, only=frozenset({"a", "c"})))
+    only = replan(
+        TWELVE, three(), plan, replace(REQUEST, only=frozenset({"a", "c"})), planner=make_plan
+    )
     assert set(units_of(only.plan)) <= {"a", "c"}
 
 
 def test_a_dead_holder_is_said_to_be_waited_for() -> None:
     with pytest.raises(PlanError, match="a, which has the data, is gone"):
-        replan(TWELVE, three(), thirds(), REQUEST, dead=["a"])
+        replan(TWELVE, three(), thirds(), REQUEST, dead=["a"], planner=make_plan)
 
 
 def test_a_lost_unit_is_named() -> None:
     plan = thirds()
     held = place_replicas(plan, chain=False)
     with pytest.raises(PlanError, match="are lost"):
-        replan(TWELVE, three(), plan, REQUEST, dead=["b"], replicas=held)
+        replan(TWELVE, three(), plan, REQUEST, dead=["b"], replicas=held, planner=make_plan)
 
 
 def test_a_private_plan_stays_private_when_everyone_else_is_gone_and_when_they_return() -> None:
@@ -195,9 +199,10 @@ def test_a_private_plan_stays_private_when_everyone_else_is_gone_and_when_they_r
         private,
         dead=["b", "c"],
         replicas=place_replicas(plan, global_at="a"),
+        planner=make_plan,
     )
     assert units_of(alone.plan) == {"a": (0, 12)}
-    back = replan(TWELVE, three(), alone.plan, private)
+    back = replan(TWELVE, three(), alone.plan, private, planner=make_plan)
     check_plan(back.plan, TWELVE, three(), private=True)
     assert back.plan.predicted.round_seconds < alone.plan.predicted.round_seconds
 
@@ -215,7 +220,7 @@ def test_a_group_goes_on_without_its_dead_member_and_nothing_travels() -> None:
             PlannedStage((4, 12), shares, 1, Allocation.SAMPLES),
         ),
     )
-    found = replan(TWELVE, cluster, plan, request, dead=["c"])
+    found = replan(TWELVE, cluster, plan, request, dead=["c"], planner=make_plan)
     check_plan(found.plan, TWELVE, living_cluster(cluster, ["c"]))
     assert {m.sender for m in found.migration.moves} <= {"a", "b"}
     handed = respipe(TWELVE, cluster, plan, request, dead=["c"])
@@ -267,7 +272,7 @@ def test_new_plans_are_valid_fit_and_use_no_dead_device(question: Question) -> N
     profile, cluster, plan, request, dead = question
     held = place_replicas(plan, global_at=cluster.holder.name)
     try:
-        found = replan(profile, cluster, plan, request, dead=dead, replicas=held)
+        found = replan(profile, cluster, plan, request, dead=dead, replicas=held, planner=make_plan)
     except PlanError:
         with pytest.raises(PlanError):  # then nothing fits at all
             make_plan(
@@ -284,11 +289,11 @@ def test_new_plans_are_valid_fit_and_use_no_dead_device(question: Question) -> N
         device.name for device in left.devices
     }
     turned = replace(cluster, devices=cluster.devices[::-1])
-    again = replan(profile, turned, plan, request, dead=dead, replicas=held)
+    again = replan(profile, turned, plan, request, dead=dead, replicas=held, planner=make_plan)
     assert again == found
 
 
 def test_a_plan_that_was_not_private_becomes_so() -> None:
     private = replace(REQUEST, private=True)
-    found = replan(TWELVE, three(), thirds(), private)
+    found = replan(TWELVE, three(), thirds(), private, planner=make_plan)
     check_plan(found.plan, TWELVE, three(), private=True)

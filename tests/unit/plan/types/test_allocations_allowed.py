@@ -78,5 +78,5 @@ def test_replanning_keeps_to_what_is_allowed() -> None:
     request = PlanRequest(256, 8, allocations=DEALING, effort=0.03)
     plan = make_plan(model, household, request)
     dead = plan.stages[-1].devices[0].name
-    found = replan(model, household, plan, request, dead=[dead])
+    found = replan(model, household, plan, request, dead=[dead], planner=make_plan)
     assert {stage.allocation for stage in _groups(found.plan)} <= DEALING
