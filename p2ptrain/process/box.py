@@ -26,7 +26,6 @@ from typing import Protocol
 
 import psutil
 
-import p2ptrain
 from p2ptrain.logs import get_logger
 from p2ptrain.process import zygote
 from p2ptrain.process.zygote import ANSWER, ASK, HEAD, KILL, NOWHERE, PLACE, READY
@@ -425,6 +424,6 @@ def _command(*arguments: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    root = str(Path(p2ptrain.__file__).parent.parent)
+    root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -25,7 +25,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TypeVar
 
-import p2ptrain
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.logs import get_logger
 from p2ptrain.process import child_process_main as apart_process
@@ -103,7 +102,7 @@ class ChildProcess:
         Raises OSError, EOFError, UnpicklingError: that process did not do it.
         """
         question = pickle.dumps(function)
-        root = str(Path(p2ptrain.__file__).parent.parent)
+        root = str(Path(__file__).parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         rest = ["rest"] * (self._haste is SearchPriority.IDLE)
         with subprocess.Popen(
