@@ -37,8 +37,8 @@ from p2ptrain.errors import ProtocolError, TooLarge
 from p2ptrain.model.graph import operators
 from p2ptrain.model.graph.decoding import check_arguments
 from p2ptrain.model.graph.nodes import GraphNode, InputRef
-from p2ptrain.model.graph.result_sizes import node_needs
 from p2ptrain.model.stage.instructions import call_of
+from p2ptrain.model.stage.result_sizes import node_needs
 
 CHUNK = 2_000
 ALARM_SECONDS = 5

@@ -62,7 +62,7 @@ from p2ptrain.messages.tensors import (
     ResendSamples,
     StreamId,
 )
-from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.blocks import decode_block
@@ -404,7 +404,7 @@ def _training() -> list[Target]:
         ),
         Target("digest", of_value(lambda value: read_digest(value, 100)), [cbor.dumps([5])]),
         Target("tensor_meta", of_value(_tensor_meta), [cbor.dumps(pack(torch.zeros(3, 4)).meta)]),
-        Target("model", ModelDescription.from_bytes, [_model()]),
+        Target("model", decode_model, [_model()]),
         Target("box_answer", ProfileResult.from_bytes, [cbor.dumps(write_form(_found()))]),
         Target(
             "passed_over",

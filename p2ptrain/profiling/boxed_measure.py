@@ -16,7 +16,7 @@ import torch
 import torch.fx.experimental.symbolic_shapes  # torch loads it late: no file may be read then
 
 from p2ptrain.errors import Error
-from p2ptrain.model.graph.decoding import decode
+from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
 from p2ptrain.net import cbor
 from p2ptrain.net.forms import Length, Range, Text
@@ -155,7 +155,7 @@ def measure(content: bytes, mark: Mark) -> bytes:
 
 def _measured(asked: ProfileRequest, mark: Mark) -> bytes:
     try:
-        description = decode(asked.model)
+        description = decode_model(asked.model)
         found = ProfileResult.of(
             measure_units(
                 description,
@@ -182,7 +182,7 @@ def work(content: bytes, mark: Mark) -> bytes:
     asked = ProfileRequest.from_bytes(content)
 
     def run() -> bytes:
-        description = decode(asked.model)
+        description = decode_model(asked.model)
         for _ in work_on(description, asked.batch_sizes[0], asked.memory_bytes):
             pass
         return b""

@@ -24,8 +24,8 @@ from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.graph.effects import named_arguments
 from p2ptrain.model.graph.nodes import GraphNode, StateRef
 from p2ptrain.model.graph.packed_sequences import full_lengths
-from p2ptrain.model.graph.result_sizes import refuse_too_large, shortest_packed
 from p2ptrain.model.graph.values import ValueDescription
+from p2ptrain.model.stage.result_sizes import refuse_too_large, shortest_packed
 from p2ptrain.net.forms import Range, Text
 from p2ptrain.profiling.unit_chain import UnitChain, unmarked
 from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits

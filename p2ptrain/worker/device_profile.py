@@ -22,6 +22,7 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import GONE, Mesh, display_name
 from p2ptrain.messages.kinds import FETCH_MODEL, MEASURE_LINKS, MEASURE_PROFILE, MODEL_LIMIT_BYTES
 from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
+from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.determinism import check_default_type
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
@@ -216,7 +217,7 @@ class DeviceProfiler:
             if self._unasked is not None:
                 self._unasked.check(digest)
             with timed(log, "model_read"):
-                read = partial(ModelDescription.from_bytes, fetched.content)
+                read = partial(decode_model, fetched.content)
                 description = await self._compute.run((0,), read)
             if description.digest != digest:
                 raise ProtocolError("the holder sent a model in another form than it is sent")

@@ -10,7 +10,7 @@ from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.round_orders import FED_AHEAD
 from p2ptrain.messages.tensors import SampleRange, StreamId
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.sample_independence.division_effects import sample_dimension
+from p2ptrain.model.graph.values import sample_dimension
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.plan.types.bucket_sizes import BucketSizes

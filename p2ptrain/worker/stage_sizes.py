@@ -13,7 +13,7 @@ from collections.abc import Callable
 from p2ptrain.errors import TooLarge, size_text
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.graph.result_sizes import stage_needs
+from p2ptrain.model.stage.result_sizes import stage_needs
 from p2ptrain.plan.types.allocation import Allocation, sample_ranges
 
 KNOWN_WITHIN = 1.25

@@ -85,8 +85,12 @@ _MEMORY_FORMATS = {
 }
 
 
-def decode(blob: bytes) -> ModelDescription:
-    """What `ModelDescription.from_bytes` gives."""
+def decode_model(blob: bytes) -> ModelDescription:
+    """Read a model that another device sent.
+
+    Raises:
+        ProtocolError: it is not a model that this device may run.
+    """
     fields = _map(cbor.loads(blob, LIMIT_BYTES, items_limit=_ITEMS))
     if fields.get("format") != FORMAT:
         _refuse("it is of another format")

@@ -124,17 +124,6 @@ class ModelDescription:
 
         return encode(self)
 
-    @staticmethod
-    def from_bytes(blob: bytes) -> ModelDescription:
-        """Read what another device sent.
-
-        Raises:
-            ProtocolError: it is not a model that this device may run.
-        """
-        from p2ptrain.model.graph.decoding import decode
-
-        return decode(blob)
-
     @cached_property
     def digest(self) -> str:
         """SHA-256 of `to_bytes`, 64 hex digits."""

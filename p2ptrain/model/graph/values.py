@@ -109,3 +109,16 @@ CROSSING_DTYPES = frozenset(
     }
 )
 """Element types of what may travel."""
+
+
+def sample_dimension(value: ValueDescription) -> int | None:
+    """The dimension along which `value` can be cut between samples.
+
+    Returns:
+        The only dimension that depends on the batch, where it is exactly the batch size; None where
+        there is no such dimension: the value cannot be divided.
+    """
+    varying = [k for k, d in enumerate(value.dimensions) if not d.is_constant]
+    if len(varying) != 1 or value.dimensions[varying[0]] != BATCH:
+        return None
+    return varying[0]

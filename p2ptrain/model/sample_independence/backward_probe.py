@@ -13,8 +13,7 @@ from torch import Tensor
 
 from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.graph.values import ValueDescription
-from p2ptrain.model.sample_independence.division_effects import sample_dimension
+from p2ptrain.model.graph.values import ValueDescription, sample_dimension
 from p2ptrain.model.stage.program import Program
 from p2ptrain.model.stage.stage import NO_SEED
 

@@ -18,21 +18,8 @@ from p2ptrain.model.graph.effects import (
     uses_batch_statistics,
 )
 from p2ptrain.model.graph.nodes import GraphNode
-from p2ptrain.model.graph.values import BATCH, ValueDescription
+from p2ptrain.model.graph.values import sample_dimension
 from p2ptrain.model.sample_independence.masked_losses import leaves_out_a_class, weighs_classes
-
-
-def sample_dimension(value: ValueDescription) -> int | None:
-    """The dimension along which `value` can be cut between samples.
-
-    Returns:
-        The only dimension that depends on the batch, where it is exactly the batch size; None where
-        there is no such dimension: the value cannot be divided.
-    """
-    varying = [k for k, d in enumerate(value.dimensions) if not d.is_constant]
-    if len(varying) != 1 or value.dimensions[varying[0]] != BATCH:
-        return None
-    return varying[0]
 
 
 def indivisible_boundaries(description: ModelDescription) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.graph.nodes import Argument, GraphNode, InputRef, TargetRef
-from p2ptrain.model.graph.values import ValueDescription
+from p2ptrain.model.graph.values import ValueDescription, sample_dimension
 from p2ptrain.model.sample_independence.backward_probe import (
     close,
     gradients_agree,
@@ -31,7 +31,6 @@ from p2ptrain.model.sample_independence.backward_probe import (
 )
 from p2ptrain.model.sample_independence.division_effects import (
     indivisible_boundaries,
-    sample_dimension,
 )
 from p2ptrain.model.sample_independence.equal_draws import DrawnAlike
 from p2ptrain.model.sample_independence.masked_losses import mask_values

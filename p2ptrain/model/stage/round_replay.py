@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.sample_independence.division_effects import sample_dimension
+from p2ptrain.model.graph.values import sample_dimension
 from p2ptrain.model.stage.failures import all_finite
 from p2ptrain.model.stage.stage import Stage
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.sample_independence.division_effects import sample_dimension
+from p2ptrain.model.graph.values import sample_dimension
 from p2ptrain.model.stage.round_replay import size_of
 from p2ptrain.net.forms import Length, Range, Text
 from p2ptrain.net.parts import Blob

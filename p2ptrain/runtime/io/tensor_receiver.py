@@ -22,8 +22,7 @@ from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, Value
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.graph.values import ValueDescription
-from p2ptrain.model.sample_independence.division_effects import sample_dimension
+from p2ptrain.model.graph.values import ValueDescription, sample_dimension
 from p2ptrain.model.stage.round_replay import size_of
 from p2ptrain.model.wire.tensor_codec import Unpacking
 from p2ptrain.model.wire.wire_format import WireFormat

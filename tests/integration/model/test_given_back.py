@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import Error
 from p2ptrain.model.capture.capture import capture
-from p2ptrain.model.graph.result_sizes import needs_of
+from p2ptrain.model.stage.result_sizes import needs_of
 
 EXAMPLE = (torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64))
 

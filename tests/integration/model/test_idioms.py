@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.graph.effects import draws_random_numbers
 from p2ptrain.profiling.measure_units import measure_units
 from tests.support import model_idioms, stage_pipeline, zoo
@@ -38,7 +38,7 @@ def _received(name: str, samples: int = stage_pipeline.BATCH) -> _Received:
     made = model_idioms.make(name, samples)
     held = {n: t.clone() for n, t in vars(made.model).items() if isinstance(t, torch.Tensor)}
     model = stage_pipeline.captured(made)
-    model.description = ModelDescription.from_bytes(model.description.to_bytes())
+    model.description = decode_model(model.description.to_bytes())
     return _Received(made, model, held)
 
 

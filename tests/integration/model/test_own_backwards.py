@@ -15,8 +15,7 @@ from torch.nn.functional import mse_loss
 from p2ptrain.errors import CaptureError, ProtocolError
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
-from p2ptrain.model.graph.decoding import LIMIT_BYTES
-from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.decoding import LIMIT_BYTES, decode_model
 from p2ptrain.model.sample_independence.division_probe import SAMPLES, first_mixing_unit
 from p2ptrain.net import cbor
 from tests.support import stage_pipeline
@@ -328,7 +327,7 @@ def _received(made: Made) -> Captured:
     """Captured, with the description as a device reads it."""
     model = stage_pipeline.captured(made)
     sent = model.description
-    model.description = ModelDescription.from_bytes(sent.to_bytes())
+    model.description = decode_model(sent.to_bytes())
     assert model.description == sent
     return model
 
@@ -626,8 +625,8 @@ def _with_backward(change: Callable[[list[Any]], None]) -> bytes:
 )
 def test_a_malformed_backward_is_refused(change: Callable[[list[Any]], None]) -> None:
     with pytest.raises(ProtocolError):
-        ModelDescription.from_bytes(_with_backward(change))
+        decode_model(_with_backward(change))
 
 
 def test_what_is_not_changed_is_taken() -> None:
-    ModelDescription.from_bytes(_with_backward(lambda args: None))
+    decode_model(_with_backward(lambda args: None))

@@ -15,7 +15,7 @@ import pytest
 
 import p2ptrain
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.net.blocks import decode_block
 from tools.fuzz_targets import OWN_ERRORS, mutated, targets
 
@@ -128,10 +128,10 @@ def _with_operator(name: object) -> dict[str, Any]:
 def test_s23_a_model_of_unknown_or_endless_parts_is_refused(fields: dict[str, Any]) -> None:
     """S23: operators from an allow-list, sizes before memory, and no code."""
     with pytest.raises(ProtocolError):
-        ModelDescription.from_bytes(cbor2.dumps(fields))
+        decode_model(cbor2.dumps(fields))
 
 
 def test_s23_code_beside_a_model_is_nothing_that_anybody_reads() -> None:
     """S23: it is left out of what is run, sent on and kept."""
-    plain = ModelDescription.from_bytes(targets()["model"].examples[0])
-    assert ModelDescription.from_bytes(cbor2.dumps({**_description(), "code": "1/0"})) == plain
+    plain = decode_model(targets()["model"].examples[0])
+    assert decode_model(cbor2.dumps({**_description(), "code": "1/0"})) == plain

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.graph.decoding import LIMIT_BYTES, is_dense
-from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.sample_independence.division_effects import sample_dimension
+from p2ptrain.model.graph.decoding import LIMIT_BYTES, decode_model, is_dense
+from p2ptrain.model.graph.values import sample_dimension
 from p2ptrain.net import cbor
 from tests.support.prepared_models import Get
 
@@ -21,7 +20,7 @@ from tests.support.prepared_models import Get
 @pytest.mark.parametrize("name", ["cnn", "gpt", "views", "constant_parts", "unet"])
 def test_bytes_give_back_the_same_description(prepared: Get, name: str) -> None:
     description = prepared(name).model.description
-    again = ModelDescription.from_bytes(description.to_bytes())
+    again = decode_model(description.to_bytes())
     assert again == description
     assert again.digest == description.digest
     assert len(description.digest) == 64
@@ -193,17 +192,17 @@ def _set(*path: Any) -> Change:
 )
 def test_a_hostile_description_is_refused(prepared: Get, change: Change) -> None:
     fields = cbor.loads(prepared("mlp").model.description.to_bytes(), LIMIT_BYTES)
-    ModelDescription.from_bytes(cbor.dumps(fields))
+    decode_model(cbor.dumps(fields))
     hostile = copy.deepcopy(fields)
     change(hostile)
     assert cbor.dumps(hostile) != cbor.dumps(fields)
     with pytest.raises(ProtocolError):
-        ModelDescription.from_bytes(cbor.dumps(hostile))
+        decode_model(cbor.dumps(hostile))
 
 
 def test_too_long_a_description_is_refused_unread() -> None:
     with pytest.raises(ProtocolError, match="allowed"):
-        ModelDescription.from_bytes(bytes(LIMIT_BYTES + 1))
+        decode_model(bytes(LIMIT_BYTES + 1))
 
 
 @settings(
@@ -214,7 +213,7 @@ def test_a_changed_byte_is_refused_or_harmless(prepared: Get, place: int, byte: 
     blob = bytearray(prepared("views").model.description.to_bytes())
     blob[place % len(blob)] = byte
     try:
-        description = ModelDescription.from_bytes(bytes(blob))
+        description = decode_model(bytes(blob))
     except ProtocolError:
         return
     for boundary in range(len(description.units) + 1):

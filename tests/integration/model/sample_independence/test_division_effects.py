@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.model.capture.capture import capture
-from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription
+from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription, sample_dimension
 from p2ptrain.model.sample_independence.division_effects import (
     division_effects,
     indivisible_boundaries,
-    sample_dimension,
 )
 from tests.support.prepared_models import Get
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
@@ -101,7 +101,7 @@ def test_the_cut_model_travels(captured: Captured) -> None:
     names = [unit.name for unit in captured.description.units]
     assert len(description.units) == len(names) + 1
     assert part.whole == len(part.network.units)
-    assert ModelDescription.from_bytes(description.to_bytes()) == description
+    assert decode_model(description.to_bytes()) == description
 
 
 def test_the_cut_model_draws_the_same_masks(captured: Captured) -> None:

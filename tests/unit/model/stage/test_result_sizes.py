@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from p2ptrain.errors import ProtocolError, TooLarge
-from p2ptrain.model.graph.decoding import LIMIT_BYTES
+from p2ptrain.model.graph.decoding import LIMIT_BYTES, decode_model
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import GraphNode, InputRef
 from p2ptrain.model.graph.operators import resolve
-from p2ptrain.model.graph.result_sizes import needs_of, node_needs, stage_needs
+from p2ptrain.model.stage.result_sizes import needs_of, node_needs, stage_needs
 from p2ptrain.net import cbor
 from p2ptrain.profiling.measure_units import measure_units
 from tests.support.prepared_models import prepare
@@ -56,7 +56,7 @@ def _with(fields: dict[str, Any], *nodes: Item) -> ModelDescription:
         for place in (2, 3):
             first, end = unit[place]
             unit[place] = [first + more if first else 0, end + more if end else 0]
-    return ModelDescription.from_bytes(cbor.dumps(changed))
+    return decode_model(cbor.dumps(changed))
 
 
 def _n(index: int) -> dict[str, int]:
@@ -199,7 +199,7 @@ def test_weights_and_samples_are_counted_before_they_are_made(
 ) -> None:
     changed = copy.deepcopy(plain)
     change(changed)
-    description = ModelDescription.from_bytes(cbor.dumps(changed))
+    description = decode_model(cbor.dumps(changed))
     with pytest.raises((TooLarge, ProtocolError, ValueError), match=r"size|GB|TB|same reduction"):
         measure_units(description, batch_sizes=[1], memory_bytes=MEMORY_BYTES)
 
