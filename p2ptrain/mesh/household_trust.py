@@ -28,8 +28,8 @@ from p2ptrain.mesh.trust.pairing_dialer import PairingDialer
 from p2ptrain.mesh.trust.pairing_service import PairingService
 from p2ptrain.mesh.trust.pairing_window import PairingWindow, new_code
 from p2ptrain.mesh.trust.trust import TrustedDevice
-from p2ptrain.mesh.trust.trust_exchange import TrustExchange
 from p2ptrain.mesh.trust.trust_store import TlsContexts, TrustStore
+from p2ptrain.mesh.trust_exchange import TrustExchange
 from p2ptrain.net.fields import as_written
 from p2ptrain.net.transport.pairing_channel import PairingChannel
 

@@ -56,8 +56,8 @@ from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND, Memb
 from p2ptrain.mesh.notifications import EventSubscribers, WarnOnce
 from p2ptrain.mesh.trust.known_codes import KnownCodes
 from p2ptrain.mesh.trust.pairing_window import normalised_code
-from p2ptrain.mesh.trust.trust_exchange import TRUST_KIND
 from p2ptrain.mesh.trust.trust_store import TlsContexts, TrustStore
+from p2ptrain.mesh.trust_exchange import TRUST_KIND
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message, PartsAllocator, Priority
 from p2ptrain.net.transport.dial import dial

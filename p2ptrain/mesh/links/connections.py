@@ -28,11 +28,11 @@ from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.discovery.addresses import Address, AddressBook
 from p2ptrain.mesh.discovery.interfaces import without_scope
 from p2ptrain.mesh.guard import Guard
+from p2ptrain.mesh.identity.software import mismatch
 from p2ptrain.mesh.links.connection_settings import ConnectionTimes, Dial
 from p2ptrain.mesh.links.hello import (
     Hello,
     LinkRefusal,
-    mismatch,
     new_token,
     refusal_of,
     refused,

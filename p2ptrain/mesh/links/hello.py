@@ -14,8 +14,9 @@ from typing import Annotated, TypeAlias
 
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.mesh.discovery.addresses import Address, is_usable
+from p2ptrain.mesh.identity.software import Software, Spoken, Version
 from p2ptrain.mesh.membership.core_events import Info
-from p2ptrain.net.fields import PeerName, printable
+from p2ptrain.net.fields import PeerName
 from p2ptrain.net.forms import Length, Range, Text
 from p2ptrain.net.message import Message
 from p2ptrain.net.read_form import read_form
@@ -26,10 +27,6 @@ HELLO_KIND = "mesh.hello"
 REFUSED_KIND = "mesh.refused"
 
 ADDRESSES_LIMIT = 8
-
-Version: TypeAlias = Annotated[int, Range(1, 2**31)]
-
-Software: TypeAlias = Annotated[str, Text(64, clean=True)]
 
 Port: TypeAlias = Annotated[int, Range(1, 65535)]
 
@@ -77,14 +74,6 @@ class Hello:
     token: _Token = ""
     last_token: _Token = ""
     info: Info = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """As far as another version's first message is read: the rest may mean anything."""
-
-    version: Version
-    software: Software = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +136,3 @@ def refusal_of(message: Message) -> Refused:
     """
     said = read_form(Refused, message.fields, "a refusal", extra=True)
     return replace(said, elsewhere=tuple(filter(is_usable, said.elsewhere)))
-
-
-def mismatch(version: int, software: str) -> str:
-    """What people read where another device speaks another protocol version."""
-    return (
-        f"this device speaks protocol version {PROTOCOL_VERSION} (p2ptrain {__version__}), the "
-        f"other one {version} (p2ptrain {printable(software, 32)}): install the same p2ptrain on "
-        "both"
-    )

@@ -35,7 +35,7 @@ from spake2.spake2 import SPAKEError
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.errors import NotPaired, PairingError, ProtocolError, VersionMismatch
 from p2ptrain.mesh.identity.identity import Identity, device_id, is_signed
-from p2ptrain.mesh.links.hello import Software, Spoken, Version, mismatch
+from p2ptrain.mesh.identity.software import Software, Spoken, Version, mismatch
 from p2ptrain.mesh.trust.trust import Certificate
 from p2ptrain.net import cbor
 from p2ptrain.net.fields import PeerName

@@ -25,8 +25,8 @@ from p2ptrain.mesh.membership.membership_wire import Claim, MembershipKind, Memb
 from p2ptrain.mesh.membership.membership_wire import encode as encode_membership
 from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND
 from p2ptrain.mesh.trust.trust import TrustedDevice, encode_record, sign_record
-from p2ptrain.mesh.trust.trust_exchange import TRUST_KIND
 from p2ptrain.mesh.trust.trust_store import TrustStore
+from p2ptrain.mesh.trust_exchange import TRUST_KIND
 from p2ptrain.messages.kinds import STARTED, VALUES
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.messages.tensors import StreamId

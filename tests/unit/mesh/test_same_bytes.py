@@ -35,8 +35,8 @@ from p2ptrain.mesh.trust.known_codes import CODES_FILE, KnownCodes
 from p2ptrain.mesh.trust.pairing import PairingClient, PairingServer, WrongCode, refusal
 from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from p2ptrain.mesh.trust.trust import TrustedDevice, TrustRecord, encode_record
-from p2ptrain.mesh.trust.trust_exchange import TrustExchange
 from p2ptrain.mesh.trust.trust_store import TRUST_FILE, TrustStore
+from p2ptrain.mesh.trust_exchange import TrustExchange
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 
