@@ -12,7 +12,7 @@ from p2ptrain.coordinator.measured_cluster import MeasuredDevice
 from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import LinkSpeed, Mesh
-from p2ptrain.messages.calls import Hangs, call_while_it_works
+from p2ptrain.messages.calls import Hangs, call_while_it_works, read_part
 from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
 from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
 from p2ptrain.messages.plan_request import JobPlanRequest
@@ -182,7 +182,7 @@ class ClusterProfiler:
             measure = Message(MEASURE_PROFILE, asked.fields())
             parts = limited(LARGE.most_bytes)
             reply = await self._asked(device, measure, PROFILE_TIMEOUT_SECONDS, parts)
-            answer = await ProfileAnswer.from_part(reply)
+            answer = await read_part(ProfileAnswer, reply)
             return MeasuredDevice(
                 device, name, answer.measured, answer.memory_bytes, answer.taken_bytes
             )

@@ -33,6 +33,7 @@ from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberState, Mesh, display_name
 from p2ptrain.messages.assign import plan_in_force
+from p2ptrain.messages.calls import read_part
 from p2ptrain.messages.kinds import FACTS
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.message import Message
@@ -258,7 +259,7 @@ class ReplanEvaluation:
                 timeout_seconds=FACTS_TIMEOUT_SECONDS,
                 reply_parts=limited(LARGE.most_bytes),
             )
-            return await StateReport.from_part(reply)
+            return await read_part(StateReport, reply)
         except (Error, TimeoutError) as error:
             log.info("no_facts", device=self._name(device), why=str(error) or "it took too long")
             return None

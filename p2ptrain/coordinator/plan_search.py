@@ -21,13 +21,13 @@ from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.messages.calls import CancellableWork, MessageRoute, cancel_remote_work
+from p2ptrain.messages.calls import CancellableWork, MessageRoute, cancel_remote_work, read_beside
 from p2ptrain.messages.kinds import SEARCH_END, SEARCH_PLAN
 from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
 from p2ptrain.net.fields import integer
 from p2ptrain.net.message import Fields, Message
-from p2ptrain.net.parts import HOUSEHOLD, LARGE, limited, part_of, read_beside
+from p2ptrain.net.parts import HOUSEHOLD, LARGE, limited, part_of
 from p2ptrain.plan.replan.hysteresis import REPAY_SECONDS
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import SearchPriority, run_in_child

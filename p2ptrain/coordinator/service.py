@@ -15,12 +15,12 @@ from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.coordinator.plan_search import PlanSearch
 from p2ptrain.coordinator.replan_request import ReplanRequest
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.messages.calls import CancellableWork, MessageRoute
+from p2ptrain.messages.calls import CancellableWork, MessageRoute, read_beside
 from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, PLAN, PLAN_END, WORKS
 from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message
-from p2ptrain.net.parts import HOUSEHOLD, LARGE, limited, part_of, read_beside
+from p2ptrain.net.parts import HOUSEHOLD, LARGE, limited, part_of
 
 
 class CoordinatorService:

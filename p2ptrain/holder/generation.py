@@ -25,7 +25,7 @@ from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import display_name
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.calls import call_while_it_works, while_it_works
+from p2ptrain.messages.calls import call_while_it_works, read_part, while_it_works
 from p2ptrain.messages.findings import NonFiniteFinding, read_units
 from p2ptrain.messages.kinds import (
     ARRIVED,
@@ -280,7 +280,7 @@ class HolderGeneration:
                 timeout_seconds=ARRIVED_TIMEOUT_SECONDS,
                 reply_parts=limited(Arrivals.LIMIT.most_bytes),
             )
-            noted = (await Arrivals.from_part(reply)).noted
+            noted = (await read_part(Arrivals, reply)).noted
         except (Error, TimeoutError) as error:
             log.info("no_arrivals", device=device[:12], why=str(error))
             return ()
@@ -301,7 +301,7 @@ class HolderGeneration:
                 timeout_seconds=STANDING_TIMEOUT_SECONDS,
                 reply_parts=limited(Standing.LIMIT.most_bytes),
             )
-            return ProgressCounters.read(reply.fields), await Standing.from_part(reply)
+            return ProgressCounters.read(reply.fields), await read_part(Standing, reply)
         except (Error, TimeoutError) as error:
             log.info("no_standing", device=device[:12], why=str(error))
             return None

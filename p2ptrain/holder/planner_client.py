@@ -21,10 +21,10 @@ from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
 from p2ptrain.errors import Error, LinkClosed, NotCoordinator, PeerError, PlanError, ProtocolError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.messages.calls import cancel_remote_work
+from p2ptrain.messages.calls import cancel_remote_work, read_beside
 from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, PLAN, PLAN_END, WORKS
 from p2ptrain.net.message import Message
-from p2ptrain.net.parts import LARGE, limited, part_of, read_beside
+from p2ptrain.net.parts import LARGE, limited, part_of
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.recovery.cores import planner_core as rules

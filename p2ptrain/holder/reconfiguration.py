@@ -21,7 +21,7 @@ from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, Mesh
 from p2ptrain.mesh.waiting import wait_until_linked
 from p2ptrain.messages.assign import Fetches, assignment_of, assignment_on_one
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.calls import Hangs, call_while_it_works
+from p2ptrain.messages.calls import Hangs, call_while_it_works, read_part
 from p2ptrain.messages.kinds import INVENTORY, PREPARE
 from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.net.fields import integer, shown
@@ -166,7 +166,7 @@ class Reconfiguration:
                 timeout_seconds=REBUILD_SECONDS,
                 reply_parts=limited(StateReport.LIMIT.most_bytes),
             )
-            inventory = await StateReport.from_part(reply)
+            inventory = await read_part(StateReport, reply)
         except (Error, TimeoutError) as error:
             reason = str(error) or "it did not answer in time"
             if isinstance(error, LinkClosed):

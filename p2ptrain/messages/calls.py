@@ -28,6 +28,7 @@ from p2ptrain.mesh.interface import Handler, Mesh, display_name
 from p2ptrain.mesh.waiting import is_gone, run_unless
 from p2ptrain.messages.kinds import ALIVE
 from p2ptrain.net.message import Message, PartsAllocator
+from p2ptrain.net.parts import Blob, part_of
 from p2ptrain.recovery.work_signs import USUAL, SignLimits, Signs, WorkSign
 
 
@@ -42,8 +43,25 @@ class MessageRoute:
 log = get_logger(__name__)
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Blob)
+
+BESIDE_BYTES = 2048
+"""A larger blob may take more than a millisecond to read: that is done beside the event loop."""
 
 LONGEST_SECONDS = 7 * 86400.0
+
+
+async def read_beside(read: Callable[[bytes], T], blob: memoryview) -> T:
+    """What `read` makes of a blob; the event loop goes on meanwhile where it is not a small one."""
+    data = bytes(blob)
+    if len(data) <= BESIDE_BYTES:
+        return read(data)
+    return await asyncio.to_thread(read, data)
+
+
+async def read_part(form: type[B], message: Message, index: int = 0) -> B:
+    """The form in a message's part. Raises ProtocolError."""
+    return await read_beside(form.from_bytes, part_of(message, index))
 
 
 class Hangs(PeerError):

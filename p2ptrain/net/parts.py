@@ -7,10 +7,9 @@ first, answers why. (Tensors: runtime/io/tensor_receiver.py.)
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self, TypeAlias
 
 from p2ptrain.errors import Error, ProtocolError
 from p2ptrain.net import cbor
@@ -18,13 +17,8 @@ from p2ptrain.net.message import Fields, Message, PartsAllocator
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 
-T = TypeVar("T")
-
 Due: TypeAlias = Callable[[str, Fields], None]
 """(peer, header fields) -> nothing, or an error of ours that says why this is not for that peer."""
-
-BESIDE_BYTES = 2048
-"""A larger blob may take more than a millisecond to read: that is done beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +65,6 @@ def part_of(message: Message, index: int = 0) -> memoryview:
     return message.parts[index]
 
 
-async def read_beside(read: Callable[[bytes], T], blob: memoryview) -> T:
-    """What `read` makes of a blob; the event loop goes on meanwhile where it is not a small one."""
-    data = bytes(blob)
-    if len(data) <= BESIDE_BYTES:
-        return read(data)
-    return await asyncio.to_thread(read, data)
-
-
 def decoded(data: bytes | memoryview, limit: BlobLimit) -> Any:
     """Plain data. Raises ProtocolError."""
     return cbor.loads(bytes(data), limit.most_bytes, items_limit=limit.most_items)
@@ -108,8 +94,3 @@ class Blob:
         form = read_form(cls, decoded(data, cls.LIMIT), cls.__name__)
         form.check()
         return form
-
-    @classmethod
-    async def from_part(cls, message: Message, index: int = 0) -> Self:
-        """Of a message's part. Raises ProtocolError."""
-        return await read_beside(cls.from_bytes, part_of(message, index))

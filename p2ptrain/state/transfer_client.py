@@ -22,11 +22,12 @@ from p2ptrain.aio.tasks import task_scope
 from p2ptrain.errors import ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
+from p2ptrain.messages.calls import read_beside
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net.fields import integer
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.parts import LARGE, decoded, limited, part_of, read_beside
+from p2ptrain.net.parts import LARGE, decoded, limited, part_of
 from p2ptrain.state.checksums import (
     CHUNK_BYTES,
     ChecksumMismatch,

@@ -31,7 +31,7 @@ from p2ptrain.mesh.interface import (
     display_name,
 )
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.calls import MessageRoute
+from p2ptrain.messages.calls import MessageRoute, read_part
 from p2ptrain.messages.findings import finding_fields
 from p2ptrain.messages.kinds import (
     ALIVE,
@@ -302,7 +302,7 @@ class WorkerService:
     async def _prepare(self, peer: str, message: Message) -> Message:
         """Take a part in an epoch: fetch the weights, build the stages, be ready."""
         self.due.check_in_charge(peer)
-        assignment = await Assignment.from_part(message)
+        assignment = await read_part(Assignment, message)
         part = self._part
         if part is None or part.job != assignment.key.job:
             raise PeerError(f"{self.mesh.name} was not asked what it has of that job")

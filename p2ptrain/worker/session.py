@@ -19,7 +19,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.waiting import wait_until_linked
 from p2ptrain.messages.assign import Fetches, placement_of
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.calls import PendingReplies
+from p2ptrain.messages.calls import PendingReplies, read_part
 from p2ptrain.messages.kinds import INVENTORY, PREPARE
 from p2ptrain.messages.requesters import Booking
 from p2ptrain.messages.round_orders import Commit, GenerationKey, RoundOrder
@@ -149,7 +149,7 @@ class WorkerSession:
             await self._reach("prepare.receive.before")
         if self._around.mesh.self_id not in assignment.devices:
             raise ProtocolError("an assignment without this device")
-        fetches = (await Fetches.from_part(message, 1)).parts
+        fetches = (await read_part(Fetches, message, 1)).parts
         number = self._answers.number()
         placed = placement_of(assignment)
         needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from p2ptrain.errors import LinkClosed, PeerError
-from p2ptrain.messages.calls import Hangs, call_while_it_works
+from p2ptrain.messages.calls import BESIDE_BYTES, Hangs, call_while_it_works, read_beside
 from p2ptrain.messages.kinds import ALIVE, PREPARE
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.work_signs import SignLimits, WorkSign
@@ -116,3 +116,24 @@ async def test_a_device_that_dies_is_not_waited_for() -> None:
         await household.kill("b")
         with pytest.raises(LinkClosed):
             await calling
+
+
+async def test_the_event_loop_goes_on_while_a_large_blob_is_read() -> None:
+    seen, ticks = [], 0
+    ticked = asyncio.Event()
+
+    def read(data: bytes) -> int:
+        seen.append(asyncio.run_coroutine_threadsafe(ticked.wait(), loop).result(5))
+        return len(data)
+
+    async def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+        ticked.set()
+
+    loop = asyncio.get_running_loop()
+    reading = asyncio.create_task(read_beside(read, memoryview(bytes(BESIDE_BYTES + 1))))
+    await tick()
+    assert await reading == BESIDE_BYTES + 1
+    assert seen == [True]
+    assert await read_beside(len, memoryview(b"abc")) == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tracemalloc
 
 import pytest
@@ -12,7 +11,7 @@ from p2ptrain.errors import NotCoordinator, PeerError, ProtocolError
 from p2ptrain.messages.kinds import PREPARE
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message
-from p2ptrain.net.parts import BESIDE_BYTES, SMALL, Blob, limited, read_beside
+from p2ptrain.net.parts import SMALL, Blob, limited
 from p2ptrain.recovery.state_report import StateReport
 from tests.support.memory_household import MemoryHousehold, memory_id
 
@@ -52,27 +51,6 @@ async def test_s6_only_who_is_in_charge_prepares_a_device() -> None:
                 await mesh["a"].call(memory_id("b"), asked, timeout_seconds=5)
         finally:
             await member.close()
-
-
-async def test_the_event_loop_goes_on_while_a_large_blob_is_read() -> None:
-    seen, ticks = [], 0
-    ticked = asyncio.Event()
-
-    def read(data: bytes) -> int:
-        seen.append(asyncio.run_coroutine_threadsafe(ticked.wait(), loop).result(5))
-        return len(data)
-
-    async def tick() -> None:
-        nonlocal ticks
-        ticks += 1
-        ticked.set()
-
-    loop = asyncio.get_running_loop()
-    reading = asyncio.create_task(read_beside(read, memoryview(bytes(BESIDE_BYTES + 1))))
-    await tick()
-    assert await reading == BESIDE_BYTES + 1
-    assert seen == [True]
-    assert await read_beside(len, memoryview(b"abc")) == 3
 
 
 @pytest.mark.parametrize("item", [b"\x80", b"\xa0", b"\x60"])
