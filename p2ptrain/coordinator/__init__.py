@@ -1,1 +1,1 @@
-"""Plans for the holders of jobs."""
+"""What a household can do, and plans for it."""
