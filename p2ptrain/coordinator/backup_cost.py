@@ -35,14 +35,15 @@ four fifths of the processor time, of which a device with two cores waits for
 half."""
 
 MESSAGES_A_COPY = 4
-"""At the owner as at the keeper: the offer, the manifest's two, and what the holder hears of it."""
+"""At the owner as at the backup peer: the offer, the manifest's two, and what the holder hears of
+it."""
 
 MESSAGES_A_READ = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PlanBackups:
-    """A plan's stages with their keepers.
+    """A plan's stages with their backup peers.
 
     Attributes:
         cost: None where nothing is kept.
@@ -64,7 +65,7 @@ def plan_backups(
     links: Mapping[tuple[str, str], ClusterLink],
     holder: str,
 ) -> PlanBackups:
-    """Give the stages of a new plan their keepers.
+    """Give the stages of a new plan their backup peers.
 
     Args:
         stages: the plan's, with ids.
@@ -108,7 +109,7 @@ def snapshot_cost(
     candidates: Mapping[str, MeasuredDevice],
     links: Mapping[tuple[str, str], ClusterLink],
 ) -> SnapshotCost | None:
-    """Of one version of stages that have their keepers; None where nothing is kept."""
+    """Of one version of stages that have their backup peers; None where nothing is kept."""
     profile = to_profile(candidates[_any_of(candidates, stages)].measured, request)
     sizes = [state_bytes(profile, stage) for stage in stages]
     return _cost(profile, sizes, plan, stages, candidates, links)

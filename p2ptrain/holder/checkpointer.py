@@ -75,7 +75,7 @@ class Checkpointer:
     """Takes the checkpoints of one run. Create it in a running event loop; `close` it.
 
     A checkpoint that cannot be written does not stop the training: `failure` tells of the last one,
-    or is None once a later one succeeded. People hear of it once, and once it works again. One
+    or is None once a later one succeeded. The user sees it once, and once it works again. One
     whose state is not to be had any more, because a device has gone, is left out: training goes
     back to before it, or the next one comes soon. After the last update none comes: `make_sure`
     takes that one, `conclude` tells where there is none.
@@ -113,7 +113,7 @@ class Checkpointer:
         self.reading: Version | None = None
 
     def begin(self) -> None:
-        """An epoch begins: what the one before wanted and had not begun will not come."""
+        """A generation begins: what the one before wanted and had not begun will not come."""
         self._due = None
         if self._task is None or self._task.done():
             self._idle.set()

@@ -88,11 +88,11 @@ class FullSnapshots:
         return () if self._held is None else (self._held,)
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """A generation begins."""
         self._is_paused = False
 
     def pause(self) -> None:
-        """An epoch ends: what is held now may be gone back to, and nothing takes its place."""
+        """A generation ends: what is held now may be gone back to, and nothing takes its place."""
         self._is_paused = True
         if self._taking is not None:
             self._taking.cancel()

@@ -217,7 +217,8 @@ class HolderGeneration:
         return (await self._outputs.take(key)).join()
 
     def at(self, step: int) -> Version:
-        """What the stages are after `step` updates, the one that the epoch begins with included."""
+        """What the stages are after `step` updates, the one that the generation begins with
+        included."""
         first = self.assignment.version
         return first if step == first.step else Version(step, self.assignment.key.epoch)
 

@@ -35,12 +35,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class GenerationWork:
-    """What a job does while an epoch runs.
+    """What a job does while a generation runs.
 
     Attributes:
-        make_epoch: an answer's epoch, before it begins.
+        make_epoch: an answer's generation, before it begins.
         train: the rounds from updates applied on, evaluations up to a step left out; returns
-            whether they were all made, or else the epoch was drained.
+            whether they were all made, or else the generation was drained.
         bring_home: reads the weights, calls the given function before the first is overwritten,
             and writes what is asked for.
         announce: tells people of a plan.
@@ -53,7 +53,7 @@ class GenerationWork:
 
 
 class GenerationRunner:
-    """One epoch after the other, each until it is over.
+    """One generation after the other, each until it is over.
 
     Args:
         tasks: whose the work is.
@@ -81,7 +81,7 @@ class GenerationRunner:
         self._post = post
         self._hangs = hangs
         self._answer: ReconfigureReply | None = None
-        self._alive: frozenset[str] = frozenset()  # when the epoch began
+        self._alive: frozenset[str] = frozenset()  # when the generation began
         self._running: asyncio.Task[None] | None = None  # the rounds, or the way home
         self._blamed: dict[str, set[str]] = {}  # by the device that says so
         self._complaints = Complaints(mesh.self_id)
@@ -128,10 +128,10 @@ class GenerationRunner:
             self.epoch.close()
 
     async def welcome(self, device: str, trains: Callable[[], bool]) -> None:
-        """What it keeps for an epoch before the one that runs is of no use.
+        """What it keeps for a generation before the one that runs is of no use.
 
         Args:
-            trains: whether an epoch is in force.
+            trains: whether a generation is in force.
         """
         if self.epoch is not None and trains() and device not in self.epoch.assignment.devices:
             await self.epoch.begin_without(device)

@@ -90,12 +90,12 @@ class JobRecord:
         return tuple(found)
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """A generation begins."""
         if self.whole is not None:
             self.whole.begin()
 
     def pause(self) -> None:
-        """The epoch is over: what is held may be gone back to, and stays."""
+        """The generation is over: what is held may be gone back to, and stays."""
         if self.whole is not None:
             self.whole.pause()
 

@@ -117,7 +117,7 @@ class PlanStep:
             self._planner.was_useless(device, f"made a plan that cannot be used ({reason})")
 
     async def plan(self, make: rules.MakePlan) -> PlannedAttempt:
-        """With keepers for its copies.
+        """With backup peers for its copies.
 
         Raises:
             UserError: no plan fits, or there is no use in another one.
@@ -131,7 +131,7 @@ class PlanStep:
         return replace(made, seconds=monotonic() - started, protected=safe)
 
     def _protect(self, made: PlannedAttempt) -> PlanBackups:
-        """Keepers for a new plan; a plan that stays keeps those it has."""
+        """Backup peers for a new plan; a plan that stays keeps those it has."""
         if not made.candidates:
             return made.protected
         names = {device: candidate.name for device, candidate in made.candidates.items()}

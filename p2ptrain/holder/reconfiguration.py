@@ -47,7 +47,7 @@ EVENTS_LIMIT = 4096
 
 
 class Reconfiguration:
-    """Has one epoch planned, and every device of it made ready."""
+    """Has one generation planned, and every device of it made ready."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Reconfiguration:
         gathers = request.recovery is ReplanMethod.HEAVY and request.in_force is not None
         self._core = ChangeCore(request.ask, self._alive, gathers=gathers)
         self._events: asyncio.Queue[rules.ChangeEvent] = asyncio.Queue(EVENTS_LIMIT)
-        self._made: dict[int, PlannedAttempt] = {}  # by epoch
+        self._made: dict[int, PlannedAttempt] = {}  # by generation
         self._no_plan: str | None = None  # why no plan fits, where that is so
         self._moved_bytes = 0
         self._reply: ReconfigureReply | ReconfigureFailure | None = None

@@ -151,7 +151,7 @@ class ReplanWatcher:
         return self._answer is not None
 
     def asked(self, ask: GenerationRequest) -> Mapping[str, Any] | None:
-        """An epoch is asked for; returns the plan that was found for it already."""
+        """A generation is asked for; returns the plan that was found for it already."""
         self._cancel_look()
         self._watch, self._was_asked_for = None, ask.reason
         self._post(rules.ReconfigureStarted())
@@ -160,7 +160,7 @@ class ReplanWatcher:
         return self._proposed[1]
 
     def began(self, answer: ReconfigureReply) -> None:
-        """An epoch is in force."""
+        """A generation is in force."""
         is_new = bool(answer.considered)
         if is_new or self._answer is None:
             self._expected = self._promised = answer.expected  # of some tiles nothing is

@@ -60,14 +60,14 @@ class JobReports:
         self._write = write
         self._once = ReportOnce(reported)
         self._first_step = reported.step
-        self._answer: ReconfigureReply | None = None  # of the epoch in force
+        self._answer: ReconfigureReply | None = None  # of the generation in force
         self._began_at: float | None = None
         self._last_step_at = monotonic()
         self._resumed_at = monotonic()
         self._sign_at: float | None = None  # of trouble that is not over
-        self._recovers = False  # an epoch has begun after it, and no new step was made yet
+        self._recovers = False  # a generation has begun after it, and no new step was made yet
         self._hints: dict[str, str] = {}  # of the dead, by id
-        self._names: dict[str, str] = {}  # of members as an epoch began, by id
+        self._names: dict[str, str] = {}  # of members as a generation began, by id
         self._left_out: set[int] = set()
         self.faulty: dict[str, str] = {}  # names of devices that get no more work, and why
 
@@ -83,13 +83,13 @@ class JobReports:
 
     @property
     def seconds(self) -> float:
-        """Since the first epoch began."""
+        """Since the first generation began."""
         return monotonic() - (self._began_at or monotonic())
 
     # -- the course ------------------------------------------------------------------------------
 
     def begin(self, answer: ReconfigureReply, *, after_trouble: bool) -> None:
-        """The epoch of `answer` begins."""
+        """The generation of `answer` begins."""
         self._answer = answer
         self._names |= {device: member.name for device, member in self._mesh.members.items()}
         self._recovers |= after_trouble
@@ -99,7 +99,8 @@ class JobReports:
             self._began_at = self._last_step_at = monotonic()
 
     def goes_on_from(self, step: int) -> None:
-        """An epoch begins with `step` updates done; people have heard of all, known here or not."""
+        """A generation begins with `step` updates done; people have heard of all, known here or
+        not."""
         unknown = self._once.goes_on_from(step)
         if unknown:
             log.info("reports_lost", steps=unknown, step=step)
@@ -107,7 +108,7 @@ class JobReports:
             self._write(self._once.reported)
 
     def resumed(self) -> None:
-        """The first sample of an epoch is on its way."""
+        """The first sample of a generation is on its way."""
         self._resumed_at = monotonic()
 
     def trouble(self, since: float | None = None) -> None:

@@ -96,7 +96,7 @@ class SnapshotManager:
     def begin(
         self, assignment: Assignment, cost: SnapshotCost | None, stable: Version | None
     ) -> None:
-        """An epoch begins.
+        """A generation begins.
 
         Args:
             cost: of one version, None where it is what it was.
@@ -236,7 +236,7 @@ class SnapshotManager:
         try:
             await self._mesh.send(device, message)
         except PeerError as error:
-            # the end of the link ends the epoch, or the next such word says as much
+            # the end of the link ends the generation, or the next such word says as much
             log.info("not_told_of_copies", kind=message.kind, device=device[:12], why=str(error))
 
     def _name(self, device: str) -> str:

@@ -48,9 +48,9 @@ class TrainingLoop:
     """Runs a course of rounds on one epoch.
 
     Args:
-        start: updates applied to the state that the epoch begins with.
+        start: updates applied to the state that the generation begins with.
         evaluated: evaluations up to this step are left out.
-        reports: hears what counts; it may have heard of it before, in an epoch that has ended.
+        reports: hears what counts; it may have heard of it before, in a generation that has ended.
         elastic: hears what rounds take.
         copies: says which versions are kept to go back to.
         counts: is called with the updates that count, once each does.
@@ -97,7 +97,7 @@ class TrainingLoop:
         return ROUNDS_AHEAD
 
     async def run(self) -> bool:
-        """Run every round, or until the epoch is drained; returns whether every one was run.
+        """Run every round, or until the generation is drained; returns whether every one was run.
 
         Raises what failed first, here or on any device.
         """
@@ -141,7 +141,7 @@ class TrainingLoop:
         await self._no_more(ordered)
 
     async def _no_more(self, rounds: int) -> None:
-        """So many were ordered in this epoch; each ends by itself."""
+        """So many were ordered in this generation; each ends by itself."""
 
     async def _keep(self, shape: Round) -> bool:
         if shape.mode is not RoundMode.TRAIN:
@@ -302,7 +302,7 @@ def loss_of(reports: Mapping[Seat, RoundReport]) -> float:
 
 
 class AsyncTrainingLoop(TrainingLoop):
-    """Runs a course of mini-batches on one epoch; see `TrainingLoop`."""
+    """Runs a course of mini-batches on one generation; see `TrainingLoop`."""
 
     @property
     def _rounds_ahead(self) -> int:

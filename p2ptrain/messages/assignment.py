@@ -20,7 +20,7 @@ from p2ptrain.plan.types.weight_versions import Weights, depths_of
 from p2ptrain.recovery.version import Lineage, VersionRow
 
 FIRST = Lineage()
-"""Of a job that has no epoch yet."""
+"""Of a job that has no generation yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class StageAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment(Blob):
-    """One epoch of one job.
+    """One generation of one job.
 
     Attributes:
         key: job and epoch.
@@ -98,11 +98,11 @@ class Assignment(Blob):
         optimizer: the optimizer's fields (`training.job`), no code.
         seed: of the job; randomness inside the model derives from it.
         clip: whether a clipping coefficient is to be awaited before each update.
-        version: the state that the epoch begins with.
+        version: the state that the generation begins with.
         lineage: the job's history before this epoch.
         wire: how activations, gradients and the parts of all-reduces travel.
         stable: the newest version of which every copy was acknowledged; None = there is none.
-        keeps: whether the state that the epoch begins with is copied at once.
+        keeps: whether the state that the generation begins with is copied at once.
         asynchrony: how it trains without a barrier; None = in synchronous rounds.
         evaluated: most samples of a piece of an evaluation, which may need larger ones.
     """

@@ -65,7 +65,7 @@ class RoundOrder(FrameFields):
 
 @dataclass(frozen=True, slots=True)
 class EndOfRounds(FrameFields):
-    """So many rounds are ordered in this epoch, and none after them; a `train.round` too.
+    """So many rounds are ordered in this generation, and none after them; a `train.round` too.
 
     Without a barrier a stage cannot know whether another forward will come before a backward. Of
     the same kind as orders, so that none of them overtakes it.

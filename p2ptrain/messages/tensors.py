@@ -119,7 +119,7 @@ class StreamId(FrameFields):
 
 @dataclass(frozen=True, slots=True)
 class ResendLogged(FrameFields):
-    """Send what went to `line.stage` on that flow in a step of an epoch that is over.
+    """Send what went to `line.stage` on that flow in a step of a generation that is over.
 
     Attributes:
         line: where it goes now.
@@ -133,7 +133,7 @@ class ResendLogged(FrameFields):
 
     @property
     def key(self) -> GenerationKey:
-        """Of the epoch that is over."""
+        """Of the generation that is over."""
         return GenerationKey(self.line.key.job, self.logged)
 
 

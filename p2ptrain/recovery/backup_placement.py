@@ -30,7 +30,7 @@ SLOTS_WITH_CHECKPOINTS = 3
 """Of its own stages: one more, that the holder still reads while the next is on its way."""
 
 _STAYS = (StateKind.KEPT, StateKind.REPLICA)
-"""What an epoch's beginning leaves where it is."""
+"""What a generation's beginning leaves where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ class UnbackedStage:
 
 @dataclass(frozen=True, slots=True)
 class BackupPlacement:
-    """The stages with their keepers, and those that have none though they are on one device."""
+    """The stages with their backup peers, and those that have none though they are on one
+    device."""
 
     stages: tuple[PlacedStage, ...]
     unprotected: tuple[UnbackedStage, ...] = ()
@@ -62,7 +63,7 @@ def assign_backup_peers(
     spare_bytes: Mapping[str, int],
     own_slots: int = SLOTS,
 ) -> BackupPlacement:
-    """Choose the keepers.
+    """Choose the backup peers.
 
     Args:
         state_bytes: by stage: parameters, optimizer state and buffers of one version.

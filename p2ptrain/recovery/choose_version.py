@@ -61,7 +61,8 @@ class KnownPast:
         places: by device, the ranges of units that it trained or kept for others; says where units
             were that are nowhere now.
         silent: devices that may come back as they were: unplugged, frozen, out of reach.
-        took_part: devices that had a part in any epoch of the lineage, and have not ended since.
+        took_part: devices that had a part in any generation of the lineage, and have not ended
+            since.
         clips: whether updates need a clipping coefficient.
         most_step: no device can have made more updates; None = that is not known.
         asynchronous: stages update by themselves, so that all may have a version that people were
@@ -263,7 +264,7 @@ def _lost(units: int, inventories: Mapping[str, StateReport], past: KnownPast) -
         if any(first <= unit < end for first, end in ranges for unit in missing)
         and not _still_has(inventories.get(device), missing)
     }
-    # whoever fell silent in an earlier epoch may have all that an older version needs
+    # whoever fell silent in an earlier generation may have all that an older version needs
     last = sorted(had | (past.silent & past.took_part))
     return StateLost(missing, tuple(last), not past.silent.intersection(last), _why(missing, past))
 

@@ -22,7 +22,7 @@ Seat: TypeAlias = tuple[int, str]
 
 
 class CommitTracker:
-    """Counts the seats that have finished a round. Several rounds may be under way.
+    """Counts the stage members that have finished a round. Several rounds may be under way.
 
     Rounds of an evaluation are counted too: nothing is applied after them. Who is done with one may
     be heard before the last word on the round before it, as words come over different links.
@@ -44,7 +44,8 @@ class CommitTracker:
 
     @property
     def missing(self) -> frozenset[Seat]:
-        """Seats that have not finished the oldest round under way; none where there is none."""
+        """Stage members that have not finished the oldest round under way; none where there is
+        none."""
         oldest = min(self._missing, default=None)
         return frozenset() if oldest is None else frozenset(self._missing[oldest])
 
@@ -54,12 +55,12 @@ class CommitTracker:
         self._over = max(self._over, number + 1)
 
     def done(self, seat: Seat, number: int) -> bool:
-        """A seat has finished a round; in training, its gradients are complete.
+        """A stage member has finished a round; in training, its gradients are complete.
 
         Returns whether it was the last one: the round is over, and its update counts.
 
         Raises:
-            ProtocolError: no such seat, no such round under way, or said before.
+            ProtocolError: no such stage member, no such round under way, or said before.
         """
         missing = self._missing.get(number, set())
         if seat not in missing:

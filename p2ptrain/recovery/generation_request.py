@@ -11,7 +11,8 @@ from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
 
 EPOCHS_A_REQUEST = 64
-"""Epoch numbers that one request may use up: so they are unique whoever answers, and whenever."""
+"""Generation numbers that one request may use up: so they are unique whoever answers, and
+whenever."""
 
 
 class ReconfigureReason(StrEnum):
@@ -31,7 +32,7 @@ class GenerationRequest:
     Attributes:
         number: of this holder's requests, rising also over its restarts; a greater one cancels a
             smaller one.
-        epoch: first epoch number to use; EPOCHS_A_REQUEST may be used.
+        epoch: first generation number to use; EPOCHS_A_REQUEST may be used.
         units: of the model.
         holder: id of the device with the data.
         alive: devices that the holder sees alive, itself included.

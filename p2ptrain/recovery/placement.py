@@ -32,15 +32,15 @@ class PlacedStage:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One epoch of one job.
+    """One generation of one job.
 
     Attributes:
-        epoch: its number; of two epochs the greater counts.
+        epoch: its number; of two generations the greater counts.
         holder: id of the device with the data.
-        version: what the epoch begins with.
+        version: what the generation begins with.
         lineage: as it was before this epoch.
         stages: in pipeline order.
-        keeps: whether the version that the epoch begins with is kept at once.
+        keeps: whether the version that the generation begins with is kept at once.
         stable: the newest version of which every copy was acknowledged; None = there is none.
     """
 
@@ -69,7 +69,7 @@ class Placement:
 
     @property
     def needs(self) -> tuple[StageNeed, ...]:
-        """What must be where before the epoch begins."""
+        """What must be where before the generation begins."""
         return tuple(StageNeed(stage.first, stage.end, stage.devices) for stage in self.stages)
 
     def ranges_of(self, device: str) -> tuple[tuple[int, int], ...]:
@@ -77,7 +77,7 @@ class Placement:
         return tuple((stage.first, stage.end) for stage in self.stages if device in stage.devices)
 
     def gives_part(self, device: str, epoch: int) -> bool:
-        """Whether this is that epoch, and a device trains in it."""
+        """Whether this is that generation, and a device trains in it."""
         return epoch == self.epoch and device in self.devices
 
     def keeper_of(self, first: int, end: int) -> str | None:

@@ -153,7 +153,7 @@ def _since(
 def _copies(
     stage: PlacedStage, inventories: Mapping[str, StateReport], lineage: Lineage, present: Placement
 ) -> Iterator[tuple[str, StateEntry]]:
-    """Who has exactly this stage, as the plan's epoch began with it or computed it; by id."""
+    """Who has exactly this stage, as the plan's generation began with it or computed it; by id."""
     for device in sorted(inventories):
         for holding in inventories[device].holdings:
             version = holding.version

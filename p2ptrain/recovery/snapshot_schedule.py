@@ -38,12 +38,13 @@ COSTS_SEEN = 5
 """Versions of which the middle one says what one costs; at first what was reckoned is one."""
 
 COSTS_LEFT_OUT = 2
-"""Of an epoch: there is memory for so many versions, and it is new once."""
+"""Of a generation: there is memory for so many versions, and it is new once."""
 
 WAIT_SHARE = 0.5
 """Of the time that a copy takes of an interface, times the part of rounds in which training does:
-so long training waits for it. At a keeper both come at once, and the network knows no priorities:
-57 MB of a ResNet-50 in 4.8 s beside a pipeline that used 0.7 of the interface cost it 2.2 s."""
+so long training waits for it. At a backup peer both come at once, and the network knows no
+priorities: 57 MB of a ResNet-50 in 4.8 s beside a pipeline that used 0.7 of the interface cost it
+2.2 s."""
 
 MIN_OF_ESTIMATED, MAX_OF_ESTIMATED = 0.6, 5.0
 """Bounds of what a cost is taken for, as shares of what was reckoned."""
@@ -56,9 +57,9 @@ PATIENCE_LIMIT = 16
 
 FIRST_ROUNDS = 8
 """Until the first version: one early costs no more than one late, and until then a death of anyone
-has all go back to where the epoch began. No sooner, nor the second one: each took a second of a
-MobileNetV2's rounds of 1.8 s, for new memory, where 0.17 s were reckoned and later seen; and in an
-epoch's first rounds there is little to lose."""
+has all go back to where the generation began. No sooner, nor the second one: each took a second of
+a MobileNetV2's rounds of 1.8 s, for new memory, where 0.17 s were reckoned and later seen; and in
+an generation's first rounds there is little to lose."""
 
 MIN_FREE_SECONDS = 1e-4
 """Of a round, where an interface has nothing left: copies must pass all the same."""
@@ -66,7 +67,7 @@ MIN_FREE_SECONDS = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTransfer:
-    """One stage's copy on its way to its keeper.
+    """One stage's copy on its way to its backup peer.
 
     Attributes:
         seconds: what it takes of the link.
@@ -113,7 +114,7 @@ class SnapshotSchedule:
         now: float,
         fixed: Callable[[int, int], bool] | None = None,
     ) -> None:
-        """The epoch begins with version `step`, which can be gone back to.
+        """The generation begins with version `step`, which can be gone back to.
 
         Args:
             fixed: (version kept last, version) -> whether it is kept, whatever it costs, beside
@@ -190,7 +191,7 @@ class SnapshotSchedule:
         """The version on its way took too long.
 
         The next one may take twice as long: a link that is only slower than it was measured would
-        otherwise never get a copy across, and a keeper that hangs would never say so.
+        otherwise never get a copy across, and a backup peer that hangs would never say so.
         """
         self._patience = min(2 * self._patience, PATIENCE_LIMIT)
 
@@ -228,8 +229,9 @@ class SnapshotSchedule:
 PACED_SHARE = 0.6
 """Of the time between two offers: what dies meanwhile goes back to the version before. At once, a
 copy of 125 MB makes the two or three rounds in which it travels half as long again; spread, its
-reads find time in which the keeper waits. What comes from several devices at once shares the
-keeper's interface, whatever their priorities. What is left shows how long rounds take without."""
+reads find time in which the backup peer waits. What comes from several devices at once shares the
+backup peer's interface, whatever their priorities. What is left shows how long rounds take
+without."""
 
 PACED_LIMIT_SECONDS = PACED_SHARE * REPLAY_LIMIT_SECONDS
 """Most of it: after a long pause in training the next copy would take longer than it is awaited."""
@@ -282,8 +284,8 @@ class ReadRates:
 
 
 def paced_seconds(since_last: float) -> float:
-    """How long to read a copy, offered so many seconds after the one before, or after the epoch's
-    beginning."""
+    """How long to read a copy, offered so many seconds after the one before, or after the
+    generation's beginning."""
     return min(PACED_SHARE * since_last, PACED_LIMIT_SECONDS)
 
 

@@ -66,9 +66,9 @@ class SnapshotTracker:
     def __init__(self) -> None:
         """Nothing is kept yet."""
         self._placed: Placement | None = None
-        self._stages: tuple[PlacedStage, ...] = ()  # with the keepers that are asked now
+        self._stages: tuple[PlacedStage, ...] = ()  # with the backup peers that are asked now
         self._missing: dict[Version, set[_Copy]] = {}  # by version on its way, the oldest first
-        self._failed: set[_Copy] = set()  # keepers of this epoch that could not
+        self._failed: set[_Copy] = set()  # backup peers of this generation that could not
 
     @property
     def under_way(self) -> tuple[Version, ...]:
@@ -81,7 +81,7 @@ class SnapshotTracker:
         return self._placed is not None and self._placed.protects
 
     def begin(self, placed: Placement) -> None:
-        """An epoch begins; what was on its way is not any more."""
+        """A generation begins; what was on its way is not any more."""
         self._placed, self._stages = placed, placed.stages
         self._missing.clear()
         self._failed.clear()
@@ -89,7 +89,7 @@ class SnapshotTracker:
             self.ordered(placed.version)
 
     def end(self) -> None:
-        """The epoch is over: what its devices still say is not waited for any more."""
+        """The generation is over: what its devices still say is not waited for any more."""
         self._placed = None
         self._missing.clear()
 
@@ -151,7 +151,7 @@ class SnapshotTracker:
         if device in stage.devices:  # it has no copy of its own, to be offered or to count
             return self._abandon(version, p, device, why)
         if device != stage.copies_to:
-            return []  # a keeper that is not asked any more, or a device that never was
+            return []  # a backup peer that is not asked any more, or a device that never was
         self._failed.add((p, device))
         untried = [k for k in backup_peers_of(self._stages, p) if (p, k) not in self._failed]
         if not untried:

@@ -43,7 +43,7 @@ class StallDetector:
     """See the module. Pure: times are seconds of any monotonic clock.
 
     Args:
-        now: when the epoch began.
+        now: when the generation began.
     """
 
     def __init__(self, now: float) -> None:

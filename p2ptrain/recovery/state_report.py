@@ -28,7 +28,7 @@ class StateKind(StrEnum):
     REPLICA = "replica"
     """Another device's copy, whole and acknowledged."""
     FETCHED = "fetched"
-    """Fetched for an epoch that has not begun."""
+    """Fetched for a generation that has not begun."""
     INITIAL = "initial"
     """The weights that the job began with, in the holder's memory."""
     GLOBAL = "global"
@@ -87,7 +87,7 @@ class StateReport(Blob):
         speeds: (peer, bytes/s, latency in seconds) as it measured them, sending.
         slowdown: its measured unit times over those profiled; 1.0 where not known.
         measured: its cached profile, None where there is none.
-        logged: what of its last epoch could be done again with; None = nothing.
+        logged: what of its last generation could be done again with; None = nothing.
     """
 
     LIMIT: ClassVar[BlobLimit] = LARGE

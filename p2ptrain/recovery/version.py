@@ -27,12 +27,12 @@ from p2ptrain.net.write_form import write_form
 class Version:
     """The state of parameters, optimizer and buffers after `step` updates.
 
-    One version has one content, whoever has it: within an epoch each step is computed once. Two
-    epochs that computed the same step may differ in bits, where groups sum in another order.
+    One version has one content, whoever has it: within a generation each step is computed once. Two
+    generations that computed the same step may differ in bits, where groups sum in another order.
 
     Attributes:
         step: updates applied.
-        computed: the epoch that computed it; 0 = the weights that the job began with.
+        computed: the generation that computed it; 0 = the weights that the job began with.
     """
 
     step: Count
@@ -48,17 +48,18 @@ VersionRow: TypeAlias = Annotated[Version, Row()]
 """As it travels within another form."""
 
 ERAS_LIMIT = 64
-"""Most eras kept: each is one change of epoch; older ones end before any copy that still exists."""
+"""Most eras kept: each is one change of generation; older ones end before any copy that still
+exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Era:
-    """One epoch that began.
+    """One generation that began.
 
     Attributes:
         epoch: its number.
         start: updates applied to the state that it began with.
-        origin: the epoch that computed that state; 0 = the first weights.
+        origin: the generation that computed that state; 0 = the first weights.
     """
 
     epoch: Count

@@ -26,7 +26,7 @@ class WorkSign(FrameFields):
 
     Attributes:
         tasks: that its compute thread has finished.
-        fetched_bytes: what has come for the epoch that is made ready.
+        fetched_bytes: what has come for the generation that is made ready.
         works: whether it does something for others now, or waits for others to do it.
     """
 

@@ -54,7 +54,7 @@ class _ChunkHeader:
     """Which chunk a frame carries.
 
     Attributes:
-        ordinal: number of the training round in this epoch, from 1.
+        ordinal: number of the training round in this generation, from 1.
         present: a bit for each of the bucket's entries, set where some device had a value.
     """
 
@@ -400,7 +400,7 @@ class RingAllReduce:
         return end - first
 
     def _read(self, fields: Fields) -> _ChunkHeader:
-        """The frame, if it is one of this epoch's ring."""
+        """The frame, if it is one of this generation's ring."""
         index = integer(fields, "bucket", 0, len(self.summed.buckets) - 1)
         present = fields.get("present")
         length = _present_bytes(self.summed.buckets[index])

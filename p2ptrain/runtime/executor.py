@@ -310,5 +310,5 @@ def draw(piece: MicroBatchSlice) -> int:
 
 
 def _tensors(values: Sequence[Value]) -> list[Tensor]:
-    """Activations are never None; the inlets have made sure of it."""
+    """Activations are never None; the tensor receivers have made sure of it."""
     return [value for value in values if value is not None]

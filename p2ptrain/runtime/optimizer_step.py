@@ -53,7 +53,7 @@ class _ReadyUpdate:
 
 
 class OptimizerStep(StageSnapshots):
-    """The updates of one stage in one epoch, one at a time."""
+    """The updates of one stage in one generation, one at a time."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class OptimizerStep(StageSnapshots):
         """As `counted`.
 
         Raises:
-            PeerError: it was not made: the epoch has ended before, or it has failed.
+            PeerError: it was not made: the generation has ended before, or it has failed.
         """
         await self.counted()
         if self._live.torn or self._live.is_ahead or self._live.ready is not None:

@@ -14,7 +14,7 @@ from p2ptrain.runtime.reduced_tensors import ReducedTensors
 
 
 class StageSender(Protocol):
-    """Where a stage's results go, besides its outlets."""
+    """Where a stage's results go, besides its output queues."""
 
     async def send_output(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """The model's outputs of an evaluated piece, to the holder."""

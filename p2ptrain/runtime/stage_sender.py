@@ -96,7 +96,7 @@ class FreeMemoryGauge:
 
 
 class LiveStageSender:
-    """Implements `StageSender` for one stage over the switchboard."""
+    """Implements `StageSender` for one stage over the tensor router."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class _OverlappedRound:
 
 
 class SyncStageExecutor(StageExecutor):
-    """One stage on this device, for one epoch of synchronous rounds.
+    """One stage on this device, for one generation of synchronous rounds.
 
     Attributes:
         live: its tensors.

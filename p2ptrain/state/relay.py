@@ -25,7 +25,8 @@ from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.round_orders import GenerationKey
 
 MAX_RELAYS = 16
-"""Known at once, the oldest goes: jobs and epochs that never come cost a peer nothing to invent."""
+"""Known at once, the oldest goes: jobs and generations that never come cost a peer nothing to
+invent."""
 
 WAIT_SECONDS = 60.0
 """Most that an answer is put off, so that nobody who has gone is waited for."""
@@ -129,7 +130,7 @@ class StateRelays:
             self.get(assignment.key, place.first, place.end).end(why)
 
     def end(self, through: GenerationKey, why: str) -> None:
-        """Hand on nothing more of that epoch and those before it."""
+        """Hand on nothing more of that generation and those before it."""
         for (epoch, _, _), relay in self._relays.items():
             if epoch.job == through.job and epoch.epoch <= through.epoch:
                 relay.end(why)

@@ -71,7 +71,7 @@ OPENED_LIMIT = 256
 """States that one device has opened and not read to the end; it reads a few at a time."""
 
 RELAY = "relay"
-"""The source that a device of a group offers to the next one while an epoch is prepared."""
+"""The source that a device of a group offers to the next one while a generation is prepared."""
 
 STAGE = "stage"
 """What a stage has now, its optimizer's part included."""

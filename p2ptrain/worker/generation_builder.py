@@ -79,7 +79,7 @@ class GenerationBuild:
     def fetch(self, fetches: tuple[Fetch, ...]) -> None:
         """Read what other devices have; each part that arrives can be read from here at once."""
         measures = self._around.measures
-        # What an old epoch takes is free once the new one begins.
+        # What an old generation takes is free once the new one begins.
         engaged = self._store.engagement is not None
         short_of = partial(measures.short_of, engaged=engaged)
         short_bytes = short_of(self._planned_bytes)
@@ -93,7 +93,7 @@ class GenerationBuild:
         self._task = self._tasks.spawn(self._build(), f"build {self.assignment.key.epoch}")
 
     def take(self) -> HostedStages:
-        """The epoch begins: its stages."""
+        """The generation begins: its stages."""
         assert self._built is not None
         return self._built
 

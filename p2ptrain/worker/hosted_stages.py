@@ -133,7 +133,7 @@ class HostedStages:
             await runner.order(order)
 
     def no_more(self, rounds: int) -> None:
-        """So many rounds are ordered in this epoch, and none after them.
+        """So many rounds are ordered in this generation, and none after them.
 
         Raises:
             ProtocolError: stages here train in synchronous rounds, and do not ask.
@@ -323,7 +323,7 @@ def _with_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 class UnsharedTensors:
-    """What the stages of one epoch here are made of, so far."""
+    """What the stages of one generation here are made of, so far."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()  # where the memory of tensors begins

@@ -74,8 +74,8 @@ class JobStore:
     """See the module. For the event loop alone.
 
     Attributes:
-        engagement: the stages of the epoch that runs here or, stopped, ran last.
-        check: what the job's tensors look like, once an epoch has been prepared here.
+        engagement: the stages of the generation that runs here or, stopped, ran last.
+        check: what the job's tensors look like, once a generation has been prepared here.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class JobStore:
 
     @property
     def copies(self) -> SnapshotStore | None:
-        """The same; None before an epoch has been prepared here."""
+        """The same; None before a generation has been prepared here."""
         return self._versions
 
     # -- what others may read --------------------------------------------------------------------

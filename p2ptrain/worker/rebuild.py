@@ -47,8 +47,9 @@ from p2ptrain.worker.stage_io_builder import StageIoBuilder
 log = get_logger(__name__)
 
 FIRST_NUMBER = 1 << 40
-"""What stands in the place of an epoch's number begins here: no epoch of training has such a one,
-so that what comes too late for an attempt that failed is never taken for the next epoch's."""
+"""What stands in the place of a generation's number begins here: no generation of training has such
+a one, so that what comes too late for an attempt that failed is never taken for the next
+generation's."""
 
 STEPS_AHEAD = 2
 """So many steps' inputs may lie here."""

@@ -300,7 +300,7 @@ class WorkerService:
         return Message(FACTS, {}, (known.to_part(),))
 
     async def _prepare(self, peer: str, message: Message) -> Message:
-        """Take a part in an epoch: fetch the weights, build the stages, be ready."""
+        """Take a part in a generation: fetch the weights, build the stages, be ready."""
         self.due.check_in_charge(peer)
         assignment = await read_part(Assignment, message)
         part = self._part

@@ -77,7 +77,7 @@ class WorkerSession:
 
     @property
     def engagement(self) -> HostedStages | None:
-        """The stages of the epoch that runs here or, stopped, ran last."""
+        """The stages of the generation that runs here or, stopped, ran last."""
         return self._store.engagement
 
     @property
@@ -174,7 +174,7 @@ class WorkerSession:
             return await answer
 
     def begin(self, peer: str, epoch: int) -> None:
-        """An epoch is in force."""
+        """A generation is in force."""
         if failpoints.armed:
             failpoints.reach_now("begin.receive.before", device=self._around.mesh.self_id)
         self._feed(rules.BeginReceived(peer, epoch))
@@ -195,7 +195,7 @@ class WorkerSession:
         self.replication.keep(peer, versions)
         engagement = self.engagement
         if engagement is not None and versions and peer == self.holder:
-            # a keeper makes a lost stage anew from the stable one, however new the others are
+            # a backup peer makes a lost stage anew from the stable one, however new the others are
             engagement.log.forget_before(versions[0].step)
 
     def commit(self, peer: str, key: GenerationKey, commit: Commit) -> None:
@@ -295,7 +295,7 @@ class WorkerSession:
     # -- taking stock ----------------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        """No task of the old epoch is left, in no thread, when the rules hear of it."""
+        """No task of the old generation is left, in no thread, when the rules hear of it."""
         await self.replication.stop()
         held = await self._store.rest()
         self._store.keep(self._core.holdings)
@@ -365,7 +365,7 @@ class WorkerSession:
 
     @property
     def fetched_bytes(self) -> int:
-        """What came for the epoch that is made ready here, as it comes."""
+        """What came for the generation that is made ready here, as it comes."""
         return 0 if self._making is None else self._making.fetched_bytes
 
     def _send_ready(self, answer: to_do.AnswerReady) -> None:
@@ -403,7 +403,7 @@ class WorkerSession:
         self.replication.begin(engagement)
         self._committed = None
         engagement.start(partial(self._around.on_failure, engagement.assignment))
-        trim_heap()  # and with the old epoch what only it had
+        trim_heap()  # and with the old generation what only it had
 
     def _report_link(self, epoch: int, peer: str, *, back: bool) -> None:
         engagement = self.engagement

@@ -53,7 +53,7 @@ CopyInstruction = (
 
 
 class SnapshotService:
-    """See the module. One a job; `stop` before an epoch ends."""
+    """See the module. One a job; `stop` before a generation ends."""
 
     def __init__(
         self, mesh: Mesh, job: str, store: JobStore, notify: Callable[[rules.DeviceEvent], None]
@@ -166,7 +166,7 @@ class SnapshotService:
             key = GenerationKey(self._job, epoch)
             await self._mesh.send(peer, Message(kind, {**key.fields(), **fields}))
         except PeerError as error:
-            # The end of the link ends the epoch; the next one copies anew.
+            # The end of the link ends the generation; the next one copies anew.
             log.info("not_told_of_copy", kind=kind, peer=peer[:12], why=str(error))
 
 
@@ -194,13 +194,14 @@ class SnapshotCollector:
         self._store = store
         self._notify = notify
         self._clock = asyncio.get_running_loop().time
-        self._begun = self._clock()  # the epoch
+        self._begun = self._clock()  # the generation
         self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
         self._rates = ReadRates()
         self._tasks: dict[_Units, asyncio.Task[None]] = {}
 
     def begin(self) -> None:
-        """An epoch begins: its first copies are spread over a part of what passes until then."""
+        """A generation begins: its first copies are spread over a part of what passes until
+        then."""
         self._begun = self._clock()
 
     def collect(self, order: to_do.CollectSnapshot, nbytes: int) -> None:

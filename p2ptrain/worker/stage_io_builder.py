@@ -104,7 +104,7 @@ class StageIoBuilder:
         return reads or assignment.protects
 
     def connect(self, stage: Stage, links: LiveStageSender) -> StageIo:
-        """Make inlets and outlets, and let the neighbours' frames in."""
+        """Make tensor receivers and output queues, and let the neighbours' frames in."""
         deepest = max(place.warmup for place in self._assignment.stages)
         return replace(
             self._incoming(2 * deepest + EARLY_PIECES),
@@ -114,7 +114,7 @@ class StageIoBuilder:
         )
 
     def connect_alone(self, rounds: int) -> StageIo:
-        """Make inlets for the pieces of so many rounds; what comes out goes nowhere."""
+        """Make tensor receivers for the pieces of so many rounds; what comes out goes nowhere."""
         return replace(
             self._incoming(rounds * self._assignment.micro_batches),
             forward=None if self._is_last else DiscardedOutput(),

@@ -64,7 +64,7 @@ class JournalEntry:
         fingerprint: see `fingerprint`.
         weights: digest of what it began with, see `weights_digest`.
         first_step: updates that those weights had behind them.
-        next_epoch: first epoch number that was never used.
+        next_epoch: first generation number that was never used.
         lineage: of the job.
         in_force: the plan it runs by; None before the first.
         stable: newest version of which every copy was acknowledged.
@@ -205,12 +205,12 @@ class Journal:
             folder.write_json(JOB_FILE, _to_json(entry))
 
     def _sync(self, late: JournalEntry | None) -> None:
-        with self._writing:  # `done` and an epoch that begins meanwhile come after, or have come
+        with self._writing:  # `done` or a new generation comes before or after
             descriptor, folder = self._descriptor, self._folder
             if descriptor is None or folder is None:
                 return
             os.fsync(descriptor)
-            if late is not None and late.next_epoch == self._entry.next_epoch:  # of this epoch
+            if late is not None and late.next_epoch == self._entry.next_epoch:  # of this generation
                 folder.write_json(JOB_FILE, _to_json(late))
 
     def _give_up(self, error: Exception) -> None:

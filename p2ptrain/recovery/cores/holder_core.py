@@ -247,7 +247,7 @@ class HolderCore:
         self._trouble()
 
     def _trouble(self) -> None:
-        """The epoch in force is over, whatever was under way."""
+        """The generation in force is over, whatever was under way."""
         if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
             self._out.append(to_do.StopRounds())
             self.phase = HolderPhase.SETTLING

@@ -29,7 +29,7 @@ class WriteJournal:
         next_epoch: first number that was never used.
         placed: the plan in force, None before the first.
         stable: newest version of which every copy was acknowledged.
-        took_part: devices that had a part in an epoch of the lineage, each with its last one.
+        took_part: devices that had a part in a generation of the lineage, each with its last one.
     """
 
     next_epoch: int
@@ -48,7 +48,8 @@ class AskCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class BeginGeneration:
-    """Tell all living members that the epoch is in force, then order rounds from its version on."""
+    """Tell all living members that the generation is in force, then order rounds from its version
+    on."""
 
     placed: Placement
     choice: VersionChoice

@@ -26,7 +26,7 @@ class JobHistory:
 
     Attributes:
         lineage: of the job.
-        next_epoch: first epoch number that was never used.
+        next_epoch: first generation number that was never used.
         placed: the plan in force, None before the first.
         stable: newest version of which every copy was acknowledged.
         reported: as above.
@@ -49,7 +49,7 @@ class JobHistory:
 
     @property
     def is_safe(self) -> bool:
-        """Whether what the epoch in force began with is safe whoever goes."""
+        """Whether what the generation in force began with is safe whoever goes."""
         placed = self.placed
         if placed is None:
             return False
@@ -72,7 +72,7 @@ class JobHistory:
         )
 
     def reserve(self) -> int:
-        """Epoch numbers for one request; returns the first, which is the request's own too.
+        """Generation numbers for one request; returns the first, which is the request's own too.
 
         They rise, also over the holder's restarts.
         """
@@ -81,7 +81,7 @@ class JobHistory:
         return number
 
     def accept(self, placed: Placement) -> None:
-        """An epoch is in force."""
+        """A generation is in force."""
         back_to = self.stable.step if self.stable is not None else 0
         oldest = min([placed.version.step, back_to, *(c.version.step for c in self.copies)])
         self.lineage = self.lineage.begun(placed.epoch, placed.version).pruned(oldest)

@@ -21,7 +21,7 @@ class DeviceLiveness:
 
     Args:
         holder: own id.
-        took_part: devices that had a part in an epoch of the lineage, each with its last one.
+        took_part: devices that had a part in a generation of the lineage, each with its last one.
         unseen: devices of which an earlier process of this job knew, and this one does not yet.
 
     Attributes:
@@ -78,12 +78,12 @@ class DeviceLiveness:
     def begun(
         self, epoch: int, devices: Collection[str], parts: Iterable[str], oldest: int
     ) -> None:
-        """An epoch is in force.
+        """A generation is in force.
 
         Args:
             devices: those of its plan.
             parts: those that train or keep something in it.
-            oldest: epoch of the lineage; what was in an older one is of no use.
+            oldest: generation of the lineage; what was in an older one is of no use.
         """
         self.took_part |= dict.fromkeys(parts, epoch)
         self.took_part = {d: e for d, e in self.took_part.items() if e >= oldest}

@@ -75,7 +75,7 @@ class ChangeCore:
 
     Attributes:
         epoch: the number of the present attempt.
-        over: there is an epoch, or no way to one; later events change nothing.
+        over: there is a generation, or no way to one; later events change nothing.
     """
 
     def __init__(

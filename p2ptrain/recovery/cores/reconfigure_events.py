@@ -85,7 +85,7 @@ class GatherUnits:
     """Have `device` fetch every unit and build nothing; say `DeviceReady`.
 
     Attributes:
-        placed: the attempt's epoch, with all units in one stage on that device.
+        placed: the attempt's generation, with all units in one stage on that device.
     """
 
     device: str

@@ -25,8 +25,8 @@ RETRY_SECONDS = 1.0
 """Between two requests where the first one failed and nothing has changed."""
 
 MAX_DOUBLINGS = 3
-"""Of that where a device is alive and does not answer: each request's epoch numbers are on the disk
-first, and this may go on for hours."""
+"""Of that where a device is alive and does not answer: each request's generation numbers are on the
+disk first, and this may go on for hours."""
 
 MAX_SPOILED = 5
 """Requests in a row without a new step in which every preparation was spoiled; the wait between two
@@ -110,7 +110,7 @@ class RetryPolicy:
 
 
 EARLY_STEPS = 2
-"""An epoch that has made so many new ones has outlived its beginning."""
+"""A generation that has made so many new ones has outlived its beginning."""
 
 MAX_DEVICES = 2
 """Devices that a part may end so."""
@@ -128,10 +128,10 @@ class EarlyDeaths:
         self._units: frozenset[int] = frozenset()  # of all of them
         self._placed: Placement | None = None
         self._steps = 0
-        self._counted: set[str] = set()  # of the epoch
+        self._counted: set[str] = set()  # of the generation
 
     def begun(self, placed: Placement) -> None:
-        """An epoch is in force."""
+        """A generation is in force."""
         self._placed, self._steps = placed, 0
         self._counted.clear()
 

@@ -51,8 +51,8 @@ class WorkerCore:
     Attributes:
         phase: what it does.
         epoch: of the newest command obeyed; only rises.
-        running: the epoch that its LIVE holdings are of, also after it was stopped.
-        prepared: the epoch that it prepares or is ready for.
+        running: the generation that its LIVE holdings are of, also after it was stopped.
+        prepared: the generation that it prepares or is ready for.
         refused: stale commands so far.
     """
 
@@ -71,7 +71,7 @@ class WorkerCore:
         self._preparing: events.PrepareAsked | None = None
         self._park = False  # the stop under way is because the holder is gone
         self._abandoned: Placement | None = None  # whose preparation was given up last
-        self._left_out = False  # it is because an epoch began without this device
+        self._left_out = False  # it is because a generation began without this device
         self._links = PartnerLinks(device)
         self._keeps: dict[int, bool] = {}  # by step, of orders not committed
         self._out: list[to_do.DeviceInstruction] = []
@@ -299,7 +299,7 @@ class WorkerCore:
             self._out.append(to_do.TakeSnapshot(placed.epoch, placed.version))
 
     def _leave_epoch(self, epoch: int) -> None:
-        """An epoch began without this device: what it trained is of no use to anybody."""
+        """A generation began without this device: what it trained is of no use to anybody."""
         self._abandon_preparation()
         self.epoch = max(self.epoch, epoch)
         self._out += self._copies.drop({StateKind.FETCHED})
@@ -320,7 +320,7 @@ class WorkerCore:
     def _on_order(self, order: events.RoundOrdered) -> None:
         prepared = self.prepared
         if prepared is not None and order.epoch == prepared.epoch:
-            self._on_begin(order.peer, order.epoch)  # it overtook the word that the epoch begins
+            self._on_begin(order.peer, order.epoch)  # it overtook `epoch.begin`
         if self._is_of_running(order.peer, order.epoch):
             self._keeps[order.step] = order.keep
             self._keeps.pop(order.step - ORDERS_REMEMBERED, None)
@@ -370,7 +370,7 @@ class WorkerCore:
                 if self.phase is WorkerPhase.RUNNING and self.running is not None:
                     self._out += self._copies.offer(self.running, first, end, version)
             case events.OfferReceived(peer, epoch, first, end, version):
-                # who hears late that an epoch begins is only prepared for it
+                # who hears late that a generation begins is only prepared for it
                 plan = self.running if self.phase is WorkerPhase.RUNNING else self.prepared
                 if plan and plan.epoch == epoch and (first, end) in plan.ranges_of(peer):
                     self._out.append(to_do.CollectSnapshot(peer, epoch, first, end, version))
@@ -413,7 +413,7 @@ class WorkerCore:
             self._rest()
 
     def _forget(self) -> None:
-        """The job is over; only the number of the newest epoch stays."""
+        """The job is over; only the number of the newest generation stays."""
         self._abandon_preparation()
         self.phase = WorkerPhase.IDLE
         self.running = self._asked = self._holder = None

@@ -61,7 +61,7 @@ class RebuildDone:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStopped:
-    """Nothing of the old epoch runs any more, in no thread.
+    """Nothing of the old generation runs any more, in no thread.
 
     Attributes:
         held: LIVE holdings; none of what is torn.
@@ -136,7 +136,7 @@ class RoundOrdered:
     Attributes:
         keep: keep a copy of the version that it gives.
         stay: with it: versions that stay, all other copies go first; None = says nothing of them.
-        offer: with it: let the keepers have it.
+        offer: with it: let the backup peers have it.
     """
 
     peer: str

@@ -44,7 +44,7 @@ class RefuseCommand:
 
 @dataclass(frozen=True, slots=True)
 class StopStages:
-    """Cancel the epoch's runners and copies, wait for what has begun, then say `Stopped`."""
+    """Cancel the generation's runners and copies, wait for what has begun, then say `Stopped`."""
 
     epoch: int
 
@@ -125,7 +125,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class OfferSnapshot:
-    """Offer a copy to its keeper."""
+    """Offer a copy to its backup peer."""
 
     keeper: str
     epoch: int
@@ -169,7 +169,7 @@ class ReportSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ReportLink:
-    """Tell the holder that the link to `peer`, which this epoch needs, broke, or is back."""
+    """Tell the holder that the link to `peer`, which this generation needs, broke, or is back."""
 
     holder: str
     epoch: int

@@ -41,7 +41,7 @@ class TrainedStages:
         return bool(self._catching_up)
 
     def begin(self, ranges: Sequence[tuple[int, int]], version: Version) -> None:
-        """An epoch begins with these units."""
+        """A generation begins with these units."""
         self._held = {
             first: StateEntry(first, end, version, StateKind.LIVE) for first, end in ranges
         }
@@ -118,12 +118,12 @@ class HeldSnapshots:
         self.holdings = [copy for copy in self.holdings if copy != holding]
 
     def clear(self) -> None:
-        """None is here any more, and no keeper known."""
+        """None is here any more, and no backup peer known."""
         self.holdings.clear()
         self._keepers.clear()
 
     def begin(self) -> None:
-        """An epoch begins: its plan names keepers anew."""
+        """A generation begins: its plan names backup peers anew."""
         self._keepers.clear()
 
     # -- what goes -------------------------------------------------------------------------
@@ -161,7 +161,8 @@ class HeldSnapshots:
     def offer(
         self, running: Placement, first: int, end: int, version: Version
     ) -> list[DeviceInstruction]:
-        """An own copy stands: its keeper should have it, or, where nobody keeps it, it counts."""
+        """An own copy stands: its backup peer should have it, or, where nobody keeps it, it
+        counts."""
         if version in self._not_offered:
             return []
         keeper = self._keepers.get((first, end)) or running.keeper_of(first, end)
@@ -174,7 +175,8 @@ class HeldSnapshots:
     def offer_to(
         self, keeper: str, running: Placement, first: int, end: int, version: Version
     ) -> list[DeviceInstruction]:
-        """Copies of units [first, end) go to another keeper from now on, the present one too."""
+        """Copies of units [first, end) go to another backup peer from now on, the present one
+        too."""
         self._keepers[first, end] = keeper
         if StateEntry(first, end, version, StateKind.KEPT) not in self.holdings:
             return []
@@ -193,7 +195,7 @@ class PartnerLinks:
         self._broken: set[str] = set()  # peers
 
     def begin(self) -> None:
-        """An epoch begins: what broke before is known."""
+        """A generation begins: what broke before is known."""
         self._broken.clear()
 
     def ended(self, running: Placement, peer: str) -> list[DeviceInstruction]:

@@ -87,7 +87,7 @@ class _PendingOrders:
         self._changed.set()
 
     def end(self, rounds: int) -> None:
-        """There are so many in this epoch, and no more."""
+        """There are so many in this generation, and no more."""
         self._end = rounds
         self._changed.set()
 
@@ -105,7 +105,7 @@ class _PendingOrders:
 
 
 class AsyncStageExecutor(StageExecutor):
-    """One stage on this device, for one epoch of asynchronous training.
+    """One stage on this device, for one generation of asynchronous training.
 
     Attributes:
         live: its tensors.
@@ -147,7 +147,7 @@ class AsyncStageExecutor(StageExecutor):
         self._orders.put(order)
 
     def no_more(self, rounds: int) -> None:
-        """So many are ordered in this epoch, and none after them."""
+        """So many are ordered in this generation, and none after them."""
         self._orders.end(rounds)
 
     def commit(self, commit: Commit) -> None:

@@ -37,7 +37,7 @@ FLOW = "mini-batch gradients"
 
 
 class GradientExchange:
-    """This device's end of it, for one stage in one epoch; `run` it while the stage runs."""
+    """This device's end of it, for one stage in one generation; `run` it while the stage runs."""
 
     def __init__(
         self, assignment: Assignment, index: int, stage: Stage, me: str, switchboard: TensorRouter

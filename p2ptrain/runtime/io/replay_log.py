@@ -48,7 +48,7 @@ class ReplayLog:
     """
 
     def __init__(self, start: int, limit_bytes: int = MIN_LIMIT_BYTES) -> None:
-        """An epoch begins with version `start`."""
+        """A generation begins with version `start`."""
         self.since = start
         self._limit_bytes = limit_bytes
         self._steps: dict[int, _LoggedStep] = {}  # ascending

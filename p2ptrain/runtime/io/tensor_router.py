@@ -82,7 +82,7 @@ class StreamReceiver(Protocol):
 
 
 _Address: TypeAlias = tuple[str, int, int, str]
-"""Job, epoch, stage, flow: a line, as its frames name it."""
+"""Job, generation, stage, flow: a line, as its frames name it."""
 
 _NO_RECEIVER: tuple[StreamReceiver | None, frozenset[str]] = (None, frozenset())
 """Nor anybody whose frames are dropped: of a line that has failed, what its senders send is."""
@@ -205,7 +205,7 @@ class TensorRouter:
         return self._epochs.setdefault(key, _ConnectedGeneration())
 
     def _receiver(self, peer: str, fields: Fields) -> StreamReceiver | None:
-        """Who takes it; None where its epoch is not connected, or its line has failed.
+        """Who takes it; None where its generation is not connected, or its line has failed.
 
         Raises ProtocolError.
         """

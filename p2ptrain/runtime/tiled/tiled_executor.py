@@ -27,7 +27,7 @@ from p2ptrain.tiling.kernels.tile_messages import TileMessage
 
 
 class TiledStageExecutor(SyncStageExecutor):
-    """The tiles of one device, for one epoch of synchronous rounds."""
+    """The tiles of one device, for one generation of synchronous rounds."""
 
     def __init__(
         self,
