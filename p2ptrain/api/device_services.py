@@ -28,7 +28,7 @@ class DeviceServices:
         memory_bytes: what p2ptrain may use here, or None: what is available.
         threads: torch's threads, or None: torch's choice.
         only_for: names of the devices for whose jobs alone this one computes; empty: for all.
-        emit: told when a job that this device has a part in stands still, or cannot let it go.
+        emit: called when a job that this device has a part in stands still, or cannot let it go.
         box: where models of others are measured; None: in the thread that computes.
     """
 

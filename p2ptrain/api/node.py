@@ -52,7 +52,7 @@ LEAVE_SECONDS = 30.0
 """Longest wait until the others have taken over what this device did for them."""
 
 LINK_SECONDS = 3.0
-"""For the measuring of one link: several may be slow, and somebody waits."""
+"""For the measuring of one link: several may be slow, and a user waits."""
 
 _OUTSIDE = "this node has not joined: use it with  async with p2ptrain.Node() as node"
 
@@ -61,7 +61,7 @@ class Node:
     """This device as a member of its household. An async context manager.
 
     Args:
-        name: shown to people; the host's name by default, NAME-2 if another member has it.
+        name: shown to users; the host's name by default, NAME-2 if another member has it.
         code: the household's eight-digit pairing code, needed once.
         window: a pairing window to go on with (`Node.window` of who had this device's place).
         peers: "host" or "host:port" of members, for networks that block multicast.
@@ -169,7 +169,7 @@ class Node:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave: any run of this node is cancelled, the members are told."""
+        """Leave: any run of this node is cancelled, the members are notified."""
         try:
             await self.leave()
         finally:
@@ -179,7 +179,7 @@ class Node:
                 if self._own is not None:
                     self._own.window = self.window
                 await self._place.aclose()
-                if self._own_box is not None:  # last: nobody asks any more
+                if self._own_box is not None:  # last: no one asks any more
                     await run_in_background(self._own_box.close)
 
     async def _take_place(self) -> None:
@@ -328,7 +328,7 @@ class Node:
             call_watch.call(self._on_event, event)
 
     def _notify(self, event: Event) -> None:
-        """As `_emit`, of what does not happen in a run, where nobody waits for a result.
+        """As `_emit`, for what does not happen in a run, where no caller waits for a result.
 
         What the app's own function raises is for the loop's exception handler, as of any callback:
         the mesh would end in the middle of what it was at.
@@ -381,5 +381,5 @@ def check_limits(threads: int | None, memory_bytes: int | None) -> None:
 
 
 def _listed(texts: Sequence[str]) -> tuple[str, ...]:
-    """One text is a sequence too, of characters that nobody means."""
+    """One text is a sequence too, of characters that is never meant."""
     return (texts,) if isinstance(texts, str) else tuple(texts)

@@ -26,7 +26,7 @@ INTERVAL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class JobLine(FrameFields):
-    """What the holder tells, as far as it is known.
+    """The holder's progress report, as far as it is known.
 
     Attributes:
         model: its name.

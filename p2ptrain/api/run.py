@@ -111,7 +111,7 @@ def start_run(
                 async with asyncio.timeout(INTERVAL_SECONDS):
                     await notified.wait()
             notified.clear()
-            await reporter.tell(monotonic())  # also where nothing new is to be told
+            await reporter.tell(monotonic())  # also where nothing is new
 
     async def run() -> None:
         reporting = asyncio.create_task(report(), name="report progress")

@@ -35,7 +35,7 @@ four fifths of the processor time, of which a device with two cores waits for
 half."""
 
 MESSAGES_A_COPY = 4
-"""At the owner as at the backup peer: the offer, the manifest's two, and what the holder hears of
+"""At the owner as at the backup peer: the offer, the manifest's two, and the holder's message about
 it."""
 
 MESSAGES_A_READ = 2
@@ -48,7 +48,7 @@ class PlanBackups:
     Attributes:
         cost: None where nothing is kept.
         taken_bytes: most that copies take, by device.
-        warnings: for people, a line a stage of which no copy is kept.
+        warnings: for the user, a line a stage of which no copy is kept.
     """
 
     stages: tuple[PlacedStage, ...]

@@ -134,7 +134,7 @@ class ClusterProfiler:
     ) -> dict[str, MeasuredDevice | LeftOut]:
         """Unit times of the devices in `names` (id -> name), measured side by side.
 
-        Every other one goes on from the smallest batch to the largest: slow ones come no further,
+        Every other one continues from the smallest batch to the largest: slow ones come no further,
         and what devices of one kind find is put together (`profile_pooling.py`). Who is done works
         on until all are (`device_profile.py`). FTPipeHD measures the holder alone: the others say
         only how much memory they offer.

@@ -118,7 +118,7 @@ class ReplanEvaluation:
     ) -> ReplanDecision | None:
         """Planner pp is for all devices: those who came have a part, if that pays at all.
 
-        What moves a border between the others may be faster still: they were told to leave nobody
+        What moves a border between the others may be faster still: they had to keep every device
         out. None: it does not pay, or is not for this planner.
         """
         newcomers = self._newcomers(household)
@@ -144,7 +144,7 @@ class ReplanEvaluation:
     ) -> ReplanDecision:
         """From a plan close to the one in force, and the best of all kinds if that may be another.
 
-        Where nobody waits that one takes minutes: what is close and pays is not kept back for it.
+        When nothing waits that one takes minutes: a close plan that pays is not delayed for it.
 
         Raises PlanError: there is neither.
         """
@@ -179,7 +179,7 @@ class ReplanEvaluation:
     def _haste(
         self, household: MeasuredCluster, present: consideration.PresentPlan
     ) -> SearchPriority:
-        """Of what is searched while training goes on."""
+        """Of a search during training."""
         waited_for = household.leaving or self._newcomers(household)
         return (
             SearchPriority.PROMPT
@@ -213,7 +213,7 @@ class ReplanEvaluation:
     # -- the household ---------------------------------------------------------------------------
 
     async def _household(self) -> MeasuredCluster:
-        """Everybody's profile, memory and links; only newcomers are measured."""
+        """Every device's profile, memory and links; only newcomers are measured."""
         facts = await self._facts()
         planning, holder = self._request.planning, self._request.holder
         known = {d: stock for d, stock in facts.items() if is_profiled(stock, planning, holder)}

@@ -30,7 +30,7 @@ ASSUMED = LinkSpeed(bytes_per_s=5e6, latency_s=0.005)
 
 
 def round_robin(devices: Sequence[str]) -> list[list[Pair]]:
-    """Rounds of disjoint pairs in which everyone meets everyone once.
+    """Rounds of disjoint pairs in which each device meets each other once.
 
     Circle method: one seat is fixed, the others move one place a round.
     """

@@ -220,7 +220,7 @@ def _measured(candidate: MeasuredDevice) -> DeviceProfile:
 
 
 def _gain(value: object) -> tuple[int, frozenset[int]] | None:
-    """From how many samples on which units cost less at once; None where nobody has said so."""
+    """From how many samples on which units cost less at once; None where it is unknown."""
     match value:
         case {"from": int(samples), "units": [*units]} if samples > 1:
             return samples, frozenset(unit for unit in units if isinstance(unit, int))

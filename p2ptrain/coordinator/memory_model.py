@@ -56,7 +56,7 @@ USUAL_DEPTH = 4
 
 
 def reserved_bytes(profile: Profile, request: JobPlanRequest, *, holder: bool) -> int:
-    """What a device must keep free of units, before anybody knows which ones it gets."""
+    """What a device must keep free of units, before it is known which ones it gets."""
     largest = max(unit.parameter_bytes for unit in profile.units)
     piece = request.micro_batch or request.batch_size
     if request.asynchrony is not None:
@@ -95,7 +95,7 @@ def with_full_memory(
 
 
 def _may_go_ahead(plan: Plan, request: JobPlanRequest, holder: str) -> bool:
-    """Whether an update waits for nothing but the word that it counts, and somebody else gives it.
+    """Whether an update waits for nothing but the commit, and another device gives it.
 
     Tiles wait for one another all the time.
     """

@@ -39,7 +39,7 @@ from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
 
 PLANNING_EFFORT = 0.3
-"""Everyone waits for the plan, and who makes it may be the slowest device."""
+"""All devices wait for the plan, and the slowest may be making it."""
 
 MAX_PLANS = 6
 """For budgets that a plan's buffers exceed; each leaves more room for them."""
@@ -137,14 +137,14 @@ def replan_cluster(
             wanted = replace(wanted, groups=False)
         if from_zero:
             return own(profile, cluster, wanted)
-        if not is_near:  # it takes part of nobody alive
+        if not is_near:  # no living device has a part in it
             return respipe(profile, cluster, present, wanted, replicas=replicas).plan
         near = partial(
             replan,
             *(profile, cluster, present, wanted),
             planner=make_plan,
             replicas=replicas,
-            effort=THOROUGH if repay_seconds is None else None,  # nobody waits
+            effort=THOROUGH if repay_seconds is None else None,  # nothing waits
             repay_seconds=repay_seconds,
         )
         found = run(near).plan
@@ -174,7 +174,7 @@ def replan_cluster(
     if planner == "pp" or (planner != "auto" and is_near):
         obeyed.append(on_as_many)
     for planning in obeyed:
-        with suppress(PlanError):  # somebody has too little memory by now
+        with suppress(PlanError):  # a device has too little memory by now
             return _within_memory(request, household, planning)
     return _within_memory(request, household, again)
 

@@ -89,7 +89,7 @@ def expected_seconds(
     expected: dict[Seat, ExpectedSeconds] = {}
     try:
         works = _work(cost, plan)
-    except PlanError:  # whoever is to compute them says what is wrong, if anything is
+    except PlanError:  # the device that computes them reports what is wrong, if anything
         return {}
     for (p, device), work in works.items():
         name, wall = cost.name(device), work.computing - _round_messages(cost, device)

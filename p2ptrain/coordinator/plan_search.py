@@ -41,7 +41,7 @@ TIMEOUT_SECONDS = 120.0
 IDLE_TIMEOUT_SECONDS = 1200.0
 
 HEAD_START_SECONDS = 5.0
-"""So long another device may search alone while people wait for the plan."""
+"""So long another device may search alone while the user waits for the plan."""
 
 WORTH_ASKING = 1.25
 """How many times as fast another device must be."""

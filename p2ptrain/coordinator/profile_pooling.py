@@ -40,7 +40,7 @@ class DeviceProfile:
     """What a device has found, in wall seconds.
 
     Attributes:
-        kind: of its processor; "" where it does not know: nobody is alike.
+        kind: of its processor; "" where it does not know: no device is alike.
         wall_by_cpu: wall seconds for one of processor time, above 0.
         overheads: None where it did not measure them.
         cold: sizes whose times are of a first pass.
@@ -147,7 +147,7 @@ def _whole(times: UnitTimes) -> float:
 def _mean(own: Sequence[DeviceProfile]) -> DeviceProfile:
     """At every size that one of them has measured, of all who can say something about it.
 
-    By warm ones, where anybody has such.
+    By warm ones, where a device has such.
     """
     warm = sorted({size for one in own for size in one.warm})
     beyond = {size for one in own for size in one.times.sizes if size > warm[-1]}

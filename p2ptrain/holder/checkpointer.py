@@ -74,16 +74,16 @@ class CheckpointSchedule:
 class Checkpointer:
     """Takes the checkpoints of one run. Create it in a running event loop; `close` it.
 
-    A checkpoint that cannot be written does not stop the training: `failure` tells of the last one,
-    or is None once a later one succeeded. The user sees it once, and once it works again. One
+    A checkpoint that cannot be written does not stop the training: `failure` describes the last
+    one, or is None once a later one succeeded. The user sees it once, and once it works again. One
     whose state is not to be had any more, because a device has gone, is left out: training goes
     back to before it, or the next one comes soon. After the last update none comes: `make_sure`
-    takes that one, `conclude` tells where there is none.
+    takes that one, `conclude` reports where there is none.
 
     Attributes:
         folder: where they are written.
         failure: see above.
-        on_written: told of every version that is on the disk whole, and where.
+        on_written: called with every version that is on the disk whole, and its place.
         reading: the version of which copies are still needed.
     """
 
@@ -104,9 +104,9 @@ class Checkpointer:
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
         self._written = -1  # newest step
-        self._notified = -1  # newest step of which people know that it cannot be written
+        self._notified = -1  # newest step reported as not written
         self._why_left_out = "it was never begun"
-        self._why_failed: str | None = None  # as people have heard; None: all is well
+        self._why_failed: str | None = None  # as reported; None: all is well
         self._due: int | None = None  # what was wanted and is not taken yet
         self.on_written: Callable[[Version, WrittenCheckpoint], None] = _ignore_written
         self.failure: TrainingError | None = None
@@ -143,9 +143,9 @@ class Checkpointer:
         self._begin_to_take(version, self._gather)
 
     def evaluated(self, step: int) -> None:
-        """People have heard of the evaluation after `step` updates: its checkpoint is to say so.
+        """The evaluation after `step` updates is reported: its checkpoint records that.
 
-        Where a later one is under way already, that says so; killed before, one is told twice.
+        If a later one is under way already, that records it; killed before, it is reported twice.
         """
         if step == self._written and self._idle.is_set():
             self._idle.clear()
@@ -155,7 +155,7 @@ class Checkpointer:
         """Have the last version written: all updates are made, and what stages are stays.
 
         Args:
-            gather: reads the stages themselves; nobody may have copies.
+            gather: reads the stages themselves; there may be no snapshots.
         """
         await self.idle()
         if max(self._written, self._notified) < version.step:
@@ -163,7 +163,7 @@ class Checkpointer:
             await self.idle()
 
     def conclude(self, step: int) -> None:
-        """The job has ended with `step` updates: people hear where no checkpoint has them."""
+        """The job has ended with `step` updates: reports if no checkpoint has them."""
         if max(self._written, self._notified) < step:
             why = f"no checkpoint of step {step}, the last one: {self._why_left_out}"
             failure = TrainingError(f"{why}. The trained weights are here")
@@ -224,7 +224,7 @@ class Checkpointer:
             self._idle.set()
 
     def _fail(self, step: int, failure: TrainingError, why: str) -> None:
-        """`why` says no step: what people know already is only logged."""
+        """`why` names no step: a repeated reason is only logged."""
         self.failure, self._notified = failure, step
         if why == self._why_failed:
             log.warning("checkpoint_failed_again", step=step, why=why)

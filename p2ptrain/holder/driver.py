@@ -58,19 +58,19 @@ class JobDriver:
     """Runs a job until it is done. Create it, then `run` once.
 
     Attributes:
-        reports: what people hear.
+        reports: what the user sees.
         copies: the versions that one can go back to.
         elastic: what rounds take, and whether another plan is better.
 
     Args:
         planning: what is planned for first.
-        unit_names: of the model's units, for people.
+        unit_names: of the model's units, for messages.
         work: what the job does in an epoch.
         memory: what it has behind it.
         steps: updates in all.
         recovery: how it is planned after a device is gone.
         surveyor: what is known of the household's links.
-        replans: whether the plan may change while nobody comes or goes.
+        replans: whether the plan may change while no device joins or leaves.
         leaves_out: updates that are not finite are left out.
     """
 
@@ -131,7 +131,7 @@ class JobDriver:
         # the one in force, or that the rules are about to accept
         self._answer: ReconfigureReply | None = None
         self._refusal: ReconfigureFailure | None = None  # of the newest request, if it had none
-        self._notified = ""  # why people were told that nothing begins
+        self._notified = ""  # the reported reason why nothing begins
         self._runs = GenerationRunner(
             mesh, work, self.reports, self._tasks, self._post, self._is_hanging
         )
@@ -184,7 +184,7 @@ class JobDriver:
             case rules.MemberAppeared(device) if device != self._mesh.self_id:
                 self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
             case rules.LinkRestored(one, device) if one == self._mesh.self_id:
-                # others may have told that it is alive before it could be told anything
+                # others may have reported it alive before it could receive anything
                 self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
         self._post(sign)
         self.elastic.note(sign)
@@ -276,7 +276,7 @@ class JobDriver:
             case to_do.StopJob(reason, _):
                 self._stop(reason)
             case _:
-                raise InternalError(f"nobody asked for {type(instruction).__name__}")
+                raise InternalError(f"unexpected instruction {type(instruction).__name__}")
 
     # -- asking ----------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class JobDriver:
         self._take(reply, ask.number)
 
     def _tell_refused(self, refusal: ReconfigureFailure) -> None:
-        """A reason that stays, such as another job, is people's to know: it may stay for hours."""
+        """Report a reason that stays, such as another job: it may stay for hours."""
         last = self._refusal
         stays = refusal.again and last is not None and last.reason == refusal.reason
         if stays and self._notified != refusal.reason:
@@ -342,7 +342,7 @@ class JobDriver:
         self._on_sign(rules.MemberDied(device, certain=False))
 
     def _pass_over(self, device: str, why: str) -> None:
-        """A coordinator is not asked for a while, and whoever works for this job hears so."""
+        """Ask a coordinator no more for a while, and notify the devices of this job."""
         minutes, name = PASSED_OVER_SECONDS / 60, self.reports.name(device)
         self.reports.warn(
             f"{name}, which plans the work, {why}: another device does that for "
@@ -406,7 +406,7 @@ class JobDriver:
         self._fail(error)
 
     def _ended_by(self, reason: str) -> Error:
-        """What the job ends with, for people, where the rules say that it does."""
+        """The error that the job ends with, where the rules end it."""
         refusal = self._refusal
         lost = None if refusal is None else refusal.lost
         if refusal is not None and refusal.is_plan:
@@ -437,7 +437,7 @@ class MembershipAdapter:
 
     Args:
         alone: the job wants no other device.
-        notify: hears each sign.
+        notify: called with each sign.
     """
 
     def __init__(
@@ -448,7 +448,7 @@ class MembershipAdapter:
         self._notify = notify
 
     def watch(self) -> Callable[[], None]:
-        """Tell what is so now, and what changes, until the returned function is called."""
+        """Report the present state and every change until the returned function is called."""
         unsubscribe = self._mesh.subscribe(self._on_mesh_event)
         for member in self._mesh.members.values():
             if member.state is MemberState.ALIVE:

@@ -50,7 +50,7 @@ class FullSnapshots:
         wants: (version taken last, version) -> whether it is taken.
         step: that the job begins with.
         size_bytes: of all of the model's state.
-        warn: tells people that there is not enough memory; once.
+        warn: warns the user once that there is not enough memory.
 
     Attributes:
         reading: the version of which stages' copies are still needed.
@@ -92,7 +92,7 @@ class FullSnapshots:
         self._is_paused = False
 
     def pause(self) -> None:
-        """A generation ends: what is held now may be gone back to, and nothing takes its place."""
+        """A generation ends: what is held now may be resumed from, and is not replaced."""
         self._is_paused = True
         if self._taking is not None:
             self._taking.cancel()
@@ -154,7 +154,7 @@ class CheckpointSnapshots:
     """See the module. Offered by `states` from the first `take` on.
 
     Args:
-        warn: tells people of one that cannot be read.
+        warn: warns the user of one that cannot be read.
 
     Attributes:
         versions: of which all is on the disk, the newest last. As many as are kept there: one that

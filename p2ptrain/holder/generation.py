@@ -85,7 +85,7 @@ class HolderGeneration:
     """One plan in force, seen from the device that holds the data.
 
     Args:
-        on_link: is told of two devices whose link broke, or (True) is back.
+        on_link: called with two devices whose link broke, or (True) is back.
 
     Attributes:
         evaluated_ahead: pieces of an evaluation that may be under way, or wait to be measured.
@@ -137,7 +137,7 @@ class HolderGeneration:
         self._norms = NormGatherer(order, names, dtypes, max_norm)
 
     async def begin(self) -> bool:
-        """Tell the devices of this plan that it is in force; returns whether that was news.
+        """Notify the devices of this plan that it is in force; returns whether that was news.
 
         Raises LinkClosed: one of them is out of reach.
         """
@@ -151,21 +151,21 @@ class HolderGeneration:
         return True
 
     async def begin_without(self, device: str) -> None:
-        """Tell a member that has no part in this plan that it is in force."""
+        """Notify a member that has no part in this plan that it is in force."""
         try:
             await self._mesh.send(device, Message(BEGIN, self.assignment.key.fields()))
         except PeerError as error:
             log.info("begin_not_delivered", member=device[:12], why=str(error))
 
     async def order(self, order: RoundOrder) -> None:
-        """Tell every device what comes next. Raises LinkClosed."""
+        """Send every device the next orders. Raises LinkClosed."""
         self.tracker.expect(order.round.index)
         message = Message(ROUND, {**self.assignment.key.fields(), **order.fields()})
         for device in self.assignment.devices:
             await self._mesh.send(device, message)
 
     async def no_more(self, rounds: int) -> None:
-        """Tell every device that it has heard all orders of this epoch. Raises LinkClosed."""
+        """Notify every device that there are no more orders. Raises LinkClosed."""
         fields = {**self.assignment.key.fields(), **EndOfRounds(rounds).fields()}
         for device in self.assignment.devices:
             await self._mesh.send(device, Message(ROUND, fields))
@@ -175,13 +175,14 @@ class HolderGeneration:
         return None if self._norms is None else await self._coefficients.take(shape.index)
 
     async def commit(self, commit: Commit) -> None:
-        """Tell every device that the update counts.
+        """Commit the update on every device.
 
         The last stages first: they have waited longest, and the first one, at the end of a round,
-        is the one that the next round waits for; it is told last, when it costs nobody else time.
+        is the one that the next round waits for; it is notified last, when that delays no other
+        device.
 
         Raises:
-            LinkClosed: a device is out of reach; the others have been told.
+            LinkClosed: a device is out of reach; the others have been notified.
         """
         message = Message(COMMIT, {**self.assignment.key.fields(), **commit.fields()})
         trouble: PeerError | None = None
@@ -196,9 +197,9 @@ class HolderGeneration:
             raise trouble
 
     async def settle(self) -> None:
-        """Wait until every device has made the last update that it was told of.
+        """Wait until every device has made the last update committed to it.
 
-        Who stops now goes on from there: nothing is computed again.
+        A device that stops now resumes from there: nothing is computed again.
 
         Raises:
             PeerError: a device is out of reach.
@@ -308,7 +309,7 @@ class HolderGeneration:
             return None
 
     async def diagnose(self, micro_batch_number: int) -> NonFiniteFinding | None:
-        """The first units whose values for that piece are not finite, if a stage can still tell."""
+        """The first units whose values for that piece are not finite, if a stage still knows."""
         return await diagnose(self.assignment.stages, partial(self._diagnosed, micro_batch_number))
 
     async def _diagnosed(
@@ -428,7 +429,7 @@ class HolderGeneration:
     def memory_hint(self, device: str) -> str:
         """What may have become of a device that is gone.
 
-        The kernel ends a process that takes too much without a word; only its own log tells.
+        The kernel kills a process that takes too much silently; only its own log shows it.
         """
         advice = "see `dmesg` there, and start it with a smaller --memory"
         free_bytes = self._free_bytes.get(device)
@@ -496,7 +497,7 @@ class PartFailed(PeerError):
 
     Attributes:
         device: its id.
-        name: as people call it.
+        name: its display name.
         error: what it says.
     """
 
@@ -510,7 +511,7 @@ class SentWrong(PeerError):
     """A device has sent what it should not, or nothing: it gets no more work.
 
     Attributes:
-        device: its id; None = nobody is to blame, and the plan is made once more.
+        device: its id; None = no device is to blame, and the plan is made once more.
         witness: id of the device that says so.
         cleared: ids of devices that get work again: they were left out for it, and it was not they.
     """

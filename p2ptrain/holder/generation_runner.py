@@ -43,7 +43,7 @@ class GenerationWork:
             whether they were all made, or else the generation was drained.
         bring_home: reads the weights, calls the given function before the first is overwritten,
             and writes what is asked for.
-        announce: tells people of a plan.
+        announce: reports a plan to the user.
     """
 
     make_epoch: Callable[[ReconfigureReply], HolderGeneration]
@@ -57,7 +57,7 @@ class GenerationRunner:
 
     Args:
         tasks: whose the work is.
-        post: tells the rules what has happened.
+        post: feeds the rules what has happened.
         hangs: is called for a device that does not do what it is asked for.
 
     Attributes:
@@ -87,10 +87,10 @@ class GenerationRunner:
         self._complaints = Complaints(mesh.self_id)
 
     def begin(self, answer: ReconfigureReply, alive: frozenset[str]) -> None:
-        """It is in force; nobody has been told yet.
+        """It is in force; no device has been notified yet.
 
         Args:
-            alive: members to tell, those without a part included.
+            alive: members to notify, those without a part included.
         """
         self._answer, self._alive = answer, alive
         self.epoch = self._work.make_epoch(answer)
@@ -146,7 +146,7 @@ class GenerationRunner:
         self._running = self._tasks.spawn(work, "epoch")
 
     async def _report_begun(self, epoch: HolderGeneration) -> None:
-        """To the devices of the plan; then to the others, for none of whom anybody waits."""
+        """To the devices of the plan; then to the others, without waiting for them."""
         if await epoch.begin():
             for device in sorted(self._alive - set(epoch.assignment.devices)):
                 self._tasks.spawn(epoch.begin_without(device), f"begin without {device[:12]}")
@@ -314,7 +314,7 @@ async def silence(
     Or until one answers nothing, while no stage reports anything.
 
     Args:
-        say: hears where nothing moves and nobody can be blamed.
+        say: called where nothing moves and no device is to blame.
     """
     tracker, warmups = epoch.tracker, [place.warmup for place in epoch.assignment.stages]
     before: Mapping[str, ProgressCounters] = {}

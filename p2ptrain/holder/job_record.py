@@ -30,7 +30,7 @@ class JobRecord:
         written: checkpoints of this process; None where none are written.
         whole: copies of all stages in this process's memory; None where none are made.
         since: when this process began, by `time.monotonic`.
-        reported: what people have heard of, as this process began.
+        reported: what was reported before this process began.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class JobRecord:
     def write_down(
         self, noted: to_do.WriteJournal, answer: ReconfigureReply | None
     ) -> Coroutine[Any, Any, None] | None:
-        """Put down what the rules say; returns what must have ended before anybody hears of it.
+        """Put down what the rules say; returns what must have ended before it is announced.
 
         Args:
             answer: the newest, which may be what they accept.
@@ -81,7 +81,7 @@ class JobRecord:
         """
         written = [] if self.written is None else [*self.written.versions]
         written += [] if self.whole is None else self.whole.versions
-        # Whoever has checkpoints written wants them gone back to, however long it takes; and to
+        # A user who writes checkpoints wants to resume from them, however long it takes; and to
         # the beginning rather than to nothing, where none can be read.
         found = [FullSnapshot(version, device, StateKind.GLOBAL) for version in written]
         if self.has_first_weights:
@@ -95,7 +95,7 @@ class JobRecord:
             self.whole.begin()
 
     def pause(self) -> None:
-        """The generation is over: what is held may be gone back to, and stays."""
+        """The generation is over: what is held may be resumed from, and stays."""
         if self.whole is not None:
             self.whole.pause()
 

@@ -305,7 +305,7 @@ class PlanStep:
         return is_profiled(stock, request.planning, request.ask.holder)
 
     def _as_reported(self, device: str) -> MeasuredDevice:
-        """A device as it told of itself, when this request took stock."""
+        """A device by its state report for this request."""
         return MeasuredDevice.of(device, self._name(device), self._findings.stock[device])
 
     def _left_out(self, make: rules.MakePlan) -> list[LeftOut]:

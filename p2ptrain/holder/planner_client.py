@@ -42,7 +42,7 @@ class _PlannerQuestion(Generic[T]):
     """What is asked, how an answer is read, and how it is found here.
 
     Attributes:
-        pardons: an error of whoever answers that says nothing against it.
+        pardons: an error of the answering device that is not its fault.
     """
 
     message: Message
@@ -56,7 +56,7 @@ class Planner:
     """See the module.
 
     Args:
-        pass_over: told of a coordinator's id that is not to be asked any more, and why.
+        pass_over: called with the id of a coordinator not to be asked any more, and why.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Planner:
         """A plan, and the id of the device that made it.
 
         Raises:
-            PlanError, OptionError: nothing fits; that is found here, whoever says so.
+            PlanError, OptionError: nothing fits; checked here, whichever device says so.
         """
         device = self.coordinator
         asked = _PlannerQuestion(
@@ -212,7 +212,7 @@ class _PendingQuestion(Generic[T]):
             )
             answer = await read_beside(question.read, part_of(reply))
             self._handle(rules.PlanAnswered(), answer)
-        except PlanError as error:  # nobody is to blame where none is found here either
+        except PlanError as error:  # no device is to blame where none is found here either
             self._without_plan = device, str(error)
             self._handle(rules.NoAnswer())
         except (Error, TimeoutError) as error:

@@ -269,7 +269,8 @@ class Reconfiguration:
         return PrepareFailed(epoch, reason)
 
     def _is_of_plan(self, made: PlannedAttempt | None, reason: str) -> bool:
-        """Whether the plan is to blame, which another device has made: then nobody is left out."""
+        """Whether the plan is to blame, which another device has made: then no device is left
+        out."""
         return made is not None and self._planning.was_not_ready(made, reason)
 
     def _answered(self, placed: Placement, choice: VersionChoice) -> ReconfigureReply:

@@ -47,10 +47,10 @@ LOOK_SECONDS = 120.0
 """A newcomer fetches the model and measures it, and plans are searched for on a busy device."""
 
 DRIFT_LOOK_SECONDS = 1800.0
-"""Nobody waits, and plans are searched for in what time training leaves."""
+"""Nothing waits: plans are searched in the time that training leaves."""
 
 LEAVE_LOOK_SECONDS = 3.0
-"""Somebody waits: what is not found by then is found while training stands."""
+"""A device waits: what is not found by then is found while training stands."""
 
 _LIMITS_SECONDS = {
     ReconfigureReason.LEAVE: LEAVE_LOOK_SECONDS,
@@ -77,7 +77,7 @@ class ReplanWatcher:
     """See the module. Create it in a running event loop, `start` it and `close` it.
 
     Args:
-        want: hears what the job should change for.
+        want: called with the reason to change the plan.
 
     Attributes:
         corrections: what training has shown of the profiles.
@@ -123,7 +123,7 @@ class ReplanWatcher:
         self._mesh.route(LEAVING, self._on_leaving)
 
     async def close(self) -> None:
-        """The job is over: whoever waits may go."""
+        """The job is over: waiting leavers may go."""
         self._mesh.unroute(LEAVING)
         was_looking = self._looking is not None
         await self._tasks.cancel()
@@ -246,7 +246,7 @@ class ReplanWatcher:
         self._answer_leaver(device, None)
 
     def keep(self, device: str, reason: str) -> None:
-        """The others cannot do without a device that wanted to leave, and it hears so."""
+        """Deny a leave: the others cannot do without the device."""
         log.info("leave_refused", name=self._name(device), why=reason)
         if self._proposed is not None and self._proposed[0] is ReconfigureReason.LEAVE:
             self._proposed = None  # what was found could not be made ready

@@ -36,7 +36,7 @@ TICK_SECONDS = get_clock_info("monotonic").resolution
 
 
 def rate(samples: int, seconds: float) -> float:
-    """Samples per second, as far as the clock tells."""
+    """Samples per second, as far as the clock shows."""
     return samples / max(seconds, TICK_SECONDS)
 
 
@@ -44,8 +44,8 @@ class JobReports:
     """See the module.
 
     Args:
-        reported: what people have heard of already, from an earlier process too.
-        write: puts down what they are about to hear, before they do.
+        reported: what was reported already, by an earlier process too.
+        write: writes down what is about to be reported.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class JobReports:
 
     @property
     def reported(self) -> ReportedProgress:
-        """What people have heard of."""
+        """What was reported."""
         return self._once.reported
 
     @property
@@ -99,7 +99,7 @@ class JobReports:
             self._began_at = self._last_step_at = monotonic()
 
     def goes_on_from(self, step: int) -> None:
-        """A generation begins with `step` updates done; people have heard of all, known here or
+        """A generation begins with `step` updates done; all were reported, known here or
         not."""
         unknown = self._once.goes_on_from(step)
         if unknown:
@@ -148,7 +148,7 @@ class JobReports:
             self._emit(Eval(step, metrics))
 
     def left_out(self, step: int) -> None:
-        """That update is not finite: it counts and changes nothing. Before `step` tells of it."""
+        """That update is not finite: it counts and changes nothing. Before `step` reports it."""
         if step <= self.reported.step:
             return
         self._left_out.add(step)
@@ -162,7 +162,7 @@ class JobReports:
     # -- trouble ---------------------------------------------------------------------------------
 
     def warn(self, message: str, name: str | None = None) -> None:
-        """Something people should know; `name`: of the device that it is about."""
+        """A warning for the user; `name`: of the device that it is about."""
         self._emit(Warned(message, name))
 
     def hint(self, device: str, hint: str) -> None:
@@ -184,14 +184,14 @@ class JobReports:
             self.warn(f"{name} is gone{self._hints.get(device, '')}")
 
     def waiting(self, devices: tuple[str, ...]) -> None:
-        """Nothing goes on without these."""
+        """The job waits for these."""
         self._emit(Waiting(", ".join(sorted(self.name(device) for device in devices))))
 
     def lost(self, reason: str, places: tuple[str, ...], layers: str) -> DeviceLost:
         """What was only on the devices in `places` is nowhere any more.
 
         Args:
-            layers: what they had, by the names that people know.
+            layers: what they had, by the names in the user's module.
         """
         if places == (self._mesh.self_id,):
             name = self._mesh.name

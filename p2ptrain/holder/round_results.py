@@ -67,7 +67,7 @@ class RoundTracker:
         """A device has finished a round of its stage.
 
         Raises:
-            ProtocolError: it has no such stage, or it said so before, or nobody asked.
+            ProtocolError: it has no such stage, or it reported before, or it was not asked.
         """
         self.heard += 1
         is_over = self._committing.done(seat, report.round)
@@ -152,7 +152,7 @@ Ask: TypeAlias = Callable[[int, str], Awaitable[NonFiniteFinding | None]]
 
 
 async def diagnose(stages: Sequence[StageAssignment], ask: Ask) -> NonFiniteFinding | None:
-    """The first units whose values are not finite, if a device can still tell."""
+    """The first units whose values are not finite, if a device still knows."""
     for index, place in enumerate(stages):
         found = await _of_stage(index, place, ask)
         if found:

@@ -41,7 +41,7 @@ EARLY_LIMIT = 1024
 """Most words about copies that wait until their version counts; a household has fewer stages."""
 
 NO_COST = SnapshotCost(0.0, (), 0.0)
-"""Where nobody has reckoned one: rounds alone say how often."""
+"""Without an estimate: rounds alone say how often."""
 
 
 class SnapshotManager:
@@ -64,8 +64,8 @@ class SnapshotManager:
         """Nothing is kept yet.
 
         Args:
-            on_stable: hears of each version that is whole.
-            warn: tells people.
+            on_stable: called with each stable version.
+            warn: warns the user.
             fixed: as of `SnapshotSchedule`.
         """
         self._fixed = fixed
@@ -89,7 +89,7 @@ class SnapshotManager:
 
     @property
     def read(self) -> tuple[Version, ...]:
-        """Versions that somebody still reads."""
+        """Versions that a device still reads."""
         found = (reader() for reader in self.readers)
         return tuple(version for version in found if version is not None)
 
@@ -125,7 +125,7 @@ class SnapshotManager:
         return self._cadence is not None and self._cadence.wants(step)
 
     def ordered(self, order: RoundOrder) -> RoundOrder:
-        """What the round of training gives is kept, whoever wanted it: the order that says so."""
+        """Snapshot the result of the round; returns the order that says so."""
         self._give_up_late()
         version = Version(order.round.step + 1, self._epoch)
         offer = self._keeping.ordered(version)
@@ -151,9 +151,9 @@ class SnapshotManager:
             self._cadence.pause_over(monotonic())
 
     def keep_only(self, versions: Collection[Version], members: Collection[str]) -> None:
-        """Tell `members` that what is older than these may go.
+        """Notify `members` that versions older than these may go.
 
-        Who is slow to hear it holds up nobody, and hears the next such word instead.
+        A slow member delays no other, and gets the next such message instead.
         """
         message = Message(VERSIONS_KEEP, RetainSnapshots(self._job, tuple(versions)).fields())
         if self._reporting is not None:
@@ -163,7 +163,7 @@ class SnapshotManager:
         )
 
     async def close(self) -> None:
-        """Hear and tell nothing any more."""
+        """Receive and send nothing any more."""
         self._mesh.unroute(REPLICA_KEPT)
         await self._tasks.cancel()
 
@@ -219,7 +219,7 @@ class SnapshotManager:
             self._warned.add(what.device)
             self._warn(f"{line}; training goes on, but a failure now goes back to an older copy")
 
-    # -- what devices are told -------------------------------------------------------------------
+    # -- messages to devices -----------------------------------------------------------------------
 
     async def _try_keeper(self, what: TryBackupPeer) -> None:
         keeper = BackupAssignment(what.version, what.first, what.end, what.keeper)

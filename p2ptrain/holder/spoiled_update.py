@@ -42,7 +42,7 @@ class Spoiled:
     Attributes:
         shape: of its round.
         names: of the plan's devices, by id.
-        found: what devices still could tell.
+        found: what devices could still report.
         arrivals: what they had noted.
     """
 
@@ -66,7 +66,7 @@ class Spoiled:
         return tuple(device for device in devices if device != holder)
 
     def ending(self, units: Sequence[str], origin: Origin | None, order: Sequence[int]) -> str:
-        """The message for people.
+        """The message for the user.
 
         Args:
             units: names of the model's.
@@ -125,7 +125,7 @@ class SpoiledVerdict:
 
     Attributes:
         message: what the job ends with.
-        liar: id of a device that has sent what the model does not make; the job goes on.
+        liar: id of a device that has sent what the model does not compute; the job continues.
         is_of_others: it is finite where this device does it alone: some other one has spoiled it.
     """
 
@@ -137,7 +137,7 @@ class SpoiledVerdict:
 async def noted(
     prepared: PreparedJob, epoch: HolderGeneration, error: UpdateNotFinite, shape: Round
 ) -> Spoiled:
-    """Ask the devices while they still have something to tell."""
+    """Ask the devices while they still know."""
     found = (
         None if error.micro_batch_number is None else await epoch.diagnose(error.micro_batch_number)
     )
@@ -212,9 +212,9 @@ class SpoiledUpdates:
         self.now = spoiled
 
     def suspect(self, suspects: Sequence[str]) -> tuple[str, str | None] | None:
-        """Whom to leave out on trial, and who has proved innocent; None: all have been.
+        """The device to leave out on trial, and those proved innocent; None: all have been.
 
-        Nobody can say which of them it was. Whoever was left out, and it happens again, was not.
+        No device knows which of them it was. One that was left out when it happens again was not.
         """
         cleared = self._tried[-1] if self._tried else None
         left = [device for device in suspects if device not in self._tried]

@@ -252,7 +252,7 @@ class JobTrainer:
 
     @property
     def _reads_versions(self) -> bool:
-        """Whether versions are read while training goes on: for checkpoints, or to be held here."""
+        """Whether versions are read during training: for checkpoints, or to be held here."""
         return self._options.checkpoint is not None or self._wants_whole_copy() is not None
 
     # -- while -----------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ class TrainingLoop:
     Args:
         start: updates applied to the state that the generation begins with.
         evaluated: evaluations up to this step are left out.
-        reports: hears what counts; it may have heard of it before, in a generation that has ended.
-        elastic: hears what rounds take.
+        reports: receives what counts, perhaps again after a generation that has ended.
+        elastic: receives the times of rounds.
         copies: says which versions are kept to go back to.
         counts: is called with the updates that count, once each does.
     """
@@ -221,8 +221,8 @@ class TrainingLoop:
             coefficient = LEFT_OUT if is_left_out else coefficient or AS_IT_IS
         if failpoints.armed:
             await self._epoch.reach("decide.before", order.round.step)
-        # Every stage is ready: the update counts from here on, whatever happens to anybody. Between
-        # this and the first commit nothing is awaited, so that no step counts without being told.
+        # Every stage is ready: the update counts from here on, whatever fails. Between this and the
+        # first commit nothing is awaited, so that no step counts without being reported.
         step = order.round.step + 1
         if is_left_out:
             self._reports.left_out(step)
@@ -320,7 +320,7 @@ class AsyncTrainingLoop(TrainingLoop):
     async def _wants_checkpoint(self, checkpointer: Checkpointer, step: int) -> bool:
         """Not where one would have to wait for another.
 
-        Whoever orders nothing holds up the stages: to end a mini-batch they must know what comes,
+        Without orders the stages stand still: to end a mini-batch they must know what comes,
         as many as there are stages after it. So of those that must be written too close to each
         other, such as the borders of very short epochs, the last one is.
         """

@@ -27,7 +27,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan.types.weight_versions import Weights, updates_late
 
 USUAL_PIECES = 8
-"""Micro-batches of a mini-batch where stages keep two versions and nobody fixed their size."""
+"""Micro-batches of a mini-batch where stages keep two versions and their size is not fixed."""
 
 
 @dataclass(frozen=True, slots=True)

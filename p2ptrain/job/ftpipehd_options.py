@@ -11,10 +11,10 @@ PLANNER = "ftpipehd"
 
 @dataclass(frozen=True, slots=True)
 class FtpipehdOptions:
-    """How a job with `--mode async --planner ftpipehd` goes on; the defaults are the paper's.
+    """How a job with `--mode async --planner ftpipehd` proceeds; the defaults are the paper's.
 
     Attributes:
-        first_repartition: mini-batches before the model is first cut anew.
+        first_repartition: mini-batches before the model is first repartitioned.
         repartition: mini-batches from then on between two looks at the cuts.
         chain: updates between two copies of every stage at its neighbour.
         whole: updates between two copies of the whole model at the device with the data.

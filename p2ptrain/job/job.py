@@ -112,7 +112,7 @@ class Job:
         """Updates of the whole job: the smaller of `steps` and what the epochs give.
 
         Args:
-            samples: that the data had when somebody asked; None = it is asked.
+            samples: that the data had when it was asked; None = it is asked.
         """
         per_epoch = self.steps_per_epoch if samples is None else samples // self.batch_size
         by_epochs = self.epochs * per_epoch
@@ -123,7 +123,7 @@ class Job:
 
         Raises:
             ScriptError: the schedule raised, or what it gave is not a finite number, or one that
-                makes a learning rate nobody can compute with.
+                makes a learning rate that cannot be computed with.
         """
         if self.schedule is None:
             return 1.0

@@ -40,7 +40,7 @@ class Round:
         step: updates applied before this round.
         samples: samples in the round.
         micro_batch: samples of each micro-batch; the last may be smaller.
-        first: number of its first micro-batch; where nobody waits for a round to end, those of
+        first: number of its first micro-batch; where rounds do not wait for each other, those of
             training are numbered through, so that devices of a stage take them in turn.
     """
 

@@ -55,7 +55,7 @@ class TrainOptions:
         private: raw inputs and labels never leave this device: it owns the first units and the
             last ones with the loss.
         local: train on this device alone, without a network, by the same code.
-        fresh: begin anew even if members hold this job unfinished.
+        fresh: start again even if members hold this job unfinished.
         replan: allow changes of plan while nothing failed.
         wire: how activations, gradients and the parts of all-reduces travel between devices:
             exactly, or rounded ("bf16", "int8"), which changes results a little.
@@ -64,8 +64,8 @@ class TrainOptions:
             another's update; None = in synchronous rounds, exactly as on one device.
         chooses_mode: `asynchrony` is only a permission: whether to train so or in synchronous
             rounds is chosen with the first plan, by the predicted time to the same accuracy.
-        ftpipehd: of asynchronous training with planner "ftpipehd": when it cuts the model anew, and
-            when it copies.
+        ftpipehd: of asynchronous training with planner "ftpipehd": when it repartitions the model,
+            and when it copies.
         replicas: keep copies of stages on other devices, so that a death costs few steps; without
             them it goes back to the beginning, or ends the job. For measurements.
         whole_copies: updates between two copies of the whole model, optimizer included, in this

@@ -17,7 +17,8 @@ from typing import Any
 from p2ptrain.model.capture.export_errors import user_place
 
 RAISED = (Exception, asyncio.CancelledError, SystemExit, GeneratorExit)
-"""What the user's functions may raise and is told: anything but an interrupt. To an event loop some
+"""What the user's functions may raise and is reported: anything but an interrupt. To an event loop
+some
 of these say something: that a task was cancelled, so that others wait for it without an end."""
 
 

@@ -69,7 +69,7 @@ class Hangs(PeerError):
 
     Attributes:
         device: its id.
-        name: as people call it.
+        name: its display name.
         why: in words that follow its name.
     """
 
@@ -158,13 +158,13 @@ async def _sign(mesh: Mesh, device: str, timeout_seconds: float) -> WorkSign | N
 
 
 CANCEL_SECONDS = 1.0
-"""A device that is stuck hears of it later, or that whoever asked is gone."""
+"""A device that is stuck receives it later, or sees that the asker is gone."""
 
 
 class CancellableWork:
     """Work of one kind, one piece for each key: the newest that was asked for.
 
-    `what` is what people call one piece of it.
+    `what` names one unit of it in messages.
     """
 
     def __init__(self, mesh: Mesh, what: str) -> None:
@@ -182,7 +182,7 @@ class CancellableWork:
         Raises:
             PeerError: it was given up, or asked for once more, or `peer` is gone.
         """
-        self.give_up(key)  # whoever asks again waits for the first answer no longer
+        self.give_up(key)  # an asker that asks again waits no longer for the first answer
 
         async def wanted() -> T | None:  # given up before it begins, there is no work to end
             return await run_unless(self._mesh, lambda: is_gone(self._mesh, peer), work())
@@ -211,7 +211,7 @@ class CancellableWork:
 
 
 async def cancel_remote_work(mesh: Mesh, device: str, message: Message) -> None:
-    """Tell whoever works that nobody wants it any more; one that is stuck is not waited for."""
+    """Cancel work on another device; one that is stuck is not waited for."""
     try:
         async with asyncio.timeout(CANCEL_SECONDS):
             await mesh.send(device, message)
@@ -242,7 +242,7 @@ class PendingReplies:
             del self._open[number]
 
     def give(self, number: int, message: Message) -> None:
-        """The answer; nothing happens where whoever asked has gone."""
+        """The answer; nothing happens where the asker has gone."""
         answer = self._open.get(number)
         if answer is not None and not answer.done():
             answer.set_result(message)

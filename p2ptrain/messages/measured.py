@@ -24,7 +24,7 @@ class ProfileAsked(FrameFields):
         digest: of the model.
         holder: id of the device that has it.
         batch_sizes: to measure, in samples; none: say only what memory there is.
-        largest_second: every other device goes on from the smallest size to the largest.
+        largest_second: every other device continues from the smallest size to the largest.
         company: work on until all have measured.
     """
 

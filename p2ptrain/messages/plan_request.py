@@ -33,7 +33,7 @@ class JobPlanRequest(Blob):
     """A job as the coordinator sees it: no weights, no data, no code.
 
     Attributes:
-        model: its name, for people.
+        model: its name, for messages.
         input_bytes, target_bytes: per sample.
         optimizer_state_ratio: optimizer bytes per parameter byte.
         micro_batch: samples, or 0 to let the planner choose.
@@ -44,7 +44,7 @@ class JobPlanRequest(Blob):
         first_step: updates that the first weights have behind them.
         wire: how activations, gradients and the parts of all-reduces travel.
         replicas: whether stages of one device are copied to another one.
-        checkpoints: whether the holder reads versions while training goes on.
+        checkpoints: whether the holder reads versions during training.
         asynchrony: how it trains without a barrier; None = in synchronous rounds.
         rounds: the mode is open: how stages may be shared where it trains in synchronous rounds
             after all; None = the mode is what `asynchrony` says.

@@ -66,7 +66,7 @@ class ReconfigureReply:
         expected: what a round should take each stage on each device; of a plan that stays only
             where the holder wants to know.
         copy_cost: of one kept version, known as `expected`; None too where nothing is kept.
-        warnings: for people, what of the plan is not as one would wish.
+        warnings: for the user, shortcomings of the plan.
         considered: ids of the devices that the plan was chosen from; empty = it is the one before.
     """
 

@@ -20,7 +20,7 @@ NEWS_SECONDS = 3.0
 """An election's winner may ask before the news of its election is here."""
 
 MEASURED_SECONDS = 450.0
-"""Most that is measured for one device within STRETCH_SECONDS: what nobody trains afterwards."""
+"""Most that is measured for one device within STRETCH_SECONDS: without training it afterwards."""
 
 STRETCH_SECONDS = 900.0
 

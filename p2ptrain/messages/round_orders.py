@@ -40,7 +40,7 @@ class Commit(FrameFields):
 
 @dataclass(frozen=True, slots=True)
 class RoundOrder(FrameFields):
-    """What the holder tells every stage before a round.
+    """The holder's order to every stage before a round.
 
     Attributes:
         round: the round's shape.
@@ -50,7 +50,7 @@ class RoundOrder(FrameFields):
         stay: with it, the versions that stay; older ones that are not named go before it is made.
         outputs: eval only: send the model's outputs to the holder (metrics need them).
         clip: what the norm of all gradients is clipped to; 0.0 = it is not.
-        leaves_out: an update that is not finite is left out, and the job goes on.
+        leaves_out: an update that is not finite is left out, and the job continues.
     """
 
     round: Annotated[Round, Flat()]
@@ -81,11 +81,11 @@ class EndOfRounds(FrameFields):
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """What a stage tells the holder when all of a round but the update is done.
+    """A stage's report to the holder when all of a round but the update is done.
 
     Attributes:
         loss: weighted sum of the pieces' losses; 0.0 except at the last stage.
-        finite: whether all that the update needs is; else nobody makes it.
+        finite: whether all that the update needs is; else no stage makes it.
         busy: what its tasks took in the compute thread since the last report.
     """
 

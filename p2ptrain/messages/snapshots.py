@@ -67,7 +67,7 @@ class BackupAssignment(FrameFields):
 class RetainSnapshots(FrameFields):
     """Which versions of a job are kept, the stable one first; older ones go.
 
-    What a stage is made anew from is needed from the first one on.
+    Rebuilding a stage needs them from the first one on.
     """
 
     job: Id

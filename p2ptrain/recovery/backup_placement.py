@@ -157,6 +157,6 @@ def _keeper(
 
 
 def _roomiest(devices: Sequence[str], needed_bytes: int, left: Mapping[str, int]) -> str | None:
-    """The one with most memory left, ties to the first; None = nobody has enough."""
+    """The one with most memory left, ties to the first; None = no device has enough."""
     best = max(devices, key=lambda device: left[device], default=None)
     return best if best is not None and left[best] >= needed_bytes else None

@@ -56,7 +56,7 @@ class KnownPast:
 
     Attributes:
         lineage: of the job.
-        reported: updates that people were told of.
+        reported: updates that were reported.
         copies: whole copies, each at one device.
         places: by device, the ranges of units that it trained or kept for others; says where units
             were that are nowhere now.
@@ -65,8 +65,8 @@ class KnownPast:
             since.
         clips: whether updates need a clipping coefficient.
         most_step: no device can have made more updates; None = that is not known.
-        asynchronous: stages update by themselves, so that all may have a version that people were
-            not told of: training goes on from what was told, so that no step is left out.
+        asynchronous: stages update by themselves, so that all may have a version that was
+            not reported: training resumes from what was reported, so that no step is left out.
     """
 
     lineage: Lineage
@@ -124,7 +124,7 @@ class StateLost:
         units: those that are nowhere, at the version that lacks fewest.
         last_places: ids of the devices that had them, or that may still have an older version.
         certain: they will not be back: every last place ended or came back empty.
-        reason: for people, without the names of devices.
+        reason: for the user, without the names of devices.
     """
 
     units: tuple[int, ...]
@@ -151,7 +151,7 @@ def choose_version(
     Arguments:
         units: of the model.
         inventories: by device, of those that answered; only they have anything.
-        present: the plan that was in force, where lost stages may be made anew.
+        present: the plan that was in force, where lost stages may be rebuilt.
     """
     forward = roll_forward(inventories.values(), past)
     if forward is not None:
@@ -167,9 +167,9 @@ def choose_version(
 
 
 def roll_forward(inventories: Iterable[StateReport], past: KnownPast) -> RollForward | None:
-    """Who is ready for an update that somebody has applied.
+    """Devices that are ready for an update that another has applied.
 
-    Where the job clips, only somebody who still knows the coefficient is of help: the same update
+    Where the job clips, only a device that still knows the coefficient can help: the same update
     with another one would give the same version another content.
     """
     live = [
@@ -264,7 +264,7 @@ def _lost(units: int, inventories: Mapping[str, StateReport], past: KnownPast) -
         if any(first <= unit < end for first, end in ranges for unit in missing)
         and not _still_has(inventories.get(device), missing)
     }
-    # whoever fell silent in an earlier generation may have all that an older version needs
+    # a device that fell silent in an earlier generation may have all that an older version needs
     last = sorted(had | (past.silent & past.took_part))
     return StateLost(missing, tuple(last), not past.silent.intersection(last), _why(missing, past))
 

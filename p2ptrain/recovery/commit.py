@@ -25,7 +25,7 @@ class CommitTracker:
     """Counts the stage members that have finished a round. Several rounds may be under way.
 
     Rounds of an evaluation are counted too: nothing is applied after them. Who is done with one may
-    be heard before the last word on the round before it, as words come over different links.
+    arrive before the last report of the round before it, as reports come over different links.
 
     Args:
         seats: all that take part in every round.

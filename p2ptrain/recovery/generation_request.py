@@ -11,7 +11,7 @@ from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
 
 EPOCHS_A_REQUEST = 64
-"""Generation numbers that one request may use up: so they are unique whoever answers, and
+"""Generation numbers that one request may use up: so they are unique for any answerer and
 whenever."""
 
 
@@ -63,7 +63,7 @@ class ReconfigureFailure:
     Attributes:
         number: of the request.
         again: what is in the way may pass; ask again after a while.
-        spoiled: preparations that failed, one after the other; 0 = nobody could be asked at all.
+        spoiled: preparations that failed, one after the other; 0 = no device could be asked at all.
         lowered: memory in bytes that devices proved to have less of meanwhile, by id.
         is_plan: no plan fits: the person has to change something.
     """

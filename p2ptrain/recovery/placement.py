@@ -21,7 +21,7 @@ class PlacedStage:
     """Units [first, end) on `devices`.
 
     Attributes:
-        copies_to: the device that keeps this stage's copies; None = nobody does.
+        copies_to: the backup peer of this stage; None = there is none.
     """
 
     first: int

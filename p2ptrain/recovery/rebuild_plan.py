@@ -77,7 +77,7 @@ def read_rebuild(device: str, fields: Mapping[str, Any]) -> Rebuild | None:
 def plan_rebuilds(
     units: int, inventories: Mapping[str, StateReport], lineage: Lineage, present: Placement | None
 ) -> tuple[Rebuild, ...]:
-    """What must be made anew so that all units are there at the newest version.
+    """What must be rebuilt so that all units are there at the newest version.
 
     Args:
         units: of the model.
@@ -117,7 +117,7 @@ def plan_rebuilds(
 
 
 def newest_live(inventories: Iterable[StateReport], lineage: Lineage) -> Version | None:
-    """The newest version that somebody trains."""
+    """The newest version in training on any device."""
     return max(
         (
             holding.version
@@ -164,7 +164,7 @@ def _copies(
 
 
 def _logged(inventory: StateReport, epoch: int, target: Version) -> int:
-    """From which step on it has all that it sent and was told in that epoch."""
+    """From which step on it has all that it sent and was ordered in that generation."""
     logged = inventory.logged
     return logged.since if logged is not None and logged.epoch == epoch else target.step
 

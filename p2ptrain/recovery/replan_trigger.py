@@ -83,7 +83,7 @@ class GenerationBegan:
     """A plan is in force on these devices.
 
     Attributes:
-        considered: devices that it was chosen from; empty = it was not chosen anew.
+        considered: devices that it was chosen from; empty = it was not chosen again.
         in_haste: it is a new one that was made while training stood still.
     """
 
@@ -155,7 +155,7 @@ class AdoptPlan:
 
 @dataclass(frozen=True, slots=True)
 class RefuseLeave:
-    """Tell a device that wanted to leave that the others cannot do without it, and why."""
+    """Deny the leave of a device, with the reason."""
 
     device: str
     reason: str
@@ -169,7 +169,7 @@ class ReplanTrigger:
 
     Args:
         holder: own id.
-        replans: whether the plan may change although nobody came or left.
+        replans: whether the plan may change although no device joined or left.
 
     Attributes:
         in_haste: the plan in force was made to go on soon, and has not been looked at since.
@@ -179,7 +179,7 @@ class ReplanTrigger:
         self.in_haste = False
         self._replans = replans
         self._alive = {holder}
-        self._new: dict[str, float] = {}  # alive, no plan was made with it in sight: since when
+        self._new: dict[str, float] = {}  # alive, not considered by any plan: since when
         self._due = _NEVER  # of a look at them
         self._tries = 0
         self._leaving: set[str] = set()  # devices of the plan
@@ -262,7 +262,7 @@ class ReplanTrigger:
                     self._out.append(AdoptPlan(ReconfigureReason.LEAVE, device))
                 else:
                     self._leaving.add(device)
-                    self._overtake()  # of less importance, or with it in sight
+                    self._overtake()  # of less importance, or with it considered
 
     # -- looks ---------------------------------------------------------------------------------
 
@@ -307,8 +307,8 @@ class ReplanTrigger:
         is_drift = reason is ReconfigureReason.DRIFT
         self._look, self._looked_at = reason, frozenset(self._alive)
         self._drifted = self._drifted and not is_drift
-        # who comes is not kept out because speeds flickered, or somebody else came before; nor is
-        # what had to be found in haste kept for that
+        # who comes is not kept out because speeds flickered, or another device joined before; nor
+        # is what had to be found in haste kept for that
         counts = is_drift and not self.in_haste
         ages = tuple(self._now - moved for moved in self._moves) if counts else ()
         self._out.append(EvaluateNow(self._number, reason, frozenset(self._leaving), ages))
@@ -331,7 +331,7 @@ class ReplanTrigger:
             self.in_haste = False
 
     def _try_again(self) -> None:
-        """Look once more at those who came: soon, where somebody has come since."""
+        """Evaluate the new devices once more: soon, where another has joined since."""
         self._tries += 1
         if self._new.keys() <= self._looked_at:
             wait = RETRY_SECONDS * 2 ** (self._tries - 1)
@@ -347,7 +347,7 @@ class ReplanTrigger:
             self._out.append(AdoptPlan(ReconfigureReason.LEAVE, device))
 
     def _keep(self, reason: str) -> None:
-        """Nothing changes: they hear that the others cannot do without them."""
+        """Nothing changes: their leaves are denied."""
         for device in sorted(self._leaving):
             self._out.append(RefuseLeave(device, reason))
         self._leaving.clear()

@@ -39,7 +39,7 @@ class ResumeDecision:
     """How a job starts.
 
     Attributes:
-        reason: for people, where they would not expect it; names no devices.
+        reason: for the user, where it may surprise; names no devices.
         ending: jobs of this device that are over now.
     """
 
@@ -65,8 +65,8 @@ def decide_resume(
         found: id of the job in the journal, and whether it is the one asked for.
         others: ids of the devices, without this one, that had a part in the journal's job.
         kept: what each member that answered keeps.
-        fresh: the person wants to begin anew.
-        begun: whether beginning anew would lose anything of the journal's job.
+        fresh: the user wants a new start.
+        begun: whether a new start would lose anything of the journal's job.
         over: ids of jobs that have ended; who keeps one of them was out of reach then.
     """
     ended = frozenset(one.job for one in kept.values() if one is not None and one.job in over)
@@ -82,7 +82,7 @@ def decide_resume(
     if fresh:
         return ResumeDecision(ResumeMode.FROM_START, ending=frozenset(old))
     if found is not None and found[1] and not begun:
-        # Nobody heard of a step, and what others have is of first weights that are not drawn again.
+        # No step was reported, and what others have is of first weights that are not drawn again.
         return ResumeDecision(ResumeMode.FROM_START, ending=frozenset(old))
     if found is not None and found[1]:
         return _with_journal(found[0], others, kept, frozenset(old))
@@ -112,7 +112,7 @@ def _with_journal(
 ) -> ResumeDecision:
     keepers = [device for device, one in kept.items() if one is not None and one.job == job]
     unheard = set(others) - kept.keys()
-    if keepers or unheard:  # the rules wait for who is not heard
+    if keepers or unheard:  # the rules wait for devices without an answer
         return ResumeDecision(ResumeMode.GO_ON, ending=old - {job})
     reason = ""
     if others:

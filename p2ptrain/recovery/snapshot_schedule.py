@@ -35,7 +35,7 @@ REPLAY_LIMIT_SECONDS = 60.0
 """Most that is computed again after a death, in seconds of undisturbed training."""
 
 COSTS_SEEN = 5
-"""Versions of which the middle one says what one costs; at first what was reckoned is one."""
+"""Versions of which the middle one says what one costs; at first the estimate is one."""
 
 COSTS_LEFT_OUT = 2
 """Of a generation: there is memory for so many versions, and it is new once."""
@@ -47,7 +47,7 @@ priorities: 57 MB of a ResNet-50 in 4.8 s beside a pipeline that used 0.7 of the
 2.2 s."""
 
 MIN_OF_ESTIMATED, MAX_OF_ESTIMATED = 0.6, 5.0
-"""Bounds of what a cost is taken for, as shares of what was reckoned."""
+"""Bounds of what a cost is taken for, as shares of the estimate."""
 
 ROUNDS_SEEN = 32
 """Undisturbed rounds of which the middle one says how long a round takes."""
@@ -80,7 +80,7 @@ class SnapshotTransfer:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCost:
-    """What it takes to keep one version, as far as it can be reckoned.
+    """What it takes to keep one version, as far as it can be estimated.
 
     Attributes:
         cpu_seconds: of the device that it costs most: to copy, digest, send and receive.
@@ -114,7 +114,7 @@ class SnapshotSchedule:
         now: float,
         fixed: Callable[[int, int], bool] | None = None,
     ) -> None:
-        """The generation begins with version `step`, which can be gone back to.
+        """The generation begins with version `step`, which can be resumed from.
 
         Args:
             fixed: (version kept last, version) -> whether it is kept, whatever it costs, beside
@@ -176,7 +176,7 @@ class SnapshotSchedule:
         return first or since >= self.interval_rounds
 
     def ordered(self, step: int, now: float) -> None:
-        """The version after `step` updates is to be kept, whoever wants it."""
+        """The version after `step` updates is to be kept."""
         if self._ended is not None:
             self._settle(whole=self._ended)
         self._last_step = max(step, self._last_step)
@@ -220,7 +220,7 @@ class SnapshotSchedule:
             undisturbed = statistics.fmean(self._quiet)
             self._seen.append(sum(self._disturbed) - len(self._disturbed) * undisturbed)
             least = MIN_OF_ESTIMATED * self._estimated
-            most = MAX_OF_ESTIMATED * self._estimated or math.inf  # nobody has reckoned it
+            most = MAX_OF_ESTIMATED * self._estimated or math.inf  # there is no estimate
             self.cost_seconds = min(max(statistics.median(self._seen), least), most)
         self._ended = None
         self._disturbed.clear()

@@ -31,7 +31,7 @@ class SnapshotComplete:
 
 @dataclass(frozen=True, slots=True)
 class TryBackupPeer:
-    """Tell `owner` to offer its copy of units [first, end), and later ones, to `keeper`."""
+    """Order `owner` to offer its copy of units [first, end), and later ones, to `keeper`."""
 
     owner: str
     keeper: str
@@ -126,7 +126,7 @@ class SnapshotTracker:
         missing.discard((stage, device))
         if missing:
             return []
-        # older ones would not be gone back to any more
+        # older ones would not be used any more
         self._missing = {v: m for v, m in self._missing.items() if v.age > version.age}
         return [SnapshotComplete(version)]
 

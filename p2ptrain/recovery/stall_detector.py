@@ -56,7 +56,7 @@ class StallDetector:
         return self._since + QUIET_SECONDS
 
     def moved(self, now: float) -> None:
-        """A stage has spoken, or nobody waits for one."""
+        """A stage has reported, or no report is due."""
         self._since, self._before = now, None
 
     @staticmethod

@@ -63,7 +63,7 @@ class StateEntry:
 
 @dataclass(frozen=True, slots=True)
 class ReplayWindow:
-    """A device still has all that it sent and was told in `epoch`, from step `since` on."""
+    """A device still has all that it sent and was ordered in `epoch`, from step `since` on."""
 
     epoch: Count
     since: Count

@@ -75,7 +75,7 @@ class Unsent:
 def unsent(
     standings: Mapping[str, Standing], warmups: Sequence[int], least_seconds: float
 ) -> Unsent | None:
-    """The first piece that was due and has not come; None where somebody may still be at it.
+    """The first piece that was due and has not come; None where a device may still compute it.
 
     Args:
         standings: by id, of all devices of the plan.

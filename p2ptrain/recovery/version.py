@@ -27,7 +27,7 @@ from p2ptrain.net.write_form import write_form
 class Version:
     """The state of parameters, optimizer and buffers after `step` updates.
 
-    One version has one content, whoever has it: within a generation each step is computed once. Two
+    One version has one content on every device: within a generation each step is computed once. Two
     generations that computed the same step may differ in bits, where groups sum in another order.
 
     Attributes:
@@ -91,7 +91,7 @@ class Lineage:
         return Lineage((*self.eras, Era(epoch, start.step, start.computed)))
 
     def is_valid(self, version: Version) -> bool:
-        """Whether `version` belongs to the history that the last era goes on with."""
+        """Whether `version` belongs to the history that the last era continues."""
         return any(_holds(era, most, version) for era, most in self._limited())
 
     def pruned(self, oldest: int) -> Lineage:

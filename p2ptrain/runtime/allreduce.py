@@ -150,7 +150,7 @@ class RingAllReduce:
 
     `begin`, `final` (from the compute thread) and `finish` frame each round of training, and `run`
     runs beside them all the time. Implements `stage_ends.AllReduce` and
-    `switchboard.StreamReceiver`.
+    `tensor_router.StreamReceiver`.
 
     Attributes:
         summed: what.

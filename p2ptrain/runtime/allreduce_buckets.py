@@ -141,7 +141,8 @@ def buckets_of(
 
 @dataclass(frozen=True, slots=True)
 class RingPlace:
-    """One device's place in a ring of `size` >= 2; it sends to place + 1 and hears place - 1."""
+    """One device's place in a ring of `size` >= 2; it sends to place + 1 and receives from place -
+    1."""
 
     place: int
     size: int
@@ -173,7 +174,7 @@ class BucketReduction:
 
     Args:
         flat: this device's part, 1-D; becomes the sum. Chunks of it are sent as they lie there, so
-            nobody may write to it before all devices have the sum.
+            nothing may write to it before all devices have the sum.
         present: a bit for each of the bucket's entries that has a value on this device.
         wire: how chunks travel.
     """
@@ -247,8 +248,8 @@ class BucketReduction:
         return self.flat[first:end]
 
 
-class SumsAbandoned(Exception):  # nobody's error: the round has been given up
-    """Nobody wants to know any more."""
+class SumsAbandoned(Exception):  # not an error: the round was given up
+    """The sums are not wanted any more."""
 
 
 class ArrivedSums:
@@ -271,7 +272,8 @@ class ArrivedSums:
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """Whoever waits now or later gets `SumsAbandoned`, unless what it waits for is there."""
+        """Every caller that waits now or later gets `SumsAbandoned`, unless what it waits for is
+        there."""
         with self._changed:
             self._is_given_up = True
             self._changed.notify_all()

@@ -111,7 +111,7 @@ class StageExecutor(ABC):
         compute: ComputeThread,
         log: ReplayLog | None = None,
     ) -> None:
-        """`log`: of what it sends; None = nobody will want it again."""
+        """`log`: of what it sends; None = it is never replayed."""
         self.task = task
         self._tensors = live
         self._links = links
@@ -252,7 +252,7 @@ class StageExecutor(ABC):
     async def _inputs(
         self, order: RoundOrder, piece: MicroBatchSlice, *, started: bool = True
     ) -> tuple[GatheredValues, GatheredValues | None]:
-        """Wait for them; `started`: whoever feeds may send one more piece."""
+        """Wait for them; `started`: the feeder may send one more slice."""
         if failpoints.armed:
             await self._reach("forward.receive.before", order)
         inputs = await self._lines.activations.take(piece.key, piece.size)

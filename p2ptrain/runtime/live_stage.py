@@ -133,7 +133,7 @@ class LiveStage(TrainedStage):
         self._order: RoundOrder | None = None
         self._saved = SavedBuffers(self._written())
         self._before: dict[str, Tensor] = {}  # where ahead: of `version`, what updates change
-        self._left: set[str] | None = None  # of an update that was begun, whom it has not changed
+        self._left: set[str] | None = None  # tensors that a begun update has not changed yet
 
     def save(self, micro_batches: int) -> None:
         """A round of so many micro-batches begins: keep what its forwards will write."""
@@ -145,7 +145,7 @@ class LiveStage(TrainedStage):
         """What the round's update has or would leave not finite; all gradients are complete.
 
         Args:
-            summed: norm of the gradients, where their sum over the group has told it.
+            summed: norm of the gradients, where the sum over the group has shown it.
         """
         finite, factor = self.finite, order.lr_factor
         norm = finite.gradient_norm(self.optimizer.gradients()) if summed is None else summed

@@ -81,7 +81,7 @@ class OptimizerStep(StageSnapshots):
 
     async def make(self, order: RoundOrder, say_done: Callable[[], Awaitable[None]]) -> None:
         """Be ready, say so, and make the round's update; it counts then, unless it is ahead."""
-        await self._settled.wait()  # nobody is more than one update ahead of another
+        await self._settled.wait()  # no stage is more than one update ahead of another
         self._live.get_ready(order)
         self._settled.clear()
         self._commit = asyncio.get_running_loop().create_future()

@@ -20,7 +20,7 @@ class StageSender(Protocol):
         """The model's outputs of an evaluated piece, to the holder."""
 
     async def send_started(self, piece: MicroBatchSlice, targets: bool) -> None:
-        """Credit: whoever feeds the activations (or targets) may send one more piece."""
+        """Credit: the feeder of activations (or targets) may send one more slice."""
 
     async def exchange_gradients(self, order: RoundOrder) -> bool:
         """Sum the gradients of tied tensors over the stages that share them; False: none are."""
@@ -29,11 +29,11 @@ class StageSender(Protocol):
         """Where the job clips: what the holder makes the clipping coefficient of."""
 
     async def report(self, report: RoundReport) -> None:
-        """Tell the holder that the round is done here."""
+        """Report to the holder that the round is done here."""
 
 
 class OutputQueue(Protocol):
-    """Takes a stage's finished values in one direction: `OutputQueues`, or nobody."""
+    """Takes a stage's finished values in one direction: `OutputQueues`, or a sink."""
 
     async def put(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """A piece is finished."""

@@ -194,7 +194,7 @@ class LiveStageSender:
             await self._report_norms(order, norms)
 
     async def report(self, report: RoundReport) -> None:
-        """Tell the holder."""
+        """Report to the holder."""
         fields = {
             **self._assignment.key.fields(),
             "stage": self._index,

@@ -30,7 +30,7 @@ class StageSnapshots:
     """The copies of one stage in one epoch.
 
     Attributes:
-        on_kept: told of every copy that was asked for, on the event loop, once it is there.
+        on_kept: called with every snapshot that was asked for, on the event loop, once it is there.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class SyncStageExecutor(StageExecutor):
         store: SnapshotStore,
         log: ReplayLog | None = None,
     ) -> None:
-        """`log`: of what it sends; None = nobody will want it again."""
+        """`log`: of what it sends; None = it is never replayed."""
         super().__init__(task, live, links, lines, compute, log)
         self.live = live
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
@@ -91,7 +91,7 @@ class SyncStageExecutor(StageExecutor):
         self._trailing: _OverlappedRound | None = None
 
     async def run(self) -> None:
-        """Serve rounds, and let updates count that were made ahead of the word."""
+        """Serve rounds, and let optimistic updates count."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.update.run())
             group.create_task(super().run())
@@ -177,7 +177,7 @@ class SyncStageExecutor(StageExecutor):
     async def _whole_backward(
         self, order: RoundOrder, piece: MicroBatchSlice, final: Callable[[str], None] | None
     ) -> None:
-        """`final` is told which gradients are complete, in the last backward of a round."""
+        """`final` receives the complete gradients, in the last backward of a round."""
         backward = partial(self.live.stage.backward, final=final)
         await self._backward(order, piece, backward)
 
@@ -260,7 +260,7 @@ class SyncStageExecutor(StageExecutor):
                 compute = partial(forward, passing=update)
                 outputs = await self._run_forward_of(order, piece, compute, *given)
             except BaseException:
-                arrived.give_up()  # the thread is at rest soon
+                arrived.give_up()  # the thread is idle soon
                 raise
             self._is_saved = True
             self._busy += CpuSpan(-arrived.waited_seconds, 0.0)
@@ -291,7 +291,7 @@ class SyncStageExecutor(StageExecutor):
             await self._reach("backward.weights.after", order)
 
     def _final(self) -> Callable[[str], None] | None:
-        """What the last backward of a round tells which gradients are final."""
+        """Receives the final gradients of the last backward of a round."""
         return None if self._lines.reduction is None else self._lines.reduction.final
 
     async def _complete(self, order: RoundOrder) -> None:
@@ -327,6 +327,6 @@ class SyncStageExecutor(StageExecutor):
             self._is_finite = False
             return
         if self._trailing is None:
-            await self.update.counted()  # an update before this one is told of before
+            await self.update.counted()  # an update before this one is reported before
         stage, step = live.stage, order.round.step + 1
         raise broken_update(broken, step, stage.description, stage.first, stage.end)

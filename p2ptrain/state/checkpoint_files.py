@@ -54,7 +54,7 @@ KEPT = 2
 """Folders: the newest and the one before."""
 
 _HERE = ""
-"""For failpoints: whoever writes has the data, and does not know its own id here."""
+"""For failpoints: the writer has the data, and does not know its own id here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class CheckpointProgress:
         digest: of the names, types and shapes of the model's weights.
         samples, batch_size, seed: fix which samples an update sees.
         optimizer: its name.
-        evaluated: the highest step whose evaluation people heard of; None in files that do not say.
+        evaluated: the highest step whose evaluation was reported; None in files that do not say.
     """
 
     step: int
@@ -175,7 +175,7 @@ def load(folder: Path, warn: Callable[[str], None]) -> Checkpoint:
 
     Args:
         folder: where `save` wrote them.
-        warn: told of newer ones that are damaged, if there is a whole one.
+        warn: called with newer ones that are damaged, if there is a whole one.
 
     Raises:
         OptionError: there is none that is whole.

@@ -17,7 +17,7 @@ MAX_JOBS = 64
 
 
 def note_ended(folder: StateFolder, jobs: Collection[str]) -> None:
-    """Write down that these are over; a disk that refuses is only told of."""
+    """Write down that these are over; a disk that refuses is only logged."""
     known = [job for job in find_ended(folder) if job not in jobs]
     try:
         folder.write_json(ENDED_FILE, {"jobs": [*known, *sorted(jobs)][-MAX_JOBS:]})

@@ -55,10 +55,10 @@ async def fetch_units(
     What a device that relays cannot give comes from the holder, where that has it.
 
     Args:
-        arrived: is told of bytes as they come.
+        arrived: called with bytes as they come.
 
     Raises:
-        SourceFailed: nobody asked could give them.
+        SourceFailed: no device that was asked could give them.
         ProtocolError: they offer what cannot be right.
     """
     key, place = assignment.key, _place_of(assignment, wanted)

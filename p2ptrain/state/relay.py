@@ -29,7 +29,7 @@ MAX_RELAYS = 16
 invent."""
 
 WAIT_SECONDS = 60.0
-"""Most that an answer is put off, so that nobody who has gone is waited for."""
+"""Longest delay of an answer, so that a device that has gone is not waited for."""
 
 HOP_SECONDS = 30.0
 """What one range may take. Every further device of a chain allows so much more: where the chain
@@ -60,7 +60,7 @@ class StateRelay:
         self._notify()
 
     def arrived(self, first: int, parts: Sequence[memoryview]) -> None:
-        """Tensors [first, first + len(parts)) are here; nobody may write to them before `end`.
+        """Tensors [first, first + len(parts)) are here; nothing may write to them before `end`.
 
         They are the stage's own memory: its first round, which begins when all devices are ready
         and so have read everything, ends the relay.
@@ -109,7 +109,7 @@ class StateRelay:
 
 
 class StateRelays:
-    """The relays of this device, made by whoever asks first: the device behind, or this one."""
+    """The relays of this device, made by the first that asks: the device behind, or this one."""
 
     def __init__(self) -> None:
         self._relays: dict[tuple[GenerationKey, int, int], StateRelay] = {}
@@ -124,7 +124,7 @@ class StateRelays:
         return self._relays[key]
 
     def give_up(self, assignment: Assignment, device: str, why: str) -> None:
-        """Tell those behind `device`, which is this one, that nothing will come."""
+        """Notify those behind `device`, which is this one, that nothing will come."""
         for index in assignment.stages_of(device):
             place = assignment.stages[index]
             self.get(assignment.key, place.first, place.end).end(why)

@@ -64,7 +64,7 @@ class SnapshotStore:
         self._description = description
         self._entries: dict[StateEntry, _StoredEntry] = {}
         self._reserved: frozenset[Place] = frozenset()
-        self._spare: dict[Place, Named] = {}  # of copies that nobody wants now
+        self._spare: dict[Place, Named] = {}  # of released snapshots
 
     def put(
         self,
@@ -143,7 +143,7 @@ class SnapshotStore:
     def discard(self, holding: StateEntry) -> None:
         """Forget this one, if it is here.
 
-        Nobody may read it any more: its memory may be written to again (`slot`).
+        It may not be read any more: its memory may be written to again (`slot`).
         """
         entry = self._entries.pop(holding, None)
         place = (holding.kind, holding.first, holding.end)

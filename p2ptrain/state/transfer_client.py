@@ -69,11 +69,11 @@ def _range_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class TransferRequest:
-    """What to read from whom.
+    """What to read from which device.
 
     Attributes:
         timeout_seconds: for the manifest, and for each range.
-        epoch: of the plan that is prepared; told to a device that hands on what it reads.
+        epoch: of the plan that is prepared; sent to a device that hands on what it reads.
         priority: of the tensors' bytes.
         range_bytes: most of the next read that is not one chunk; asked before each.
         reads_in_flight: at once.
@@ -141,11 +141,11 @@ class TransferClient:
 
         Args:
             check: what tensors there may be.
-            onward: is told what arrives, to hand it on.
+            onward: receives what arrives, to hand it on.
             known: tensors to be taken instead of others with the same digest under the same name.
             slot: memory that may be written to, by name, where it suits.
             pace: when the next read may begin.
-            arrived: is told of the bytes of each read.
+            arrived: called with the bytes of each read.
         """
         self._number = next(_numbers)
         self._mesh = mesh
@@ -179,7 +179,7 @@ class TransferClient:
                 span, held = held, following
                 await read(span)
 
-        # The last range is read alone: it tells the server that the manifest has served.
+        # The last range is read alone: it shows the server that the manifest has served.
         async with task_scope() as group:
             for _ in range(request.reads_in_flight):
                 group.create_task(read_some())

@@ -85,7 +85,7 @@ async def at_once() -> None:
 
 
 def in_memory(tensors: Callable[[int, int], Named]) -> Source:
-    """Of tensors for which nobody has to wait."""
+    """Of tensors that are there already."""
 
     async def source(first: int, end: int) -> Named:
         return tensors(first, end)
@@ -99,7 +99,7 @@ def none_known(first: int, end: int) -> Mapping[str, Digest]:
 
 
 def nothing() -> None:
-    """Nobody is told."""
+    """No one to notify."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class TransferServer:
 
         Args:
             digests: what is known of the tensors' digests, which then do not change any more.
-            on_damage: told where what is here does not fit such a digest any more.
+            on_damage: called when data here does not fit such a digest any more.
         """
         self._sources[job, source] = _OfferedState(tensors, after, digests, on_damage)
 

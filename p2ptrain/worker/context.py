@@ -18,9 +18,9 @@ class WorkerContext:
     """What a participation uses of its device.
 
     Attributes:
-        on_failure: (assignment, stage, error) tells the holder.
-        notify_holder: (assignment, fields) tells the holder something else of `train.failed`.
-        waits: is told that the job stands still until the device of that id is back.
+        on_failure: (assignment, stage, error) reports to the holder.
+        notify_holder: (assignment, fields) reports something else of `train.failed` to the holder.
+        waits: called when the job stands still until the device of that id is back.
         changed: called after whatever has happened.
     """
 

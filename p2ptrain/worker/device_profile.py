@@ -48,7 +48,7 @@ log = get_logger(__name__)
 FETCH_TIMEOUT_SECONDS = 120.0
 
 MAX_SAMPLES = 1 << 20
-"""That anybody may ask to measure."""
+"""That any member may ask to measure."""
 
 LINK_SECONDS = 0.12
 """How long one direction of a link is measured: 1.5 MB at 100 Mbit/s, well past its slow start."""
@@ -59,9 +59,9 @@ class DeviceProfiler:
 
     Args:
         memory_bytes: what p2ptrain may use here, or None: what is available.
-        ceiling: told what jobs may take here.
+        ceiling: memory that jobs may take here.
         box: where models of others are measured; None: in the thread that computes.
-        emit: told of a model that has ended its process there.
+        emit: called with a model that has ended its process there.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class DeviceProfiler:
             self._emit(Warned(f"a model of {whose} {why}; this device is not harmed by it"))
 
     async def all_measured(self, peer: str, message: Message) -> None:
-        """Nobody measures any more beside this device."""
+        """No other device measures any more."""
         self._company.end()
 
     async def measure_links(self, peer: str, message: Message) -> Message:

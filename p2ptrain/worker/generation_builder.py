@@ -40,7 +40,7 @@ class GenerationBuild:
 
     Args:
         tasks: whose the work is.
-        feed: tells the rules how it went.
+        feed: reports the result to the rules.
         look: has a version looked through, something of which does not fit its digests.
         planned_bytes: what the plan takes here.
         gathers: nothing is built of what is fetched.
@@ -122,7 +122,7 @@ class GenerationBuild:
                 await self._know_sizes(short_of)
             with timed(log, "weights_fetched"):
                 await self._fetch_parts(fetches)
-        except Exception as error:  # told to the holder, which plans around it
+        except Exception as error:  # reported to the holder, which plans around it
             self._feed(self._failure(error))
         else:
             self._feed(rules.Fetched(epoch))
@@ -176,7 +176,7 @@ class GenerationBuild:
         try:
             if not self._gathers:
                 await self._build_stages()
-        except Exception as error:  # told to the holder, which plans around it
+        except Exception as error:  # reported to the holder, which plans around it
             if isinstance(error, ChecksumMismatch):
                 self._look(self.assignment.version)
             self._feed(self._failure(error))

@@ -51,7 +51,7 @@ FetchState: TypeAlias = Callable[[StageAssignment], Awaitable[Mapping[str, Tenso
 """A stage's place -> its tensors by `model:` and `optimizer:` names."""
 
 OnFailure: TypeAlias = Callable[[int, BaseException], Awaitable[None]]
-"""(stage, error) -> tell the holder."""
+"""(stage, error) -> report to the holder."""
 
 
 class HostedStages:
@@ -59,7 +59,7 @@ class HostedStages:
 
     Attributes:
         runners: by number of the stage.
-        log: what was sent and told in the epoch.
+        log: what was sent and ordered in the generation.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class HostedStages:
 
     @property
     def logged(self) -> ReplayWindow | None:
-        """From where on a stage that was beside one of these could be made anew."""
+        """From which step on a neighbour of one of these stages could be rebuilt."""
         if self.assignment.asynchrony is not None:
             return None  # its updates used other versions than the next
         return ReplayWindow(self.assignment.key.epoch, self.log.since)
@@ -120,7 +120,7 @@ class HostedStages:
                 group.create_task(runner.update.copy())
 
     def start(self, on_failure: OnFailure) -> None:
-        """Run the stages until `stop`; `on_failure` is told what ends one early."""
+        """Run the stages until `stop`; `on_failure` receives what ends one early."""
         for index, runner in self.runners.items():
             task = asyncio.create_task(self._run(index, runner, on_failure), name=f"stage {index}")
             self._tasks.append(task)
@@ -298,7 +298,7 @@ def built_stage(
     *,
     device: str = "",
 ) -> tuple[Stage, StageOptimizer]:
-    """A stage and its optimizer, of tensors that are nobody else's. For the compute thread.
+    """A stage and its optimizer, of tensors of their own. For the compute thread.
 
     Args:
         state: `model:` and `optimizer:` names.
@@ -347,7 +347,7 @@ FAILURE_TEXT_LIMIT = 1500
 
 def failure_fields(error: BaseException) -> dict[str, object]:
     """Fields of `train.failed`: the cause, in the words of `HolderGeneration`, and a text for
-    people."""
+    the user."""
     if isinstance(error, MicroBatchNotFinite):
         return {
             "cause": "not_finite",

@@ -90,7 +90,7 @@ class JobStore:
         Args:
             states: what others read from.
             device: own name, for messages.
-            on_damage: told that something of a version does not fit its digest (`look`).
+            on_damage: called when something of a version does not fit its digest (`look`).
         """
         self.engagement: HostedStages | None = None
         self.check: Check | None = None
@@ -241,14 +241,14 @@ class JobStore:
         return held
 
     def keep(self, holdings: Collection[StateEntry]) -> None:
-        """Forget the copies that are not among these: nobody knows of them."""
+        """Forget the snapshots that are not among these: no device knows of them."""
         if self._versions is not None:
             for holding in self._versions.holdings():
                 if holding not in holdings:
                     self._versions.discard(holding)
 
     def drop(self, holdings: tuple[StateEntry, ...]) -> None:
-        """Forget these. Whoever trains a LIVE one has stopped."""
+        """Forget these. Those being trained have been stopped."""
         for holding in holdings:
             if holding.kind is StateKind.LIVE:
                 self._drop_live()

@@ -42,7 +42,7 @@ async def hand_over(
 
     Args:
         seconds: longest wait.
-        warn: tells people that the others cannot do without this device.
+        warn: warns the user that the others cannot do without this device.
     """
     job, holder = service.job, service.holder
     if job is None or holder is None or holder == mesh.self_id:

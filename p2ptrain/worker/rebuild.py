@@ -62,7 +62,7 @@ class StageRebuilder:
 
     Args:
         tasks: whose the work is.
-        feed: tells the rules how it went.
+        feed: reports the result to the rules.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class StageRebuilder:
             epoch: number of the attempt, which nothing else has.
         """
         work = self._make(request, what, epoch)
-        self._task = self._tasks.spawn(work, f"make stage {what.stage} anew")
+        self._task = self._tasks.spawn(work, f"rebuild stage {what.stage}")
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
+        """It is not wanted any more."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -106,14 +106,14 @@ class StageRebuilder:
                 place = {"stage": what.stage, "step": what.target.step - 1}
                 await failpoints.reach("anew.after", device=self._shell.mesh.self_id, **place)
             is_here = True
-        except Exception as error:  # everybody goes back instead
+        except Exception as error:  # all devices go back instead
             known = isinstance(error, Error) or is_out_of_memory(error)
             log.warning("stage_not_made_anew", why=str(error), exc_info=None if known else error)
         self._feed(rules.RebuildDone(request, what, is_here))
 
 
 def lines_key(job: str, epoch: int) -> GenerationKey:
-    """Of the lines of a stage that is made anew in the attempt of that number."""
+    """Of the streams of a stage that is rebuilt in the attempt of that number."""
     return GenerationKey(job, FIRST_NUMBER + epoch)
 
 
@@ -210,11 +210,11 @@ class _RebuildRun:
 
 
 class _DiscardSender:
-    """Where the results of a stage go that is made anew: nowhere. Implements `StageSender`.
+    """Discards the results of a stage that is being rebuilt. Implements `StageSender`.
 
     Attributes:
         room: for one more step's inputs.
-        all_ready: the last update has been told to count.
+        all_ready: the last update is committed.
     """
 
     def __init__(self, steps: Sequence[tuple[RoundOrder, Coefficient | None]]) -> None:

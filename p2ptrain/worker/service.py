@@ -117,8 +117,8 @@ class WorkerService:
 
         Args:
             only_for: as `Due`.
-            emit: told when a job here stands still.
-            ceiling: told what jobs may take here.
+            emit: called when a job here stands still.
+            ceiling: memory that jobs may take here.
             box: where models of others are measured; None: in the thread that computes.
         """
         self.mesh = mesh
@@ -254,7 +254,7 @@ class WorkerService:
         reply = await part.report_state(peer, message)
         holder = self.mesh.members.get(part.holder or "")
         if holder is not None and holder.state in GONE:
-            part.holder_is(HolderState.GONE)  # it ended before this device heard of its job
+            part.holder_is(HolderState.GONE)  # it ended before this device knew its job
         return reply
 
     async def _make_way(self, job: str) -> None:
@@ -292,7 +292,7 @@ class WorkerService:
         return Message(FIND, {"job": part.job, "epoch": part.epoch, "newest": newest})
 
     async def _facts(self, peer: str, message: Message) -> Message:
-        """What this device has measured and offers, while it goes on with whatever it does."""
+        """What this device has measured and offers, while its work continues."""
         job = text(message.fields, "job", 64)
         if self.job not in (None, job):
             raise PeerError(f"{self.mesh.name} computes for another training")
@@ -351,7 +351,7 @@ class WorkerService:
             part.keep(peer, keep.versions)
 
     async def _settled(self, peer: str, message: Message) -> Message:
-        """Answered once the last update that this device was told of is made."""
+        """Answered once the last update committed to this device is made."""
         engagement = self._engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
@@ -406,7 +406,7 @@ class WorkerService:
         return Message(STANDING, done, (standing.to_part(),))
 
     async def _alive(self, peer: str, message: Message) -> Message:
-        """What this device has done so far: whoever asks twice sees whether it moves."""
+        """What this device has done so far: two answers show whether it moves."""
         done, part = count_progress(self.mesh, self.compute.finished), self._part
         works = self.compute.is_busy or self.due.is_measuring
         sign = WorkSign(

@@ -50,7 +50,7 @@ class WorkerSession:
         holder: id of the device with the data.
         replication: copies of its stages, and those it keeps.
         alone_since: when the holder's process ended, by `time.monotonic`; None while nothing says
-            that it has, and as soon as another one goes on with the job.
+            that it has, and as soon as another one resumes the job.
     """
 
     def __init__(self, job: str, around: WorkerContext) -> None:
@@ -63,8 +63,8 @@ class WorkerSession:
         self.replication = SnapshotService(around.mesh, job, self._store, self._feed)
         self._core = WorkerCore(around.mesh.self_id)
         self._digest = ""
-        self._others: frozenset[str] = frozenset()  # whom the holder sees alive
-        self._committed: Version | None = None  # newest that this device was told to apply
+        self._others: frozenset[str] = frozenset()  # seen alive by the holder
+        self._committed: Version | None = None  # newest committed to this device
         self._answers = PendingReplies()
         self._todo: deque[to_do.DeviceInstruction] = deque()
         self._is_queued = False  # whether the order that is taken in counts
@@ -195,7 +195,7 @@ class WorkerSession:
         self.replication.keep(peer, versions)
         engagement = self.engagement
         if engagement is not None and versions and peer == self.holder:
-            # a backup peer makes a lost stage anew from the stable one, however new the others are
+            # a backup peer rebuilds a lost stage from the stable one, however new the others are
             engagement.log.forget_before(versions[0].step)
 
     def commit(self, peer: str, key: GenerationKey, commit: Commit) -> None:
@@ -286,7 +286,7 @@ class WorkerSession:
             ):
                 self.replication.carry_out(instruction)
             case _:
-                raise InternalError(f"nobody carries out {type(instruction).__name__}")
+                raise InternalError(f"no shell carries out {type(instruction).__name__}")
 
     @staticmethod
     def _on_failed(work: str, error: BaseException) -> None:
@@ -295,7 +295,7 @@ class WorkerSession:
     # -- taking stock ----------------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        """No task of the old generation is left, in no thread, when the rules hear of it."""
+        """No task of the old generation is left, in no thread, when the rules receive it."""
         await self.replication.stop()
         held = await self._store.rest()
         self._store.keep(self._core.holdings)
@@ -311,7 +311,7 @@ class WorkerSession:
         self._tasks.spawn(look(), f"look through version {version.step}")
 
     def _send_inventory(self, answer: to_do.AnswerStateReport) -> None:
-        self.alone_since = None  # this is asked for in the name of a holder that goes on
+        self.alone_since = None  # this is asked for a holder that resumes
         mesh = self._around.mesh
         inventory = StateReport(
             mesh.self_id,

@@ -58,13 +58,13 @@ class SnapshotService:
     def __init__(
         self, mesh: Mesh, job: str, store: JobStore, notify: Callable[[rules.DeviceEvent], None]
     ) -> None:
-        """Nothing is copied yet; `notify` hears what has become of each copy."""
+        """Nothing is copied yet; `notify` receives the outcome of each snapshot."""
         self._mesh = mesh
         self._job = job
         self._store = store
         self._notify = notify
         self._collecting = SnapshotCollector(mesh, job, store, notify)
-        self._offered_bytes = 0  # of the offer that is being heard
+        self._offered_bytes = 0  # of the offer being handled
         self._tasks = TaskOwner(self._on_failed)
 
     def begin(self, engagement: HostedStages) -> None:
@@ -166,7 +166,7 @@ class SnapshotService:
             key = GenerationKey(self._job, epoch)
             await self._mesh.send(peer, Message(kind, {**key.fields(), **fields}))
         except PeerError as error:
-            # The end of the link ends the generation; the next one copies anew.
+            # The end of the link ends the generation; the next one copies again.
             log.info("not_told_of_copy", kind=kind, peer=peer[:12], why=str(error))
 
 
@@ -187,7 +187,7 @@ class SnapshotCollector:
 
         Args:
             store: where copies go.
-            notify: hears `SnapshotCollected` or `SnapshotFailed` of each.
+            notify: called with `SnapshotCollected` or `SnapshotFailed` of each.
         """
         self._mesh = mesh
         self._job = job

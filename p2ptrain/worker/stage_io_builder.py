@@ -84,7 +84,7 @@ class StageIoBuilder:
     def _goes_ahead(self) -> bool:
         """Not where torch's fast loops may write to sums of gradients that still travel on.
 
-        `foreach` with Nesterov's momentum does. At the word that an update counts all have them.
+        `foreach` with Nesterov's momentum does. At the commit all have them.
         """
         sums = self._is_tied or len(self._place.devices) > 1
         writes = any(self._assignment.optimizer.get(loop) for loop in ("foreach", "fused"))

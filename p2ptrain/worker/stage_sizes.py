@@ -50,7 +50,7 @@ def refuse_large_stages(
 
     Raises:
         StageTooLarge: they do not; nothing of them has run.
-        ProtocolError: nobody can know.
+        ProtocolError: they cannot be known.
         RuntimeError, IndexError, ValueError: torch refuses shapes.
     """
     places = [assignment.stages[index] for index in assignment.stages_of(device)]

@@ -84,7 +84,7 @@ class UnaskedWork:
 
     Args:
         box: where models run.
-        warn: tells this device's person; takes the source's id and what its model did.
+        warn: warns the user of this device; takes the source's id and what its model did.
     """
 
     def __init__(

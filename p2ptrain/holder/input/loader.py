@@ -53,7 +53,7 @@ class MicroBatchLoader:
     async def pieces(self, rounds: Iterable[Round]) -> AsyncGenerator[LoadedMicroBatch, None]:
         """The pieces; raises ScriptError where the user's dataset fails.
 
-        Close it (`aclosing`): else a call of the dataset may outlive whoever has stopped iterating.
+        Close it (`aclosing`): else a call of the dataset may outlive its consumer.
         What memory does not hold is no ScriptError: see `budget.is_out_of_memory`.
         """
         pieces = self._pieces(rounds)

@@ -230,7 +230,7 @@ def check_evaluation(metrics: Mapping[str, Metric], captured: Captured) -> None:
 
 
 def missing_loss(metrics: Mapping[str, Metric], captured: Captured) -> str:
-    """What to tell people of a loss that evaluations lack; "" where they have one."""
+    """The message about a loss that evaluations lack; "" where they have one."""
     if not captured.unscored or LOSS in metrics:
         return ""
     return (

@@ -95,7 +95,7 @@ async def _end_there(mesh: Mesh, member: str, job: str) -> None:
 async def end_job(mesh: Mesh, job: str, reason: str) -> None:
     """Free every member from a job, also those that an abandoned plan had made ready.
 
-    Who is out of reach now hears of it when this device leaves, or is asked by its next job.
+    A member out of reach now learns it when this device leaves, or at its next job.
     """
     members = [m.id for m in mesh.members.values() if m.state in REACHABLE]
     try:
@@ -164,7 +164,7 @@ def job_id(mark: str, chance: str) -> str:
 
     Args:
         mark: its fingerprint.
-        chance: hex digits that tell it from other jobs of that fingerprint.
+        chance: hex digits that distinguish it from other jobs of that fingerprint.
     """
     return f"{job_prefix(mark)}{chance}"
 

@@ -69,7 +69,7 @@ class JournalEntry:
         in_force: the plan it runs by; None before the first.
         stable: newest version of which every copy was acknowledged.
         took_part: devices that had a part, each with its last epoch.
-        reported: what people were told.
+        reported: what the user has seen.
     """
 
     job: str
@@ -84,10 +84,10 @@ class JournalEntry:
     took_part: tuple[tuple[str, int], ...] = ()
 
     def got_somewhere(self, weights: str) -> bool:
-        """Whether anything would be lost by beginning anew from the weights of that digest.
+        """Whether anything would be lost by starting again from the weights of that digest.
 
         Nothing is before the first plan; nor, where the process that begins now has drawn other
-        weights, before people heard of a step: what this device had itself may be nowhere else yet.
+        weights, before a step was reported: what this device had itself may be nowhere else yet.
         """
         is_reported = self.reported.step > self.first_step
         return self.in_force is not None and (is_reported or weights == self.weights)
@@ -103,9 +103,9 @@ class Journal:
     """One job's journal, while it is trained.
 
     Args:
-        folder: where it stands; None = nowhere, for a job that nobody would go on with.
+        folder: where it stands; None = nowhere, for a job that is never resumed.
         entry: the job, new or found.
-        warn: tells people that nothing can be written, once, and once it can be again.
+        warn: warns the user that nothing can be written, once, and once it can be again.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Journal:
         return self._folder is not None
 
     async def begun(self, noted: Noted, in_force: PlanInForce | None) -> None:
-        """Write down what the rules say, in a thread; nobody may be told of it before.
+        """Write down what the rules say, in a thread; nothing of it is announced before.
 
         A disk takes milliseconds to seconds, and this device's links must not stand still for it.
         """
@@ -159,7 +159,7 @@ class Journal:
         self._entry = self._late = replace(self._entry, stable=version)
 
     def committed(self, reported: ReportedProgress) -> None:
-        """Write down what people are about to be told."""
+        """Write down what is about to be reported."""
         self._entry = replace(self._entry, reported=reported)
         if self._descriptor is None:
             return
@@ -186,7 +186,7 @@ class Journal:
                 self._give_up(error)
 
     def done(self) -> None:
-        """The job is over: there is nothing to go on with, and who keeps it may hear so."""
+        """The job is over: there is nothing to resume, and workers that keep it may be notified."""
         if self._folder is not None:
             note_ended(self._folder, {self._entry.job})
         folder, self._folder = self._folder, None
@@ -233,7 +233,7 @@ class Journal:
 
 
 def find_journal(folder: StateFolder, warn: Callable[[str], None]) -> JournalEntry | None:
-    """The unfinished job of this folder, if there is one that can be read; damage is told."""
+    """The unfinished job of this folder, if there is one that can be read; damage is reported."""
     try:
         job = folder.read_form(JOB_FILE, _JobFile)
         return None if job is None else _entry(job, folder.read(REPORTED_FILE))
@@ -247,7 +247,7 @@ def find_journal(folder: StateFolder, warn: Callable[[str], None]) -> JournalEnt
 
 
 def forget_journal(folder: StateFolder) -> None:
-    """Remove the journal; a disk that refuses even that is only told of."""
+    """Remove the journal; a disk that refuses even that is only logged."""
     for name in (JOB_FILE, REPORTED_FILE):  # without the first one, the second means nothing
         try:
             folder.remove(name)

@@ -130,7 +130,7 @@ def why_synchronous_only(job: Job, least: int, how: Asynchrony) -> str:
 
 
 def _smallest(job: Job, how: Asynchrony | None) -> int:
-    """Of the micro-batches that nobody chooses; the whole batch where the planner does."""
+    """Of micro-batches whose size the job prescribes; the whole batch where the planner chooses."""
     size = job.fixed_micro_batch or job.batch_size
     if how is not None:
         size = how.piece(job.batch_size, job.fixed_micro_batch)

@@ -77,12 +77,12 @@ class PreparedJob:
         input_bytes, target_bytes: per sample, as the holder sends them.
         state: initial tensors by `model:` and `optimizer:` names.
         first_step: updates that the state has behind it.
-        evaluated: the highest step whose evaluation was told by the run that made the state.
+        evaluated: the highest step whose evaluation was reported by the run that made the state.
         steps: updates in all.
         outdated: says what model and loss read in Python that has changed since.
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
         maps: of the first units, where they can be cut into tiles and may be.
-        warnings: what people should know of what was read.
+        warnings: for the user, about what was read.
         over_all: metrics that are computed over all of `eval_data`, being no means over samples.
         changes: how results differ from plain torch's on any plan; empty if not at all.
     """
@@ -359,7 +359,7 @@ def _resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:
             f"training ends at step {prepared.steps}: give more --steps or --epochs"
         )
     first, evaluated = found.progress.step, found.progress.evaluated
-    if evaluated is None:  # a file that does not say: taken to be told
+    if evaluated is None:  # a file that does not say: taken as reported
         evaluated = first
     return replace(
         prepared, state=state, first_step=first, evaluated=evaluated, warnings=tuple(damages)

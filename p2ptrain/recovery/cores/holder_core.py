@@ -61,7 +61,7 @@ class HolderCore:
         holder: own id.
         units: of the model.
         journal: what an earlier process of this job wrote last; None = a new job.
-        reported: updates that people were told of, or that the job begins with.
+        reported: updates that were reported, or that the job begins with.
         clips: whether updates need a clipping coefficient.
 
     Attributes:
@@ -89,7 +89,7 @@ class HolderCore:
         self._holder = holder
         self._units = units
         self._clips = clips
-        # until it is seen, whoever had a part before a restart may still have it
+        # until it is seen, a device with a part before a restart may still have it
         took_part = dict(journal.took_part) if journal else {}
         self._there = DeviceLiveness(holder, took_part, self.history.parts)
         self._settling = FailureGracePeriod(holder)
@@ -102,7 +102,7 @@ class HolderCore:
         )
         self._number = 0
         self._due = _NEVER  # of the present phase
-        self._waits_for: tuple[str, ...] | None = None  # as people were told last
+        self._waits_for: tuple[str, ...] | None = None  # as reported last
         self._now = float("-inf")
         self._out: list[to_do.HolderInstruction] = []
 
@@ -372,7 +372,7 @@ class HolderCore:
             self._leaving.add(device)  # `_step` drains as soon as that is possible
 
     def _keep_leavers(self, reason: str) -> None:
-        """No plan fits without them: they hear so, and all goes on with them."""
+        """No plan fits without them: deny their leaves and continue with them."""
         for device in sorted(self._leaving):
             self._out.append(to_do.DenyLeave(device, reason))
         self._leaving.clear()

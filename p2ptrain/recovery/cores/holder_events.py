@@ -62,7 +62,7 @@ class DeviceOutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class RoundInterrupted:
-    """A round cannot go on: something was out of reach; signs that tell what may follow."""
+    """A round cannot go on: something was out of reach; signs of the cause may follow."""
 
     reason: str
 
@@ -83,7 +83,7 @@ class Faulty:
     """A device sends what it should not, or nothing: it gets no work any more in this job.
 
     Attributes:
-        device: None = nobody is to blame, and a plan is to be made at once all the same.
+        device: None = no device is to blame, and a plan is to be made at once all the same.
         cleared: devices that were thought so and are not.
     """
 
@@ -103,7 +103,7 @@ class SnapshotStable:
     """Every copy that `version` needs to be whole without any one device is acknowledged.
 
     Attributes:
-        besides: versions that somebody still reads.
+        besides: versions that a device still reads.
     """
 
     version: Version

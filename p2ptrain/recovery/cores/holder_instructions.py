@@ -48,7 +48,7 @@ class AskCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class BeginGeneration:
-    """Tell all living members that the generation is in force, then order rounds from its version
+    """Notify all living members that the generation is in force, then order rounds from its version
     on."""
 
     placed: Placement
@@ -59,7 +59,7 @@ class BeginGeneration:
 
 @dataclass(frozen=True, slots=True)
 class RetainOnly:
-    """Tell all living members which versions are to be kept, the stable one first."""
+    """Notify all living members which versions are to be kept, the stable one first."""
 
     versions: tuple[Version, ...]
     alive: frozenset[str]
@@ -67,14 +67,14 @@ class RetainOnly:
 
 @dataclass(frozen=True, slots=True)
 class ReportFailure:
-    """Tell people that a device of the plan died."""
+    """Report that a device of the plan died."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReportWaiting:
-    """Tell people for which devices the job waits."""
+    """Report for which devices the job waits."""
 
     devices: tuple[str, ...]
 
@@ -88,7 +88,7 @@ class GrantLeave:
 
 @dataclass(frozen=True, slots=True)
 class DenyLeave:
-    """Tell a device that wanted to leave that the others cannot do without it, and why."""
+    """Deny the leave of a device, with the reason."""
 
     device: str
     reason: str
@@ -103,7 +103,7 @@ class CollectWeights:
 
 @dataclass(frozen=True, slots=True)
 class PartEnds:
-    """Tell people that units [first, end) have ended these devices; and end the job."""
+    """Report that units [first, end) have ended these devices; and end the job."""
 
     first: int
     end: int
@@ -112,7 +112,7 @@ class PartEnds:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """End it. `reason` None = it is done; else for people."""
+    """End it. `reason` None = it is done; else the user's message."""
 
     reason: str | None = None
     lost: StateLost | None = None

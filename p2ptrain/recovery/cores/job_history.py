@@ -22,7 +22,7 @@ class JobHistory:
 
     Args:
         journal: what an earlier process of this job wrote last; None = a new job.
-        reported: updates that people were told of, or that the job begins with.
+        reported: updates that were reported, or that the job begins with.
 
     Attributes:
         lineage: of the job.
@@ -49,7 +49,7 @@ class JobHistory:
 
     @property
     def is_safe(self) -> bool:
-        """Whether what the generation in force began with is safe whoever goes."""
+        """Whether what the generation in force began with is safe whichever device goes."""
         placed = self.placed
         if placed is None:
             return False
@@ -86,8 +86,8 @@ class JobHistory:
         oldest = min([placed.version.step, back_to, *(c.version.step for c in self.copies)])
         self.lineage = self.lineage.begun(placed.epoch, placed.version).pruned(oldest)
         if self.stable is not None and not self.lineage.is_valid(self.stable):
-            self.stable = None  # training goes on from before it
-        # who made those updates was told to, and people before them (`ReportOnce.goes_on_from`)
+            self.stable = None  # training resumes from before it
+        # those updates were committed, and reported before them (`ReportOnce.goes_on_from`)
         self.reported = max(self.reported, placed.version.step)
         self.next_epoch = placed.epoch + 1
         self.placed = placed
@@ -100,7 +100,7 @@ class JobHistory:
 
 @dataclass(frozen=True, slots=True)
 class ReportedProgress:
-    """What people were told.
+    """What was reported.
 
     Attributes:
         step: the highest step reported; -1 = none, not even the first weights.
@@ -140,9 +140,9 @@ class ReportOnce:
         return True
 
     def goes_on_from(self, step: int) -> int:
-        """Training goes on with `step` updates done; returns how many of them nobody knew of here.
+        """Training resumes with `step` updates done; returns how many were unknown here.
 
-        An update is made where people have heard of it, and a power cut may lose that they have:
+        An update is made where it was reported, and a power cut may lose the record of that:
         what was written down last reaches the disk within a second.
         """
         unknown = max(step - self._reported.step, 0)

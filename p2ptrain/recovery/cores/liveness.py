@@ -37,7 +37,7 @@ class DeviceLiveness:
         self.took_part = dict(took_part)
         self.silent = {*unseen, *took_part} - {holder}
         self._holder = holder
-        self._reported_dead: set[str] = set()  # devices whose death people know of
+        self._reported_dead: set[str] = set()  # devices whose death was reported
         self._shaken: set[str] = set()  # who may have given up what a request had it prepare
 
     def appeared(self, device: str) -> None:
@@ -57,12 +57,12 @@ class DeviceLiveness:
             self.silent.add(device)
 
     def link_broke(self, one: str, other: str) -> None:
-        """Between two devices; whoever lost this one may take it for dead."""
+        """Between two devices; one that lost this one may take it for dead."""
         if self._holder in (one, other):
             self._shaken |= {one, other} - {self._holder}
 
     def first_report(self, device: str) -> bool:
-        """People are told of its death; returns whether that is news."""
+        """Its death is reported; returns whether that is news."""
         is_news = device not in self._reported_dead
         self._reported_dead.add(device)
         return is_news
@@ -93,14 +93,14 @@ class DeviceLiveness:
 SETTLE_SECONDS = 6.0
 """Longest wait for a verdict on a link of our own; membership takes 4.2 s for the silent.
 
-Links between two others get RELINK_SECONDS: who cannot reach whom by then is planned around.
+Links between two others get RELINK_SECONDS: a pair without a link by then is planned around.
 """
 
 VERDICT_SECONDS = 3.0
 """A stage only sees a dead link; so long the mesh has to find out who is gone."""
 
 MAX_FRUITLESS = 5
-"""Epochs in a row that broke off without a new step, and nobody knows why."""
+"""Generations in a row that broke off without a new step, for no known reason."""
 
 Pair: TypeAlias = frozenset[str]
 
@@ -109,7 +109,7 @@ class FailureGracePeriod:
     """See the module. Times are those of the core that asks.
 
     Attributes:
-        without: devices that stood still twice in a row: they get no work until they come anew.
+        without: devices that stood still twice in a row: they get no work until they join again.
     """
 
     def __init__(self, holder: str) -> None:
@@ -137,7 +137,7 @@ class FailureGracePeriod:
         self._broken.pop(frozenset((one, other)), None)
 
     def died(self, device: str, *, in_plan: bool) -> None:
-        """Nobody waits for its links; that the plan had it explains much."""
+        """Its links are not waited for; that the plan had it explains much."""
         for pair in [pair for pair in self._broken if device in pair]:
             del self._broken[pair]
         self.without.discard(device)
@@ -145,7 +145,7 @@ class FailureGracePeriod:
             self._unexplained = None
 
     def broke_off(self, reason: str, now: float) -> None:
-        """A round cannot go on, and nothing has been heard that explains it."""
+        """A round cannot go on, and no report explains it."""
         if not self._broken:
             self._unexplained = (reason, now + VERDICT_SECONDS)
 
@@ -170,7 +170,7 @@ class FailureGracePeriod:
 
 
 RELINK_SECONDS = 2.0
-"""How long a broken link may take to be dialled again before somebody is left out for it."""
+"""How long a broken link may take to be dialled again before a device is left out for it."""
 
 
 def fully_linked(
@@ -178,7 +178,7 @@ def fully_linked(
 ) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
     """Those that stay, and for each that is left out the peers that it has no link to.
 
-    Whoever lacks most links goes first, of equals the greatest id; never the holder.
+    The device that lacks most links goes first, of equals the greatest id; never the holder.
 
     Arguments:
         links: by device, the peers that it says it has a link to. Both ends must say so.

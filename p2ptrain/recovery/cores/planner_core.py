@@ -45,7 +45,7 @@ class PlanAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Useless:
-    """It is something else; `why` is for people, after the device's name."""
+    """It is something else; `why` is for the user, after the device's name."""
 
     why: str
 
@@ -116,7 +116,7 @@ class PlannerCore:
         """A question to the coordinator, None where there is none.
 
         Args:
-            waits: nobody waits for the answer, so that it is looked for here only where the
+            waits: nothing waits for the answer, so that a plan is searched here only where the
                 coordinator does not.
         """
         return AskedPlan(self, now, coordinator, waits=waits)

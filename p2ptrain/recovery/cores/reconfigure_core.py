@@ -58,7 +58,7 @@ from p2ptrain.recovery.version import Version
 _OF_A_PART = (StateKind.LIVE, StateKind.KEPT, StateKind.REPLICA)
 
 ATTEMPTS_LIMIT = 8
-"""Most attempts in a row in which nobody was lost."""
+"""Most attempts in a row in which no device was lost."""
 
 COPY_TRIES = 2
 """Attempts that a whole copy (a checkpoint, the first weights) is given: a link may have broken."""
@@ -94,18 +94,18 @@ class ChangeCore:
         self._lowered = dict(ask.lowered)
         self._attempts = 0
         self._last_trouble: PrepareFailed | None = None
-        self._spoiled: Counter[Version] = Counter()  # attempts in which somebody could not give it
+        self._spoiled: Counter[Version] = Counter()  # attempts in which a device could not give it
         self._waiting: set[str] = set()
         self._reports: dict[str, StateReport] = {}
         self._rolled_forward: set[str] = set()
-        self._rebuilds_ordered = False  # once a request: whoever could not will not
+        self._rebuilds_ordered = False  # once a request: a device that could not will not
         self._choice: VersionChoice | None = None
         self._gathering = False
         self._placed: Placement | None = None
         self._out: list[ChangeInstruction] = []
 
     def start(self) -> list[ChangeInstruction]:
-        """Ask everybody."""
+        """Ask every device."""
         self._ask_state()
         return self._finish()
 
@@ -216,13 +216,13 @@ class ChangeCore:
         together, left_out = fully_linked(self._reports, links, holder)
         stock = {device: self._reports[device] for device in sorted(together)}
         past = self._ask.past
-        # whom the holder sees and this device does not may have what is missing
+        # a device that only the holder sees may have what is missing
         unheard = (self._ask.alive - stock.keys()) | set(left_out)
         past = dataclasses.replace(past, silent=past.silent | unheard)
         found = self._chosen(stock, past)
         match found:
             case RollForward(devices) if self._rolled_forward.issuperset(devices):
-                self._try_again()  # they were told before, and did not
+                self._try_again()  # they were ordered before, and did not
             case RollForward(devices):
                 self._rolled_forward.update(devices)
                 self._waiting = set(devices)
@@ -266,7 +266,7 @@ class ChangeCore:
         self._out.append(GatherUnits(holder, placed, wanted[holder]))
 
     def _from_holder(self, choice: VersionChoice) -> VersionChoice:
-        """The same, with nobody but the device with the data to take from."""
+        """The same, with only the device with the data to take from."""
         holder = self._ask.holder
         if any(holder not in places for places in choice.places):
             return choice
@@ -321,13 +321,13 @@ class ChangeCore:
         self._out += [PrepareDevice(device, placed, wanted[device]) for device in placed.devices]
 
     def _is_kept_at_once(self, placed: Placement) -> bool:
-        """Unless there is something to go back to whoever dies next; at first the holder has it."""
+        """Unless a version survives any next death; at first the holder has it."""
         if not placed.protects or placed.version.computed == 0:
             return False
         stable = placed.stable
         if stable is None or not self._ask.past.lineage.is_valid(stable):
             return True
-        # only those of the plan: whoever else goes, goes unnoticed
+        # only those of the plan: others may go unnoticed
         here = {
             device: self._reports[device] for device in placed.devices if device in self._reports
         }

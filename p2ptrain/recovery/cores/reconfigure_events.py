@@ -43,7 +43,7 @@ class PlanMade:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """No plan fits; `reason` is for people."""
+    """No plan fits; `reason` is for the user."""
 
     epoch: int
     reason: str
@@ -100,7 +100,7 @@ class MakePlan:
     Attributes:
         devices: that may get work.
         left_out: by device, the peers that it has no link to.
-        present: keep this plan as it is, because nothing speaks against it; None = plan anew.
+        present: keep this plan as it is, because nothing speaks against it; None = a new plan.
     """
 
     epoch: int

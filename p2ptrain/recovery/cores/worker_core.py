@@ -190,7 +190,7 @@ class WorkerCore:
             self._rest()
 
     def _apply_or_answer(self) -> None:
-        """Answer, unless gradients must be applied or a lost stage must be made anew first."""
+        """Answer, unless gradients must be applied or a lost stage must be rebuilt first."""
         asked = self._asked
         if asked is None or self._trained.are_catching_up or self._rebuilds:
             return
@@ -212,7 +212,7 @@ class WorkerCore:
     def _on_rebuilt(self, rebuilt: events.RebuildDone) -> None:
         asked, what = self._asked, rebuilt.what
         if asked is None or not self._rebuilds or asked.request != rebuilt.request:
-            return  # nobody waits for it
+            return  # no peer waits for it
         self._rebuilds = False
         if rebuilt.is_here:
             for holding in what.made:
@@ -299,7 +299,7 @@ class WorkerCore:
             self._out.append(to_do.TakeSnapshot(placed.epoch, placed.version))
 
     def _leave_epoch(self, epoch: int) -> None:
-        """A generation began without this device: what it trained is of no use to anybody."""
+        """A generation began without this device: what it trained is of no use any more."""
         self._abandon_preparation()
         self.epoch = max(self.epoch, epoch)
         self._out += self._copies.drop({StateKind.FETCHED})
@@ -370,7 +370,7 @@ class WorkerCore:
                 if self.phase is WorkerPhase.RUNNING and self.running is not None:
                     self._out += self._copies.offer(self.running, first, end, version)
             case events.OfferReceived(peer, epoch, first, end, version):
-                # who hears late that a generation begins is only prepared for it
+                # a device notified late of a generation is only prepared for it
                 plan = self.running if self.phase is WorkerPhase.RUNNING else self.prepared
                 if plan and plan.epoch == epoch and (first, end) in plan.ranges_of(peer):
                     self._out.append(to_do.CollectSnapshot(peer, epoch, first, end, version))
@@ -390,7 +390,7 @@ class WorkerCore:
     def _report_snapshot(
         self, epoch: int, first: int, end: int, version: Version, failed: str | None = None
     ) -> None:
-        for plan in (self.running, self.prepared):  # who hears late that it begins has copies early
+        for plan in (self.running, self.prepared):  # notified late: snapshots come early
             if plan is not None and plan.epoch == epoch:
                 report = to_do.ReportSnapshot(plan.holder, epoch, first, end, version, failed)
                 self._out.append(report)

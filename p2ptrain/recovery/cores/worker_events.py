@@ -34,7 +34,7 @@ class StateReportAsked:
     Attributes:
         request: names the answer.
         apply: a version; where gradients are ready for it, they are applied first.
-        rebuild: a lost stage that this device makes anew first, or what it has that it calls
+        rebuild: a lost stage that this device rebuilds first, or what it has that it calls
             another version.
     """
 

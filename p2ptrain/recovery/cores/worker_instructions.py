@@ -15,7 +15,7 @@ from p2ptrain.recovery.version import Version
 
 @dataclass(frozen=True, slots=True)
 class AnswerStateReport:
-    """Tell `peer` what is here; the shell adds budgets, speeds and links."""
+    """Report to `peer` what is here; the shell adds budgets, speeds and links."""
 
     request: int
     peer: str
@@ -25,7 +25,7 @@ class AnswerStateReport:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReady:
-    """Tell `peer` that its preparation stands, or what was in the way."""
+    """Report to `peer` that its preparation stands, or what was in the way."""
 
     request: int
     peer: str
@@ -35,7 +35,7 @@ class AnswerReady:
 
 @dataclass(frozen=True, slots=True)
 class RefuseCommand:
-    """Tell `peer` that it is not obeyed."""
+    """Refuse a command of `peer`."""
 
     request: int
     peer: str
@@ -59,7 +59,7 @@ class RebuildStage:
 
 @dataclass(frozen=True, slots=True)
 class CancelRebuild:
-    """Nobody wants that any more."""
+    """That is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,9 @@ class DropState:
 
 @dataclass(frozen=True, slots=True)
 class ReportSnapshot:
-    """Tell the holder that a copy is whole here, or why it is not.
+    """Report to the holder that a copy is whole here, or why it is not.
 
-    Of another's stage where this device keeps it, of its own where nobody else does.
+    Of another's stage where this device keeps it, of its own where no other does.
     """
 
     holder: str
@@ -169,7 +169,8 @@ class ReportSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ReportLink:
-    """Tell the holder that the link to `peer`, which this generation needs, broke, or is back."""
+    """Report to the holder that the link to `peer`, which this generation needs, broke, or is
+    back."""
 
     holder: str
     epoch: int
@@ -179,7 +180,7 @@ class ReportLink:
 
 @dataclass(frozen=True, slots=True)
 class ReportOrphaned:
-    """Tell people that the job stands still until `holder` is back."""
+    """Report that the job stands still until `holder` is back."""
 
     holder: str
 

@@ -92,7 +92,8 @@ class TrainedStages:
 
 
 NOT_OFFERED_LIMIT = 8
-"""Versions told of that are not made yet: orders come two rounds ahead, checksums take a while."""
+"""Announced versions that are not made yet: orders come two rounds ahead, checksums take a
+while."""
 
 
 class HeldSnapshots:
@@ -123,7 +124,7 @@ class HeldSnapshots:
         self._keepers.clear()
 
     def begin(self) -> None:
-        """A generation begins: its plan names backup peers anew."""
+        """A generation begins: its plan names new backup peers."""
         self._keepers.clear()
 
     # -- what goes -------------------------------------------------------------------------
@@ -152,16 +153,17 @@ class HeldSnapshots:
         self.holdings = [copy for copy in self.holdings if copy not in gone]
         return [DropState(tuple(gone))]
 
-    # -- what others hear ------------------------------------------------------------------
+    # -- messages to others ----------------------------------------------------------------
 
     def keep_to_itself(self, version: Version) -> None:
-        """Of this version only this device's own copies are wanted, for somebody who reads them."""
+        """Of this version only this device's own copies are wanted, for a device that reads
+        them."""
         self._not_offered.append(version)
 
     def offer(
         self, running: Placement, first: int, end: int, version: Version
     ) -> list[DeviceInstruction]:
-        """An own copy stands: its backup peer should have it, or, where nobody keeps it, it
+        """An own copy stands: its backup peer should have it, or, where there is none, it
         counts."""
         if version in self._not_offered:
             return []

@@ -36,12 +36,12 @@ forward still comes, and words take their time."""
 
 
 def orders_under_way(depths: Sequence[int]) -> int:
-    """Most orders that the holder has given and not heard the end of."""
+    """Most orders that the holder has given whose end is not reported."""
     return depths[0] + ORDERS_AHEAD
 
 
 class AsyncOptimizerStep(StageSnapshots):
-    """The updates of a stage that waits for nobody."""
+    """The updates of a stage that waits for no other."""
 
     async def make(
         self, live: DelayedStage, order: RoundOrder, gradients: Gradients | None
@@ -61,7 +61,7 @@ class AsyncOptimizerStep(StageSnapshots):
             self._keep(kept)
 
     async def settled(self) -> None:
-        """What is kept here is as it was ordered: a copy is made before anybody hears of it.
+        """Snapshots are exactly those ordered: one is made before its update is reported.
 
         Raises:
             PeerError: an update has failed half-way.
@@ -151,7 +151,7 @@ class AsyncStageExecutor(StageExecutor):
         self._orders.end(rounds)
 
     def commit(self, commit: Commit) -> None:
-        """Nobody waits for one. Raises ProtocolError."""
+        """There is none to commit. Raises ProtocolError."""
         raise ProtocolError(f"a commit of update {commit.step} in asynchronous training")
 
     async def run(self) -> None:
@@ -173,7 +173,8 @@ class AsyncStageExecutor(StageExecutor):
     async def _train(self) -> None:
         """A stretch, from an empty pipeline to an empty one.
 
-        The order is the stage's, whoever takes a mini-batch; this device leaves out the others'.
+        The order is the stage's, whichever device takes a mini-batch; this device leaves out the
+        others'.
         """
         await self._run((0, self.task.index), self.live.begin)
         under_way: deque[tuple[RoundOrder, int]] = deque()

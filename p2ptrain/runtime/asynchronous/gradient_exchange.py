@@ -80,7 +80,7 @@ class GradientExchange:
         return part.device
 
     async def put(self, key: MicroBatchKey, gradients: Sequence[Tensor | None]) -> None:
-        """Tell the others what a mini-batch of this device gives."""
+        """Send the others the gradients of a mini-batch of this device."""
         for queue in self._queues.values():
             await queue.put((MicroBatchSlice.whole(key, RoundMode.TRAIN, 1), gradients))
 
@@ -112,7 +112,7 @@ class GradientExchange:
 Gradients: TypeAlias = Sequence[Tensor | None]
 
 Make: TypeAlias = Callable[[RoundOrder, Gradients], Awaitable[None]]
-"""Makes the update of a mini-batch with its gradients, and tells of it."""
+"""Makes the update of a mini-batch with its gradients, and reports it."""
 
 
 class UpdateOrder:

@@ -41,8 +41,8 @@ class SampleDivision:
     def slices(self, micro_batch: int, size: int) -> tuple[SampleRange, ...]:
         """Who takes what of micro-batch number `micro_batch` of `size` samples, in their order.
 
-        Only those that take something; of a tiled stage everybody, all samples. An evaluation may
-        have more micro-batches than a training round: dealing starts over then.
+        Only those that take something; of a tiled stage every device, all samples. An evaluation
+        may have more micro-batches than a training round: dealing starts over then.
         """
         turn = micro_batch % len(self._turns)
         known = self._known.get((turn, size))

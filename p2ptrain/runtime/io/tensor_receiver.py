@@ -35,7 +35,7 @@ Joiner: TypeAlias = Callable[[Sequence[Sequence[Value]]], list[Value]]
 """One list of values from each device -> the whole ones."""
 
 Sources: TypeAlias = Callable[[int, int], Sequence[SampleRange]]
-"""(micro-batch, its samples) -> which of them come from whom, in their order."""
+"""(micro-batch, its samples) -> which of them come from which device, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class TensorReceiver:
 
     Args:
         contents: what may come.
-        sources: from whom.
+        sources: ids of the senders.
         capacity: pieces that may wait.
         largest: most samples a micro-batch may have.
     """
@@ -198,7 +198,7 @@ class TensorReceiver:
             del self._sizes[next(iter(self._sizes))]
 
     def sizes(self, round_index: int) -> list[tuple[str, MicroBatchSlice, float]]:
-        """What has come from other devices in a round: from whom, what of it, its norm."""
+        """What has come from other devices in a round: sender, slice, norm."""
         return [
             (peer, piece, size)
             for (key, peer), (piece, size) in self._sizes.items()
@@ -271,7 +271,7 @@ class TensorReceiver:
         )
 
     def _check_round(self, piece: MicroBatchSlice) -> None:
-        """A schedule takes rounds in order, and nobody is further ahead than pieces may wait.
+        """A schedule takes rounds in order, and no sender is further ahead than slices may wait.
 
         Outputs come in evaluations alone: any number of other rounds lies between two of those.
         """

@@ -78,14 +78,14 @@ class StreamReceiver(Protocol):
         """That frame has arrived whole."""
 
     def fail(self, error: Exception) -> None:
-        """One could not be taken in, and nothing comes after it: whoever waits gets `error`."""
+        """One could not be taken in, and nothing comes after it: its consumer gets `error`."""
 
 
 _Address: TypeAlias = tuple[str, int, int, str]
 """Job, generation, stage, flow: a line, as its frames name it."""
 
 _NO_RECEIVER: tuple[StreamReceiver | None, frozenset[str]] = (None, frozenset())
-"""Nor anybody whose frames are dropped: of a line that has failed, what its senders send is."""
+"""Nor senders on a stream that has failed: what they send is dropped."""
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class TensorRouter:
         raise NotItsPart(f"values for {line.flow} of stage {line.stage} are not its to send")
 
     def _open(self, peer: str, fields: Fields, sizes: Sequence[int]) -> Sequence[memoryview] | None:
-        """None: nobody wants it (any more), or there is no memory for it; it is thrown away."""
+        """None: it is not wanted (any more), or there is no memory for it; it is dropped."""
         try:
             receiver = self._receiver(peer, fields)
         except NotItsPart:
@@ -249,7 +249,7 @@ class TensorRouter:
     def _give_up(
         self, receiver: StreamReceiver, peer: str, fields: Fields, error: Exception
     ) -> None:
-        """Take no more of its line, and have whoever waits for it say so to the holder.
+        """Take no more of its stream, and have its consumer report that to the holder.
 
         Raises `error` where it is neither a lack of memory nor a frame that its line cannot take.
         """

@@ -81,7 +81,7 @@ class _PassMessages:
 
 
 class TileExchange:
-    """One device's end. Implements `switchboard.StreamReceiver`."""
+    """One device's end. Implements `tensor_router.StreamReceiver`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class TileExchange:
             stage: on this device.
             line: of this stage, flow `FLOW`.
             own: this device.
-            ahead: most micro-batches of which others may have told something.
+            ahead: most micro-batches of which messages may have come.
             largest: most samples of a micro-batch.
         """
         self._stage, self._line, self._own = stage, line, own
@@ -112,14 +112,14 @@ class TileExchange:
         self._failure: Exception | None = None
         self._tiles = stage.tiles.tiles(own)
         devices = stage.tiles.devices
-        here = devices.index(own)  # others begin with another one: not all tell the same first
+        here = devices.index(own)  # others begin with another one: not all send to the same first
         self._others = (*devices[here + 1 :], *devices[:here])
         switchboard.connect_receiver(line, self, {*self._device_of} - {own})
 
     # -- as the stage's runner sees it -----------------------------------------------------------
 
     async def send(self, piece: MicroBatchSlice, messages: Sequence[TileMessage]) -> None:
-        """Tell other devices. Raises LinkClosed: one of them is out of reach."""
+        """Send to other devices. Raises LinkClosed: one of them is out of reach."""
         by_device: dict[str, list[_Part]] = {}
         for message in messages:
             subject = message.subject

@@ -198,7 +198,7 @@ class ModeTileLayout:
 
 
 class StageTileLayout:
-    """A tiled stage, as everybody sees it who sends to it or gets from it.
+    """A tiled stage, as its senders and receivers see it.
 
     Attributes:
         devices: of the stage.

@@ -75,7 +75,7 @@ class TiledStage(Stage):
         return self._programs[mode]
 
     def expected(self, address: Address, mode: RoundMode, samples: int) -> Expected | None:
-        """What a message to a tile here must be; None where nobody expects it."""
+        """What a message to a tile here must be; None where it is not expected."""
         receiver, subject, sender = address
         program = self.programs(mode).get(receiver)
         found = None if program is None else program.expected(subject, sender, samples)
@@ -89,7 +89,7 @@ class TiledStage(Stage):
         """Start micro-batch `key`; `inputs` as `StageTileLayout.entering_parts` lists them.
 
         Returns:
-            What other devices must be told; so do `begin_backward` and `receive`.
+            What other devices must receive; so do `begin_backward` and `receive`.
         """
         if key in self._passes:
             raise InternalError(f"micro-batch {key} was already forwarded")
@@ -130,7 +130,7 @@ class TiledStage(Stage):
         return self._pass(key, mode).receive(messages)
 
     def awaits(self, key: int, mode: RoundMode) -> tuple[frozenset[Address], ...]:
-        """By tile that waits: what it must be told; nothing where the pass has ended."""
+        """By tile that waits: what it must receive; nothing where the pass has ended."""
         return self._pass(key, mode).awaits
 
     def final_names(self, key: int) -> list[str]:
@@ -185,8 +185,8 @@ class TiledStage(Stage):
         parameters: Mapping[str, Tensor] | None = None,
         passing: Passing | None = None,
     ) -> list[Tensor]:
-        """Raises InternalError: tiles need what other devices tell them."""
-        raise InternalError("a tiled stage is begun, and told by others")
+        """Raises InternalError: tiles need messages of other devices."""
+        raise InternalError("a tiled stage is begun, and receives messages")
 
     def backward(
         self,
@@ -196,16 +196,16 @@ class TiledStage(Stage):
         final: Callable[[str], None] | None = None,
     ) -> list[Tensor | None]:
         """Raises InternalError, as `forward`."""
-        raise InternalError("a tiled stage is begun, and told by others")
+        raise InternalError("a tiled stage is begun, and receives messages")
 
     def evaluate(
         self, inputs: Sequence[Tensor], targets: Sequence[Tensor], *, seed: Seed = NO_SEED
     ) -> list[Tensor]:
         """Raises InternalError, as `forward`."""
-        raise InternalError("a tiled stage is begun, and told by others")
+        raise InternalError("a tiled stage is begun, and receives messages")
 
     def first_non_finite(self, key: int) -> NonFiniteUnit | None:
-        """As far as the tiles here tell: nothing is run again, which would take all devices."""
+        """As far as the tiles here show: nothing is run again, which would take all devices."""
         units = self._passes[key].broken_units(self.tiles.of(RoundMode.TRAIN).part.network)
         if units is None:
             return None
