@@ -67,7 +67,7 @@ _OTHER_OPTIMIZERS = frozenset(
         "SparseAdam",
     }
 )
-"""torch.optim's, which people look for here."""
+"""torch.optim's, which users look for here."""
 
 
 def __getattr__(name: str) -> Any:
@@ -82,5 +82,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Those too that are not loaded yet, for what completes names while people type."""
+    """Those too that are not loaded yet, for completion of names."""
     return sorted({*globals(), *__all__})

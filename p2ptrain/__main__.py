@@ -51,7 +51,7 @@ def _leave(exit_code: int) -> NoReturn:
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # closed, or no reader is left
             stream.flush()
     os._exit(exit_code)
 

@@ -24,7 +24,7 @@ class Error(Exception):
 
 
 class UserError(Error):
-    """What this person asked for cannot be done."""
+    """What the user asked for cannot be done."""
 
 
 class OptionError(UserError):
@@ -56,7 +56,7 @@ class PeerError(Error):
 
 
 class ProtocolError(PeerError):
-    """A peer sent what the protocol forbids. Whoever catches it closes the link."""
+    """A peer sent what the protocol forbids. The code that catches it closes the link."""
 
 
 class NotItsPart(ProtocolError):

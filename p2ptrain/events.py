@@ -190,7 +190,7 @@ class Eval(Event):
 
 @dataclass(frozen=True, slots=True)
 class Warned(Event):
-    """Something the person should know that does not stop the job; `name`: the device it is of."""
+    """Something the user should know that does not stop the job; `name`: the device it is of."""
 
     event = "warning"
     message: str
@@ -207,7 +207,7 @@ class Failure(Event):
 
 @dataclass(frozen=True, slots=True)
 class Recovered(Event):
-    """Training goes on after a failure, with the next new step.
+    """Training continues after a failure, with the next new step.
 
     Attributes:
         seconds: since the first sign of it.

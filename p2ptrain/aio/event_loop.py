@@ -62,7 +62,7 @@ class _LoopThread(Generic[T]):
 
     def result(self) -> T:
         """Start, and wait for the end."""
-        # A daemon: after a second interrupt nobody waits for it, nor may the process.
+        # A daemon: after a second interrupt neither a caller nor the process waits for it.
         thread = threading.Thread(target=self._run, name="p2ptrain", daemon=True)
         try:
             thread.start()

@@ -55,7 +55,7 @@ class Mailbox(Generic[K, V]):
         return self._error is not None
 
     def fail(self, error: Exception) -> None:
-        """Nothing more comes: whoever waits, or will wait for what is not here, gets `error`."""
+        """Nothing more comes: present and later waits for what is not here raise `error`."""
         self._error = error
         for waiting in self._waiting.values():
             if not waiting.done():

@@ -56,7 +56,7 @@ class TaskScope:
     ) -> None:
         """Cancel what still runs; raise what failed, alone where it is one error of ours.
 
-        What only the body raised goes on as it is: it is no business of these tasks.
+        An error that only the body raised is passed on unchanged: it is not of these tasks.
         """
         self._closed = True
         for task in tuple(self._tasks):
@@ -101,7 +101,7 @@ class TaskOwner:
     """See the module. No failure goes unheard, and none ends the others.
 
     Args:
-        failed: hears of a task that ended by an error: its name, the error.
+        failed: called with the name and the error of a task that failed.
     """
 
     def __init__(self, failed: Callable[[str, BaseException], None]) -> None:

@@ -44,7 +44,7 @@ async def run_in_background(function: Callable[[], T]) -> T:
 
 
 def for_futures(error: BaseException) -> BaseException:
-    """What a future takes: not StopIteration, with which whoever awaits it would wait for ever."""
+    """What a future takes: not StopIteration, which would make its waiters wait for ever."""
     if not isinstance(error, StopIteration):
         return error
     wrapped = RuntimeError("StopIteration was raised")

@@ -100,7 +100,7 @@ def port(text: str) -> int:
 
 
 def code(text: str) -> str:
-    """A pairing code: eight digits, without the spaces and dashes people write, or "-" alone."""
+    """A pairing code: eight digits, without the spaces and dashes users write, or "-" alone."""
     if text == PROMPT:
         return text
     try:

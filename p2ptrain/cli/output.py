@@ -41,7 +41,7 @@ class Output:
 
     @property
     def is_terminal(self) -> bool:
-        """A person reads this."""
+        """A user reads this."""
         return not self.json and self._stream.isatty()
 
     def use(self, renderer: Renderer) -> None:
@@ -50,7 +50,7 @@ class Output:
         self._renderer = renderer
 
     def show_progress(self, total_steps: int) -> None:
-        """Where a person reads this, show steps as a progress bar and plans as tables."""
+        """Where a user reads this, show steps as a progress bar and plans as tables."""
         if not self.is_terminal:
             return
         from rich.console import Console  # here: most commands need no progress bar
@@ -64,7 +64,7 @@ class Output:
         self._attempt(lambda: self._renderer.show(event))
 
     def result(self, body: Mapping[str, Any], text: str) -> None:
-        """A command's answer: `body` with `--json`, `text` for people."""
+        """A command's answer: `body` with `--json`, `text` for users."""
         self.writer.write(dump_line(body) if self.json else text)
 
     def close(self) -> None:

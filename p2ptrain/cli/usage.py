@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with what a person should know about what was interrupted."""
+    """Ctrl-C, with what the user should know about what was interrupted."""
 
 
 class UsageError(OptionError):

@@ -27,7 +27,7 @@ _ALLOCATION_WORDS = {
 
 
 def describe(event: ev.Event) -> str:
-    """`event` in a line (a plan in several), without the end of line; "" where no person needs it.
+    """`event` in a line (a plan in several), without the end of line; "" where no user needs it.
 
     Texts of other devices were checked where they came in; here nothing passes that a terminal
     would obey, whatever was forgotten there.
@@ -114,7 +114,7 @@ def pairing_line(code: str) -> str:
 
 
 def spaced_code(code: str) -> str:
-    """An eight-digit code in two groups, as people read it aloud."""
+    """An eight-digit code in two groups, as users read it aloud."""
     return f"{code[:4]} {code[4:]}"
 
 

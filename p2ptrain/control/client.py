@@ -27,7 +27,7 @@ STEP_ASIDE_TIMEOUT_SECONDS = 120.0
 """A member that computes for another device's job moves its work away before it leaves."""
 
 GIVE_BACK_TIMEOUT_SECONDS = 5.0
-"""Somebody waits for the end of a training, and a member that has stepped aside answers at once."""
+"""The user waits for the end of a training, and a member that has stepped aside answers at once."""
 
 
 class ControlClient:

@@ -130,7 +130,7 @@ class Lender:
         return await self._left
 
     def refuse(self) -> None:
-        """This process ends before its member has left: the program that asked hears of it."""
+        """This process ends before its member has left: the program that asked gets an error."""
         if self._left is not None:
             self._left.cancel()
 

@@ -167,7 +167,7 @@ class ControlRecord:
     Attributes:
         address: path of a unix socket, or "127.0.0.1:PORT" where there are none (Windows).
         token: 64 hex digits; every request carries it.
-        pid: of the member's process, for people.
+        pid: of the member's process, for users.
     """
 
     address: Annotated[str, By(_read_path, str)]

@@ -28,7 +28,7 @@ class DeviceProcess:
     """One running command.
 
     Attributes:
-        name: for people.
+        name: shown to users.
         stderr: the last lines it wrote there.
     """
 

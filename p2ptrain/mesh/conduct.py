@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 
 class Offence(StrEnum):
-    """What a member may do once by accident; the text follows its name in what people read."""
+    """What a member may do once by accident; the text follows its name in the warning."""
 
     MALFORMED = "sends messages that the protocol forbids"
     FALSE_END = "says again and again that devices are gone which answer this one"
@@ -52,7 +52,7 @@ _ALLOWANCES: Mapping[Offence, Allowance] = MappingProxyType(
         Offence.FALSE_END: Allowance(10, 1.0),
         # The same, where it suspects them only; and every suspicion is passed on by all.
         Offence.FALSE_SUSPICION: Allowance(20, 3.0),
-        # A device that is renamed is told of by others too, each time once.
+        # Others report a renamed device too, each of them once.
         Offence.FALSE_NAMES: Allowance(64, 1.0),
         # Devices whose pairing has not got around, with every table: 256 of them at most.
         Offence.STRANGERS: Allowance(1024, 50.0),
@@ -62,7 +62,7 @@ _ALLOWANCES: Mapping[Offence, Allowance] = MappingProxyType(
         # Of those beyond what one may; who believed another one passes them on, at every link.
         Offence.INTRODUCTIONS: Allowance(100, 2.0),
         Offence.COPIES: Allowance(2, 0.05),
-        # What was under way when a job ended comes for nobody.
+        # Messages under way when a job ended have no handler any more.
         Offence.UNKNOWN_KINDS: Allowance(1000, 20.0),
         # All devices of an epoch have one plan: no accident is known.
         Offence.NOT_ITS_PART: Allowance(2, 0.02),
@@ -80,8 +80,8 @@ class ConductConfig:
 
     Attributes:
         allowances: of every offence.
-        cut_factor: this many times `at_once` ends the link. Raise: a liar is heard for longer.
-            Lower: what people are warned of and what is cut off come close.
+        cut_factor: this many times `at_once` ends the link. Raise: a liar stays for longer.
+            Lower: warning and cut-off come close.
         warn_again_seconds: one and the same thing is said this often at most.
         buckets_limit: most of them that are kept.
     """
@@ -96,9 +96,9 @@ class ConductAction(Enum):
     """What to do about a member."""
 
     WARN = auto()
-    """Tell the person."""
+    """Warn the user."""
     CUT = auto()
-    """End its links, make no new ones, and tell the person."""
+    """End its links, make no new ones, and warn the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Conduct:
         return None
 
     def forgive(self, peer: str) -> None:
-        """The device is paired anew: it begins as all do."""
+        """The device is paired again: it begins as all do."""
         self._cut.discard(peer)
         for key in [key for key in self._buckets if key[0] == peer]:
             del self._buckets[key]

@@ -24,8 +24,8 @@ class MeshConfig:
 
     Attributes:
         state_dir: its private folder; made if it is not there.
-        name: as its person calls it; None keeps the one from last time.
-        code: eight digits typed by its person, in any writing; None makes one up where no device
+        name: as its user calls it; None keeps the one from last time.
+        code: eight digits typed by its user, in any writing; None makes one up where no device
             is trusted yet.
         window: a pairing window to go on with, on the running loop's clock; `code` goes before.
         peers: addresses "HOST" or "HOST:PORT" for networks that block multicast.

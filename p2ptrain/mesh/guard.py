@@ -56,17 +56,17 @@ class Guard:
         return self._trust.is_trusted(device_id) and device_id not in self._cut_off
 
     def note(self, peer_id: str, offence: Offence, about: str = "", why: str = "") -> None:
-        """The device did it once more; `about` another one; `why` in words, for people."""
+        """The device did it once more; `about` another one; `why` in words, for the user."""
         if offence is Offence.STRANGERS:
             if about in self._trust.book:
                 return  # this device does not listen to it any more, others do
-            about = ""  # anybody can make up as many as there are ids
+            about = ""  # a liar can make up as many as there are ids
         judgement = self._conduct.note(peer_id, offence, self._now(), about, why)
         if judgement is not None:
             self._act(peer_id, judgement)
 
     def forgive(self, peer_id: str) -> None:
-        """The device is paired anew."""
+        """The device is paired again."""
         self._conduct.forgive(peer_id)
         self._cut_off.pop(peer_id, None)
 
@@ -75,7 +75,7 @@ class Guard:
         reason = printable(judgement.reason, _REASON_LIMIT_CHARACTERS)
         log.warning("conduct", name=name, id=peer_id[:16], step=judgement.step.name.lower())
         if judgement.step is ConductAction.WARN:
-            text = f"{name} {reason}: if that goes on, this device stops talking to it"
+            text = f"{name} {reason}: if that continues, this device ends its link"
             self._notices.emit(Warned(text, name))
             return
         self._cut_off[peer_id] = reason

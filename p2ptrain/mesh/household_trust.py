@@ -41,7 +41,7 @@ TIMERS_EARLY_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class HouseholdParts:
-    """What follows when somebody is trusted, or is not any more.
+    """The parts that change when a device is trusted, or is not any more.
 
     Attributes:
         file: has this device's name.
@@ -65,7 +65,7 @@ class HouseholdTrust:
     """See the module.
 
     Attributes:
-        exchange: tells the others, and hears from them.
+        exchange: sends trust records to the others, and receives theirs.
     """
 
     def __init__(self, parts: HouseholdParts, rng: Random) -> None:
@@ -99,7 +99,7 @@ class HouseholdTrust:
         """Keep links to all that are trusted; open the window for a code, or the very first time.
 
         Args:
-            code: that a person typed.
+            code: that the user typed.
             window: one to go on with where no code was typed, if it is open still.
         """
         for device_id in self._parts.trust.trusted:
@@ -121,7 +121,7 @@ class HouseholdTrust:
         self._opened()
 
     def _opened(self) -> None:
-        """Of the window that is open now the code is remembered, and people hear of its end."""
+        """A window has opened: store its code, and notify the user when it ends."""
         if self._watch is not None:
             self._watch.cancel()
         window = self.window
@@ -146,7 +146,7 @@ class HouseholdTrust:
     def _start_dialling(self) -> None:
         self._parts.tasks.spawn(self._dialer.run(), "pairing dialer")
 
-    # What people ask
+    # What the user asks
 
     def invite(self) -> str:
         """Open the pairing window again; the code to type on the new device.
@@ -177,17 +177,17 @@ class HouseholdTrust:
         self.exchange.spread(entry.id)
         return device
 
-    # What the mesh tells
+    # What the mesh reports
 
     def give(self, given: Sequence[Address]) -> None:
-        """Any device may be at these addresses, which a person gave."""
+        """Any device may be at these addresses, which the user gave."""
         self._given = given
         for device_id in self._parts.trust.trusted:
             self._parts.connections.hint(device_id, given)
         self._dialer.give(given)
 
     def found(self) -> None:
-        """Somebody new may be there."""
+        """A new device may be there."""
         self._dialer.wake()
 
     def link_up(self, peer_id: str) -> None:
@@ -207,7 +207,7 @@ class HouseholdTrust:
         self._parts.tasks.spawn(self._pairing.serve(channel), "pairing")
 
     def end_links(self, device_id: str) -> None:
-        """The device was cut off: this device hears nothing more of it, nor about it."""
+        """The device was cut off: this device receives nothing more from it, nor about it."""
         self._parts.connections.drop(device_id, "the device was cut off")
         self._notify_membership()
 
@@ -262,7 +262,7 @@ MIN_ID_DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class DeviceSummary:
-    """A trusted device, for people.
+    """A trusted device, as the user sees it.
 
     Attributes:
         id, name: as known here.

@@ -33,7 +33,7 @@ class Member:
 
     Attributes:
         id: 64 lower-case hex digits, SHA-256 of the device's certificate.
-        name: unique among members; shown to people.
+        name: unique among members; shown to users.
         state: as this device sees it.
         info: what the device says of itself (CBOR-able, at most 1 KiB): "memory_bytes",
             "threads", "version", "role" ("member" or "holder"), ...
@@ -60,9 +60,9 @@ class MemberChanged:
 
     Attributes:
         certain: with "dead" and "left": what its process had is gone for good, because that process
-            is known to have ended (nobody listens at its address, a new process of the same device
+            is known to have ended (its address refuses connections, a new process of the device
             showed up, it said good-bye) or because the device was removed. False: it was silent for
-            too long, and may be running where it cannot be heard. May be told later, by a second
+            too long, and may be running out of reach. May follow later, in a second
             "dead".
     """
 

@@ -36,7 +36,7 @@ class LoneMesh:
         self.close = self.router.close
 
     def distrust(self, device_id: str, seconds: float) -> None:
-        """Nobody else could coordinate."""
+        """No other device could coordinate."""
 
     def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
         """Nothing happens that could be said."""

@@ -189,7 +189,7 @@ class MembershipDriver:
             if self._election.next_wakeup <= now:
                 self._run_election(self._election.tick(now))
         finally:
-            self._schedule()  # an error is reported by the event loop; the clock goes on
+            self._schedule()  # an error is reported by the event loop; the clock continues
 
     def _look_at_traffic(self, now: float) -> None:
         traffic = self._traffic.look(self._connections.arrivals(), now)
@@ -242,7 +242,7 @@ class MembershipDriver:
         self._run_election(self._election.handle(event, monotonic()))
 
     def _run_election(self, instructions: Sequence[ElectionInstruction]) -> None:
-        self._keep_term(self._election.term)  # on disk before anybody hears of it
+        self._keep_term(self._election.term)  # on disk before any device receives it
         for instruction in instructions:
             match instruction:
                 case SendTo(peer, payload):
@@ -287,7 +287,7 @@ class TrafficWatch:
         self._looked = float("-inf")
 
     def look(self, arrivals: Mapping[str, StreamArrival], now: float) -> LinkTraffic | None:
-        """Whose counters have grown since the last look, and by FLOW_BYTES; None: nobody's.
+        """Peers whose counters have grown since the last look, and by FLOW_BYTES; None: no peer.
 
         All is dated to the last look, so no later than it came.
 

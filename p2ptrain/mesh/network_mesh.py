@@ -73,7 +73,7 @@ class NetworkMesh:
     (a copied identity) cancels the body and is raised at its end.
 
     Attributes:
-        belonging: who is trusted; what people ask of that, from `async with` on.
+        belonging: who is trusted, and the user's commands about it, from `async with` on.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class NetworkMesh:
 
         Args:
             config: this device's choices.
-            emit: takes events for people, never blocks.
+            emit: takes events for the user, never blocks.
             discovery: another way than the network's multicast.
 
         Raises:
@@ -289,7 +289,7 @@ class NetworkMesh:
 
     @property
     def address(self) -> str:
-        """The IP that is shown to people; the device may have others."""
+        """The IP that is shown to users; the device may have others."""
         return self._own.shown
 
     @property
@@ -423,7 +423,7 @@ class NetworkMesh:
         return {key: found for key, found in proven.items() if found}
 
     def _keep_term(self, term: int) -> None:
-        """On disk before anybody hears of it; a full disk is not worth a membership, or a job.
+        """On disk before any device receives it; a full disk is not worth a membership, or a job.
 
         Another process of this device would have to begin while that election is under way, on a
         disk that has room again, to vote twice in one term; commands are fenced all the same.
@@ -432,5 +432,5 @@ class NetworkMesh:
             self._file.keep_term(term)
         except UserError as error:
             self._notices.warn(
-                f"{error}: this device goes on, but free some disk space before its next start"
+                f"{error}: this device continues, but free some disk space before its next start"
             )

@@ -23,7 +23,7 @@ class EventSubscribers:
     """Hands mesh events on."""
 
     def __init__(self, self_id: str, emit: Callable[[Event], None]) -> None:
-        """`emit` takes events for people; none about this device itself."""
+        """`emit` takes events for the user; none about this device itself."""
         self._self_id = self_id
         self._emit = emit
         self._callbacks: list[Callable[[MeshEvent], None]] = []
@@ -59,7 +59,7 @@ class WarnOnce:
     """Warns of each text once; of more than REMEMBERED_LIMIT the oldest are forgotten.
 
     Attributes:
-        emit: takes events for people, never blocks.
+        emit: takes events for the user, never blocks.
     """
 
     def __init__(self, emit: Callable[[Event], None], name_of: Callable[[str], str]) -> None:
@@ -69,7 +69,7 @@ class WarnOnce:
         self._given: OrderedDict[str, None] = OrderedDict()
 
     def warn(self, text: str) -> None:
-        """Tell people, unless they were told."""
+        """Show the user a warning, once."""
         if text in self._given:
             return
         self._given[text] = None

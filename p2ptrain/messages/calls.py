@@ -52,7 +52,7 @@ LONGEST_SECONDS = 7 * 86400.0
 
 
 async def read_beside(read: Callable[[bytes], T], blob: memoryview) -> T:
-    """What `read` makes of a blob; the event loop goes on meanwhile where it is not a small one."""
+    """What `read` makes of a blob; the event loop runs meanwhile where it is not a small one."""
     data = bytes(blob)
     if len(data) <= BESIDE_BYTES:
         return read(data)

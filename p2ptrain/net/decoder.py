@@ -181,7 +181,7 @@ class FrameDecoder:
                 raise ProtocolError(f"a message began inside another on lane {lane.name}")
             self._unfinished[lane] = self._open_message(lane, decode_header(header))
         elif lane not in self._unfinished:
-            raise ProtocolError(f"a message goes on that never began on lane {lane.name}")
+            raise ProtocolError(f"a message continues that never began on lane {lane.name}")
         if self._stopped:
             return
         self._frame = prefix

@@ -62,7 +62,7 @@ def as_written(name: str) -> str:
 
 
 def checked_name(text: str) -> str:
-    """The name this device's person chose.
+    """The name that this device's user chose.
 
     Raises:
         OptionError: it is empty, too long or holds characters a name may not have.
@@ -94,7 +94,7 @@ def optional(fields: Mapping[str, Any], key: str) -> int | None:
 
 
 def text(fields: Mapping[str, Any], key: str, limit: int = 256) -> str:
-    """A string of at most `limit` characters, or ProtocolError. For people: `wording`."""
+    """A string of at most `limit` characters, or ProtocolError. For users: `wording`."""
     value = fields.get(key)
     if not isinstance(value, str) or len(value) > limit:
         raise ProtocolError(f"field {key!r} is not a text of at most {limit} characters")
@@ -102,7 +102,7 @@ def text(fields: Mapping[str, Any], key: str, limit: int = 256) -> str:
 
 
 def wording(fields: Mapping[str, Any], key: str, limit: int) -> str:
-    """The same for people to read, as `shown` makes it."""
+    """The same for users to read, as `shown` makes it."""
     return shown(text(fields, key, limit))
 
 

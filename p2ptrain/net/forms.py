@@ -55,7 +55,7 @@ class Range:
 class Text:
     """Of a str: one line of at most `most` characters, and nothing that a terminal obeys.
 
-    With `clean`, a text for people: what could not be shown is replaced, and not refused. With
+    With `clean`, a text for users: what could not be shown is replaced, and not refused. With
     `like`, a regular expression that all of it fits.
     """
 

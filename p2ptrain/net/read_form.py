@@ -83,7 +83,7 @@ def shown(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` for people: one line, without what would move a cursor or hide what follows."""
+    """`text` for users: one line, without what would move a cursor or hide what follows."""
     if text.isprintable():
         return text
     return "".join(c if is_shown(c) else "?" for c in " ".join(text.split()))

@@ -48,14 +48,12 @@ APART_BYTES = 4 << 20
 MIN_CREEP_BYTES = 12 << 20
 
 CREEP_PARTS = 10
-"""One of so many parts of a process is worth giving back, and no less than LEAST_CREEP_BYTES: the
-pages that the next round needs after all must be had anew. With 32 devices gave back, one after the
-other, in most of a job's first rounds, each of which took a third longer for all."""
+"""A growth of one such part of the process is given back, and none below MIN_CREEP_BYTES: pages
+that the next round needs after all must be taken again, which slows the round of all devices."""
 
 LEARNING_ROUNDS = 8
-"""In which what rounds end with is what they need. A device that is a little late finds more
-waiting than in the round before; with fewer what that had taken was given back, and had anew when
-it next happened: of a job's first six rounds one or two took twice as long."""
+"""Rounds whose memory at their end counts as needed. A device that is a little late finds more
+waiting than in the round before, so one round is too few to learn from."""
 
 
 def keep_freed_memory() -> bool:
@@ -65,7 +63,7 @@ def keep_freed_memory() -> bool:
     ended thread's heap goes to the next one.
 
     Returns:
-        Whether the C library is one that can be told so.
+        Whether the C library has these settings.
     """
     library = _glibc()
     if library is None:

@@ -59,7 +59,7 @@ class Ended(Exception):
     Attributes:
         how: why.
         place: the last that was marked there, or None.
-        by: name of a signal, or an exit code; for people.
+        by: name of a signal, or an exit code; for users.
     """
 
     def __init__(self, how: How, place: int | None, by: str) -> None:

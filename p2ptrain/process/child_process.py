@@ -43,9 +43,9 @@ class SearchPriority(IntEnum):
     """How much training may feel a search.
 
     Attributes:
-        ALONE: nobody trains: a thread will do.
-        PROMPT: somebody waits for what is found: an equal beside training.
-        IDLE: nobody waits: it runs a tenth of the time.
+        ALONE: no job trains here: a thread will do.
+        PROMPT: the caller waits for the answer: an equal beside training.
+        IDLE: no caller waits: it runs a tenth of the time.
     """
 
     ALONE = 0
@@ -54,7 +54,7 @@ class SearchPriority(IntEnum):
 
 
 class ChildCancelled(Exception):
-    """Nobody waits for what a process was to find; never seen by anybody."""
+    """No caller waits for the child's answer any more; never leaves this file."""
 
 
 class ChildProcess:

@@ -66,7 +66,7 @@ def _run_a_tenth_of_the_time() -> None:
 
 
 def _end_with(questions: int) -> None:
-    """Who asked is gone: nobody wants the answer. Past the buffer, whose lock the end needs."""
+    """The asking process is gone. Reads past the buffer, whose lock the end needs."""
     while os.read(questions, 1):
         pass
     os._exit(1)

@@ -123,7 +123,7 @@ class ComputeThread:
     async def flush(self) -> None:
         """Wait until nothing runs that had begun before.
 
-        A cancelled task goes on until it has ended: only after a flush is its memory at rest.
+        A cancelled task runs until it has ended: only after a flush is its memory unused.
         """
         loop = asyncio.get_running_loop()
         with self._wake:

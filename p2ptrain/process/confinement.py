@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Confinement(StrEnum):
-    """What keeps a model's computation from doing anything else; texts are for people."""
+    """What keeps a model's computation from doing anything else; texts are for users."""
 
     PROCESS = "own process"
     MEMORY = "memory limit"

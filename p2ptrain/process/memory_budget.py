@@ -144,7 +144,7 @@ def _left_of_process_limits() -> Iterator[int]:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no file's, where the system tells; else all of it."""
+    """Memory of this process that is no file's, where the system reports it; else all of it."""
     found = psutil.Process().memory_info()
     return int(found.rss - getattr(found, "shared", 0))
 

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 event_loop.run(main())
     except KeyboardInterrupt:
         if listening:
-            raise  # the second Ctrl-C: this person does not want to wait
+            raise  # the second Ctrl-C: this user does not want to wait
     output.show(Stopped())
     return DONE
 

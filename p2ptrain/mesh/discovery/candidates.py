@@ -79,7 +79,7 @@ class DiscoveredDevices:
         return len(self._candidates)
 
     def get(self, device_id: str) -> DiscoveredDevice | None:
-        """What was last heard of that device."""
+        """What that device announced last."""
         return self._candidates.get(device_id)
 
     def values(self) -> list[DiscoveredDevice]:

@@ -49,7 +49,7 @@ class Discovery(Protocol):
     async def start(
         self, device_id: str, port: int, on_found: Callable[[DiscoveredDevice], None]
     ) -> None:
-        """Announce this device, `device_id`, at `port`; report whoever announces a change.
+        """Announce this device, `device_id`, at `port`; report each device that announces a change.
 
         This device's own announcement may come back too: a copy of its identity looks the same.
         """
@@ -59,7 +59,7 @@ class Discovery(Protocol):
 
 
 class NoDiscovery:
-    """For networks and tests where devices are told each other's addresses."""
+    """For networks and tests that give devices each other's addresses."""
 
     async def start(
         self, device_id: str, port: int, on_found: Callable[[DiscoveredDevice], None]
@@ -163,7 +163,7 @@ class MdnsDiscovery:
             self._on_found(candidate)
 
     def _may_be_trusted(self, name: str) -> bool:
-        """Whether it is the very name of one: whoever announces can choose what it begins with."""
+        """Whether it is exactly the name of one: an announcer can choose how a name begins."""
         return any(name == service_name(known) for known in self._trusted_ids())
 
 

@@ -68,12 +68,12 @@ class LocalAddresses:
 
 
 class RoamingDiscovery:
-    """A `Discovery` that starts anew wherever this machine's addresses lead.
+    """A `Discovery` that restarts where this machine's addresses change.
 
     Args:
         own: refreshed from here.
         make: discovery on given addresses.
-        warn: tells people.
+        warn: shows the user a warning.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ async def follow_addresses(
     Args:
         own: refreshed from here.
         move: `Listener.move`.
-        warn: tells people something, once however often it happens.
+        warn: shows the user a warning, once however often it happens.
         look_seconds: between two looks.
     """
     while True:

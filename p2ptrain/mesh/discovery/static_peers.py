@@ -20,7 +20,7 @@ async def resolve_peer(peer: Address) -> list[Address]:
     """The addresses of a host name or IP; IPv4 first.
 
     Raises:
-        LinkClosed: the name is unknown, or there is nobody to ask now.
+        LinkClosed: the name is unknown, or no name server can be reached now.
     """
     loop = asyncio.get_running_loop()
     try:

@@ -27,12 +27,12 @@ class CoordinatorClaim:
 
     @property
     def is_lone(self) -> bool:
-        """True where nobody else follows."""
+        """True where no other device follows."""
         return self.support < 2
 
 
 class ClaimVerdict(Enum):
-    """What whoever holds to one claim does on hearing another."""
+    """What a device that holds to one claim does on receiving another."""
 
     FOLLOW = auto()
     """Give up ours, follow theirs."""

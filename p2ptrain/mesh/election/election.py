@@ -52,7 +52,7 @@ _NEVER = float("inf")
 
 @dataclass(slots=True)
 class _Campaign:
-    """A poll (binds nobody) or a vote under way; `yes` includes this device."""
+    """A poll (binds no device) or a vote under way; `yes` includes this device."""
 
     term: int
     poll: bool
@@ -153,7 +153,7 @@ class Election:
         if min(self._excluded.values(), default=_NEVER) <= self._now:
             self._count_in()
         if self._campaign is not None and self._campaign.deadline <= self._now:
-            self._campaign = None  # a coordinator tries again only if it is told again to
+            self._campaign = None  # a coordinator tries again only if asked again
             if self._claim is None:
                 self._stand_at = self._now
         if self._stand_at <= self._now:
@@ -196,7 +196,7 @@ class Election:
             is_here = self._claim.id in self._members
             self._lose("the coordinator is passed over" if is_here else "the coordinator is gone")
         elif len(alive) == 1:
-            self._stand_at = _NEVER  # nobody to wait for
+            self._stand_at = _NEVER  # no other device to wait for
         if self._coordinates:
             for peer in newcomers:
                 self._announce_to(peer)
@@ -216,7 +216,7 @@ class Election:
     # -- standing --------------------------------------------------------------------------
 
     def _stand_soon(self) -> None:
-        """Stand after a random delay, at once where nobody else is there to be asked."""
+        """Stand after a random delay, at once where there is no other device to ask."""
         if len(self._alive) == 1:
             self._stand()
         else:
@@ -298,7 +298,7 @@ class Election:
             self._lose(f"the others are in term {term}: this device's own was absurd")
 
     def _ignore(self, peer: str) -> None:
-        """A term that cannot be. Its sender hears ours: it may be the one that must come to it."""
+        """A term that cannot be. Its sender gets ours: it may be the one that must come to it."""
         self._out.append(Misbehaved(peer, Offence.ABSURD_TERM))
         if self._may_answer(peer):
             if self._coordinates:
@@ -550,7 +550,7 @@ class Election:
 
 
 def _own_term(message: ElectionMessage) -> int | None:
-    """The sender's own term, where the message says it: a poll's binds nobody."""
+    """The sender's own term, where the message says it: a poll's binds no device."""
     match message.kind:
         case ElectionKind.REPLY:
             return message.seen

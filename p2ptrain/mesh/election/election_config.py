@@ -17,15 +17,15 @@ class ElectionConfig:
             slow links never finish a vote.
         announce_interval_seconds: the coordinator repeats itself this often. Raise: latecomers wait
             longer. Lower: traffic.
-        announce_fanout: at most this many are told per interval, in random choice; newcomers and
-            the whole group after an election are told at once. Raise: bursts in large groups.
+        announce_fanout: at most this many get it per interval, in random choice; newcomers and
+            the whole group after an election get it at once. Raise: bursts in large groups.
             Lower: repairs take longer.
         answer_seconds: a peer's message is answered by an announcement at most this often. Raise:
             repairs take longer. Lower: two who disagree exchange more messages.
         support_seconds: a follower that has not answered for this long no longer counts as
             support. Raise: a coordinator thawed after a freeze overrates itself. Lower: a busy
             group looks like a lone device to a newcomer.
-        refresh_seconds: a follower that has not heard its coordinator for this long asks it,
+        refresh_seconds: a follower that has received nothing from it for this long asks,
             times max(1, members / announce_fanout). Raise: a coordinator that quietly stopped
             being one is noticed later. Lower: traffic.
         raise_seconds: a coordinator has itself voted into a higher term this often at most. Raise:

@@ -40,7 +40,7 @@ class ElectionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ElectionMessage:
-    """One message; fields that a kind does not use are not sent, and nobody looks at them.
+    """One message; fields that a kind does not use are not sent, and are ignored.
 
     Attributes:
         term: what the message is about.

@@ -24,7 +24,7 @@ from p2ptrain.mesh.election.election_config import ElectionConfig
 
 
 class Terms:
-    """The highest term that this device voted or followed in, and what others say of theirs.
+    """The highest term that this device voted or followed in, and the terms that others report.
 
     Attributes:
         own: that term.

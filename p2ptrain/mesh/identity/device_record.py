@@ -51,7 +51,7 @@ class DeviceRecord:
 
     Attributes:
         name: what the others call this device.
-        asked_name: what its person asked for; `name` may have "-2" behind it.
+        asked_name: what its user asked for; `name` may have "-2" behind it.
         term: highest election term that this device voted or followed in.
     """
 
@@ -144,7 +144,7 @@ class DiskWriter:
 
         Args:
             write: may raise UserError.
-            loss: what people are told if it does.
+            loss: the warning for the user if it does.
         """
         self._due[loss] = write
         if self._writing is None or self._writing.done():
@@ -180,7 +180,7 @@ def default_name(device_id: str) -> str:
 
 
 def name_of_host(host_name: str) -> str | None:
-    """`host_name` as a device's name, or None where it tells nobody which device this is."""
+    """`host_name` as a device's name, or None where it does not say which device this is."""
     first = host_name.partition(".")[0]
     name = peer_name(first)[:NAME_LIMIT_CHARACTERS].strip(" .")
     return None if name.lower() in _MEANINGLESS_NAMES else name

@@ -25,7 +25,7 @@ from p2ptrain.net.transport.tls import can_be_pinned
 IDENTITY_FILE = "device.pem"
 
 CERTIFICATE_LIMIT_BYTES = 1024
-"""Largest certificate accepted from anybody; ours take about 400 bytes."""
+"""Largest certificate accepted from any device; ours take about 400 bytes."""
 
 _SIGNATURE = ec.ECDSA(hashes.SHA256())
 
@@ -40,7 +40,7 @@ class Identity:
 
     Attributes:
         id: 64 hex digits, SHA-256 of `certificate_der`.
-        certificate_der: the certificate, to be shown to anybody.
+        certificate_der: the certificate, which any device may see.
         private_key: never leaves this device.
         pem_file: certificate and key as PEM, for `SSLContext.load_cert_chain`.
     """

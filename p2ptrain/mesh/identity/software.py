@@ -23,7 +23,7 @@ class Spoken:
 
 
 def mismatch(version: int, software: str) -> str:
-    """What people read where another device speaks another protocol version."""
+    """What users read where another device speaks another protocol version."""
     return (
         f"this device speaks protocol version {PROTOCOL_VERSION} (p2ptrain {__version__}), the "
         f"other one {version} (p2ptrain {printable(software, 32)}): install the same p2ptrain on "

@@ -136,7 +136,7 @@ class StateFolder:
         self.path.chmod(_PRIVATE_FOLDER)  # still empty, so nothing was ever seen
 
     def _check_owner(self, path: Path) -> None:
-        """Root may read everything: that makes nobody else's identity its own."""
+        """Root may read everything, but another user's identity is still not its own."""
         if not _HAS_MODES or path.stat().st_uid == os.geteuid():
             return
         raise UserError(

@@ -243,7 +243,7 @@ class Connections:
         """A link for a device that dials us.
 
         Raises:
-            LinkClosed: this device is leaving: whose link has ended dials anew at once.
+            LinkClosed: this device is leaving, and a peer whose link has ended dials again at once.
             NotPaired: it is not trusted (any more), or was cut off.
         """
         if self._leaving:
@@ -358,7 +358,7 @@ class Connections:
         except LinkClosed:
             return  # the peer learns it from its own end
         if link.link.is_open:
-            self._replace(peer, "the device dialled anew")
+            self._replace(peer, "the device dialled again")
             link.said = answer
             self._establish(peer, link, hello)
 
@@ -521,7 +521,7 @@ class Connections:
 
         try:
             await self._dial(addresses, peer_id, make_link)
-            # Anew, since connecting takes time: the two uptimes decide which device is younger.
+            # Made again, since connecting takes time: the uptimes decide which device is younger.
             made[-1].own = made[-1].said = self._own_hello(own.token, own.last_token)
             await self._greet(made[-1], peer)
         finally:

@@ -26,7 +26,7 @@ LANE_LIMIT_BYTES = 64 * 2**20
 
 HEADERS_LIMIT_BYTES = 2**20
 """Of all waiting messages of one device. Larger: a hostile one takes more memory, up to 70 times
-that; smaller: devices stop that only have much to say. It goes on at half of it."""
+that; smaller: honest devices with much to send stop. Reading resumes at half of it."""
 
 Handle: TypeAlias = Callable[[str, Message], Awaitable[None]]
 
@@ -137,7 +137,7 @@ class HandlerQueues:
         await asyncio.gather(*others, return_exceptions=True)
         for lane in self._lanes.values():
             lane.waiting.clear()
-            lane.room.set()  # whoever waits for room goes on
+            lane.room.set()  # waiting senders resume
 
     def _open(self, key: LaneKey) -> _HandlerQueue:
         lane = self._lanes[key] = _HandlerQueue()

@@ -53,7 +53,7 @@ class Hello:
     """What a device says of itself on a new link.
 
     Attributes:
-        name: for people.
+        name: shown to users.
         instance: random per process; 16 hex digits.
         uptime_seconds: since the process started.
         port: where it listens.

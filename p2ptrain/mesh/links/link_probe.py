@@ -64,7 +64,7 @@ class ProbeReceiver:
     def _open_parts(self, _peer_id: str, _fields: Fields, sizes: Sequence[int]) -> list[memoryview]:
         if len(sizes) != 1 or not 0 < sizes[0] <= CHUNK_BYTES:
             raise ProtocolError(f"a link probe has one part of at most {CHUNK_BYTES} bytes")
-        # Every probe may share the buffer: nobody ever reads it.
+        # Every probe may share the buffer: it is never read.
         return [self._scratch[: sizes[0]]]
 
     async def _acknowledge(self, _peer_id: str, _message: Message) -> Message:

@@ -2,7 +2,7 @@
 
 Both sides dial, because either may sit behind a firewall; usually one dial is first. Where both
 cross, the one of the smaller id wins. A device that restarts shows a new instance while its old
-link may not have ended yet: only a question over the old link tells a restart from a copied
+link may not have ended yet: only a question over the old link separates a restart from a copied
 identity.
 """
 

@@ -30,7 +30,7 @@ POSTBOX_LIMIT = 512
 
 
 class LinkOwner(Protocol):
-    """What a link tells: implemented by `Connections`."""
+    """What a link reports: implemented by `Connections`."""
 
     def hello_received(self, link: PeerLink, hello: Hello) -> None:
         """The first message of a link that was dialled by the peer."""
@@ -49,7 +49,7 @@ class PeerLink:
         peer_id: proved by the link's certificate.
         own: the hello we dialled with, or None where the peer dialled.
         replaces: the link in whose place it was dialled, over another path.
-        said: our hello on this link, whoever dialled.
+        said: our hello on this link, on either side.
         theirs: the peer's hello once the link is up.
         settled: None once our hello is answered, or the refusal, or the error that came before.
     """
@@ -115,7 +115,7 @@ class PeerLink:
         )
         if opened is None and sum(header.part_bytes) > DISCARD_LIMIT_BYTES:
             size = sum(header.part_bytes)
-            raise ProtocolError(f"nobody here expects a message of {size} bytes")
+            raise ProtocolError(f"no handler here expects a message of {size} bytes")
         return opened
 
     def deliver(self, link: Link, message: Message) -> None:
@@ -154,7 +154,7 @@ class PeerLink:
                 try:
                     await self.link.send(self._post.popleft(), Priority.CONTROL)
                 except LinkClosed:
-                    return  # `lost` tells everybody who needs to know
+                    return  # `lost` reports it
             self._posted.clear()
 
     async def flush_post(self) -> None:

@@ -122,7 +122,7 @@ class Router:
     ) -> Sequence[memoryview] | None:
         """Where the parts of an arriving message go; None = it comes without them.
 
-        Thrown away are parts of a kind that nobody routes (any more) and of a reply that came too
+        Dropped are parts of a kind that no handler routes (any more) and of a reply that came too
         late: both happen between honest devices whenever a job ends.
 
         Raises:
@@ -249,7 +249,7 @@ class Router:
         self._note(peer_id, offence, "", f"{kind}: {error}")
 
     def _log_refusal(self, peer_id: str, message: Message, error: Error) -> None:
-        # What comes late for an ended job is nothing that people must know.
+        # The user need not know what comes late for an ended job.
         say = log.warning if message.kind in self._routes else log.info
         say("message_refused", kind=message.kind, peer=peer_id[:16], why=str(error))
 
@@ -354,7 +354,7 @@ class PendingCalls:
         return pending.reply_parts if pending else None
 
     def resolve(self, peer_id: str, number: object, outcome: Message | Error) -> bool:
-        """Hand over the reply; False when nobody waits for it (any more)."""
+        """Hand over the reply; False when no call waits for it (any more)."""
         pending = self._find(peer_id, number)
         if pending is None or pending.reply.done():
             return False

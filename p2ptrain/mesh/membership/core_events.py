@@ -52,14 +52,14 @@ Payload: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """One device as somebody knows it.
+    """One device as a member knows it.
 
     Attributes:
-        name: shown to people.
+        name: shown to users.
         incarnation: raised by the device itself, to contradict what others say of it.
         state: as the holder of this record sees the device.
         info: what the device says of itself.
-        instance: drawn anew by every process, so that a restart is never mistaken for the
+        instance: drawn by every process, so that a restart is never mistaken for the
             process before it. Empty in the record given to `Membership`: it draws one.
         certain: in state "dead" only: that process is known to have ended; else it was silent.
     """
@@ -93,7 +93,7 @@ class PeerLinkLost:
     """The last link to `peer` ended.
 
     Attributes:
-        refused: a redial was refused, so nobody listens there: its process is gone. May follow
+        refused: a redial was refused, so its process is gone. May follow
             an earlier `PeerLinkLost(peer, refused=False)` of the same loss.
     """
 
@@ -121,7 +121,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class SelfChanged:
-    """This device describes itself anew; None keeps what was."""
+    """This device changes its description; None keeps what was."""
 
     name: str | None = None
     info: Info | None = None

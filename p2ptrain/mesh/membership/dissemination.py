@@ -202,8 +202,8 @@ class BroadcastQueue:
         return len(self._news)
 
     def put(self, claim: Claim, informed: Collection[str] = ()) -> None:
-        """Spread `claim`, except to those already `informed` (and to its subject, told
-        directly)."""
+        """Spread `claim`, except to those already `informed` (and to its subject, which
+        gets it directly)."""
         subject = claim.record.id
         self._news.pop(subject, None)
         self._news[subject] = _News(claim, claim_bytes(claim), {*informed, subject})
@@ -217,7 +217,7 @@ class BroadcastQueue:
         return [p for p in peers if any(p not in news.informed for news in self._news.values())]
 
     def take(self, peer: str, room_bytes: int) -> tuple[Claim, ...]:
-        """News for `peer`, newest first, at most `room_bytes` of it; counted as told."""
+        """News for `peer`, newest first, at most `room_bytes` of it; counted as sent."""
         taken: list[Claim] = []
         for news in reversed(self._news.values()):
             if (
@@ -232,7 +232,7 @@ class BroadcastQueue:
         return tuple(taken)
 
     def prune(self, peers: Collection[str]) -> None:
-        """Drop news told to enough members: to all `peers`, or to the limit."""
+        """Drop news sent to enough members: to all `peers`, or to the limit."""
         limit = self._limit_factor * math.ceil(math.log2(len(peers) + 2))
         for subject, news in list(self._news.items()):
             if len(news.informed) > limit or all(peer in news.informed for peer in peers):

@@ -43,7 +43,7 @@ class SilenceFinding:
 class SilentWitness:
     """A member that was asked for the suspect `target` says nothing, though data came from it `at`.
 
-    Its own cable is full: it may be the only one that hears the suspect, and nobody would know.
+    Its own cable is full: it may be the only one that still receives from the suspect, unnoticed.
     """
 
     target: str
@@ -126,7 +126,7 @@ class FailureDetector:
             self._send(target, MembershipMessage(MembershipKind.PING, sequence=number))
 
     def ask_again(self, target: str, now: float) -> None:
-        """Probe a suspect both ways at once: whoever has a sign of it says so."""
+        """Probe a suspect both ways at once: every helper that has a sign of life reports it."""
         number = self._prober.start(target, now, now)
         probe = self._prober.probes[number]
         probe.again = True

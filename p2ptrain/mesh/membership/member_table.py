@@ -73,7 +73,7 @@ class MemberTable:
         return sorted(i for i in gone if self._records[i].state is MemberState.DEAD)
 
     def trusts(self, device: str) -> bool:
-        """True where `device` is paired with this one, or is this one: it must hear of itself."""
+        """True where `device` is paired with this one, or is this one (for claims about itself)."""
         return device == self._self_id or self._trusted is None or device in self._trusted
 
     def trust(self, trusted: frozenset[str] | None) -> list[MemberRecord]:

@@ -88,12 +88,12 @@ class Membership:
         self._links = LinkState()
         self._suspicions: dict[str, Suspicion] = {}  # exactly the members in state SUSPECT
         self._returned: dict[str, float] = {}  # when members that were away came back
-        self._goodbyes: dict[str, tuple[int, float]] = {}  # linked -> incarnation, told when
+        self._goodbyes: dict[str, tuple[int, float]] = {}  # linked -> incarnation, when sent
         shared = (config, rng)
         self._sending = Dissemination(self._table, self._links, self._suspicions, *shared)
         self._detector = FailureDetector(self._table, self._links, self._sending, *shared)
         self._now = float("-inf")
-        self._answered = float("-inf")  # when anybody last answered a probe, late answers too
+        self._answered = float("-inf")  # when a member last answered a probe, late answers too
         self._woke = float("-inf")  # end of the last freeze of this process
         self._next_question = float("-inf")  # when a suspect is asked for again at the soonest
         self._next_wakeup = float("-inf")
@@ -231,7 +231,7 @@ class Membership:
     def _on_traffic(self, came: Mapping[str, float], signs: Mapping[str, float]) -> None:
         """Whose data comes is there, however long its contradiction takes behind that data.
 
-        Where data comes and answers from nobody, this device's own cable is full: so is everybody.
+        Where data comes but no answers do, this device's own cable is full: then all are.
         """
         if self._just_woke():
             return
@@ -246,7 +246,7 @@ class Membership:
                     suspicion.wait_until(at + evidence)
 
     def _on_sign(self, peer: str, at: float) -> None:
-        """It gave a sign of life then, though none that it hears us.
+        """It gave a sign of life then, though none that it receives from us.
 
         Where a cable is full, what it says waits for seconds behind what was lost before, and it
         hears nothing for as long, and yet it speaks. A frozen one is silent before it is suspect.
@@ -258,7 +258,7 @@ class Membership:
             suspicion.excuse(at, config.evidence_seconds, config.excuse_seconds)
 
     def _on_answer(self, who: str, at: float) -> None:
-        """Who answers is there, however late, and contradicts once it hears of the suspicion."""
+        """A device that answers is alive, however late, and refutes when it gets the suspicion."""
         if self._just_woke():
             return
         self._answered = self._now
@@ -274,7 +274,7 @@ class Membership:
         if self._has_goodbye(peer):
             self._believe_goodbye(peer)
         elif record is not None and refused and unsure:
-            reason = "its link ended and nobody listens at its address: its process ended"
+            reason = "its link ended and its address refuses connections: its process ended"
             self._declare_dead(record, reason, certain=True)
         elif record is None or record.state in GONE:
             self._links.forget_loss(peer)
@@ -293,7 +293,7 @@ class Membership:
         )
         check_record(described)
         self._put_self(described)
-        self._emit(MemberUpdated(described, me.state, "this device describes itself anew"))
+        self._emit(MemberUpdated(described, me.state, "this device has a new description"))
 
     def _on_trust_changed(self, trusted: frozenset[str] | None) -> None:
         for record in self._table.trust(trusted):
@@ -325,7 +325,7 @@ class Membership:
             self._sending.correct(peer, known, self._now)
 
     def _learn_newer(self, claim: Claim, known: MemberRecord, peer: str) -> None:
-        """Believe it, unless it ends a process that we hear: that one may first contradict.
+        """Believe it, unless it ends a process that we still receive from, which may refute first.
 
         Doubt once only, in state ALIVE: doubting the answer too would go on without end. A goodbye
         is believed once the link to who left has ended too, which it does at once.
@@ -367,7 +367,7 @@ class Membership:
             self._flag(peer, Offence.FALSE_SUSPICION, record.id)
 
     def _believe_goodbye(self, device: str) -> None:
-        """It was said to have left, and now this device hears nothing of it either."""
+        """It was reported to have left, and now this device receives nothing from it either."""
         incarnation, _ = self._goodbyes.pop(device)
         known = self._table.records[device]
         left = dataclasses.replace(
@@ -386,7 +386,7 @@ class Membership:
         return self._now - told_at <= self._config.goodbye_seconds
 
     def _was_away(self, peer: str) -> bool:
-        """Whether it is away or was until now: then it did not hear others either."""
+        """Whether it is away or was until now: then it did not receive from others either."""
         known = self._table.records.get(peer)
         if known is not None and known.state is not MemberState.ALIVE:
             return True
@@ -408,7 +408,7 @@ class Membership:
     def _adopt(
         self, record: MemberRecord, reason: str, accusers: tuple[str, ...], peer: str | None
     ) -> None:
-        """Believe `record`, report and spread it; `peer` told us (None: found here)."""
+        """Believe `record`, report and spread it; `peer` sent it (None: found here)."""
         known = self._table.records.get(record.id)
         previous = self._bury_predecessor(record, known)
         if record.state is MemberState.ALIVE and previous not in (None, MemberState.ALIVE):
@@ -533,10 +533,10 @@ class Membership:
                 self._declare_dead(self._table.records[device], reason)
 
     def _is_alone_with(self, device: str, suspicion: Suspicion) -> bool:
-        """Whether one member alone finds it silent, though there are others, who are heard here.
+        """Whether one member alone finds it silent, though others answer here.
 
-        They would by now: it is that member that hears too little, its cable is full. Where it is
-        this device, others may be heard seldom.
+        They would by now: that member receives too little, its cable is full. Where it is
+        this device, others may be received from seldom.
         """
         since = self._now - 2 * self._config.evidence_seconds
         is_alone = len(suspicion.accusers) == 1 and len(self._table.live()) > 2
@@ -584,5 +584,5 @@ class Membership:
 
 
 def _shown(record: MemberRecord) -> tuple[object, ...]:
-    """What of a record people and the rooms above are told of, but for its state."""
+    """The fields of a record whose changes the user and the rooms above get, besides its state."""
     return record.name, record.info, record.certain

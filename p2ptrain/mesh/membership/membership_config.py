@@ -20,7 +20,7 @@ class MembershipConfig:
 
     Attributes:
         probe_interval_seconds: one member is probed per interval, times the local health
-            multiplier. A given member is probed by somebody once per interval on average, whatever
+            multiplier. A given member is probed once per interval on average, whatever
             the group's size. Raise: less traffic. Lower: silence is noticed sooner.
         probe_timeout_seconds: a direct probe unanswered for this long (times the multiplier) goes
             through helpers. Raise: fewer helpers bothered on slow networks. Lower: less left of
@@ -38,25 +38,25 @@ class MembershipConfig:
             accusers harm less. Lower: verdicts in a half-frozen group come sooner.
         confirmations: further accusers after which the least timeout holds (fewer where the
             group is smaller). Raise: verdicts need more witnesses. Lower: they need fewer.
-        evidence_seconds: where a third party says that a process ended which was heard from within
+        evidence_seconds: where a third party reports the end of a process which sent data within
             this time over an open link, that only starts a suspicion. Nor is there a verdict for
             so long after much data came from a suspect, or an answer, however late; nor, where
-            answers come from nobody, after data from anybody: then this device's own cable is full.
+            no answers come at all, after data from any: then this device's own cable is full.
             Must be below the earliest verdict, and above probe_deadline.
             Raise: true deaths spread slower. Lower: a confused member can have others declared
             dead until they refute, and a full slow link can cost a member its place.
         excuse_seconds: a suspect of whom anything comes, though no answer, is given
             `evidence_seconds` more each time, for so long in all: what was lost on a full cable
-            TCP sends again after up to 6.2 s (0.2, 0.4, ... 3.2 s), and what is said later waits
-            for it. So is one that somebody might hear who says nothing and yet sends data, and one
-            that a single member finds silent. Raise: a device that hears nobody is found later.
+            TCP sends again after up to 6.2 s (0.2, 0.4, ... 3.2 s), and later messages wait
+            for it. So is one that a silent member which sends data might still receive from, and
+            one that a single member finds silent. Raise: a deaf device is found later.
             Lower: one whose cable becomes a hundred times slower while it is full loses its place.
         goodbye_seconds: what others say of a device that left counts for so long, until its link
             here ends too. Raise: a false goodbye is believed where a link breaks later by itself.
             Lower: where links end slowly, who left is taken for silent.
         return_seconds: for so long after it was away, what a member says of the end of others
             starts no more than a suspicion where there is a link to them: it was the one that
-            heard nobody. Raise: true deaths that it has found since spread slower. Lower: those
+            received nothing. Raise: true deaths that it has found since spread slower. Lower: those
             whom it took for dead meanwhile are lost to a job until they refute.
         local_health: False switches off every rule of failure_detector.py (for tests that show
             what it is good for).
@@ -72,16 +72,16 @@ class MembershipConfig:
             from all takes longer to find that out. Lower: a struggling one accuses more.
         gossip_interval_seconds: changes travel at once, then to further members at this interval.
             Raise: slower agreement. Lower: more, smaller messages.
-        gossip_fanout: members told per interval. Raise and lower: as above, the other way.
-        eager_fanout: members told at once of what a device says about itself (a refutation, a
-            leave). Raise: bursts in large groups. Lower: refutations take another hop.
+        gossip_fanout: members that get gossip per interval. Raise, lower: as above, reversed.
+        eager_fanout: members that get at once what a device says of itself (a refutation,
+            a leave). Raise: bursts in large groups. Lower: refutations take another hop.
         gossip_limit_factor: each member passes a change on to at most this times
             ceil(log2(members + 1)) others. Raise: more repetition. Lower: in large groups
             some member may be missed until the next sync.
         sync_interval_seconds: digests of the tables are compared with a random member this often,
             times max(1, members / 32); full tables follow only where they differ. Raise: what
             gossip missed stays missed longer. Lower: more traffic.
-        reconnect_interval_seconds: one of the dead is told what we know at this interval, so that
+        reconnect_interval_seconds: one of the dead gets our table at this interval, so that
             two halves of a split network find each other. Raise: slower healing. Lower: traffic.
         remember_seconds: the dead and the departed stay listed this long. Raise: longer lists.
             Lower: late gossip may list a dead member as alive once more, until it is probed.
@@ -94,7 +94,7 @@ class MembershipConfig:
         incarnation_jump: a third party's claim may raise a known incarnation by at most this.
             Raise: poison lasts longer. Lower: a member that refuted often while out of sight
             is believed only from its own mouth.
-        first_incarnation_limit: same, for a device not heard of before.
+        first_incarnation_limit: same, for a device that was unknown before.
     """
 
     probe_interval_seconds: float = 0.25

@@ -58,7 +58,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class MembershipMessage:
-    """One message; fields that a kind does not use are not sent, and nobody looks at them.
+    """One message; fields that a kind does not use are not sent, and are ignored.
 
     Attributes:
         sequence: matches answers with questions (ping, ack, req, nack).

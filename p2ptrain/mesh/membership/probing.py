@@ -3,7 +3,7 @@
 SWIM (Das et al. 2002, section 4.3): every device probes one member per interval, in a shuffled
 round-robin, so the time until a silent member is first probed is bounded and the load per device
 is the same in any group. A probe without a direct answer goes through helpers. Helpers that fail to
-reach the target report it (Lifeguard's nack), which tells a slow prober from a dead target.
+reach the target report it (Lifeguard's nack), which separates a slow prober from a dead target.
 """
 
 from __future__ import annotations

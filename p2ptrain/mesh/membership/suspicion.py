@@ -21,8 +21,8 @@ def suspicion_timeout(
 
     Args:
         confirmations: devices beyond the first that found the same.
-        expected: confirmations after which nothing is gained by waiting; 0 where nobody else
-            could confirm, and then the least timeout holds.
+        expected: confirmations after which nothing is gained by waiting; 0 where no other
+            device could confirm, and then the least timeout holds.
         least_seconds: time enough for a frozen device to wake up and refute.
         greatest_seconds: timeout without any confirmation.
     """
@@ -85,7 +85,7 @@ class Suspicion:
         return bool(new)
 
     def pause(self, frozen_seconds: float, not_before: float) -> None:
-        """Do not count time in which this device itself was frozen and could not hear.
+        """Do not count time in which this device itself was frozen and could not receive.
 
         Args:
             frozen_seconds: how long.
@@ -96,7 +96,7 @@ class Suspicion:
         self.wait_until(not_before)
 
     def excuse(self, sign_at: float, seconds: float, most_seconds: float) -> None:
-        """The suspect gave a sign of life, though none that it hears us.
+        """The suspect gave a sign of life, though none that it receives from us.
 
         No verdict for `seconds` after it, but never later than `most_seconds` after the suspicion
         began.
@@ -115,7 +115,7 @@ class Suspicion:
     def lack_witness(
         self, flowed_at: float, now: float, seconds: float, most_seconds: float
     ) -> None:
-        """A member that may hear the suspect cannot say so: data came from it then, and no answer.
+        """A member that may have the suspect's answers cannot report it: only data came from it.
 
         No verdict for `seconds` after it, within the bound of `excuse`. Data of before the
         suspicion says nothing: that member may be silent for the same reason.
@@ -125,7 +125,7 @@ class Suspicion:
             self.wait_until(min(flowed_at + seconds, self._started + most_seconds))
 
     def lacked_witness_since(self, moment: float) -> bool:
-        """Whether a witness could not be heard then or later."""
+        """Whether a witness could not be reached then or later."""
         return self._lacked_witness >= moment
 
     def wait_until(self, not_before: float) -> None:

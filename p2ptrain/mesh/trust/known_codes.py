@@ -70,7 +70,7 @@ class KnownCodes:
             self._write()
 
     def is_spent(self, code: str) -> bool:
-        """Whether nobody may be let in with it."""
+        """Whether it lets no device in any more."""
         return self._mark(code) in self._spent
 
     def _mark(self, code: str) -> str:

@@ -204,7 +204,7 @@ class PairingClient:
         """The third message, to the server's confirmation.
 
         Raises:
-            WrongCode: the codes differ, or somebody sits between the two devices.
+            WrongCode: the codes differ, or an attacker sits between the two devices.
         """
         said = _decode(answer, _Confirm)
         assert self._keys is not None, "confirm comes first"

@@ -30,7 +30,7 @@ log = get_logger(__name__)
 FIRST_RETRY_SECONDS = 0.2
 
 RETRY_SECONDS = 2.0
-"""The first pause, and the longest: whoever is invited anew is tried within it."""
+"""The first pause, and the longest: a device that is invited again is tried within it."""
 
 AT_ONCE = 4
 """Attempts side by side: each takes some computing on both devices."""
@@ -47,7 +47,7 @@ class _PutOff:
 
 
 class PairingDialer:
-    """Tries what discovery found and the addresses that a person gave."""
+    """Tries what discovery found and the addresses that the user gave."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class PairingDialer:
     ) -> None:
         self._service = service
         self._found = found
-        self._given: list[Address] = []  # those at which nobody is paired yet
+        self._given: list[Address] = []  # those without a paired device yet
         self._ever_given: set[Address] = set()
         self._is_paired = is_paired
         self._warn = warn
@@ -69,7 +69,7 @@ class PairingDialer:
         self._put_off: dict[str, _PutOff] = {}
 
     def wake(self) -> None:
-        """Somebody new may be there."""
+        """A new device may be there."""
         self._wake.set()
 
     def give(self, given: Sequence[Address]) -> None:
@@ -122,7 +122,7 @@ class PairingDialer:
         except (PairingBrokenOff, PairingBusy, LinkClosed, socket.gaierror) as error:
             self._later(key, str(error))
         except WrongCode:
-            self._forget(addresses)  # its person has been told
+            self._forget(addresses)  # the user has been notified
         except PeerError as error:
             log.info("pairing_failed", device=key[:16], why=str(error))
             self._forget(addresses)
@@ -144,7 +144,7 @@ class PairingDialer:
         self._put_off[key] = _PutOff(now + backoff.next_seconds(), backoff)
 
     async def _wait(self) -> None:
-        """Until somebody new may be there, or the next one that was put off is due."""
+        """Until a new device may be there, or the next retry is due."""
         now = asyncio.get_running_loop().time()
         dues = [due.until - now for due in self._put_off.values() if due.until > now]
         try:

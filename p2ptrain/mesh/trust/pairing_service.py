@@ -111,7 +111,7 @@ class PairingService:
         return self.window is not None and self.window.is_open(self._now())
 
     def open(self, code: str, *, invited: bool = False) -> None:
-        """Open the window, for the person at this device; `invited`: for removed devices too."""
+        """Open the window, for the user at this device; `invited`: for removed devices too."""
         self.go_on(PairingWindow.opened(code, self._now(), invited=invited))
 
     def go_on(self, window: PairingWindow) -> None:
@@ -216,7 +216,7 @@ class PairingService:
         """Let one attempt of a pair of devices go on.
 
         Raises:
-            Busy: our own goes on.
+            Busy: our own attempt continues.
         """
         client_id = server.client_id
         if client_id == self._identity.id:
@@ -317,8 +317,8 @@ async def _answer_to_guess(channel: PairingChannel, client: PairingClient) -> by
 
     Raises:
         WrongCode: it says or shows that the codes differ.
-        PairingBrokenOff: anything else. A refusal of another kind too: whoever has our guess has
-            tested a code with it and says what it likes.
+        PairingBrokenOff: anything else. A refusal of another kind too: a peer that has our guess
+            has tested a code with it and may answer anything.
     """
     try:
         return client.done(await channel.receive())

@@ -25,7 +25,7 @@ def new_code() -> str:
 
 
 def normalised_code(text: str) -> str:
-    """The eight digits of a code as people write it: spaces and dashes do not count.
+    """The eight digits of a code as users write it: spaces and dashes do not count.
 
     Raises:
         OptionError: it is anything else.
@@ -74,7 +74,7 @@ class PairingWindow:
         return replace(self, wrong_tries=self.wrong_tries + 1)
 
     def why_closed(self, now: float) -> str:
-        """For people, where it is not open."""
+        """For the user, where it is not open."""
         if self.tries_left == 0:
             return f"{WRONG_TRIES_LIMIT} wrong codes were tried"
         return f"{WINDOW_SECONDS / 60:.0f} minutes are over" if now >= self.closes_at else "open"

@@ -65,7 +65,7 @@ class TrustedDevice:
     Attributes:
         id: SHA-256 of `certificate_der`, hex.
         certificate_der: pinned for every connection.
-        name: as last heard; shown to people.
+        name: as last received; shown to users.
         counter: rises with each pairing after a removal, and each removal.
         revoked: removed; kept so that an old introduction cannot bring it back.
         introduced_by: id of the device that vouched for it; our own id where we paired.
@@ -140,7 +140,7 @@ def judge(record: TrustRecord, book: TrustBook, self_id: str) -> TrustDecision:
     if device.counter > (known.counter if known else 0) + COUNTER_JUMP_LIMIT:
         return TrustDecision(None, "its counter jumps")
     if not can_be_a_device(device.certificate_der):
-        # Not a breach that ends the link: who tells it may have had it from the one who made it up.
+        # Not a breach that ends the link: its sender may only have passed it on.
         return TrustDecision(None, "its certificate is none")
     return TrustDecision(device, "removed" if device.revoked else "introduced", gone)
 
@@ -154,7 +154,7 @@ def introductions(introducer: str, book: TrustBook) -> tuple[int, int]:
 def _least_worth(book: TrustBook, self_id: str | None = None) -> str | None:
     """Who makes room: a removed device that a removed one introduced; it cannot come back by that.
 
-    For a person who pairs a device (`self_id`: this one) also other removed devices, and then one
+    For a user who pairs a device (`self_id`: this one) also other removed devices, and then one
     of those that the busiest introducer brought.
     """
 
@@ -191,7 +191,7 @@ def after_pairing(
 
 
 def after_removal(known: TrustedDevice, self_id: str) -> TrustedDevice:
-    """The entry for a device that this device's person removes."""
+    """The entry for a device that this device's user removes."""
     return replace(known, counter=known.counter + 1, revoked=True, introduced_by=self_id)
 
 

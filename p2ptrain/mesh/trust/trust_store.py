@@ -78,7 +78,7 @@ class TrustStore:
         return device is not None and device.revoked
 
     def name(self, peer_id: str) -> str:
-        """The device as people know it, or the first digits of its id."""
+        """The device's display name, or the first digits of its id."""
         device = self._book.get(peer_id)
         return device.name if device is not None else peer_id[:16]
 
@@ -134,7 +134,7 @@ class TrustStore:
             self._write(self._book)
 
     def records(self) -> list[TrustRecord]:
-        """Every entry, with this device vouching for it: what a link's peer is told."""
+        """Every entry, with this device vouching for it: what a link's peer gets."""
         return [sign_record(device, self._identity) for device in self._book.values()]
 
     def record(self, peer_id: str) -> TrustRecord:

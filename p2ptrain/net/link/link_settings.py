@@ -20,7 +20,7 @@ class Timer(Protocol):
 
 
 class LoopClock(Protocol):
-    """The part of an event loop that tells time; tests bring their own."""
+    """The clock of an event loop; tests bring their own."""
 
     def time(self) -> float:
         """Monotonic seconds."""

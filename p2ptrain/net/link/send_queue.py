@@ -133,7 +133,7 @@ class SendQueue:
                 waiting.remove(waiter)
 
     def admit(self, lane: Priority) -> None:
-        """Let in those for whom there is room now, before anybody new can take it."""
+        """Let in those for whom there is room now, before a new one can take it."""
         waiting = self._waiting[lane]
         while waiting and self._outbox.has_room(waiting[0].message):
             waiter = waiting.popleft()
@@ -142,7 +142,7 @@ class SendQueue:
                 waiter.admitted.set_result(None)
 
     def fail(self, error: PeerError) -> None:
-        """Send everybody away with `error`."""
+        """End every wait with `error`."""
         for waiting in self._waiting:
             for waiter in waiting:
                 if not waiter.admitted.done():

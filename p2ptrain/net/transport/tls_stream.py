@@ -31,7 +31,7 @@ from p2ptrain.net.link.stream import StreamArrival, StreamUser
 from p2ptrain.net.transport import sockets
 
 HANDSHAKE_BYTES = 16 * 1024
-"""Most that anybody may send before the handshake is done; ours takes two thousand bytes."""
+"""Most that a peer may send before the handshake is done; ours takes two thousand bytes."""
 
 _HANDSHAKE_READ_BYTES = 4 * 1024
 
@@ -241,7 +241,7 @@ class TlsStream(asyncio.BufferedProtocol):
             error = LinkClosed(f"the connection was lost: {exc}")
         if self._handshake is not None and not self._handshake.done():
             self._handshake.set_exception(error or LinkClosed("the other device hung up"))
-            self._handshake.exception()  # marked as seen: not everybody awaits it
+            self._handshake.exception()  # marked as seen: some callers do not await it
         user, self._user = self._user, None
         self._transport = self._socket = None
         if user is not None:

@@ -142,5 +142,5 @@ async def test_a_message_of_absurd_size_that_nobody_routes_breaks_the_protocol()
         link = PeerLink("a" * 64, _Owner(), Router("me", _send), None, executor)
     link.come_up(Hello("anna", "old", uptime_seconds=0.1, port=1))
     assert link.open_parts(link.link, Header("x.y", {}, (DISCARD_LIMIT_BYTES,))) is None
-    with pytest.raises(ProtocolError, match="nobody here expects"):
+    with pytest.raises(ProtocolError, match="no handler here expects"):
         link.open_parts(link.link, Header("x.y", {}, (DISCARD_LIMIT_BYTES, 1)))
