@@ -21,6 +21,7 @@ from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import LeftOut
 from p2ptrain.profiling.profile_cache import batch_sizes_to_measure
+from p2ptrain.recovery.work_signs import USUAL, SignLimits
 
 log = get_logger(__name__)
 
@@ -35,13 +36,17 @@ HANGS_SECONDS = 60.0
 class ClusterProfiler:
     """Asks the devices, and remembers the links.
 
+    Args:
+        limits: how long a device that is asked may show nothing.
+
     Attributes:
         hangs: is called for a device that does not do what it is asked for.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, limits: SignLimits = USUAL) -> None:
         self.hangs: Callable[[Hangs], None] = lambda _error: None
         self._mesh = mesh
+        self._limits = limits
         self._hung: dict[str, tuple[Hangs, float]] = {}  # by device: until when
         self._links = MeasuredLinks()
         self._surveying = asyncio.Lock()
@@ -96,7 +101,12 @@ class ClusterProfiler:
                 raise Hangs(device, error.name, error.why)
         try:
             return await call_while_it_works(
-                self._mesh, device, message, timeout_seconds=seconds, reply_parts=reply_parts
+                self._mesh,
+                device,
+                message,
+                timeout_seconds=seconds,
+                reply_parts=reply_parts,
+                limits=self._limits,
             )
         except Hangs as error:
             if device not in self._hung:

@@ -34,7 +34,7 @@ from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.process.allocator import APART_BYTES, MMAP_THRESHOLD_BYTES
 from p2ptrain.process.memory_budget import PROCESS_BYTES
 from p2ptrain.recovery.rebuild_plan import replay_log_bytes
-from p2ptrain.recovery.snapshot_schedule import FIRST_ROUNDS
+from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.tiling.planning.profile_maps import copied_bytes, tiled_network
 
 PIECES_AT_A_CUT = 3
@@ -123,7 +123,7 @@ def _extra_bytes(
     if name == holder:
         extra += _fed_bytes(profile, plan.micro_batch, plan.stages[0].warmup, request)
     if plan.mode is PlanMode.SYNC:
-        sent = math.ceil(FIRST_ROUNDS * sum(part.sent_bytes for part in parts))
+        sent = math.ceil(HOME.first_snapshot_rounds * sum(part.sent_bytes for part in parts))
         extra += min(sent, replay_log_bytes(plan.predicted.peak_bytes[name] + extra))
     return extra
 

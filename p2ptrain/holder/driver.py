@@ -46,6 +46,7 @@ from p2ptrain.recovery.generation_request import (
     ReconfigureFailure,
     ReconfigureReason,
 )
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
 
 log = get_logger(__name__)
@@ -70,6 +71,7 @@ class JobDriver:
         steps: updates in all.
         recovery: how it is planned after a device is gone.
         surveyor: what is known of the household's links.
+        settings: of its recovery rules.
         replans: whether the plan may change while no device joins or leaves.
         leaves_out: updates that are not finite are left out.
     """
@@ -86,6 +88,7 @@ class JobDriver:
         recovery: ReplanMethod = ReplanMethod.LIGHT,
         *,
         surveyor: ClusterProfiler,
+        settings: RecoverySettings = HOME,
         replans: bool = True,
         leaves_out: bool = False,
     ) -> None:
@@ -94,6 +97,7 @@ class JobDriver:
         self._work = work
         self._recovery = recovery
         self._memory = memory
+        self._settings = settings
         reported, noted = memory.reported, memory.noted
         self._core = HolderCore(
             mesh.self_id,
@@ -102,13 +106,16 @@ class JobDriver:
             journal=noted,
             clips=planning.clip or leaves_out,
             asynchronous=self._settled().asynchrony is not None,
+            settings=settings,
         )
         self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
         published = planning.ftpipehd
         fixed = None if published is None else published.copies
-        self.copies = SnapshotManager(mesh, planning.job, self._on_stable, self.reports.warn, fixed)
+        self.copies = SnapshotManager(
+            mesh, planning.job, self._on_stable, self.reports.warn, fixed, settings
+        )
         self._signs = MembershipAdapter(mesh, planning.alone, self._on_sign)
-        self._planner = Planner(mesh, surveyor, self._pass_over)
+        self._planner = Planner(mesh, surveyor, self._pass_over, settings.patience)
         self.elastic = ReplanWatcher(
             mesh,
             planning,
@@ -120,6 +127,7 @@ class JobDriver:
             ),
             self._post,
             replans=replans,
+            settings=settings,
         )
         self._todo: deque[to_do.HolderInstruction] = deque()
         self._carrying_out = False
@@ -133,7 +141,7 @@ class JobDriver:
         self._refusal: ReconfigureFailure | None = None  # of the newest request, if it had none
         self._notified = ""  # the reported reason why nothing begins
         self._runs = GenerationRunner(
-            mesh, work, self.reports, self._tasks, self._post, self._is_hanging
+            mesh, work, self.reports, self._tasks, self._post, self._is_hanging, settings
         )
         self._surveyor = surveyor
         surveyor.hangs = self._is_hanging
@@ -190,7 +198,8 @@ class JobDriver:
         self.elastic.note(sign)
 
     async def _welcome(self, device: str) -> None:
-        await unfinished.end_other_jobs(self._mesh, device, self._planning.job)
+        seconds = self._settings.answer_seconds
+        await unfinished.end_other_jobs(self._mesh, device, self._planning.job, seconds)
         await self._runs.welcome(device, lambda: self._core.phase is HolderPhase.TRAINING)
 
     async def _tick(self) -> None:
@@ -300,7 +309,12 @@ class JobDriver:
         )
         with timed(log, "epoch_made_ready"):
             change = Reconfiguration(
-                self._mesh, request, self._surveyor, self._planner, self._is_hanging
+                self._mesh,
+                request,
+                self._surveyor,
+                self._planner,
+                self._is_hanging,
+                self._settings,
             )
             reply = await change.answer()
         if isinstance(reply, ReconfigureFailure):

@@ -54,10 +54,10 @@ from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.stall_detector import ProgressCounters
 from p2ptrain.recovery.unsent import Standing
 from p2ptrain.recovery.version import Version
-from p2ptrain.recovery.work_signs import TALKS
 from p2ptrain.runtime.io.arrivals import Arrivals, StageArrival
 from p2ptrain.runtime.io.sample_division import SampleDivision
 from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver, contents_at_cut
@@ -74,8 +74,6 @@ DIAGNOSE_TIMEOUT_SECONDS = 30.0
 SETTLE_TIMEOUT_SECONDS = 30.0
 
 ARRIVED_TIMEOUT_SECONDS = 5.0
-
-STANDING_TIMEOUT_SECONDS = 2.0
 
 SHORT_BYTES = 64 << 20
 """A device with less free memory between two rounds, which has gone, may have run out of it."""
@@ -99,8 +97,10 @@ class HolderGeneration:
         service: WorkerService,
         check: Check,
         on_link: Callable[[str, str, bool], None],
+        settings: RecoverySettings = HOME,
     ) -> None:
         self.assignment = assignment
+        self._settings = settings
         self.evaluated_ahead = 2 * len(assignment.stages) + 8
         places = enumerate(assignment.stages)
         self.tracker = RoundTracker([(index, d) for index, place in places for d in place.devices])
@@ -209,7 +209,11 @@ class HolderGeneration:
         async with task_scope() as group:
             for device in self.assignment.devices:
                 asked = call_while_it_works(
-                    self._mesh, device, message, timeout_seconds=SETTLE_TIMEOUT_SECONDS
+                    self._mesh,
+                    device,
+                    message,
+                    timeout_seconds=SETTLE_TIMEOUT_SECONDS,
+                    limits=self._settings.work_limits,
                 )
                 group.create_task(asked)
 
@@ -262,7 +266,7 @@ class HolderGeneration:
 
     async def _read(self, request: TransferRequest) -> dict[str, Tensor]:
         reading = read_state(self._mesh, request, self._check)
-        return await while_it_works(self._mesh, request.peer, reading, TALKS)
+        return await while_it_works(self._mesh, request.peer, reading, self._settings.talk_limits)
 
     async def arrived(self, round_index: int) -> list[StageArrival]:
         """What the devices have noted of what came in a round; nothing of those that are silent."""
@@ -300,7 +304,7 @@ class HolderGeneration:
             reply = await self._mesh.call(
                 device,
                 Message(STANDING, self.assignment.key.fields()),
-                timeout_seconds=STANDING_TIMEOUT_SECONDS,
+                timeout_seconds=self._settings.answer_seconds,
                 reply_parts=limited(Standing.LIMIT.most_bytes),
             )
             return ProgressCounters.read(reply.fields), await read_part(Standing, reply)

@@ -26,9 +26,10 @@ from p2ptrain.process.memory_budget import is_out_of_memory, smaller_budget
 from p2ptrain.recovery.complaints import Complaints
 from p2ptrain.recovery.cores import holder_events as rules
 from p2ptrain.recovery.generation_request import ReconfigureReason
-from p2ptrain.recovery.stall_detector import ProgressCounters, StallDetector
+from p2ptrain.recovery.recovery_settings import RecoverySettings
+from p2ptrain.recovery.stall_detector import ProgressCounters, StallDetector, has_moved
 from p2ptrain.recovery.unsent import Standing, Unsent, unsent
-from p2ptrain.recovery.work_signs import TALKS, Signs, WorkSign
+from p2ptrain.recovery.work_signs import Signs, WorkSign
 
 log = get_logger(__name__)
 
@@ -72,6 +73,7 @@ class GenerationRunner:
         tasks: TaskOwner,
         post: Callable[[rules.HolderEvent], None],
         hangs: Callable[[Hangs], None],
+        settings: RecoverySettings,
     ) -> None:
         self.epoch: HolderGeneration | None = None
         self._mesh = mesh
@@ -80,6 +82,7 @@ class GenerationRunner:
         self._tasks = tasks
         self._post = post
         self._hangs = hangs
+        self._settings = settings
         self._answer: ReconfigureReply | None = None
         self._alive: frozenset[str] = frozenset()  # when the generation began
         self._running: asyncio.Task[None] | None = None  # the rounds, or the way home
@@ -180,13 +183,13 @@ class GenerationRunner:
     # -- what disturbs it ------------------------------------------------------------------------
 
     async def _watch(self, epoch: HolderGeneration) -> None:
-        devices = await detect_stall(self._mesh, epoch)
+        devices = await detect_stall(self._mesh, epoch, self._settings)
         names = ", ".join(sorted(self._reports.name(device) for device in devices))
         self._reports.warn(f"nothing moves any more, and {names} did not finish: making a new plan")
         self._post(rules.RoundStalled(devices))
 
     async def _watch_silence(self, epoch: HolderGeneration) -> None:
-        found = await silence(self._mesh, epoch, self._reports.warn)
+        found = await silence(self._mesh, epoch, self._reports.warn, self._settings)
         epoch.tracker.fail(found)
 
     def _disturbed(self, epoch: HolderGeneration, error: Exception) -> None:
@@ -280,18 +283,15 @@ class GenerationRunner:
 
 ASK_TIMEOUT_SECONDS = 5.0
 
-SILENCE_LOOK_SECONDS = 1.5
-
 REPORT_SECONDS = 7.0
 """That nothing moves is said after so long, and each time after three times as long as before."""
 
-SILENCE_SECONDS = 4.0
-"""A stage has waited so long where nothing moves, though what it waits for was due."""
 
-
-async def detect_stall(mesh: Mesh, epoch: HolderGeneration) -> frozenset[str]:
+async def detect_stall(
+    mesh: Mesh, epoch: HolderGeneration, settings: RecoverySettings
+) -> frozenset[str]:
     """Wait until nothing moves any more. Returns who has not finished what was ordered."""
-    watch = StallDetector(monotonic())
+    watch = StallDetector(monotonic(), settings)
     tracker = epoch.tracker
     heard = tracker.heard
     while True:
@@ -307,7 +307,10 @@ async def detect_stall(mesh: Mesh, epoch: HolderGeneration) -> frozenset[str]:
 
 
 async def silence(
-    mesh: Mesh, epoch: HolderGeneration, say: Callable[[str], None]
+    mesh: Mesh,
+    epoch: HolderGeneration,
+    say: Callable[[str], None],
+    settings: RecoverySettings,
 ) -> SentWrong | Hangs:
     """Wait until a device has kept back what others wait for, while nothing moves at all.
 
@@ -322,23 +325,23 @@ async def silence(
     signs: dict[str, Signs] = {}  # of all but this device, since a stage has reported
     still_since, due = asked_at, REPORT_SECONDS
     while True:
-        await asyncio.sleep(SILENCE_LOOK_SECONDS)
+        await asyncio.sleep(settings.silence_look_seconds)
         if tracker.heard != heard or not tracker.waits_for or epoch.feeder.waits_for_data:
             heard, before, still_since, due = tracker.heard, {}, monotonic(), REPORT_SECONDS
             signs = {}
             continue
         standings = await epoch.standings()
         now = monotonic()
-        silent = _silent(mesh, epoch, signs, standings, now)
+        silent = _silent(mesh, epoch, signs, standings, now, settings)
         if silent is not None and tracker.heard == heard:
             return silent
         if len(standings) < len(epoch.assignment.devices):
             before = {}
             continue
         counters = {device: counter for device, (counter, _) in standings.items()}
-        if before and not StallDetector.has_moved(before, counters, now - asked_at):
+        if before and not has_moved(before, counters, now - asked_at, settings):
             every = {device: standing for device, (_, standing) in standings.items()}
-            found = unsent(every, warmups, SILENCE_SECONDS)
+            found = unsent(every, warmups, settings.silence_seconds)
             if found is not None and tracker.heard == heard:
                 return _describe_stall(epoch, found)
             if now - still_since >= due:
@@ -368,11 +371,13 @@ def _silent(
     signs: dict[str, Signs],
     standings: Mapping[str, tuple[ProgressCounters, Standing]],
     now: float,
+    settings: RecoverySettings,
 ) -> Hangs | None:
     for device in epoch.assignment.devices:
         if device == mesh.self_id:
             continue
-        here = signs.setdefault(device, Signs(now - SILENCE_LOOK_SECONDS, TALKS))
+        since = now - settings.silence_look_seconds
+        here = signs.setdefault(device, Signs(since, settings.talk_limits))
         if device in standings:
             here.heard(WorkSign(standings[device][0].tasks, 0), now)
         found = hanging(mesh, device, here, now)

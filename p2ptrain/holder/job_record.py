@@ -11,13 +11,9 @@ from p2ptrain.holder.start.journal import FIRST_EPOCH, Journal, JournalEntry
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.recovery.choose_version import FullSnapshot
 from p2ptrain.recovery.cores import holder_instructions as to_do
-from p2ptrain.recovery.snapshot_schedule import REPLAY_LIMIT_SECONDS
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
-
-FIRST_WEIGHTS_LIMITS = 3
-"""How many times REPLAY_LIMIT_SECONDS is done again for want of anything newer than the first
-weights: the first copy is made after one at most, and may be on its way for another."""
 
 
 class JobRecord:
@@ -34,10 +30,17 @@ class JobRecord:
     """
 
     def __init__(
-        self, entry: JournalEntry, journal: Journal, *, has_first_weights: bool, since: float
+        self,
+        entry: JournalEntry,
+        journal: Journal,
+        *,
+        has_first_weights: bool,
+        since: float,
+        settings: RecoverySettings = HOME,
     ) -> None:
         """`entry`: the job, new or found in a journal."""
         self.journal = journal
+        self._settings = settings
         self.in_force = entry.in_force
         self.has_first_weights = has_first_weights
         self.written: CheckpointSnapshots | None = None
@@ -107,5 +110,5 @@ class JobRecord:
     def _most_replayed(self, round_seconds: float | None) -> int | None:
         if round_seconds is None and self.in_force is not None:
             round_seconds = self.in_force.plan["predicted"]["round_seconds"]
-        limit = FIRST_WEIGHTS_LIMITS * REPLAY_LIMIT_SECONDS
+        limit = self._settings.first_weights_replay_seconds
         return None if not round_seconds else max(1, int(limit / round_seconds))

@@ -35,6 +35,7 @@ from p2ptrain.recovery.cores.worker_events import PrepareFailed
 from p2ptrain.recovery.fetch_plan import Fetch, relayable_fetches
 from p2ptrain.recovery.generation_request import ReconfigureFailure
 from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.recovery.state_report import StateReport, version_fields
 
 log = get_logger(__name__)
@@ -56,10 +57,12 @@ class Reconfiguration:
         surveyor: ClusterProfiler,
         planner: Planner,
         hangs: Callable[[Hangs], None],
+        settings: RecoverySettings,
     ) -> None:
         """`hangs`: is called for a device that does not do what it is asked for."""
         self._mesh = mesh
         self._request = request
+        self._limits = settings.work_limits
         self._surveyor = surveyor
         self._hangs = hangs
         self._findings = DeviceFindings()
@@ -67,7 +70,7 @@ class Reconfiguration:
         members = mesh.members.values()
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
         gathers = request.recovery is ReplanMethod.HEAVY and request.in_force is not None
-        self._core = ChangeCore(request.ask, self._alive, gathers=gathers)
+        self._core = ChangeCore(request.ask, self._alive, gathers=gathers, settings=settings)
         self._events: asyncio.Queue[rules.ChangeEvent] = asyncio.Queue(EVENTS_LIMIT)
         self._made: dict[int, PlannedAttempt] = {}  # by generation
         self._no_plan: str | None = None  # why no plan fits, where that is so
@@ -165,6 +168,7 @@ class Reconfiguration:
                 Message(INVENTORY, fields),
                 timeout_seconds=REBUILD_SECONDS,
                 reply_parts=limited(StateReport.LIMIT.most_bytes),
+                limits=self._limits,
             )
             inventory = await read_part(StateReport, reply)
         except (Error, TimeoutError) as error:
@@ -232,7 +236,7 @@ class Reconfiguration:
             await self._reach("prepare.send.between")
         try:
             asked = Message(PREPARE, dict(fields), parts)
-            reply = await call_while_it_works(self._mesh, device, asked)
+            reply = await call_while_it_works(self._mesh, device, asked, limits=self._limits)
             self._moved_bytes += integer(reply.fields, "moved_bytes", 0, 2**63)
             if not reply.fields.get("ready"):
                 return self._trouble(device, epoch, reply, self._made.get(epoch))

@@ -40,6 +40,7 @@ from p2ptrain.recovery.profile_corrections import (
     as_they_are,
     work_ratio,
 )
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 
 log = get_logger(__name__)
 
@@ -92,14 +93,16 @@ class ReplanWatcher:
         want: Callable[[holder.ChangeWanted], None],
         *,
         replans: bool,
+        settings: RecoverySettings = HOME,
     ) -> None:
         self.corrections = ProfileCorrections()
         self._mesh = mesh
+        self._settings = settings
         self._planning = planning
         self._planner = planner
         self._household = household
         self._want = want
-        self._core = rules.ReplanTrigger(mesh.self_id, replans=replans)
+        self._core = rules.ReplanTrigger(mesh.self_id, replans=replans, settings=settings)
         self._answer: ReconfigureReply | None = None
         self._expected: Mapping[Seat, ExpectedSeconds] = {}
         self._promised: Mapping[Seat, ExpectedSeconds] = {}  # as the plan in force was made
@@ -172,7 +175,7 @@ class ReplanWatcher:
             if self._repartition is not None:
                 self._repartition.begin(self._expected.keys())
             else:
-                self._watch = DriftWatch(self._expected)
+                self._watch = DriftWatch(self._expected, self._settings)
         self._round_at = monotonic()
         in_haste = (
             self._was_asked_for is ReconfigureReason.FAILURE and is_new and bool(answer.expected)
@@ -215,10 +218,8 @@ class ReplanWatcher:
         """What devices have reported goes into the next plan, which is looked for now."""
         if busy is None:
             return
-        before, self.corrections = (
-            self.corrections,
-            capacities(self.corrections, self._expected, busy),
-        )
+        before, share = self.corrections, self._settings.repartition_judged_share
+        self.corrections = capacities(before, self._expected, busy, share)
         self._expected = expected_with(self._expected, before, self.corrections)
         by_name = {self._name(d): round(c, 3) for d, c in self.corrections.devices.items()}
         log.info("capacities", devices=by_name)

@@ -25,6 +25,7 @@ from p2ptrain.messages.kinds import REPLICA_KEEPER, REPLICA_KEPT, VERSIONS_KEEP
 from p2ptrain.messages.round_orders import GenerationKey, RoundOrder
 from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotKept
 from p2ptrain.net.message import Message
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.snapshot_schedule import SnapshotCost, SnapshotSchedule
 from p2ptrain.recovery.snapshot_tracker import (
     KeepingResult,
@@ -60,6 +61,7 @@ class SnapshotManager:
         on_stable: Callable[[Version], None],
         warn: Callable[[str], None],
         fixed: Callable[[int, int], bool] | None = None,
+        settings: RecoverySettings = HOME,
     ) -> None:
         """Nothing is kept yet.
 
@@ -69,6 +71,7 @@ class SnapshotManager:
             fixed: as of `SnapshotSchedule`.
         """
         self._fixed = fixed
+        self._settings = settings
         self.stable: Version | None = None
         self.readers: list[Callable[[], Version | None]] = []
         self.have_travelled = False
@@ -109,7 +112,9 @@ class SnapshotManager:
         self._keeping.begin(placed)
         self._cadence = None
         if placed.protects:
-            self._cadence = SnapshotSchedule(self._cost, placed.version.step, now, self._fixed)
+            self._cadence = SnapshotSchedule(
+                self._cost, placed.version.step, now, self._fixed, self._settings
+            )
             if placed.keeps:
                 self._cadence.ordered(placed.version.step, now)
 

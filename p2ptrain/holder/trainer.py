@@ -54,6 +54,7 @@ from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.memory_budget import usable_memory_bytes
 from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checkpoint_files import CheckpointProgress, save_elsewhere, save_weights
 from p2ptrain.state.fetch import state_check, version_source
@@ -80,8 +81,10 @@ class JobTrainer:
         options: TrainOptions,
         emit: Callable[[Event], None],
         folder: StateFolder | None = None,
+        settings: RecoverySettings = HOME,
     ) -> None:
         """`folder`: where the job's journal stands; None = this job ends with its process."""
+        self._settings = settings
         self._mesh = mesh
         self._service = service
         self._job = job
@@ -90,8 +93,9 @@ class JobTrainer:
         self._folder = None if options.local else folder
         self._elsewhere = None if folder is None else folder.path
         self._interrupted: asyncio.Future[int] | None = None  # the step whose weights are here
-        self._surveyor = ClusterProfiler(mesh)
-        self._start = JobStart(mesh, self._folder, options, emit, self._surveyor)
+        self._surveyor = ClusterProfiler(mesh, settings.work_limits)
+        asked = mesh, self._folder, options, emit, self._surveyor
+        self._start = JobStart(*asked, settings.answer_seconds)
         self._id = ""  # until it is known which job this is
         self._since = monotonic()
         self._epoch: HolderGeneration | None = None
@@ -145,7 +149,8 @@ class JobTrainer:
             self._mesh.unroute(FETCH_MODEL)
             if self._feeding is not None:
                 self._feeding.close()
-            await unfinished.end_job(self._mesh, self._id, reason)
+            seconds = self._settings.answer_seconds
+            await unfinished.end_job(self._mesh, self._id, reason, seconds)
             await self._service.drop(self._id)
 
     # -- before ----------------------------------------------------------------------------------
@@ -270,7 +275,12 @@ class JobTrainer:
 
         def make_epoch(answer: ReconfigureReply) -> HolderGeneration:
             epoch = HolderGeneration(
-                answer.assignment, description, self._service, check, epochs.note_link
+                answer.assignment,
+                description,
+                self._service,
+                check,
+                epochs.note_link,
+                self._settings,
             )
             if self._job.clip_grad_norm is not None:
                 epoch.clip_to(self._job.clip_grad_norm)
@@ -324,6 +334,7 @@ class JobTrainer:
             journal,
             has_first_weights=started.has_first_weights,
             since=self._since,
+            settings=self._settings,
         )
         if checkpointer is not None:
             states = self._service.states
@@ -340,6 +351,7 @@ class JobTrainer:
             prepared.steps,
             self._options.recovery,
             surveyor=self._surveyor,
+            settings=self._settings,
             replans=self._options.replan,
             leaves_out=self._job.skip_nonfinite,
         )

@@ -86,7 +86,7 @@ async def call_while_it_works(
     *,
     timeout_seconds: float = LONGEST_SECONDS,
     reply_parts: PartsAllocator | None = None,
-    limits: SignLimits | None = None,
+    limits: SignLimits = USUAL,
 ) -> Message:
     """As `Mesh.call`. Raises Hangs: the device shows nothing of it any more."""
     call = mesh.call(device, message, timeout_seconds=timeout_seconds, reply_parts=reply_parts)
@@ -94,7 +94,7 @@ async def call_while_it_works(
 
 
 async def while_it_works(
-    mesh: Mesh, device: str, work: Coroutine[Any, Any, T], limits: SignLimits | None = None
+    mesh: Mesh, device: str, work: Coroutine[Any, Any, T], limits: SignLimits = USUAL
 ) -> T:
     """What `work` returns, which waits for `device`. Raises Hangs as well."""
     if device == mesh.self_id:
@@ -112,9 +112,8 @@ async def while_it_works(
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def until_it_hangs(mesh: Mesh, device: str, limits: SignLimits | None = None) -> Hangs:
+async def until_it_hangs(mesh: Mesh, device: str, limits: SignLimits = USUAL) -> Hangs:
     """Ask the device again and again how far it is, until its signs say that it hangs."""
-    limits = limits or USUAL
     signs = Signs(monotonic(), limits)
     asking: asyncio.Task[WorkSign | None] | None = None
     try:

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from p2ptrain.recovery.placement import Placement
-from p2ptrain.recovery.rebuild_plan import MIN_STEPS, Rebuild, plan_rebuilds
+from p2ptrain.recovery.rebuild_plan import Rebuild, plan_rebuilds
+from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Lineage, Version
 
@@ -145,6 +146,7 @@ def choose_version(
     inventories: Mapping[str, StateReport],
     past: KnownPast,
     present: Placement | None = None,
+    least_steps: int = HOME.rebuild_min_steps,
 ) -> RollForward | RebuildFirst | VersionChoice | StateLost:
     """Decide.
 
@@ -152,15 +154,16 @@ def choose_version(
         units: of the model.
         inventories: by device, of those that answered; only they have anything.
         present: the plan that was in force, where lost stages may be rebuilt.
+        least_steps: that all would go back, where a stage is rebuilt for them.
     """
     forward = roll_forward(inventories.values(), past)
     if forward is not None:
         return forward
     whole = _newest_whole(units, inventories, past)
-    if whole is None or whole.replayed >= MIN_STEPS:
-        rebuilds = plan_rebuilds(units, inventories, past.lineage, present)
+    if whole is None or whole.replayed >= least_steps:
+        rebuilds = plan_rebuilds(units, inventories, past.lineage, present, least_steps)
         if rebuilds and (
-            whole is None or rebuilds[0].target.step - whole.version.step >= MIN_STEPS
+            whole is None or rebuilds[0].target.step - whole.version.step >= least_steps
         ):
             return RebuildFirst(rebuilds)
     return whole or _lost(units, inventories, past)

@@ -1,10 +1,10 @@
 """Whether devices do what the plan in force expects of them, from the times of their rounds.
 
     round 1        new memory is found, kernels are prepared: does not count
-    a window       rounds put together until they are WINDOW_SECONDS: shorter ones are noise
+    a window       rounds put together for `drift_window_seconds`: shorter ones are noise
     an evaluation  after FIRST_ROUNDS, or fewer that took FIRST_SECONDS, then every LATER_ROUNDS,
-                   LEAST_SECONDS apart; and as soon as a stage has been more than TOLERANCE off in
-                   CONFIRMED windows in a row, every time to the same side
+                   `drift_look_seconds` apart; and as soon as a stage has been more than TOLERANCE
+                   off in CONFIRMED windows in a row, every time to the same side
 
 A freeze of one round is no drift, nor is a device that looks faster because it waits for others,
 nor the cost of a snapshot on its way, unless snapshots are always on their way. The result
@@ -20,6 +20,7 @@ from statistics import median
 
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds, StageSeconds
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 
 TOLERANCE = 0.2
 
@@ -32,15 +33,7 @@ FEW_ROUNDS, FIRST_SECONDS = 4, 12.0
 
 LATER_ROUNDS = 100
 
-WINDOW_SECONDS = 0.3
-
-MIN_SECONDS = 2.0
-"""Between looks that nothing hastens: one costs more than a hundred rounds of milliseconds."""
-
 KEPT_WINDOWS = 10
-
-COPYING_SECONDS = 10.0
-"""Rounds beside one copy that do not count: where it takes longer, it is what rounds are like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +56,10 @@ class DriftWatch:
         expected: of every stage on every device of the plan.
     """
 
-    def __init__(self, expected: Mapping[Seat, ExpectedSeconds]) -> None:
+    def __init__(
+        self, expected: Mapping[Seat, ExpectedSeconds], settings: RecoverySettings = HOME
+    ) -> None:
+        self._settings = settings
         self._expected = dict(expected)
         self._rounds = 0  # since the last look
         self._seconds = 0.0  # the same
@@ -89,13 +85,13 @@ class DriftWatch:
             self._is_warm = True
             return None
         self._copying_seconds = self._copying_seconds + seconds if copying else 0.0
-        if 0.0 < self._copying_seconds <= COPYING_SECONDS:
+        if 0.0 < self._copying_seconds <= self._settings.drift_copying_seconds:
             return None
         self._rounds += 1
         self._seconds += seconds
         self._open.append(busy)
         self._open_seconds += seconds
-        if self._open_seconds >= WINDOW_SECONDS:
+        if self._open_seconds >= self._settings.drift_window_seconds:
             self._close_window()
         drifted = [seat for seat, count in self._off.items() if abs(count) >= CONFIRMED]
         if drifted:
@@ -109,7 +105,8 @@ class DriftWatch:
     def _is_due(self) -> bool:
         if self._is_first and self._rounds >= FEW_ROUNDS and self._seconds >= FIRST_SECONDS:
             return True
-        return self._rounds >= self._next_look and self._seconds >= MIN_SECONDS
+        least = self._settings.drift_look_seconds
+        return self._rounds >= self._next_look and self._seconds >= least
 
     def settle(self, expected: Mapping[Seat, ExpectedSeconds]) -> None:
         """From now on expect this; nothing that was observed before counts any more."""

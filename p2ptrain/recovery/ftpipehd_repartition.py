@@ -8,7 +8,7 @@ l in the profile of the device with the data (section III-D, equations 1 to 3):
 A device that has reported nothing has capacity 1. Two things differ from the paper. The device with
 the data is measured like all others, where the paper sets its capacity to 1: it was profiled while
 idle, and every device is slower in training. And the tasks of a device with little to do are mostly
-messages, so below JUDGED_SHARE of the time its reports only bound its capacity: its tasks take no
+messages, so below a share of the time its reports only bound its capacity: its tasks take no
 more than that share.
 """
 
@@ -20,11 +20,11 @@ from statistics import fmean, median
 
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import (
-    JUDGED_SHARE,
     ExpectedSeconds,
     ProfileCorrections,
     StageSeconds,
 )
+from p2ptrain.recovery.recovery_settings import HOME
 
 _MIN_FACTOR, _MAX_FACTOR = 0.02, 50.0
 """Of a capacity, as of any correction: what lies beyond is a fault of the measurement."""
@@ -93,12 +93,14 @@ def capacities(
     before: ProfileCorrections,
     expected: Mapping[Seat, ExpectedSeconds],
     busy: Mapping[Seat, StageSeconds],
+    judged_share: float = HOME.repartition_judged_share,
 ) -> ProfileCorrections:
     """The capacities of the devices of a plan; others' stay as they are.
 
     Args:
         before: capacities so far, which `expected` was made with: C_i times the sum of T0_l.
         busy: what the plan's stages have taken, and the seconds of a step.
+        judged_share: of a step, that a device's tasks take where it is judged by them.
     """
     due: dict[str, float] = defaultdict(float)
     took: dict[str, float] = defaultdict(float)
@@ -111,7 +113,7 @@ def capacities(
     for device, seconds in took.items():
         if due[device] <= 0 or seconds <= 0:
             continue
-        least = JUDGED_SHARE * step_seconds
+        least = judged_share * step_seconds
         counted = seconds if seconds >= least else min(due[device], least)
         capacity = before.of_device(device) * counted / due[device]
         found[device] = min(max(capacity, _MIN_FACTOR), _MAX_FACTOR)

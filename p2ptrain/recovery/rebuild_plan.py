@@ -23,11 +23,9 @@ from p2ptrain.net.fields import FrameFields, check_units
 from p2ptrain.net.forms import Count, Id
 from p2ptrain.net.read_form import read_form
 from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Lineage, Version, VersionRow
-
-MIN_STEPS = 2
-"""Fewer are done again by all sooner than one device is asked for them."""
 
 _COPIES = (StateKind.FETCHED, StateKind.KEPT, StateKind.REPLICA)
 
@@ -75,7 +73,11 @@ def read_rebuild(device: str, fields: Mapping[str, Any]) -> Rebuild | None:
 
 
 def plan_rebuilds(
-    units: int, inventories: Mapping[str, StateReport], lineage: Lineage, present: Placement | None
+    units: int,
+    inventories: Mapping[str, StateReport],
+    lineage: Lineage,
+    present: Placement | None,
+    least_steps: int = HOME.rebuild_min_steps,
 ) -> tuple[Rebuild, ...]:
     """What must be rebuilt so that all units are there at the newest version.
 
@@ -83,6 +85,7 @@ def plan_rebuilds(
         units: of the model.
         inventories: by device, of those that answered.
         present: the plan that was in force.
+        least_steps: from a copy to now; for fewer nothing is made anew.
 
     Returns:
         One for each stage that is lost; none where one of them cannot be made.
@@ -105,7 +108,7 @@ def plan_rebuilds(
             for device, holding in _copies(stage, free, lineage, present)
             if max(since, _logged(inventories[device], present.epoch, target))
             <= holding.version.step
-            <= target.step - MIN_STEPS
+            <= target.step - least_steps
         )
         best = max(copies, key=lambda copy: copy[1].step, default=None)
         if best is None:

@@ -25,18 +25,13 @@ from typing import TypeAlias
 
 from p2ptrain.errors import InternalError
 from p2ptrain.recovery.generation_request import ReconfigureReason
-
-SETTLE_SECONDS = 1.0
-"""Devices are switched on together: one look for all of them."""
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 
 LONGEST_SETTLE_SECONDS = 5.0
 """Even where one more comes every second."""
 
 OVERTAKE_SECONDS = 20.0
 """So long who comes waits for the look at those who came before: a slow one may be measured."""
-
-RETRY_SECONDS = 2.0
-"""After a look that failed, or did not see all newcomers; twice as long after each further one."""
 
 MAX_TRIES = 7
 """Looks at the same newcomers, two minutes in all; the next plan, or drift look, sees them too."""
@@ -175,7 +170,10 @@ class ReplanTrigger:
         in_haste: the plan in force was made to go on soon, and has not been looked at since.
     """
 
-    def __init__(self, holder: str, *, replans: bool = True) -> None:
+    def __init__(
+        self, holder: str, *, replans: bool = True, settings: RecoverySettings = HOME
+    ) -> None:
+        self._settings = settings
         self.in_haste = False
         self._replans = replans
         self._alive = {holder}
@@ -250,7 +248,8 @@ class ReplanTrigger:
                     self._alive.add(device)
                     self._new[device] = self._now
                     longest = min(self._new.values()) + LONGEST_SETTLE_SECONDS
-                    self._due = max(min(self._now + SETTLE_SECONDS, longest), self._now)
+                    settled = self._now + self._settings.newcomer_settle_seconds
+                    self._due = max(min(settled, longest), self._now)
                     self._tries = 0
             case DeviceGone():
                 self._alive.discard(device)
@@ -334,7 +333,7 @@ class ReplanTrigger:
         """Evaluate the new devices once more: soon, where another has joined since."""
         self._tries += 1
         if self._new.keys() <= self._looked_at:
-            wait = RETRY_SECONDS * 2 ** (self._tries - 1)
+            wait = self._settings.evaluation_retry_seconds * 2 ** (self._tries - 1)
             self._due = self._now + wait if self._tries < MAX_TRIES else _NEVER
             self._new = dict.fromkeys(self._new, self._due)  # who comes next settles on its own
 

@@ -1,8 +1,8 @@
 """After how many rounds the next snapshot is taken, and how a backup peer paces its reads. Pure.
 
-    rounds >= cost of one version / (COST_SHARE x a round)         snapshots may cost so much
+    rounds >= cost of one version / (cost share x a round)         snapshots may cost so much
     rounds >= transfer / (IDLE_SHARE x what a round leaves free)   of the interfaces they use
-    rounds <= REPLAY_LIMIT_SECONDS / a round                       most that is computed again
+    rounds <= replay limit / a round                               most that is computed again
 
 Never while one is on its way. The cost of a version is first estimated from bytes and the devices'
 yardsticks, and then observed: rounds in which its snapshots travel take longer than others.
@@ -25,14 +25,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-COST_SHARE = 0.032
-"""Of the time, for copies."""
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 
 IDLE_SHARE = 0.5
 """Of the time that a round leaves an interface free."""
-
-REPLAY_LIMIT_SECONDS = 60.0
-"""Most that is computed again after a death, in seconds of undisturbed training."""
 
 COSTS_SEEN = 5
 """Versions of which the middle one says what one costs; at first the estimate is one."""
@@ -54,12 +50,6 @@ ROUNDS_SEEN = 32
 
 PATIENCE_LIMIT = 16
 """Most that patience grows to, of what it is at first."""
-
-FIRST_ROUNDS = 8
-"""Until the first version: one early costs no more than one late, and until then a death of anyone
-has all go back to where the generation began. No sooner, nor the second one: each took a second of
-a MobileNetV2's rounds of 1.8 s, for new memory, where 0.17 s were reckoned and later seen; and in
-an generation's first rounds there is little to lose."""
 
 MIN_FREE_SECONDS = 1e-4
 """Of a round, where an interface has nothing left: copies must pass all the same."""
@@ -113,14 +103,16 @@ class SnapshotSchedule:
         step: int,
         now: float,
         fixed: Callable[[int, int], bool] | None = None,
+        settings: RecoverySettings = HOME,
     ) -> None:
         """The generation begins with version `step`, which can be resumed from.
 
         Args:
             fixed: (version kept last, version) -> whether it is kept, whatever it costs, beside
-                those that REPLAY_LIMIT_SECONDS ask for; None = by cost.
+                those that the replay limit asks for; None = by cost.
         """
         self._fixed = fixed
+        self._settings = settings
         self.cost_seconds = self._estimated = cost.estimated_seconds
         self._cost = cost
         self._last_step = step  # kept last
@@ -146,9 +138,9 @@ class SnapshotSchedule:
     def interval_rounds(self) -> int:
         """From one kept version to the next."""
         seconds = self.round_seconds
-        rounds = [self.cost_seconds / (COST_SHARE * seconds)]
+        rounds = [self.cost_seconds / (self._settings.snapshot_cost_share * seconds)]
         if self._whole < COSTS_LEFT_OUT:
-            rounds.append(FIRST_ROUNDS)
+            rounds.append(self._settings.first_snapshot_rounds)
         for transfer in self._cost.transfers:
             free = max(seconds - transfer.busy_seconds, MIN_FREE_SECONDS)
             rounds.append(transfer.seconds / (IDLE_SHARE * free))
@@ -156,14 +148,15 @@ class SnapshotSchedule:
 
     @property
     def _most_rounds(self) -> int:
-        return max(1, int(REPLAY_LIMIT_SECONDS / self.round_seconds))
+        return max(1, int(self._settings.replay_limit_seconds / self.round_seconds))
 
     @property
     def patience_seconds(self) -> float:
         """How long a version may be on its way before something must be wrong."""
         slowest = max((transfer.seconds for transfer in self._cost.transfers), default=0.0)
         interval = self.interval_rounds * self.round_seconds
-        return self._patience * max(REPLAY_LIMIT_SECONDS, 4 * interval, 10 * slowest)
+        limit = self._settings.replay_limit_seconds
+        return self._patience * max(limit, 4 * interval, 10 * slowest)
 
     def wants(self, step: int) -> bool:
         """Whether the version after `step` updates is to be kept."""
@@ -172,7 +165,7 @@ class SnapshotSchedule:
         since = step - self._last_step
         if self._fixed is not None:
             return self._fixed(self._last_step, step) or since >= self._most_rounds
-        first = self._is_first and since >= FIRST_ROUNDS
+        first = self._is_first and since >= self._settings.first_snapshot_rounds
         return first or since >= self.interval_rounds
 
     def ordered(self, step: int, now: float) -> None:
@@ -233,7 +226,7 @@ reads find time in which the backup peer waits. What comes from several devices 
 backup peer's interface, whatever their priorities. What is left shows how long rounds take
 without."""
 
-PACED_LIMIT_SECONDS = PACED_SHARE * REPLAY_LIMIT_SECONDS
+PACED_LIMIT_SECONDS = PACED_SHARE * HOME.replay_limit_seconds
 """Most of it: after a long pause in training the next copy would take longer than it is awaited."""
 
 READ_SECONDS = 0.1

@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 from p2ptrain.coordinator import replan_decision as consideration
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.holder.snapshot_manager import SnapshotManager
@@ -22,11 +21,8 @@ from p2ptrain.plan.replan.migration import plan_migration
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanRequest
-from p2ptrain.recovery import choose_version as choose
-from p2ptrain.recovery import rebuild_plan as rebuild
-from p2ptrain.recovery import replan_trigger as elastic
-from p2ptrain.recovery import snapshot_schedule as cadence
 from p2ptrain.recovery.cores import holder_events as holder
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.group_plans import Stage, plan
 
 KEPT = (2, 5)
@@ -96,34 +92,17 @@ class Gate:
 
 @contextmanager
 def kept_early() -> Iterator[None]:
-    """Copies are made after the updates of `KEPT`, and the first weights are no way back."""
+    """Copies are made after the updates of `KEPT`."""
 
     def wants(_copies: SnapshotManager, step: int) -> bool:
         return step in KEPT
 
-    with (
-        patch.object(SnapshotManager, "wants", wants),
-        patch.object(job_memory, "REPLAY_LIMIT_SECONDS", 0.0),
-    ):
+    with patch.object(SnapshotManager, "wants", wants):
         yield
 
 
-@contextmanager
-def copies_at_any_cost() -> Iterator[None]:
-    """Rounds take a millisecond: by what copies cost, these short jobs would end before one."""
-    with patch.object(cadence, "COST_SHARE", 1.0), patch.object(cadence, "FIRST_ROUNDS", 1):
-        yield
-
-
-@contextmanager
-def made_anew_at_once(seconds: float = job_memory.REPLAY_LIMIT_SECONDS) -> Iterator[None]:
-    """A lost stage is made anew for a single step; who cannot may go back to the first weights."""
-    with (
-        patch.object(choose, "MIN_STEPS", 1),
-        patch.object(rebuild, "MIN_STEPS", 1),
-        patch.object(job_memory, "REPLAY_LIMIT_SECONDS", seconds),
-    ):
-        yield
+SETTINGS = RecoverySettings(snapshot_cost_share=1.0, first_snapshot_rounds=1)
+"""Rounds take a millisecond: by what copies cost, these short jobs would end before one."""
 
 
 @contextmanager
@@ -148,7 +127,7 @@ def nothing_better() -> Iterator[None]:
 
 @contextmanager
 def taken_in(stages: Sequence[Stage], places: Sequence[str]) -> Iterator[None]:
-    """Who comes is looked at at once, and a plan of these stages on these devices is better."""
+    """A plan of these stages on these devices is better."""
 
     def decide(
         request: JobPlanRequest,
@@ -165,8 +144,5 @@ def taken_in(stages: Sequence[Stage], places: Sequence[str]) -> Iterator[None]:
         migration = plan_migration(profile, cluster, present.plan, held, better)
         return ReplanDecision(ReplanAction.MOVE, better, migration, None, "a test wants it")
 
-    with (
-        patch.object(elastic, "SETTLE_SECONDS", 0.0),
-        patch.object(consideration, "decide_replan", decide),
-    ):
+    with patch.object(consideration, "decide_replan", decide):
         yield

@@ -37,13 +37,13 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.plan import Plan
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.group_plans import Stage, divided, plan
 from tests.integration.training.household import Devices, devices
 from tests.support.fault_scenery import (
+    SETTINGS,
     Gate,
-    copies_at_any_cost,
     kept_early,
-    made_anew_at_once,
     nothing_better,
     taken_in,
 )
@@ -396,15 +396,18 @@ async def outcome_of(fault: Fault) -> Outcome:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         complaints = stack.enter_context(_complaints())
         stack.enter_context(patch.object(household_plan, "make_plan", forced))
-        stack.enter_context(copies_at_any_cost())
-        if fault.copies:
+        settings = SETTINGS
+        if fault.copies:  # the first weights are no way back
             stack.enter_context(kept_early())
-        if fault.rebuilds_stage:
-            stack.enter_context(made_anew_at_once())
+            settings = replace(settings, first_weights_replay_seconds=0.0)
+        if fault.rebuilds_stage:  # for a single step; who cannot may go back to the first weights
+            first = RecoverySettings().first_weights_replay_seconds
+            settings = replace(settings, rebuild_min_steps=1, first_weights_replay_seconds=first)
         if fault.first == "join":
+            settings = replace(settings, newcomer_settle_seconds=0.0)
             stack.enter_context(taken_in(PIPELINE, NEW_PLACES))
         count = fault.count_at_first
-        async with asyncio.timeout(RUN_SECONDS), devices(count) as here:
+        async with asyncio.timeout(RUN_SECONDS), devices(count, settings=settings) as here:
             if fault.coordinator != "a":
                 here.mesh.elect(fault.coordinator)
             run = _Run(here, fault, Path(folder))

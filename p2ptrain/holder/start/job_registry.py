@@ -28,10 +28,6 @@ from p2ptrain.recovery.state_report import read_version
 
 log = get_logger(__name__)
 
-FIND_TIMEOUT_SECONDS = 2.0
-
-END_TIMEOUT_SECONDS = 2.0
-
 REACHABLE = (MemberState.ALIVE, MemberState.SUSPECT)
 
 
@@ -51,16 +47,16 @@ def is_alive(mesh: Mesh, device: str) -> bool:
     return member is not None and member.state is MemberState.ALIVE
 
 
-async def ask_unfinished_jobs(mesh: Mesh) -> dict[str, KeptJob | None]:
+async def ask_unfinished_jobs(mesh: Mesh, seconds: float) -> dict[str, KeptJob | None]:
     """What every member keeps of a job of this device; who does not answer is left out."""
     members = [d for d in mesh.members if d != mesh.self_id and is_alive(mesh, d)]
-    answers = await asyncio.gather(*(_ask(mesh, member) for member in members))
+    answers = await asyncio.gather(*(_ask(mesh, member, seconds) for member in members))
     return {device: kept for device, (heard, kept) in zip(members, answers, strict=True) if heard}
 
 
-async def _ask(mesh: Mesh, member: str) -> tuple[bool, KeptJob | None]:
+async def _ask(mesh: Mesh, member: str, seconds: float) -> tuple[bool, KeptJob | None]:
     try:
-        reply = await mesh.call(member, Message(FIND), timeout_seconds=FIND_TIMEOUT_SECONDS)
+        reply = await mesh.call(member, Message(FIND), timeout_seconds=seconds)
         if "job" not in reply.fields:
             return True, None
         return True, KeptJob(
@@ -71,35 +67,36 @@ async def _ask(mesh: Mesh, member: str) -> tuple[bool, KeptJob | None]:
         return False, None
 
 
-async def end_other_jobs(mesh: Mesh, member: str, job: str) -> None:
+async def end_other_jobs(mesh: Mesh, member: str, job: str, seconds: float) -> None:
     """Free a member that comes late from an older job of this device."""
-    _, kept = await _ask(mesh, member)
+    _, kept = await _ask(mesh, member, seconds)
     if kept is not None and kept.job != job:
-        await _end_there(mesh, member, kept.job)
+        await _end_there(mesh, member, kept.job, seconds)
 
 
-async def end_earlier_jobs(mesh: Mesh, jobs: Collection[str]) -> None:
+async def end_earlier_jobs(mesh: Mesh, jobs: Collection[str], seconds: float) -> None:
     """Free every member from these jobs of an earlier process, before they are asked for more."""
     members = [d for d in mesh.members if d != mesh.self_id and is_alive(mesh, d)]
-    await asyncio.gather(*(_end_there(mesh, m, job) for m in members for job in sorted(jobs)))
+    ending = (_end_there(mesh, m, job, seconds) for m in members for job in sorted(jobs))
+    await asyncio.gather(*ending)
 
 
-async def _end_there(mesh: Mesh, member: str, job: str) -> None:
+async def _end_there(mesh: Mesh, member: str, job: str, seconds: float) -> None:
     message = _end(job, "its device trains another job, or begins it anew")
     try:
-        await mesh.call(member, message, timeout_seconds=END_TIMEOUT_SECONDS)
+        await mesh.call(member, message, timeout_seconds=seconds)
     except (Error, TimeoutError) as error:
         log.info("end_not_delivered", member=member[:12], why=str(error))
 
 
-async def end_job(mesh: Mesh, job: str, reason: str) -> None:
+async def end_job(mesh: Mesh, job: str, reason: str, seconds: float) -> None:
     """Free every member from a job, also those that an abandoned plan had made ready.
 
     A member out of reach now learns it when this device leaves, or at its next job.
     """
     members = [m.id for m in mesh.members.values() if m.state in REACHABLE]
     try:
-        async with asyncio.timeout(END_TIMEOUT_SECONDS):
+        async with asyncio.timeout(seconds):
             await asyncio.gather(
                 *(_send_or_log(mesh, member, _end(job, reason)) for member in members)
             )

@@ -57,6 +57,7 @@ class JobStart:
 
     Args:
         folder: where the journal stands; None = there is none.
+        answer_seconds: for a device to say what it keeps of earlier jobs.
     """
 
     def __init__(
@@ -66,9 +67,11 @@ class JobStart:
         options: TrainOptions,
         emit: Callable[[Event], None],
         surveyor: ClusterProfiler,
+        answer_seconds: float,
     ) -> None:
         self._mesh = mesh
         self._surveyor = surveyor
+        self._answer_seconds = answer_seconds
         self._folder = folder
         self._options = options
         self._emit = emit
@@ -138,7 +141,9 @@ class JobStart:
         self, mark: str, weights: str, found: JournalEntry | None
     ) -> JournalEntry | None:
         """The job to go on with, if there is one; others of this device's are over then."""
-        kept = {} if self._options.local else await unfinished.ask_unfinished_jobs(self._mesh)
+        kept = {}
+        if not self._options.local:
+            kept = await unfinished.ask_unfinished_jobs(self._mesh, self._answer_seconds)
         verdict = decide_resume(
             job_prefix(mark),
             None if found is None else (found.job, found.fingerprint == mark),
@@ -155,7 +160,7 @@ class JobStart:
         if verdict.ending:
             if self._folder is not None:
                 ended_jobs.note_ended(self._folder, verdict.ending)
-            await unfinished.end_earlier_jobs(self._mesh, verdict.ending)
+            await unfinished.end_earlier_jobs(self._mesh, verdict.ending, self._answer_seconds)
         if verdict.start is ResumeMode.GO_ON:
             return found
         if self._folder is not None:

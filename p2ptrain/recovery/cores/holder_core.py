@@ -35,6 +35,7 @@ from p2ptrain.recovery.generation_request import (
     ReconfigureReason,
 )
 from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 
 START_SECONDS = 3.0
 """Longest wait of a holder that was started again for the members of its last plan."""
@@ -81,6 +82,7 @@ class HolderCore:
         journal: to_do.WriteJournal | None = None,
         clips: bool = False,
         asynchronous: bool = False,
+        settings: RecoverySettings = HOME,
     ) -> None:
         self.asynchronous = asynchronous
         self.phase = HolderPhase.STARTING
@@ -92,7 +94,7 @@ class HolderCore:
         # until it is seen, a device with a part before a restart may still have it
         took_part = dict(journal.took_part) if journal else {}
         self._there = DeviceLiveness(holder, took_part, self.history.parts)
-        self._settling = FailureGracePeriod(holder)
+        self._settling = FailureGracePeriod(holder, settings)
         self._refusals = RetryPolicy()
         self._early = EarlyDeaths()
         self._leaving: set[str] = set()

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import TypeAlias
 
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
+
 
 class DeviceLiveness:
     """See the module.
@@ -90,15 +92,6 @@ class DeviceLiveness:
         self._reported_dead.intersection_update(devices)
 
 
-SETTLE_SECONDS = 6.0
-"""Longest wait for a verdict on a link of our own; membership takes 4.2 s for the silent.
-
-Links between two others get RELINK_SECONDS: a pair without a link by then is planned around.
-"""
-
-VERDICT_SECONDS = 3.0
-"""A stage only sees a dead link; so long the mesh has to find out who is gone."""
-
 MAX_FRUITLESS = 5
 """Generations in a row that broke off without a new step, for no known reason."""
 
@@ -112,8 +105,9 @@ class FailureGracePeriod:
         without: devices that stood still twice in a row: they get no work until they join again.
     """
 
-    def __init__(self, holder: str) -> None:
+    def __init__(self, holder: str, settings: RecoverySettings = HOME) -> None:
         self.without: set[str] = set()
+        self._settings = settings
         self._holder = holder
         self._broken: dict[Pair, float] = {}  # links, and until when to wait for each
         self._unexplained: tuple[str, float] | None = None  # what broke off, and until when
@@ -128,7 +122,8 @@ class FailureGracePeriod:
 
     def link_broke(self, one: str, other: str, now: float) -> None:
         """Between two devices that are alive."""
-        patience = SETTLE_SECONDS if self._holder in (one, other) else RELINK_SECONDS
+        is_own, settings = self._holder in (one, other), self._settings
+        patience = settings.link_grace_seconds if is_own else settings.relink_seconds
         self._broken.setdefault(frozenset((one, other)), now + patience)
         self._unexplained = None
 
@@ -147,7 +142,7 @@ class FailureGracePeriod:
     def broke_off(self, reason: str, now: float) -> None:
         """A round cannot go on, and no report explains it."""
         if not self._broken:
-            self._unexplained = (reason, now + VERDICT_SECONDS)
+            self._unexplained = (reason, now + self._settings.verdict_seconds)
 
     def stood_still(self, devices: Collection[str]) -> None:
         """Nothing moved anywhere, and these devices were not done."""
@@ -167,10 +162,6 @@ class FailureGracePeriod:
     def progress(self) -> None:
         """A new step was made."""
         self._fruitless = self._standstills = 0
-
-
-RELINK_SECONDS = 2.0
-"""How long a broken link may take to be dialled again before a device is left out for it."""
 
 
 def fully_linked(

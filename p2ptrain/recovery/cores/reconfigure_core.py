@@ -52,6 +52,7 @@ from p2ptrain.recovery.generation_request import (
     ReconfigureReason,
 )
 from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Version
 
@@ -84,10 +85,12 @@ class ChangeCore:
         alive: frozenset[str],
         *,
         gathers: bool = False,
+        settings: RecoverySettings = HOME,
     ) -> None:
         self.epoch = ask.epoch
         self.over = False
         self._ask = ask
+        self._least = settings.rebuild_min_steps
         self._alive = set(ask.alive & alive)
         self._gathers = gathers and ask.reason is ReconfigureReason.FAILURE
         self._gathered: Version | None = None  # all of it is at the device with the data
@@ -249,9 +252,8 @@ class ChangeCore:
         """A whole copy that could not be read twice is damaged: the next best, if there is one."""
         good = tuple(copy for copy in past.copies if self._spoiled[copy.version] < COPY_TRIES)
         present = None if self._rebuilds_ordered or self._gathers else self._ask.present
-        found = choose_version(
-            self._ask.units, stock, dataclasses.replace(past, copies=good), present
-        )
+        known = dataclasses.replace(past, copies=good)
+        found = choose_version(self._ask.units, stock, known, present, self._least)
         if isinstance(found, StateLost) and len(good) < len(past.copies):
             return choose_version(self._ask.units, stock, past)
         return found

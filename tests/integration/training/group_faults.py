@@ -44,7 +44,7 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.process import child_process as apart
-from p2ptrain.recovery import replan_trigger as elastic
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.group_plans import Stage, dealt, divided, plan
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_elastic import leave
@@ -399,14 +399,16 @@ class AnyPlans:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Whoever plans gets them; newcomers are looked at at once."""
+        """Whoever plans gets them."""
         with (
             patch.object(household_plan, "make_plan", self.make),
             patch.object(consideration, "decide_replan", self.decide),
-            patch.object(elastic, "SETTLE_SECONDS", 0.0),
             patch.object(apart, "_can_be_had", lambda: False),  # another process has no patches
         ):
             yield
+
+
+SETTINGS = RecoverySettings(newcomer_settle_seconds=0.0)
 
 
 async def run(course: Course) -> str:
@@ -414,7 +416,10 @@ async def run(course: Course) -> str:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(AnyPlans(course).in_place())
-        async with asyncio.timeout(RUN_SECONDS), devices(course.count) as household:
+        async with (
+            asyncio.timeout(RUN_SECONDS),
+            devices(course.count, settings=SETTINGS) as household,
+        ):
             going = Run(household, course, folder)
             try:
                 await going.train()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -20,9 +20,16 @@ from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.process.box import Box
 from p2ptrain.profiling.profile_cache import Measuring, ProfileCache
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from tests.support.memory_household import MemoryHousehold
 
 FAST = LinkSpeed(bytes_per_s=1e9, latency_s=1e-5)
+
+NO_FIRST_WEIGHTS = RecoverySettings(first_weights_replay_seconds=0.0)
+"""The first weights are no way back."""
+
+OFTEN_COPIED = replace(NO_FIRST_WEIGHTS, snapshot_cost_share=1.0, first_snapshot_rounds=1)
+"""The same, and there are copies every few steps."""
 
 _AT_ONCE = Measuring(0.0, 0.0, 0.0, 0.0)
 """A pass of each size: no plan of these tests hangs on how well it knows this machine."""
@@ -37,6 +44,7 @@ class Devices:
     Attributes:
         profiles: by which devices without a box measure models.
         boxes: where devices measure models of others, by name; others do in this process.
+        settings: of the recovery rules of the jobs that begin from now on.
         waiting: what the other devices told: (who, for whom).
         warned: what they told their person: (who, message).
     """
@@ -46,6 +54,7 @@ class Devices:
     memory_bytes: int | None
     boxes: Mapping[str, Box] = field(default_factory=dict)
     profiles: ProfileCache = _PROFILES
+    settings: RecoverySettings = HOME
     members: dict[str, DeviceServices] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     waiting: list[tuple[str, str]] = field(default_factory=list)
@@ -112,7 +121,7 @@ class Devices:
         options = options or TrainOptions(wait_for=len(self.names), planner="pp")
         service = self.members[name].service
         listen = listener or self.events.append
-        return JobTrainer(self.mesh[name], service, job, options, listen, folder)
+        return JobTrainer(self.mesh[name], service, job, options, listen, folder, self.settings)
 
     async def until_waiting(self, *names: str) -> None:
         """Wait until these devices have said that they wait for somebody."""
@@ -147,11 +156,12 @@ async def devices(
     memory_bytes: int | None = 1 << 30,
     boxes: Mapping[str, Box] | None = None,
     profiles: ProfileCache = _PROFILES,
+    settings: RecoverySettings = HOME,
 ) -> AsyncIterator[Devices]:
     """`count` devices called a, b, c, ..."""
     names = [chr(ord("a") + index) for index in range(count)]
     async with MemoryHousehold(names, link_speed=FAST) as mesh:
-        household = Devices(names, mesh, memory_bytes, boxes or {}, profiles)
+        household = Devices(names, mesh, memory_bytes, boxes or {}, profiles, settings)
         try:
             yield household
         finally:

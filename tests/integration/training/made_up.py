@@ -10,12 +10,19 @@ import pytest
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.profile_cache import Measuring, ProfileCache, measure
-from p2ptrain.recovery import drift_watch as drift
-from p2ptrain.recovery import replan_trigger as elastic
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.worker import device_profile as device_measures
 
 UNIT_SECONDS = (1.0, 2.0)
 """Of a unit's forward and backward, whatever the size of a micro-batch: no link costs as much."""
+
+SOON = RecoverySettings(
+    newcomer_settle_seconds=0.0,
+    drift_window_seconds=0.0,
+    drift_copying_seconds=0.0,
+    drift_look_seconds=0.0,
+)
+"""Every round counts for drift, and at once."""
 
 _profiles = ProfileCache(None, Measuring(0.0, 0.0, 0.0, 0.0))
 
@@ -40,9 +47,5 @@ async def made_up(
 
 
 def make_up_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By which a unit is worth a device of its own; every round counts for drift, and at once."""
+    """By which a unit is worth a device of its own."""
     monkeypatch.setattr(device_measures, "measure", made_up)
-    monkeypatch.setattr(elastic, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(drift, "WINDOW_SECONDS", 0.0)
-    monkeypatch.setattr(drift, "COPYING_SECONDS", 0.0)
-    monkeypatch.setattr(drift, "MIN_SECONDS", 0.0)

@@ -22,12 +22,12 @@ import torch
 
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Step
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.ftpipehd_options import PLANNER, FtpipehdOptions
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.plan.types.weight_versions import Weights
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.delayed import Epochs, delayed_job, options
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_elastic import leave
@@ -108,6 +108,9 @@ class Course:
         return self.how == Asynchrony() and self.model == "mlp"
 
 
+SETTINGS = RecoverySettings(first_weights_replay_seconds=540.0)
+
+
 class Run:
     """One household, and what goes wrong in it."""
 
@@ -146,7 +149,6 @@ def _kept(course: Course) -> Iterator[None]:
     wants = partial(_wants, course.every)
     with ExitStack() as stack:
         stack.enter_context(patch.object(SnapshotManager, "wants", lambda _, step: wants(step)))
-        stack.enter_context(patch.object(job_memory, "REPLAY_LIMIT_SECONDS", 180.0))
         yield
 
 
@@ -166,7 +168,7 @@ async def run(course: Course) -> str:
         recovery=course.recovery,
         ftpipehd=course.ftpipehd,
     )
-    async with asyncio.timeout(RUN_SECONDS), devices(course.count) as household:
+    async with asyncio.timeout(RUN_SECONDS), devices(course.count, settings=SETTINGS) as household:
         going = Run(household, course)
         try:
             with _kept(course), going.epochs.watched():

@@ -14,12 +14,11 @@ import torch
 from p2ptrain import failpoints
 from p2ptrain.events import Event, Failure, Step
 from p2ptrain.failpoints import Reached
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import Epochs, delayed_job, options
-from tests.integration.training.household import Devices, devices, hold_rounds
+from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices, hold_rounds
 from tests.support.memory_household import memory_id
 
 STEPS = 20
@@ -89,10 +88,9 @@ async def test_whoever_dies_wherever(
     name: str, victim: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
     monkeypatch.setattr(SnapshotManager, "wants", lambda _, step: step % EVERY == 0)
     job, how = delayed_job(), Asynchrony()
-    async with devices(3) as household:
+    async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         death = Death(household, name, victim, count)
         death.watch(monkeypatch)
         try:

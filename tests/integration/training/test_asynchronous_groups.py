@@ -13,7 +13,6 @@ from p2ptrain import failpoints
 from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.failpoints import Reached
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.train_options import ReplanMethod
@@ -25,7 +24,7 @@ from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.weight_versions import depths_of
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.group_plans import DEALT
-from tests.integration.training.household import devices
+from tests.integration.training.household import NO_FIRST_WEIGHTS, devices
 from tests.integration.training.jobs import assert_same_weights, assert_undisturbed, steps_of
 from tests.support.memory_household import memory_id
 
@@ -124,10 +123,9 @@ async def test_a_death_in_a_group_goes_back_to_a_cut(monkeypatch: pytest.MonkeyP
     """
     steps, every = 40, 4
     force(monkeypatch, [(4, 4), (8,)])
-    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
     monkeypatch.setattr(SnapshotManager, "wants", lambda _, step: step % every == 0)
     job = delayed_job()
-    async with devices(3) as household:
+    async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         killing: list[asyncio.Task[None]] = []
 
         def dies(_: Reached) -> asyncio.Future[None]:

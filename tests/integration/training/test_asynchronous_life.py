@@ -17,7 +17,7 @@ from p2ptrain.events import Event, PlanEvent, Step
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
-from p2ptrain.recovery import replan_trigger as elastic
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.state.checkpoint_files import load
 from tests.integration.training.delayed import Epochs, by_formula, cut_of, delayed_job, options
 from tests.integration.training.household import Devices, devices
@@ -71,10 +71,10 @@ async def test_who_leaves_hands_its_work_over_and_nothing_is_computed_again() ->
         epochs.assert_by_formula(job, delayed_job, STASHED, STEPS)
 
 
-async def test_who_comes_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "SETTLE_SECONDS", 0.0)
+async def test_who_comes_is_taken_in() -> None:
     job = delayed_job()
-    async with devices(2) as household:
+    settings = RecoverySettings(newcomer_settle_seconds=0.0)
+    async with devices(2, settings=settings) as household:
 
         async def join() -> None:
             await household.mesh.join("c")

@@ -8,14 +8,12 @@ import pytest
 import torch
 
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.plan.types.weight_versions import Weights
-from p2ptrain.recovery import snapshot_schedule as cadence
 from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import by_formula, delayed_job, options
-from tests.integration.training.household import Devices, devices
+from tests.integration.training.household import OFTEN_COPIED, Devices, devices
 from tests.integration.training.jobs import assert_same_weights, steps_of
 
 STASHED, TWO_VERSIONS = Asynchrony(), Asynchrony(Weights.DOUBLE)
@@ -36,10 +34,7 @@ class Killing:
             self.killed = asyncio.create_task(self.household.mesh.kill(self.name))
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The first weights are no way back; copies are made every few steps."""
-        monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
-        monkeypatch.setattr(cadence, "COST_SHARE", 1.0)
-        monkeypatch.setattr(cadence, "FIRST_ROUNDS", 1)
+        """Which versions become stable."""
         tell, killing = SnapshotManager.keep_only, self
 
         def keep_only(
@@ -62,7 +57,7 @@ async def test_a_death_goes_back_to_a_cut_through_all_stages(
     torch.set_num_threads(1)
     piece = 2 if how is TWO_VERSIONS else None
     job = delayed_job(micro_batch=piece)
-    async with devices(3) as household:
+    async with devices(3, settings=OFTEN_COPIED) as household:
         killing = Killing(household, name)
         killing.watch(monkeypatch)
         await household.holder_run(job, options(3, how, STEPS), killing.listen).run()

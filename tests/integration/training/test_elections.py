@@ -11,13 +11,13 @@ import pytest
 
 from p2ptrain.errors import InternalError, PeerError, PlanError
 from p2ptrain.events import Event, PlanEvent, Step, Warned
-from p2ptrain.holder.planner_client import Planner
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, PLAN, PREPARE, WORKS
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
-from p2ptrain.recovery.cores import planner_core
+from p2ptrain.recovery.cores.planner_core import Patience
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.group_plans import divided, force
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import make_job, on_step, undisturbed
@@ -125,15 +125,12 @@ BAD: dict[str, tuple[Callable[[Answer], Answer], bool]] = {
 
 @pytest.mark.parametrize("how", BAD)
 async def test_a_coordinator_that_gives_no_plan_is_named_and_passed_over(
-    monkeypatch: pytest.MonkeyPatch, how: str
+    how: str,
 ) -> None:
     """What it answers ends nothing, and the devices of the job follow another one."""
-    monkeypatch.setattr(
-        planner_core, "USUAL", planner_core.Patience(silence_seconds=0.3, look_seconds=0.1)
-    )
-    monkeypatch.setattr(Planner.__init__, "__defaults__", (planner_core.USUAL,))
+    settings = RecoverySettings(patience=Patience(silence_seconds=0.3, look_seconds=0.1))
     answer, works = BAD[how]
-    async with devices(3) as household:
+    async with devices(3, settings=settings) as household:
         household.mesh.elect("b")
         right = household.members["b"].routes[PLAN]
         household.mesh["b"].route(PLAN, answer(right.handler), right.parts)

@@ -8,7 +8,7 @@ import torch
 from p2ptrain.events import Event
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.ftpipehd_options import FtpipehdOptions
-from p2ptrain.recovery import ftpipehd_repartition as repartition
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.delayed import Epochs, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
 from tests.integration.training.household import devices, hold_rounds
@@ -16,13 +16,13 @@ from tests.integration.training.household import devices, hold_rounds
 INTERVALS = FtpipehdOptions(first_repartition=10, repartition=20)
 STEPS = 60
 STASHED = Asynchrony()
+SETTINGS = RecoverySettings(repartition_judged_share=0.0)
+"""By the times that are made up every device fills its steps; real ones here take no time."""
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_thread() -> None:
     torch.set_num_threads(1)
-    # by the times that are made up every device fills its steps; real ones here take no time
-    monkeypatch.setattr(repartition, "JUDGED_SHARE", 0.0)
 
 
 @pytest.mark.parametrize("how", [STASHED, Asynchrony(aggregate=1)])
@@ -31,7 +31,7 @@ async def test_a_slow_device_is_found_after_ten_mini_batches(
 ) -> None:
     """The first cut is even: nothing is known of other devices; no step is made again later."""
     job = delayed_job()
-    async with devices(3) as household:
+    async with devices(3, settings=SETTINGS) as household:
         speeds, epochs = Speeds({"c": 10.0}), Epochs(household)
         hold_rounds(monkeypatch, STEPS - 20, lambda: "drift" in reasons(household))
         with speeds.in_place(), epochs.watched():
@@ -51,7 +51,7 @@ async def test_a_slow_device_is_found_after_ten_mini_batches(
 async def test_devices_that_change_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow one becomes fast, and the other one slow: found by the looks that come."""
     job, steps = delayed_job(), 120
-    async with devices(2) as household:
+    async with devices(2, settings=SETTINGS) as household:
         speeds, epochs = Speeds({"b": 5.0}), Epochs(household)
         hold_rounds(monkeypatch, steps - 20, lambda: len(epochs.begun) > 2)
 
@@ -70,7 +70,7 @@ async def test_devices_that_change_are_followed(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("replan", [True, False])
 async def test_even_devices_keep_their_cuts_and_so_does_who_is_told_to(replan: bool) -> None:
     job = delayed_job()
-    async with devices(3) as household:
+    async with devices(3, settings=SETTINGS) as household:
         speeds, epochs = Speeds({} if replan else {"c": 10.0}), Epochs(household)
         with speeds.in_place(), epochs.watched():
             options = as_published(3, STEPS, INTERVALS, replan=replan)
@@ -84,7 +84,7 @@ async def test_the_device_with_the_data_may_be_the_slow_one(
 ) -> None:
     """Its capacity counts like all others': the paper sets it to 1."""
     job = delayed_job()
-    async with devices(2) as household:
+    async with devices(2, settings=SETTINGS) as household:
         speeds, epochs = Speeds({"a": 10.0}), Epochs(household)
         hold_rounds(monkeypatch, STEPS - 20, lambda: "drift" in reasons(household))
         with speeds.in_place(), epochs.watched():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,18 +19,13 @@ from p2ptrain import failpoints
 from p2ptrain.events import Event, Failure, Recovered, Step, Warned
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder import full_snapshots as whole_copies
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder.full_snapshots import FullSnapshots
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.ftpipehd_options import FtpipehdOptions
-from p2ptrain.recovery import ftpipehd_repartition as repartition
-from p2ptrain.recovery import replan_trigger as elastic
-from p2ptrain.recovery import snapshot_schedule as cadence
-from p2ptrain.recovery import stall_detector as round_watch
 from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import Epochs, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
-from tests.integration.training.household import Devices, devices, hold_rounds
+from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices, hold_rounds
 from tests.support.memory_household import memory_id
 
 INTERVALS = FtpipehdOptions(first_repartition=10, repartition=1000, chain=4, whole=8)
@@ -40,16 +36,19 @@ LOST = (1, 3)
 """Units of b, the middle one of three."""
 STASHED = Asynchrony()
 
+SETTINGS = replace(
+    NO_FIRST_WEIGHTS,
+    repartition_judged_share=0.0,
+    replay_limit_seconds=1e9,  # steps seem to take long
+    newcomer_settle_seconds=0.0,
+)
+
 Happening = Callable[[], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(autouse=True)
-def _short_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def _one_thread() -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(repartition, "JUDGED_SHARE", 0.0)
-    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)  # the first weights are no way
-    monkeypatch.setattr(cadence, "REPLAY_LIMIT_SECONDS", 1e9)  # steps seem to take long
-    monkeypatch.setattr(elastic, "SETTLE_SECONDS", 0.0)
 
 
 async def course(
@@ -83,15 +82,15 @@ def failed(household: Devices) -> list[str]:
     return [event.name for event in household.events if isinstance(event, Failure)]
 
 
-async def test_all_answer_and_a_stage_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_answer_and_a_stage_hangs() -> None:
     """Case 1: nobody is gone; nothing moves; the same plan goes on from a version of all."""
-    monkeypatch.setattr(round_watch, "QUIET_SECONDS", 0.3)
-    monkeypatch.setattr(round_watch, "QUIET_CPU_SECONDS", 1e9)  # all share one process here
+    # all share one process here
+    settings = replace(SETTINGS, quiet_seconds=0.3, quiet_cpu_seconds=1e9)
 
     def hang(_: Reached) -> asyncio.Future[None]:
         return asyncio.get_running_loop().create_future()
 
-    async with devices(3) as household:
+    async with devices(3, settings=settings) as household:
         failpoints.arm("forward.compute.after", hang, device=memory_id("b"), step=HAPPENS)
         try:
             await course(household, 3, None)
@@ -107,7 +106,7 @@ async def test_all_answer_and_a_stage_hangs(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_all_answer_and_a_link_was_cut() -> None:
     """Case 1 again: what was on its way is lost, and done again."""
-    async with devices(3) as household:
+    async with devices(3, settings=SETTINGS) as household:
 
         async def cut() -> None:
             household.mesh.cut_link("b", "c")
@@ -122,7 +121,7 @@ async def test_all_answer_and_a_link_was_cut() -> None:
 
 async def test_all_answer_and_one_has_come_back_empty() -> None:
     """Case 2: it gets its units again from its neighbour, or the others get them first."""
-    async with devices(3) as household:
+    async with devices(3, settings=SETTINGS) as household:
 
         async def restart() -> None:
             await household.members["b"].close()
@@ -144,7 +143,7 @@ async def test_all_answer_and_one_has_come_back_empty() -> None:
 @pytest.mark.parametrize("name", ["b", "c"])
 async def test_one_is_silent(name: str) -> None:
     """Case 3: the others are cut anew, by the capacities that are known."""
-    async with devices(3) as household:
+    async with devices(3, settings=SETTINGS) as household:
 
         async def kill() -> None:
             await household.mesh.kill(name)
@@ -169,7 +168,7 @@ async def test_neighbours_are_silent_and_the_whole_copy_is_gone_back_to() -> Non
         await take(copies, version)
         held.extend(copies.versions)
 
-    async with devices(3) as household:
+    async with devices(3, settings=SETTINGS) as household:
 
         async def kill() -> None:
             while not held:  # noqa: ASYNC110 - copies are made in milliseconds
@@ -191,7 +190,7 @@ async def test_without_memory_for_it_there_is_no_whole_copy_and_people_hear_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(whole_copies, "usable_memory_bytes", lambda: 100)
-    async with devices(3) as household:
+    async with devices(3, settings=SETTINGS) as household:
         await course(household, 3, None)
     told = [event.message for event in household.events if isinstance(event, Warned)]
     assert sum("copy of the whole model" in message for message in told) == 1

@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.events import Event, PlanEvent, Step, Warned
-from p2ptrain.holder import generation_runner as standstill
-from p2ptrain.messages import calls as patience
 from p2ptrain.messages.kinds import (
     ALIVE,
     INVENTORY,
@@ -20,7 +18,8 @@ from p2ptrain.messages.kinds import (
     STATE_MANIFEST,
 )
 from p2ptrain.net.message import Message
-from p2ptrain.recovery import work_signs as signs
+from p2ptrain.recovery.recovery_settings import RecoverySettings
+from p2ptrain.recovery.work_signs import TALKS, SignLimits
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -30,19 +29,12 @@ from tests.integration.training.jobs import (
     undisturbed,
 )
 
-QUICK = signs.SignLimits(look_seconds=0.05, silent_seconds=0.5, still_seconds=0.6)
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "USUAL", QUICK)
-    monkeypatch.setattr("p2ptrain.holder.start.job_registry.FIND_TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr("p2ptrain.holder.start.job_registry.END_TIMEOUT_SECONDS", 0.1)
-    talks = replace(signs.TALKS, look_seconds=0.05, silent_seconds=0.5)
-    monkeypatch.setattr(standstill, "TALKS", talks)
-    monkeypatch.setattr(standstill, "SILENCE_LOOK_SECONDS", 0.1)
-    monkeypatch.setattr("p2ptrain.holder.generation.STANDING_TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr("p2ptrain.holder.generation.TALKS", talks)
+QUICK = RecoverySettings(
+    work_limits=SignLimits(look_seconds=0.05, silent_seconds=0.5, still_seconds=0.6),
+    talk_limits=replace(TALKS, look_seconds=0.05, silent_seconds=0.5),
+    silence_look_seconds=0.1,
+    answer_seconds=0.2,
+)
 
 
 async def _never(_peer: str, _message: Message) -> Message:
@@ -79,7 +71,7 @@ def _used(plan: PlanEvent) -> set[str]:
 async def test_one_that_hangs_as_a_job_begins_is_named_and_left_out(
     coordinator: str, kinds: tuple[str, ...]
 ) -> None:
-    async with devices(3) as household:
+    async with devices(3, settings=QUICK) as household:
         household.mesh.elect(coordinator)
         hang(household, "b", kinds)
         await household.holder_run(make_job(epochs=1)).run()
@@ -89,7 +81,7 @@ async def test_one_that_hangs_as_a_job_begins_is_named_and_left_out(
 
 
 async def test_one_that_hangs_as_it_is_measured_is_left_out() -> None:
-    async with devices(3) as household:
+    async with devices(3, settings=QUICK) as household:
         hang(household, "b", (MEASURE_PROFILE, ALIVE))
         await household.holder_run(make_job(epochs=1)).run()
         assert household.losses == undisturbed(make_job(), 3).losses
@@ -98,7 +90,7 @@ async def test_one_that_hangs_as_it_is_measured_is_left_out() -> None:
 
 async def test_one_that_hangs_while_it_trains_is_named_and_planned_around() -> None:
     wanted, job = undisturbed(momentum_job()), momentum_job()
-    async with devices(3) as household:
+    async with devices(3, settings=QUICK) as household:
 
         def listen(event: Event) -> None:
             household.events.append(event)
@@ -113,7 +105,7 @@ async def test_one_that_hangs_while_it_trains_is_named_and_planned_around() -> N
 
 async def test_one_that_hangs_as_its_weights_go_home_is_done_without() -> None:
     wanted, job = undisturbed(momentum_job()), momentum_job()
-    async with devices(3) as household:
+    async with devices(3, settings=QUICK) as household:
 
         def listen(event: Event) -> None:
             household.events.append(event)
@@ -125,10 +117,11 @@ async def test_one_that_hangs_as_its_weights_go_home_is_done_without() -> None:
         assert _warned(household) == ["b"]
 
 
-async def test_one_that_takes_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_takes_long_is_waited_for() -> None:
     """Its thread computes for several times as long as a device may do nothing."""
-    monkeypatch.setattr(patience, "USUAL", replace(QUICK, silent_seconds=0.4, still_seconds=0.1))
-    async with devices(2) as household:
+    limits = replace(QUICK.work_limits, silent_seconds=0.4, still_seconds=0.1)
+    settings = replace(QUICK, work_limits=limits)
+    async with devices(2, settings=settings) as household:
         service, prepare = household.members["b"].service, household.members["b"].routes[PREPARE]
 
         async def slowly(peer: str, message: Message) -> Message | None:

@@ -12,12 +12,10 @@ import torch
 
 from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.events import PlanEvent, Warned
-from p2ptrain.holder import generation_runner as standstill
 from p2ptrain.messages.kinds import FAILED
 from p2ptrain.messages.tensors import MicroBatchSlice, StreamId, Value
 from p2ptrain.net.message import Message
-from p2ptrain.recovery import stall_detector as round_watch
-from p2ptrain.recovery.cores import liveness as settling
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from tests.integration.training import group_plans
 from tests.integration.training.group_plans import divided
@@ -80,9 +78,6 @@ def spoil(monkeypatch: pytest.MonkeyPatch, kind: str, after: int = 30) -> None:
         await send(board, device, line, piece, values, *rest, **more)
 
     monkeypatch.setattr(TensorRouter, "send_values", wrong)
-    monkeypatch.setattr(standstill, "SILENCE_LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(standstill, "SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(round_watch, "QUIET_CPU_SECONDS", 1e9)  # all share one process here
 
 
 def spoil_sums(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 30) -> None:
@@ -146,7 +141,11 @@ async def test_of_a_group_whose_sums_are_spoiled_one_after_the_other_is_left_out
 )
 async def test_it_is_named_and_planned_around(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     wanted, job = undisturbed(momentum_job()), momentum_job()
-    async with devices(3) as household:
+    # all share one process here
+    settings = RecoverySettings(
+        silence_look_seconds=0.1, silence_seconds=0.5, quiet_cpu_seconds=1e9
+    )
+    async with devices(3, settings=settings) as household:
         spoil(monkeypatch, kind)
         await household.holder_run(job, one_stage_each(3)).run()
         assert_undisturbed(household, job, wanted)
@@ -163,11 +162,10 @@ async def test_it_is_named_and_planned_around(monkeypatch: pytest.MonkeyPatch, k
 
 @pytest.mark.parametrize("cause", ["user", "bug", "peer", "link", "made up"])
 async def test_one_that_says_without_end_that_its_part_fails_ends_no_job(
-    monkeypatch: pytest.MonkeyPatch, cause: str
+    cause: str,
 ) -> None:
-    monkeypatch.setattr(settling, "VERDICT_SECONDS", 0.1)
     wanted, job = undisturbed(momentum_job()), momentum_job()
-    async with devices(3) as household:
+    async with devices(3, settings=RecoverySettings(verdict_seconds=0.1)) as household:
 
         async def complain() -> None:
             mesh, service = household.mesh["b"], household.members["b"].service

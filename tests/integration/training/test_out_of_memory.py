@@ -14,7 +14,6 @@ import pytest
 from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.errors import DeviceLost, PeerError, PlanError
 from p2ptrain.events import Failure, PlanEvent, Step, Warned
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder.input.dataset import CheckedDataset
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.interface import Mesh
@@ -22,7 +21,7 @@ from p2ptrain.messages.assignment import Assignment
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import Message
 from p2ptrain.process import memory_budget
-from p2ptrain.recovery.cores import liveness as settling
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.runtime import stage_sender as epoch_links
 from p2ptrain.runtime.allreduce import RingAllReduce
 from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
@@ -36,7 +35,7 @@ from p2ptrain.worker.session import WorkerSession
 from tests.integration.training.group_plans import Stage as GroupStage
 from tests.integration.training.group_plans import dealt, device_count, divided, force
 from tests.integration.training.group_plans import plan as forced_plan
-from tests.integration.training.household import Devices, devices
+from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices
 from tests.integration.training.jobs import make_job, on_step, undisturbed
 
 
@@ -190,8 +189,7 @@ async def test_a_device_that_is_gone_may_have_run_out_of_memory(
 ) -> None:
     """The kernel kills without a word: what the device last said of its memory is all there is."""
     monkeypatch.setattr(epoch_links, "available_memory_bytes", lambda: free_mib << 20)
-    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)  # the first weights are too old
-    async with devices(2) as household:
+    async with devices(2, settings=NO_FIRST_WEIGHTS) as household:
         killing: list[asyncio.Task[None]] = []
 
         def kill() -> None:
@@ -348,11 +346,10 @@ async def test_no_memory_for_samples_is_planned_around(
 
 async def test_samples_that_never_fit_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that has no stage: there is no plan that asks less of it."""
-    monkeypatch.setattr(settling, "VERDICT_SECONDS", 0.0)
     monkeypatch.setattr(household_plan, "make_plan", partial(forced_plan, [divided(4)], names="b"))
     job = make_job()
     data = Filling(job.data)
-    async with devices(2) as household:
+    async with devices(2, settings=RecoverySettings(verdict_seconds=0.0)) as household:
 
         def fill() -> None:
             data.lacks = 1 << 30

@@ -12,7 +12,6 @@ import torch
 
 from p2ptrain.errors import PeerError
 from p2ptrain.events import Event, Failure, Recovered, Step
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder.replay_feed import ReplayFeed
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start.prepare import PreparedJob
@@ -32,7 +31,7 @@ from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, TensorRouter
 from p2ptrain.worker import hosted_stages as engagement
 from p2ptrain.worker import rebuild as rebuilding
-from tests.integration.training.household import Devices, devices
+from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
     momentum_job,
@@ -54,9 +53,8 @@ def _job() -> Job:
 
 @pytest.fixture(autouse=True)
 def kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One version has copies, long before the death; the first weights are no way back."""
+    """One version has copies, long before the death."""
     monkeypatch.setattr(SnapshotManager, "wants", lambda _copies, step: step == KEPT_AT)
-    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
 
 
 async def _run(household: Devices, job: Job, *dying: str) -> Recovered:
@@ -79,13 +77,13 @@ async def _run(household: Devices, job: Job, *dying: str) -> Recovered:
 @pytest.mark.parametrize("name", ["b", "c"])
 async def test_nobody_goes_back_for_one_stage(name: str) -> None:
     """Of the last one, the holder reads the targets again."""
-    async with devices(3) as household:
+    async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         recovered = await _run(household, _job(), name)
         assert recovered.replayed_steps <= 1  # where nobody had heard that the last one counts
 
 
 async def test_two_stages_that_are_not_neighbours_are_made_anew_together() -> None:
-    async with devices(5) as household:
+    async with devices(5, settings=NO_FIRST_WEIGHTS) as household:
         recovered = await _run(household, _job(), "b", "d")
         assert recovered.replayed_steps <= 1
 
@@ -94,7 +92,7 @@ async def test_what_is_not_kept_any_more_is_done_again_by_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engagement, "replay_log_bytes", lambda _planned: 1)
-    async with devices(3) as household:
+    async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         recovered = await _run(household, _job(), "b")
         assert recovered.version == KEPT_AT
 
@@ -106,7 +104,7 @@ async def test_who_cannot_make_it_anew_says_so_and_all_go_back(
         raise MemoryError
 
     monkeypatch.setattr(rebuilding._RebuildRun, "run", fails)
-    async with devices(3) as household:
+    async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         recovered = await _run(household, _job(), "b")
         assert recovered.version == KEPT_AT
 
@@ -114,7 +112,7 @@ async def test_who_cannot_make_it_anew_says_so_and_all_go_back(
 async def test_a_holder_that_is_started_again_gets_its_stage_made_anew(tmp_path: Path) -> None:
     """It reads again what it fed to it."""
     options = one_stage_each(3, STEPS)
-    async with devices(3) as household:
+    async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         process = await killed(household, tmp_path, DEATH_AT, _job(), options)
         await household.until_waiting("b", "c")
         job = _job()

@@ -10,14 +10,12 @@ import pytest
 
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Failure, Recovered, Step, Warned
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.recovery import snapshot_schedule as cadence
 from p2ptrain.recovery.version import Version
 from p2ptrain.worker.snapshot_service import SnapshotCollector
-from tests.integration.training.household import Devices, devices
+from tests.integration.training.household import NO_FIRST_WEIGHTS, OFTEN_COPIED, Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
     momentum_job,
@@ -57,9 +55,7 @@ class Course:
 
     async def run(self, options: TrainOptions) -> None:
         """Without the first weights: who is not kept is lost."""
-        self.monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
-        self.monkeypatch.setattr(cadence, "COST_SHARE", 1.0)  # copies every few steps
-        self.monkeypatch.setattr(cadence, "FIRST_ROUNDS", 1)
+        self.household.settings = OFTEN_COPIED
         tell, course = SnapshotManager.keep_only, self
 
         def keep_only(
@@ -160,16 +156,13 @@ def fails_at(monkeypatch: pytest.MonkeyPatch, is_short: Callable[[str], bool]) -
     monkeypatch.setattr(SnapshotCollector, "_make_sure_of_memory", find)
 
 
-async def test_a_job_without_copies_keeps_none_and_a_death_loses_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with devices(3) as household:
+async def test_a_job_without_copies_keeps_none_and_a_death_loses_it() -> None:
+    async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         killing: list[asyncio.Task[None]] = []
 
         def kill() -> None:
             killing.append(asyncio.create_task(household.mesh.kill("b")))
 
-        monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
         options = replace(_options(3), replicas=False)
         with pytest.raises(DeviceLost, match="b is gone"):
             await household.holder_run(_job(), options, on_step(household, 20, kill)).run()

@@ -25,7 +25,6 @@ from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process import child_process as apart
 from p2ptrain.process.cpu_share import CpuSpan
-from p2ptrain.recovery import replan_trigger as elastic
 from p2ptrain.runtime.stage_sender import LiveStageSender
 from p2ptrain.worker import device_profile as device_measures
 from p2ptrain.worker.leave import hand_over
@@ -36,7 +35,7 @@ from tests.integration.training.jobs import (
     one_stage_each,
     undisturbed,
 )
-from tests.integration.training.made_up import UNIT_SECONDS, make_up_profiles
+from tests.integration.training.made_up import SOON, UNIT_SECONDS, make_up_profiles
 from tests.support.reference import Outcome
 
 LONG = 40
@@ -121,7 +120,7 @@ async def test_who_leaves_hands_its_work_over_and_no_step_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wanted, job = undisturbed(momentum_job()), momentum_job()
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
         hold_rounds(monkeypatch, 10, lambda: household.plan.reason == "leave")
         course = Course(household, {5: partial(leave, household, "b")})
         await course.train(job, PIPELINE)
@@ -139,7 +138,7 @@ async def test_all_but_the_holder_may_leave_one_after_the_other(
 ) -> None:
     """Who asks before another has left may be left out with it, by one plan: here none does."""
     wanted, job = undisturbed(momentum_job()), momentum_job()
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
 
         async def leave_in_turn() -> None:
             for name in ("c", "b"):
@@ -161,7 +160,7 @@ async def test_who_comes_is_measured_while_training_goes_on_and_taken_in(
 ) -> None:
     options = replace(PIPELINE, wait_for=2, replan=replan, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
-    async with devices(2) as household:
+    async with devices(2, settings=SOON) as household:
 
         async def join() -> None:
             await household.mesh.join("c")
@@ -209,7 +208,7 @@ async def test_planner_pp_takes_in_who_comes_though_the_others_could_be_faster_w
         )
 
     monkeypatch.setattr(considering, "replan_cluster", tempting)
-    async with devices(2) as household:
+    async with devices(2, settings=SOON) as household:
 
         async def join() -> None:
             await household.mesh.join("c")
@@ -228,8 +227,8 @@ async def test_who_comes_before_the_coordinator_has_a_link_to_it_is_taken_in_as_
     options = replace(PIPELINE, wait_for=2, replan=False, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
     in_sight: list[int] = []
-    monkeypatch.setattr(elastic, "RETRY_SECONDS", 0.0)
-    async with devices(2) as household:
+    settings = replace(SOON, evaluation_retry_seconds=0.0)
+    async with devices(2, settings=settings) as household:
         household.mesh.elect("b")
         look = ReplanEvaluation.answer
 
@@ -262,7 +261,7 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
     may_be_measured = asyncio.Event()
     made_up, plan = device_measures.measure, household_plan.replan_cluster
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
 
         async def measured(*args: Any, **more: Any) -> Mapping[str, Any]:
             newcomer = household.members.get("d")
@@ -313,7 +312,7 @@ async def test_a_device_that_slows_down_gets_less_to_do_unless_the_plan_is_to_st
 ) -> None:
     options = replace(PIPELINE, replan=replan, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
 
         async def slow_down() -> None:
             slowed[household.mesh["b"].self_id] = 4.0
@@ -342,7 +341,7 @@ def units_of(plan: PlanEvent, name: str) -> int:
 async def test_devices_that_do_what_the_plan_expects_keep_it(slowed: dict[str, float]) -> None:
     options = replace(PIPELINE, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
         await Course(household, {}).train(job, options)
         assert_planned(household, job, wanted, ["start"])
 
@@ -351,7 +350,7 @@ async def test_devices_that_do_what_the_plan_expects_keep_it(slowed: dict[str, f
 async def test_a_device_that_comes_back_empty_gets_its_work_again() -> None:
     options = replace(PIPELINE, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
 
         async def restart() -> None:
             await household.mesh.kill("b")
@@ -387,7 +386,7 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
         monkeypatch.setattr(ReplanEvaluation, "answer", fails)
     wanted, job = undisturbed(momentum_job()), momentum_job()
     told: list[str] = []
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
         service = household.members["b"].service
 
         async def stay() -> None:

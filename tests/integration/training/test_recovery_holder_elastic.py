@@ -19,6 +19,7 @@ from p2ptrain.recovery.snapshot_schedule import SnapshotCost
 from p2ptrain.recovery.version import Version
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import assert_undisturbed, momentum_job, undisturbed
+from tests.integration.training.made_up import SOON
 from tests.integration.training.test_recovery_elastic import (
     LONG,
     PIPELINE,
@@ -50,7 +51,7 @@ async def test_who_leaves_hands_its_work_over(
     if not knows_plan:
         monkeypatch.setattr(PlanStep, "_reports_again", _unknown)
     wanted, job = undisturbed(momentum_job()), momentum_job()
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
         process = await killed(household, tmp_path, 3)
         await household.until_waiting("b", "c")
         leaving: list[asyncio.Task[None]] = []
@@ -74,7 +75,7 @@ async def test_a_device_that_slows_down_gets_less_to_do(
 ) -> None:
     options = replace(PIPELINE, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
         process = await killed(household, tmp_path, 3, momentum_job(20), options)
         await household.until_waiting("b", "c")
         slowed[household.mesh["b"].self_id] = 4.0
@@ -104,7 +105,7 @@ async def test_copies_are_taken_to_cost_what_they_did(
         begin(copies, assignment, cost, stable)
 
     monkeypatch.setattr(SnapshotManager, "begin", begun)
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
         process = await killed(household, tmp_path, 3)
         await household.until_waiting("b", "c")
         await again(household, process, momentum_job(), PIPELINE)

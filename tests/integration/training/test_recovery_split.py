@@ -10,12 +10,11 @@ import pytest
 
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Failure, PlanEvent, Step, Waiting
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.round_orders import RoundOrder
-from p2ptrain.recovery.cores import liveness as settling
-from tests.integration.training.household import Devices, devices
+from p2ptrain.recovery.recovery_settings import RecoverySettings
+from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices
 from tests.integration.training.jobs import (
     STEPS,
     assert_undisturbed,
@@ -144,12 +143,11 @@ async def test_who_is_heard_of_before_there_is_a_link_is_let_go_when_there_is_on
         assert steps_of(household) == list(range(1, STEPS + 1))
 
 
-async def test_what_is_only_out_of_reach_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_only_out_of_reach_is_waited_for() -> None:
     """Both sides say so, and after the split not one step is done again."""
-    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
     wanted = undisturbed(momentum_job())
     job = momentum_job()
-    async with devices(3) as household:
+    async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         mesh = household.mesh
         meeting: list[asyncio.Task[None]] = []
 
@@ -175,9 +173,8 @@ async def test_what_is_only_out_of_reach_is_waited_for(monkeypatch: pytest.Monke
             await household.until_idle(name)
 
 
-async def test_what_turns_out_to_be_gone_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)
-    async with devices(3) as household:
+async def test_what_turns_out_to_be_gone_ends_the_wait() -> None:
+    async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         mesh = household.mesh
         ending: list[asyncio.Task[None]] = []
 
@@ -200,12 +197,11 @@ async def test_what_turns_out_to_be_gone_ends_the_wait(monkeypatch: pytest.Monke
         await ending[0]
 
 
-async def test_devices_that_cannot_reach_each_other_do_not_share_a_plan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+SHORT_GRACE = RecoverySettings(link_grace_seconds=0.1, relink_seconds=0.1)
+
+
+async def test_devices_that_cannot_reach_each_other_do_not_share_a_plan() -> None:
     """A ring of four, each with two neighbours: nobody is dead, and not all can work together."""
-    monkeypatch.setattr(settling, "SETTLE_SECONDS", 0.1)
-    monkeypatch.setattr(settling, "RELINK_SECONDS", 0.1)
     wanted = undisturbed(momentum_job())
     job = momentum_job()
 
@@ -213,7 +209,7 @@ async def test_devices_that_cannot_reach_each_other_do_not_share_a_plan(
         mesh.cut_link("a", "c")
         mesh.cut_link("b", "d")
 
-    async with devices(4) as household:
+    async with devices(4, settings=SHORT_GRACE) as household:
         split = at_step(household, lambda: ring(household.mesh))
         await household.holder_run(job, one_stage_each(4), split).run()
         assert_undisturbed(household, job, wanted)
@@ -225,14 +221,12 @@ async def test_devices_that_cannot_reach_each_other_do_not_share_a_plan(
 
 @pytest.mark.parametrize(("ends", "used", "left_out"), [("bc", "ac", "b"), ("ac", "ab", "c")])
 async def test_two_that_never_reach_each_other_are_planned_around_and_named(
-    monkeypatch: pytest.MonkeyPatch, ends: str, used: str, left_out: str
+    ends: str, used: str, left_out: str
 ) -> None:
     """From the start: alive for all, by what the third says."""
-    monkeypatch.setattr(settling, "SETTLE_SECONDS", 0.1)
-    monkeypatch.setattr(settling, "RELINK_SECONDS", 0.1)
     wanted = undisturbed(momentum_job())
     job = momentum_job()
-    async with devices(3) as household:
+    async with devices(3, settings=SHORT_GRACE) as household:
         household.mesh.cut_link(*ends)
         await household.holder_run(job, TrainOptions(wait_for=2, planner="pp")).run()
         assert_undisturbed(household, job, wanted)

@@ -9,7 +9,7 @@ import pytest
 from p2ptrain import failpoints
 from p2ptrain.events import Failure, PlanEvent, Warned
 from p2ptrain.failpoints import Reached
-from p2ptrain.recovery import stall_detector as round_watch
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -22,10 +22,10 @@ from tests.support.memory_household import memory_id
 
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_stage_that_hangs_is_begun_again_and_then_done_without(
-    times: int, monkeypatch: pytest.MonkeyPatch
+    times: int,
 ) -> None:
-    monkeypatch.setattr(round_watch, "QUIET_SECONDS", 0.3)
-    monkeypatch.setattr(round_watch, "QUIET_CPU_SECONDS", 1e9)  # all share one process here
+    # all share one process here
+    settings = RecoverySettings(quiet_seconds=0.3, quiet_cpu_seconds=1e9)
     wanted, job = undisturbed(momentum_job()), momentum_job()
     left = times
 
@@ -39,7 +39,7 @@ async def test_a_stage_that_hangs_is_begun_again_and_then_done_without(
             arm()
         return asyncio.get_running_loop().create_future()
 
-    async with devices(3) as household:
+    async with devices(3, settings=settings) as household:
         arm()
         await household.holder_run(job, one_stage_each(3)).run()
         assert left == 0

@@ -10,11 +10,13 @@ import pytest
 from p2ptrain.events import PlanEvent, Warned
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.net.message import Message
-from p2ptrain.recovery.cores import liveness as settling
+from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.runtime.io import tensor_router as switchboard
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
+
+SETTINGS = RecoverySettings(verdict_seconds=0.0)
 
 
 def send_one_too_many(monkeypatch: pytest.MonkeyPatch, times: float) -> Callable[[], int]:
@@ -29,7 +31,6 @@ def send_one_too_many(monkeypatch: pytest.MonkeyPatch, times: float) -> Callable
         return to_messages(kind, address, piece, values, *rest)
 
     monkeypatch.setattr(switchboard, "to_messages", wrong)
-    monkeypatch.setattr(settling, "VERDICT_SECONDS", 0.0)
     return lambda: sent
 
 
@@ -38,7 +39,7 @@ async def test_who_refuses_what_the_holder_sends_gets_no_more_work(
     monkeypatch: pytest.MonkeyPatch, planner: str
 ) -> None:
     send_one_too_many(monkeypatch, float("inf"))
-    async with devices(2) as household:
+    async with devices(2, settings=SETTINGS) as household:
         options = TrainOptions(wait_for=2, planner=planner)
         await household.holder_run(make_job(), options).run()
         told = [event for event in household.events if isinstance(event, Warned)]
@@ -49,11 +50,11 @@ async def test_who_refuses_what_the_holder_sends_gets_no_more_work(
 
 
 async def test_one_wrong_frame_costs_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with devices(2) as household:
+    async with devices(2, settings=SETTINGS) as household:
         await household.holder_run(make_job()).run()
         expected = household.losses
     sent = send_one_too_many(monkeypatch, 1)
-    async with devices(2) as household:
+    async with devices(2, settings=SETTINGS) as household:
         await household.holder_run(make_job()).run()
         assert household.losses == expected
     assert sent() == 1

@@ -21,7 +21,7 @@ from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds
 from p2ptrain.runtime.stage_sender import LiveStageSender
 from tests.integration.training.household import Devices, devices, hold_rounds
-from tests.integration.training.made_up import make_up_profiles
+from tests.integration.training.made_up import SOON, make_up_profiles
 from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job
 from tests.support.curves import by_plain_torch, difference
 from tests.support.memory_household import memory_id
@@ -84,7 +84,7 @@ async def test_a_slow_device_gets_smaller_tiles(
     monkeypatch: pytest.MonkeyPatch, slow: str | None
 ) -> None:
     what = job(micro_batch=8)
-    async with devices(3) as household:
+    async with devices(3, settings=SOON) as household:
         rounds = Rounds(household, monkeypatch)
 
         def listen(event: Event) -> None:

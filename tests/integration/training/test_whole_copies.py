@@ -11,16 +11,14 @@ import torch
 
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.holder import job_record as job_memory
 from p2ptrain.holder import trainer as holder
 from p2ptrain.holder.full_snapshots import FullSnapshots
 from p2ptrain.holder.reports import plan_event
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.recovery import snapshot_schedule as cadence
 from p2ptrain.recovery.version import Version
-from tests.integration.training.household import devices, hold_rounds
+from tests.integration.training.household import OFTEN_COPIED, devices, hold_rounds
 from tests.integration.training.jobs import (
     assert_undisturbed,
     momentum_job,
@@ -35,9 +33,6 @@ async def test_two_neighbours_are_lost_and_the_copy_of_all_is_gone_back_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(job_memory, "REPLAY_LIMIT_SECONDS", 0.0)  # the first weights are no way
-    monkeypatch.setattr(cadence, "COST_SHARE", 1.0)  # copies every few steps
-    monkeypatch.setattr(cadence, "FIRST_ROUNDS", 1)
     held: list[Version] = []
     take = FullSnapshots._take
 
@@ -48,7 +43,7 @@ async def test_two_neighbours_are_lost_and_the_copy_of_all_is_gone_back_to(
     monkeypatch.setattr(FullSnapshots, "_take", noted)
     wanted, job = undisturbed(momentum_job(), STEPS), momentum_job()
     killing: list[asyncio.Task[None]] = []
-    async with devices(3) as household:
+    async with devices(3, settings=OFTEN_COPIED) as household:
 
         async def kill() -> None:
             for name in ("b", "c"):
@@ -60,7 +55,7 @@ async def test_two_neighbours_are_lost_and_the_copy_of_all_is_gone_back_to(
             if isinstance(event, Step) and event.step == DEATH:
                 killing.append(asyncio.create_task(kill()))
 
-        hold_rounds(monkeypatch, DEATH, lambda: bool(held))
+        hold_rounds(monkeypatch, DEATH - 1, lambda: bool(held))
         options = replace(one_stage_each(3, STEPS), whole_copies=EVERY)
         await household.holder_run(job, options, listen).run()
         await asyncio.gather(*killing)

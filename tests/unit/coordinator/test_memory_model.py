@@ -22,7 +22,7 @@ from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.memory_budget import PROCESS_BYTES
 from p2ptrain.recovery.rebuild_plan import replay_log_bytes
-from p2ptrain.recovery.snapshot_schedule import FIRST_ROUNDS
+from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.tiling.planning.profile_maps import copied_bytes
 from tests.support.feature_maps import chain
 from tests.support.tiling_examples import CONVOLUTION
@@ -112,7 +112,7 @@ def test_a_pipeline_counts_what_waits_at_its_cut() -> None:
     last = {"units": [2, 3], "devices": [{"name": "y", "share": 4}], "warmup": 1}
     wire = 3 * 4 * 30
     fed = 32 * (7 + 1)
-    log = FIRST_ROUNDS * 16 * 30
+    log = HOME.first_snapshot_rounds * 16 * 30
     assert extras(first, last) == {
         "x": wire + 1200 + (4 * 160 + 1800) // 3 + (12 - 4) * 160 // 12 + fed + log,
         "y": 4 * 30 + wire + 24 + 4 * 20 + (4 * 20 + 24) // 3 + log,
@@ -150,7 +150,7 @@ def test_a_device_of_a_group_counts_its_own_pieces() -> None:
         "allocation": "micro_batches",
     }
     found = extras(first, dealt)
-    log = FIRST_ROUNDS * 4 * 30  # of one micro-batch
+    log = HOME.first_snapshot_rounds * 4 * 30  # of one micro-batch
     held = (8 - 4) * 20 // 12
     more = 24 + 4 * 20
     assert found["y"] == 8 * 30 + 3 * 4 * 30 + more + (4 * 20 + 24) // 3 + held + 3 * log

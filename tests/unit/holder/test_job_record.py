@@ -7,7 +7,8 @@ import pytest
 from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.start.journal import Journal, JournalEntry
 from p2ptrain.recovery.cores.job_history import ReportedProgress
-from p2ptrain.recovery.snapshot_schedule import REPLAY_LIMIT_SECONDS, SnapshotCost, SnapshotSchedule
+from p2ptrain.recovery.recovery_settings import HOME
+from p2ptrain.recovery.snapshot_schedule import SnapshotCost, SnapshotSchedule
 from p2ptrain.recovery.state_report import StateKind
 
 ENTRY = JournalEntry("f00d-1", "f00d", "abc", 0, ReportedProgress(0, 0))
@@ -27,7 +28,7 @@ def test_the_first_weights_count_until_the_first_copies_should_be_there(
     assert first.kind is StateKind.INITIAL
     assert first.most_replayed is not None
     cadence = SnapshotSchedule(SnapshotCost(1e6, (), round_seconds), 0, 0.0)
-    on_its_way = REPLAY_LIMIT_SECONDS / round_seconds
+    on_its_way = HOME.replay_limit_seconds / round_seconds
     assert first.most_replayed >= cadence.interval_rounds + on_its_way
 
 

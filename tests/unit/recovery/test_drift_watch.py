@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.drift_watch import (
     CONFIRMED,
-    COPYING_SECONDS,
     FEW_ROUNDS,
     FIRST_ROUNDS,
     FIRST_SECONDS,
     LATER_ROUNDS,
-    MIN_SECONDS,
     TOLERANCE,
-    WINDOW_SECONDS,
     DriftWatch,
     DriftWindow,
 )
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds, StageSeconds
+from p2ptrain.recovery.recovery_settings import HOME
 
 ONE, OTHER = (0, "a"), (1, "b")
 ROUND_SECONDS = 1.2
@@ -85,7 +83,7 @@ def test_rounds_beside_a_copy_do_not_count() -> None:
 
 def test_where_copies_never_end_rounds_count() -> None:
     """Else a slow link, on which they take all of the time, would hide every other slowness."""
-    before = int(COPYING_SECONDS / ROUND_SECONDS)
+    before = int(HOME.drift_copying_seconds / ROUND_SECONDS)
     factors = [1.0] + [4.0] * (before + CONFIRMED)
     ((number, _),) = rounds(DriftWatch(EXPECTED), factors, copying=[True] * len(factors))
     assert number == 1 + before + CONFIRMED
@@ -125,13 +123,13 @@ def test_what_messages_explain_is_not_off() -> None:
 
 
 def test_short_rounds_are_put_together() -> None:
-    seconds = WINDOW_SECONDS / 10
+    seconds = HOME.drift_window_seconds / 10
     looks = rounds(DriftWatch(EXPECTED), [1.0] + [3.0] * 100, seconds=seconds)
     assert looks[0][0] >= 1 + 10 * CONFIRMED
 
 
 def test_rounds_of_milliseconds_are_not_looked_at_all_the_time() -> None:
-    every = round(MIN_SECONDS / 0.004)
+    every = round(HOME.drift_look_seconds / 0.004)
     looks = rounds(DriftWatch(EXPECTED), [1.0] * (4 * every), seconds=0.004)
     numbers = [number for number, _ in looks]
     assert len(numbers) == 3

@@ -22,7 +22,8 @@ from p2ptrain.recovery.choose_version import (
     choose_version,
 )
 from p2ptrain.recovery.placement import PlacedStage, Placement
-from p2ptrain.recovery.rebuild_plan import MIN_STEPS, Rebuild, plan_rebuilds
+from p2ptrain.recovery.rebuild_plan import Rebuild, plan_rebuilds
+from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Era, Lineage, Version
 
@@ -57,6 +58,8 @@ def _has(
 def _reports(*inventories: StateReport) -> dict[str, StateReport]:
     return {inventory.device: inventory for inventory in inventories}
 
+
+LEAST_STEPS = HOME.rebuild_min_steps
 
 _HOLDER = _has("h", _live(0, 2))
 _KEEPER = _has("c", _live(4, 6), _copy(2, 4, _v(COPIED)))
@@ -93,7 +96,7 @@ def test_the_keeper_makes_it_from_what_the_neighbours_sent() -> None:
             id="a copy of another history",
         ),
         pytest.param(
-            _reports(_HOLDER, _has("c", _live(4, 6), _copy(2, 4, _v(NOW - MIN_STEPS + 1)))),
+            _reports(_HOLDER, _has("c", _live(4, 6), _copy(2, 4, _v(NOW - LEAST_STEPS + 1)))),
             id="too few steps to be worth it",
         ),
     ],
@@ -171,7 +174,7 @@ def test_no_step_is_made_that_somebody_has_forgotten(one: int, other: int, copie
         _has("c", _live(4, 6), _copy(2, 4, _v(copied)), since=other),
     )
     for made in plan_rebuilds(6, stock, _LINEAGE, _PRESENT):
-        assert max(one, other, 20) <= made.version.step <= NOW - MIN_STEPS
+        assert max(one, other, 20) <= made.version.step <= NOW - LEAST_STEPS
         assert made.version.step == copied
 
 

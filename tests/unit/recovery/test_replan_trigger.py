@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.replan_trigger import (
     LONGEST_SETTLE_SECONDS,
     MAX_MOVES,
     MAX_TRIES,
     OVERTAKE_SECONDS,
-    RETRY_SECONDS,
-    SETTLE_SECONDS,
     AdoptPlan,
     DeviceGone,
     DeviceJoined,
@@ -63,8 +62,8 @@ def test_newcomers_settle_before_they_are_looked_at_and_all_at_once() -> None:
     core = begun()
     assert core.handle(DeviceJoined("c"), 1.0) == []
     assert core.handle(DeviceJoined("d"), 1.9) == []
-    assert core.tick(1.0 + SETTLE_SECONDS) == []
-    assert core.next_wakeup == 1.9 + SETTLE_SECONDS
+    assert core.tick(1.0 + HOME.newcomer_settle_seconds) == []
+    assert core.next_wakeup == 1.9 + HOME.newcomer_settle_seconds
     found = look(core.tick(core.next_wakeup))
     assert found.reason is ReconfigureReason.JOIN
     changed = core.handle(answered(found.number, AB | {"c"}), 5.0)
@@ -118,7 +117,7 @@ def test_nothing_is_due_where_nobody_is_new() -> None:
     core = begun()
     assert core.next_wakeup == float("inf")
     core.handle(DeviceJoined("c"), 1.0)
-    assert core.next_wakeup == 1.0 + SETTLE_SECONDS
+    assert core.next_wakeup == 1.0 + HOME.newcomer_settle_seconds
     core.handle(DeviceGone("c"), 1.1)
     assert core.next_wakeup == float("inf")
 
@@ -145,7 +144,7 @@ def test_looks_that_settle_nothing_are_made_again_less_and_less_often(
         at.append(now)
         instructions = core.tick(now)
     waits = [later - earlier for earlier, later in pairwise(at)]
-    assert waits == [RETRY_SECONDS * 2**n for n in range(MAX_TRIES - 1)]
+    assert waits == [HOME.evaluation_retry_seconds * 2**n for n in range(MAX_TRIES - 1)]
     core.handle(ReconfigureStarted(), 1000.0)
     assert (
         look(core.handle(GenerationBegan(AB), 1001.0)).reason is ReconfigureReason.JOIN
@@ -156,7 +155,7 @@ def test_who_was_not_in_sight_is_taken_in_by_a_later_look() -> None:
     core = begun()
     core.handle(DeviceJoined("c"), 1.0)
     core.handle(answered(look(core.tick(3.0)).number, frozenset(), "ab"), 4.0)
-    again = look(core.tick(4.0 + RETRY_SECONDS))
+    again = look(core.tick(4.0 + HOME.evaluation_retry_seconds))
     changed = core.handle(answered(again.number, AB | {"c"}), 8.0)
     assert changed == [AdoptPlan(ReconfigureReason.JOIN)]
 
@@ -167,11 +166,11 @@ def test_who_comes_while_another_cannot_be_seen_is_looked_at_as_soon_as_ever() -
     found = look(core.tick(3.0))
     core.handle(DeviceJoined("d"), 3.5)
     core.handle(answered(found.number, frozenset(), "ab"), 4.0)
-    assert core.next_wakeup == 3.5 + SETTLE_SECONDS
+    assert core.next_wakeup == 3.5 + HOME.newcomer_settle_seconds
     found = look(core.tick(core.next_wakeup))
     core.handle(answered(found.number, frozenset(), "abd"), 5.0)
     core.handle(DeviceJoined("e"), 6.0)
-    assert core.next_wakeup == 6.0 + SETTLE_SECONDS
+    assert core.next_wakeup == 6.0 + HOME.newcomer_settle_seconds
 
 
 def test_what_was_found_is_not_replaced_by_another_look_before_it_is_in_force() -> None:
@@ -302,7 +301,7 @@ def test_who_came_is_not_held_against_who_comes_next_nor_are_changes_of_speed() 
         core.handle(ReconfigureStarted(), second - 5.0)
         core.handle(GenerationBegan(devices), second - 4.0)
         core.handle(DeviceJoined(device), second)
-        found = look(core.tick(second + SETTLE_SECONDS))
+        found = look(core.tick(second + HOME.newcomer_settle_seconds))
         assert found.moved_seconds_ago == ()
         out = core.handle(answered(found.number, devices | {device}), second + 2.0)
         assert out == [AdoptPlan(ReconfigureReason.JOIN)]

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.snapshot_schedule import (
-    COST_SHARE,
     COSTS_LEFT_OUT,
-    FIRST_ROUNDS,
     IDLE_SHARE,
     MAX_OF_ESTIMATED,
     MIN_OF_ESTIMATED,
     PATIENCE_LIMIT,
-    REPLAY_LIMIT_SECONDS,
     WAIT_SHARE,
     SnapshotCost,
     SnapshotSchedule,
     SnapshotTransfer,
 )
+
+COST_SHARE, FIRST_ROUNDS = HOME.snapshot_cost_share, HOME.first_snapshot_rounds
 
 seconds = st.floats(1e-4, 100.0)
 costs = st.builds(
@@ -42,8 +42,8 @@ def test_what_is_computed_again_is_bounded_and_else_the_cost(cost: SnapshotCost)
     cadence = SnapshotSchedule(cost, 0, 0.0)
     rounds = cadence.interval_rounds
     assert rounds >= 1
-    assert rounds == 1 or rounds * cost.round_seconds <= REPLAY_LIMIT_SECONDS
-    if rounds < int(REPLAY_LIMIT_SECONDS / cost.round_seconds):
+    assert rounds == 1 or rounds * cost.round_seconds <= HOME.replay_limit_seconds
+    if rounds < int(HOME.replay_limit_seconds / cost.round_seconds):
         assert cost.estimated_seconds <= COST_SHARE * rounds * cost.round_seconds * (1 + 1e-9)
         for transfer in cost.transfers:
             free = cost.round_seconds - transfer.busy_seconds

@@ -8,7 +8,7 @@ from p2ptrain.recovery.choose_version import StateLost, VersionChoice
 from p2ptrain.recovery.cores import holder_events as h
 from p2ptrain.recovery.cores import holder_instructions as to_do
 from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
-from p2ptrain.recovery.cores.liveness import MAX_FRUITLESS, RELINK_SECONDS, VERDICT_SECONDS
+from p2ptrain.recovery.cores.liveness import MAX_FRUITLESS
 from p2ptrain.recovery.cores.retry_policy import EARLY_STEPS, MAX_SPOILED, RETRY_SECONDS
 from p2ptrain.recovery.generation_request import (
     EPOCHS_A_REQUEST,
@@ -16,6 +16,7 @@ from p2ptrain.recovery.generation_request import (
     ReconfigureReason,
 )
 from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.version import Lineage, Version
 
 _FIRST = Version(0, 0)
@@ -87,7 +88,7 @@ def test_a_broken_link_waits_for_the_verdict_or_the_link() -> None:
 def test_a_round_that_broke_off_waits_for_a_sign() -> None:
     core = _training("a", "b")
     assert _feed(core, h.RoundInterrupted("no link"), now=1.0) == [to_do.StopRounds()]
-    assert core.tick(1.0 + VERDICT_SECONDS / 2) == []
+    assert core.tick(1.0 + HOME.verdict_seconds / 2) == []
     ask = _ask_of(_feed(core, h.MemberDied("b", certain=False), now=2.9)).ask
     assert ask.past.silent == {"b"}
 
@@ -96,18 +97,18 @@ def test_what_breaks_off_again_and_again_ends_the_job() -> None:
     core, now = _training("a"), 1.0
     for _ in range(MAX_FRUITLESS):
         _feed(core, h.RoundInterrupted("the pipe is blocked"), now=now)
-        now += VERDICT_SECONDS
+        now += HOME.verdict_seconds
         number = _ask_of(core.tick(now)).ask.number
         _feed(core, h.GenerationReady(number, _placed(number, "a"), _CHOICE), now=now)
     _feed(core, h.RoundInterrupted("the pipe is blocked"), now=now)
-    assert core.tick(now + VERDICT_SECONDS) == [to_do.StopJob("the pipe is blocked")]
+    assert core.tick(now + HOME.verdict_seconds) == [to_do.StopJob("the pipe is blocked")]
 
 
 def test_a_new_step_says_that_it_was_of_use() -> None:
     core, now = _training("a"), 1.0
     for step in range(3 * MAX_FRUITLESS):
         _feed(core, h.RoundInterrupted("the pipe is blocked"), now=now)
-        now += VERDICT_SECONDS
+        now += HOME.verdict_seconds
         number = _ask_of(core.tick(now)).ask.number
         _feed(core, h.GenerationReady(number, _placed(number, "a"), _CHOICE), now=now)
         _feed(core, h.StepCommitted(step + 1), now=now)
@@ -129,9 +130,9 @@ def test_who_stands_still_twice_in_a_row_is_left_out_until_it_comes_anew() -> No
 def test_a_link_between_two_others_gets_a_moment() -> None:
     core = _training("a", "b")
     _feed(core, h.LinkBroken("a", "b"), now=1.0)
-    assert core.next_wakeup == 1.0 + RELINK_SECONDS
-    assert core.tick(1.0 + RELINK_SECONDS / 2) == []
-    _ask_of(core.tick(1.0 + RELINK_SECONDS))
+    assert core.next_wakeup == 1.0 + HOME.relink_seconds
+    assert core.tick(1.0 + HOME.relink_seconds / 2) == []
+    _ask_of(core.tick(1.0 + HOME.relink_seconds))
 
 
 def test_answers_of_requests_given_up_are_not_taken() -> None:
