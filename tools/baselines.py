@@ -18,8 +18,7 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, draft_pipeline, peak_bytes
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest

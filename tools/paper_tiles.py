@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink, Overheads
 from p2ptrain.plan.types.feature_maps import (
     ELEMENTWISE,
     AxisWindow,
@@ -24,7 +24,6 @@ from p2ptrain.plan.types.feature_maps import (
     MapUnit,
     Operation,
 )
-from p2ptrain.plan.types.overheads import REFERENCE, Overheads
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.grouping import best_grouping
 from p2ptrain.tiling.planning.tiling_cost import Costs

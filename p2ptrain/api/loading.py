@@ -47,8 +47,6 @@ async def load_training(*, exporting: bool = False) -> None:
 
 def _load() -> None:
     with collector_at_rest():
-        pass
-
         import_training()
     fork_from_here()
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice, overheads_of, to_profile
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.plan.types.cluster import ClusterLink
-from p2ptrain.plan.types.overheads import REFERENCE, Overheads
+from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink, Overheads
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode

@@ -13,8 +13,7 @@ from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.forms import Range, Text
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types import json_fields as fields
-from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
-from p2ptrain.plan.types.overheads import Overheads
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, Overheads
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.unit_times import TimeTable, bytes_by_flop
 from p2ptrain.process.memory_budget import smaller_budget

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from math import copysign, exp, log
 from statistics import fmean, median
 
-from p2ptrain.plan.types.overheads import Overheads
+from p2ptrain.plan.types.cluster import Overheads
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 
 NOISE = 0.1

@@ -9,12 +9,11 @@ from p2ptrain.plan.cost.allreduce_order import allreduce_turn
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup
 from p2ptrain.plan.cost.workload_share import ROUNDING
-from p2ptrain.plan.planners.data_parallel import plan_dp
+from p2ptrain.plan.planners.data_parallel import plan_dp, plan_single
 from p2ptrain.plan.planners.equal_shares import plan_pp
 from p2ptrain.plan.planners.ftpipehd import plan_ftpipehd
 from p2ptrain.plan.planners.hybrid import plan_hybrid
 from p2ptrain.plan.planners.pipedream import plan_pipedream
-from p2ptrain.plan.planners.single import plan_single
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.micro_batch_sizes import candidate_splits
 from p2ptrain.plan.problem.question import Answer, Planner, Question

@@ -21,7 +21,7 @@ from p2ptrain.net.decoder import DecoderSink, FrameDecoder
 from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import Codec
 from p2ptrain.net.message import Message, PartKind, Priority
-from p2ptrain.plan.types.overheads import Overheads
+from p2ptrain.plan.types.cluster import Overheads
 from p2ptrain.profiling.unit_runner import CpuClock
 
 YARDSTICK_SECONDS = 0.005

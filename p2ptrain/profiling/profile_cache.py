@@ -153,9 +153,9 @@ async def measure(
     *,
     largest_second: bool = False,
 ) -> Mapping[str, Any]:
-    """The profile of `description` on this device; see `model.measure` for its content.
+    """The profile of `description` on this device; see `measure_units` for its content.
 
-    Beside it "overheads": what the device spends on messages and updates (`overheads.py`),
+    Beside it "overheads": what the device spends on messages and updates (`plan/types/cluster.py`),
     "wall_by_cpu": wall seconds for one of processor time, in all these times, "cold": batch sizes
     whose times are of a first pass, "faster": from how many samples on which units cost less at
     once (`measure_units.py`), and "processor": its kind. It takes at most about `memory_bytes`,

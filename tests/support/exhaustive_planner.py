@@ -15,8 +15,7 @@ from itertools import combinations, pairwise, permutations, product
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups
 from p2ptrain.plan.simulation.simulate import round_seconds
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 
 CLIMBED = 12
 """Structures that are climbed, fastest first."""

@@ -18,7 +18,7 @@ from random import Random
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest

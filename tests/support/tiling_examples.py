@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.types.cluster import ClusterLink, Overheads
 from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisWindow
-from p2ptrain.plan.types.overheads import Overheads
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem

@@ -129,7 +129,7 @@ def _windows(prepared: PreparedJob) -> list[dict[str, Any]]:
     """Of the first units, those that can be cut into tiles: as a file says it."""
     from p2ptrain.runtime.tiled.tile_layout import tileable
     from p2ptrain.tiling.kernels.tileable_operators import NotTiled
-    from p2ptrain.tiling.maps.unit_windows import unit_windows
+    from p2ptrain.tiling.planning.profile_maps import unit_windows
 
     try:
         windows = unit_windows(tileable(prepared.captured.description))

@@ -18,9 +18,8 @@ from torch import Tensor, fx
 from torch.export.graph_signature import InputKind, OutputKind
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.capture.batch_symbol import BatchSymbol
 from p2ptrain.model.capture.export_errors import control_flow_hint, is_own
-from p2ptrain.model.capture.translated import Traced, Translated
+from p2ptrain.model.capture.translated import BatchSymbol, Traced, Translated
 from p2ptrain.model.graph import operators
 from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references

@@ -1,4 +1,7 @@
-"""A translated graph, not yet cut."""
+"""A translated graph, not yet cut, and the batch size in the sizes of its values.
+
+`BatchSymbol` reads polynomials in the batch size off `torch.export`'s symbolic sizes.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
+import torch
 from torch import Tensor
 
-from p2ptrain.model.capture.batch_symbol import BatchSymbol
+from p2ptrain.errors import CaptureError
 from p2ptrain.model.graph.nodes import (
     Argument,
     GraphNode,
@@ -18,6 +23,68 @@ from p2ptrain.model.graph.nodes import (
     StateRef,
     TargetRef,
 )
+from p2ptrain.model.graph.values import (
+    CROSSING_DTYPES,
+    MAXIMUM_DEGREE,
+    Polynomial,
+    ValueDescription,
+)
+
+_VARIES = 2
+"""Samples from which on torch.export takes a batch that varies."""
+
+
+class BatchSymbol:
+    """The symbol that stands for the batch size in one exported graph."""
+
+    def __init__(self, size: int | torch.SymInt) -> None:
+        if not isinstance(size, torch.SymInt):
+            raise CaptureError(
+                f"the model works for one batch size only ({size}). Use x.shape[0] or -1 where the "
+                "batch size is written as a number"
+            )
+        self._environment = size.node.shape_env
+        self._symbol = self._environment.replace(size.node.expr)
+        self._known: dict[sympy.Expr, Polynomial | None] = {}
+
+    def least(self, program: torch.export.ExportedProgram) -> int:
+        """The fewest samples for which `program` is the model; 1 where it is for all that vary."""
+        limits = program.range_constraints.get(self._symbol)
+        least = 0 if limits is None else int(limits.lower)
+        return least if least > _VARIES else 1
+
+    def polynomial(self, size: int | torch.SymInt) -> Polynomial | None:
+        """`size` as a polynomial in the batch size, or None where it is none."""
+        if not isinstance(size, torch.SymInt):
+            return Polynomial((int(size),))
+        expression = size.node.expr
+        if expression not in self._known:
+            self._known[expression] = self._read(self._environment.replace(expression))
+        return self._known[expression]
+
+    def _read(self, expression: sympy.Expr) -> Polynomial | None:
+        if expression == self._symbol:
+            return Polynomial((0, 1))
+        if not expression.is_polynomial(self._symbol):
+            return None
+        if expression.free_symbols - {self._symbol}:
+            return None
+        highest_first = sympy.Poly(expression, self._symbol).all_coeffs()
+        if len(highest_first) > MAXIMUM_DEGREE + 1 or not all(c.is_Integer for c in highest_first):
+            return None
+        return Polynomial(tuple(int(c) for c in reversed(highest_first)))
+
+    def describe(self, name: str, value: Any, may_require_grad: bool) -> ValueDescription | None:
+        """A traced value as it would cross a cut; None where it cannot."""
+        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+            return None
+        if value.dtype not in CROSSING_DTYPES:
+            return None
+        dimensions = tuple(self.polynomial(size) for size in value.shape)
+        known = tuple(d for d in dimensions if d is not None)
+        if len(known) < len(dimensions):
+            return None
+        return ValueDescription(name, value.dtype, known, may_require_grad)
 
 
 @dataclass(frozen=True, slots=True)

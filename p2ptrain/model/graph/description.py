@@ -120,8 +120,6 @@ class ModelDescription:
 
     def to_bytes(self) -> bytes:
         """Strict CBOR; equal models give equal bytes."""
-        pass
-
         return encode(self)
 
     @cached_property

@@ -12,8 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.allocation import Allocation, deal, max_in_window, sample_ranges
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import (
+    Allocation,
+    BatchSplit,
+    deal,
+    max_in_window,
+    sample_ranges,
+)
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.schedule import usual_warmup
 from p2ptrain.plan.types.weight_versions import versions_kept

@@ -1,7 +1,7 @@
 """What the runtime really does beyond the plain cost model (`plan --overlap`, `train`).
 
     overheads    every message and byte costs both ends time of the core that computes
-                 (`overheads.py`); the holder's feeding costs the holder
+                 (`cluster.Overheads`); the holder's feeding costs the holder
     streaming    a message is sent, carried and read at the same time, block after block
     update       takes time, as does what a round costs whatever its size (orders, reports, events).
                  It is committed everywhere or nowhere, once every stage is done with the round; but
@@ -24,8 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2ptrain.plan.types.bucket_sizes import BucketSizes
-from p2ptrain.plan.types.cluster import ClusterDevice, ClusterLink
-from p2ptrain.plan.types.overheads import REFERENCE
+from p2ptrain.plan.types.cluster import REFERENCE, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile
 
 PREFETCHED_PIECES = 2

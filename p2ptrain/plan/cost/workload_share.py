@@ -15,8 +15,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from p2ptrain.plan.cost.draft import Draft, StageGroup
-from p2ptrain.plan.types.allocation import deal, sample_ranges
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit, deal, sample_ranges
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 

@@ -25,7 +25,7 @@ from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judged
 from p2ptrain.plan.problem.partition import Floats, Partition
 from p2ptrain.plan.problem.question import Answer, Question
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 
 MAX_ORDERS = 120
 """Orders tried before giving up, where memory rules out the first ones."""

@@ -27,7 +27,7 @@ from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judged
 from p2ptrain.plan.problem.partition import Floats
 from p2ptrain.plan.problem.question import Answer, Question
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 
 
 def plan_ftpipehd(question: Question) -> Answer:

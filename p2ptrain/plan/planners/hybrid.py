@@ -31,8 +31,7 @@ import numpy as np
 from p2ptrain.errors import PlanError, size_text
 from p2ptrain.plan.cost.draft import Draft, StageGroup
 from p2ptrain.plan.planners.group_shares import Floats, SampleTimes, Wholes
-from p2ptrain.plan.planners.hybrid_grid import Grid, make_grid
-from p2ptrain.plan.planners.hybrid_tables import StepTables
+from p2ptrain.plan.planners.hybrid_grid import Grid, StepTables, make_grid
 from p2ptrain.plan.planners.published import (
     Inner,
     dealing_by_speed,
@@ -44,8 +43,7 @@ from p2ptrain.plan.planners.published import (
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judged
 from p2ptrain.plan.problem.question import Answer, Question
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 
 EXACT_UNITS, EXACT_DEVICES = 24, 8
 """No grid up to here."""

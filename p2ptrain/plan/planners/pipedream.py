@@ -41,8 +41,7 @@ from p2ptrain.plan.problem.judge import Judged
 from p2ptrain.plan.problem.micro_batch_sizes import even_window
 from p2ptrain.plan.problem.partition import Floats, Wholes, range_sums
 from p2ptrain.plan.problem.question import Answer, Question
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
 MAX_STEPS = 100

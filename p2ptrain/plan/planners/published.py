@@ -22,8 +22,7 @@ from p2ptrain.plan.problem.device_orders import likely_orders
 from p2ptrain.plan.problem.judge import Judged
 from p2ptrain.plan.problem.partition import Floats, range_sums
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, hand_out
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit, hand_out
 
 MAX_ORDERS = 24
 """Orders tried where memory rules out the paper's own, beyond the likely ones."""

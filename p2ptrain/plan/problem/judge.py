@@ -15,7 +15,7 @@ from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import predicted_seconds
 from p2ptrain.plan.simulation.steady import simulated_tasks
 from p2ptrain.plan.simulation.steady_bound import steady_bound
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
 LONG_ROUND_TASKS = 1200

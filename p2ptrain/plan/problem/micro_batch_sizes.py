@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import lcm
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.batch_split import MAX_MICRO_BATCHES, BatchSplit
+from p2ptrain.plan.types.allocation import MAX_MICRO_BATCHES, BatchSplit
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
 
 MAX_SIZES = 8

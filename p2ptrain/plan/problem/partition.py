@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.problem.question import Constraints
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]
 

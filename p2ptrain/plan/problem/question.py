@@ -14,8 +14,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.cost.workload_share import ROUNDING, WorkloadShare
 from p2ptrain.plan.problem.judge import Judge
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit
 from p2ptrain.plan.types.request import Schedule
 
 

@@ -13,10 +13,10 @@ from p2ptrain.plan.cost.workload_share import ROUNDING, WorkloadShare
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.replan.fewest_bytes import Missing, cheapest_borders, slowest_seconds
+from p2ptrain.plan.replan.migration import Pause
 from p2ptrain.plan.replan.order_cuts import Order, OrderCuts, Singles
 from p2ptrain.plan.replan.order_moves import Reshaper, shifts
 from p2ptrain.plan.replan.order_values import OrderValues
-from p2ptrain.plan.replan.pause import Pause
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.search.balanced_groups import UnplacedGroup, balanced
 from p2ptrain.plan.simulation.simulate import draft_of

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.workload_share import ROUNDING, WorkloadShare
 from p2ptrain.plan.search.balanced_groups import UnplacedGroup, shared_by_speed
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]
 

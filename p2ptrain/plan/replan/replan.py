@@ -26,8 +26,7 @@ from p2ptrain.plan.planner_registry import plan_from_draft
 from p2ptrain.plan.prediction_bias import PlanMaker
 from p2ptrain.plan.problem.question import Answer
 from p2ptrain.plan.replan.light_search import LightSearch, ReplanEffort
-from p2ptrain.plan.replan.migration import Migration, plan_migration
-from p2ptrain.plan.replan.pause import Pause
+from p2ptrain.plan.replan.migration import Migration, Pause, plan_migration
 from p2ptrain.plan.replan.replica_holders import Replicas, place_replicas
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan

@@ -26,6 +26,7 @@ from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.micro_batch_sizes import neighbouring_splits
 from p2ptrain.plan.problem.question import Constraints, Question
+from p2ptrain.plan.search.balanced_groups import Drafter
 from p2ptrain.plan.search.climb import climb_fine, spare_devices
 from p2ptrain.plan.search.fine_moves import (
     changed_depths,
@@ -33,7 +34,6 @@ from p2ptrain.plan.search.fine_moves import (
     changed_shares,
     wanted_depths,
 )
-from p2ptrain.plan.search.layouts import Drafter
 from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.search.structure_moves import Layout, coarse_changes
 

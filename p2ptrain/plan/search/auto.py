@@ -17,19 +17,18 @@ from heapq import nsmallest
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.draft import Draft, split_usually, usual_depths
 from p2ptrain.plan.cost.workload_share import WorkloadShare
-from p2ptrain.plan.planners.data_parallel import judge_dp
+from p2ptrain.plan.planners.data_parallel import best_singles, judge_dp
 from p2ptrain.plan.planners.equal_shares import judge_pp
 from p2ptrain.plan.planners.ftpipehd import judge_ftpipehd
 from p2ptrain.plan.planners.hybrid import judge_hybrid
 from p2ptrain.plan.planners.pipedream import judge_pipedream
-from p2ptrain.plan.planners.single import best_singles
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Answer, Constraints, Question
 from p2ptrain.plan.search.annealing import annealed, annealing_tasks
+from p2ptrain.plan.search.balanced_groups import Drafter
 from p2ptrain.plan.search.climb import climb_fine
-from p2ptrain.plan.search.layouts import Drafter
 from p2ptrain.plan.search.pipelines import PipelineSearch
 from p2ptrain.plan.search.reasons import no_faster_than, no_gain, no_place, too_small
 from p2ptrain.plan.search.shares import ShareDivider

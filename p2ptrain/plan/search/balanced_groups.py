@@ -6,20 +6,24 @@ computes within T seconds and its memory, until they would exceed the micro-batc
 over goes, one by one, to the device that then finishes first. That is the least finishing time
 where a device is never faster with more samples.
 
-`UnplacedGroup` is the devices of a stage before it is known which units it has.
+`UnplacedGroup` is the devices of a stage before it is known which units it has. `Drafter` makes
+drafts that fit and obey the rules of a layout: borders, and stages of which some are only kinds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import StageGroup, alone
-from p2ptrain.plan.types.allocation import Allocation, hand_out
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_groups, usual_depths
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.search.shares import ShareDivider
+from p2ptrain.plan.search.structure_moves import GroupKind, Stage
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit, hand_out
 
 BISECTIONS = 25
 """Halvings of the interval of finishing times; a remainder of a few samples is handed out."""
@@ -158,3 +162,63 @@ def _proportional(speeds: Sequence[float], total: int) -> tuple[int, ...]:
     for i in by_rest[: total - sum(shares)]:
         shares[i] += 1
     return tuple(shares)
+
+
+class Drafter:
+    """Drafts layouts for one judge and its question's rules."""
+
+    def __init__(self, judge: Judge, divider: ShareDivider) -> None:
+        self.judge, self.divider, self.rules = judge, divider, divider.rules
+
+    def drafts(
+        self, split: BatchSplit, borders: Sequence[int], stages: Sequence[Stage]
+    ) -> Iterator[Draft]:
+        """Shares by speed, and where memory makes that shallow shares that leave it room.
+
+        With usual depths, and deeper ones where those may be faster by the bound.
+        """
+        shallow = self._drafted(split, borders, stages, (1,) * len(stages))
+        if shallow is None:
+            return
+        drafts = [shallow]
+        usual = usual_depths(shallow.groups, split.micro_batches)
+        if shallow.warmup != usual:
+            drafts += [
+                draft
+                for depths in (usual, tuple(max(1, depth // 2) for depth in usual))
+                if (draft := self._drafted(split, borders, stages, depths)) is not None
+            ]
+        for draft in dict.fromkeys(drafts):
+            if self.rules.allow(draft):
+                yield draft
+                yield from self.judge.deepened(draft)
+
+    def resized(self, draft: Draft, split: BatchSplit) -> Iterator[Draft]:
+        """The same structure with micro-batches of another size."""
+        kinds = [GroupKind(group.devices, deals=group.deals) for group in draft.groups]
+        return self.drafts(split, draft.borders, kinds)
+
+    def _drafted(
+        self,
+        split: BatchSplit,
+        borders: Sequence[int],
+        stages: Sequence[Stage],
+        depths: Sequence[int],
+    ) -> Draft | None:
+        """With shares that leave memory for `depths`; None where nothing fits."""
+        groups: list[StageGroup] = []
+        for stage, units, depth in zip(stages, pairwise(borders), depths, strict=True):
+            group = self._group(split, stage, units, depth)
+            if group is None:
+                return None
+            groups.append(group)
+        return draft_groups(self.judge.cost, split, borders, groups)
+
+    def _group(
+        self, split: BatchSplit, stage: Stage, units: tuple[int, int], depth: int
+    ) -> StageGroup | None:
+        if isinstance(stage, GroupKind):
+            if stage.deals:
+                return self.divider.micro_batches(split, stage.devices, units)
+            return self.divider.samples(split, stage.devices, units, depth)
+        return stage

@@ -9,8 +9,8 @@ from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.judge import WORTH, Judge, Judged
 from p2ptrain.plan.problem.micro_batch_sizes import neighbouring_splits
+from p2ptrain.plan.search.balanced_groups import Drafter
 from p2ptrain.plan.search.fine_moves import fine_changes, many_depths, other_depths
-from p2ptrain.plan.search.layouts import Drafter
 from p2ptrain.plan.search.structure_moves import coarse_changes
 
 MAX_SPARE = 8

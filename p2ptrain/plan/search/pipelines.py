@@ -14,14 +14,14 @@ from itertools import islice
 from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Question
+from p2ptrain.plan.search.balanced_groups import Drafter
 from p2ptrain.plan.search.climb import climb_coarse, climb_sizes, try_depths
 from p2ptrain.plan.search.fine_moves import deeper
-from p2ptrain.plan.search.layouts import Drafter
 from p2ptrain.plan.search.replicated import best_replicated
 from p2ptrain.plan.search.segments import promising_splits, segment_candidates
 from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.search.structure_moves import taking_in
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 
 MIN_TASKS, PAIR_TASKS, MAX_TASKS = 100_000, 100, 2_500_000
 """The budget grows with the pairs of devices, up to a limit: about 1 s for 64 of them."""

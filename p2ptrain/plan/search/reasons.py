@@ -14,7 +14,7 @@ from p2ptrain.plan.problem.judge import Judged
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.simulation.group_bound import interface_seconds
 from p2ptrain.plan.simulation.steady_bound import mini_batches_each
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
 SAME = 1.005

@@ -27,8 +27,7 @@ from p2ptrain.plan.problem.micro_batch_sizes import even_window
 from p2ptrain.plan.problem.partition import Floats, Partition, range_sums
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.balanced_groups import balanced_group
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
 MIN_DEVICES, MAX_DEVICES = 7, 32

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
 Floats: TypeAlias = NDArray[np.float64]

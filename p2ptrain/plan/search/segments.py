@@ -37,8 +37,7 @@ from p2ptrain.plan.search.segment_tables import (
     Wholes,
     group_options,
 )
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
 MAX_CUTS = 24

@@ -26,7 +26,7 @@ from p2ptrain.plan.problem.partition import (
     in_order,
 )
 from p2ptrain.plan.problem.question import Constraints
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 
 MAX_ENUMERATED = 300
 """Placements of one batch split that are enumerated rather than searched."""

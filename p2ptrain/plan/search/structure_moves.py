@@ -1,7 +1,7 @@
 """Changes of a draft's structure: borders, which devices form a stage, which devices take part.
 
 A change keeps the groups it does not touch and names the others by their kind; their shares are
-then balanced again (`layouts.py`).
+then balanced again (`balanced_groups.Drafter`).
 """
 
 from __future__ import annotations

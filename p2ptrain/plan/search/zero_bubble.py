@@ -23,8 +23,8 @@ from p2ptrain.plan.cost.draft import Draft, split_backwards, split_usually
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Constraints, Question
 from p2ptrain.plan.search.annealing import annealed
+from p2ptrain.plan.search.balanced_groups import Drafter
 from p2ptrain.plan.search.climb import climb_fine, climb_sizes
-from p2ptrain.plan.search.layouts import Drafter
 from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.types.request import Schedule
 

@@ -29,7 +29,7 @@ from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.simulation.engine import Engine
 from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.simulation.steady_bound import mini_batches_each, steady_bound
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from typing import Any, Literal
 from p2ptrain.errors import OptionError
 from p2ptrain.net.read_form import one_line
 from p2ptrain.plan.types import json_fields as fields
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.tile_shape import MAX_TILES, TileShape

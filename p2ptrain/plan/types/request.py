@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
-from p2ptrain.plan.types.batch_split import check_samples
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, check_samples
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.weight_versions import Weights
 

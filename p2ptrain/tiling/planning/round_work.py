@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import StageGroup
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.tiling.planning.tiled_pipeline import place_seconds, sum_seconds, tile_parts
 from p2ptrain.tiling.planning.tiled_plan import costs_of, row_of

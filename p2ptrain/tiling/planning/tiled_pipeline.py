@@ -29,7 +29,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_groups, usual_depths
 from p2ptrain.plan.simulation.engine import FEED, Engine, Lane, TransferRoute
 from p2ptrain.plan.simulation.lanes import LaneBuilder, LanePart, Range, Routes, size_of
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.plan import Direction
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import Passage, Taker

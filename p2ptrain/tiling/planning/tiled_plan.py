@@ -21,8 +21,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.problem.micro_batch_sizes import candidate_splits
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, group_of, simulate_draft
 from p2ptrain.plan.simulation.timeline import TimelineEntry
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted

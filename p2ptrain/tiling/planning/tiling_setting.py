@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import StageGroup
-from p2ptrain.plan.types.allocation import sample_ranges
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit, sample_ranges
+from p2ptrain.plan.types.cluster import REFERENCE, Overheads
 from p2ptrain.plan.types.feature_maps import MapNetwork
-from p2ptrain.plan.types.overheads import REFERENCE, Overheads
 from p2ptrain.tiling.planning.tiled_pipeline import (
     Passes,
     TrailingPipeline,

@@ -16,7 +16,7 @@ from p2ptrain.failpoints import Reached
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.train_options import ReplanMethod
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile

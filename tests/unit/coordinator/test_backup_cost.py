@@ -17,8 +17,7 @@ from p2ptrain.coordinator.backup_cost import (
     plan_backups,
 )
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice, to_profile
-from p2ptrain.plan.types.cluster import ClusterLink
-from p2ptrain.plan.types.overheads import REFERENCE
+from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.placement import PlacedStage
 from tests.unit.coordinator.test_memory_model import measured, request

@@ -20,8 +20,7 @@ from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
-from p2ptrain.plan.types.cluster import ClusterLink
-from p2ptrain.plan.types.overheads import Overheads
+from p2ptrain.plan.types.cluster import ClusterLink, Overheads
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import ChildProcess, SearchPriority
 from tests.support.memory_household import MemoryHousehold

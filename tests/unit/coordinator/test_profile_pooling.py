@@ -13,7 +13,7 @@ from p2ptrain.coordinator.profile_pooling import (
     mixed_kinds,
     pool_profiles,
 )
-from p2ptrain.plan.types.overheads import REFERENCE
+from p2ptrain.plan.types.cluster import REFERENCE
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.profiling.profile_cache import MAX_LETTERS, processor_kind
 

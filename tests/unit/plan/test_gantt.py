@@ -9,8 +9,7 @@ from hypothesis import given, settings
 
 from p2ptrain.plan.gantt import PLOT_WIDTH, draw_gantt
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile

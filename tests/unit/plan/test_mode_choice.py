@@ -17,7 +17,7 @@ from p2ptrain.plan.mode_choice import (
     lags,
     more_updates,
 )
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.weight_versions import Weights

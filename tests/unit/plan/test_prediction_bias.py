@@ -12,7 +12,7 @@ from p2ptrain.plan.prediction_bias import (
     bias_checked_plan,
     bias_corrected_seconds,
 )
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile

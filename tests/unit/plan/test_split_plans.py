@@ -12,7 +12,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import alone, draft_groups, peak_bytes, with_held
 from p2ptrain.plan.gantt import draw_gantt
 from p2ptrain.plan.simulation.simulate import simulate
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile

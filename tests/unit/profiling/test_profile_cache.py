@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.plan.types.overheads import REFERENCE
+from p2ptrain.plan.types.cluster import REFERENCE
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling import profile_cache as profiling
 from p2ptrain.profiling.measure_units import measure_units

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import draft_groups
 from p2ptrain.plan.simulation.simulate import round_seconds
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_pipeline, peak_bytes
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from tests.support import planning_examples
 from tests.support.thorough import examples_of
 

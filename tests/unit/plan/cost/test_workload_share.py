@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.plan.cost.draft import Draft, StageGroup
 from p2ptrain.plan.cost.workload_share import WorkloadShare, round_samples
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from tests.support import planning_examples

@@ -12,7 +12,7 @@ from p2ptrain.plan.planners import equal_shares
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.partition import Floats, range_sums
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice
 from p2ptrain.plan.types.profile import Profile
 from tests.support import planning_examples

@@ -13,7 +13,7 @@ from p2ptrain.plan.planners.ftpipehd import capacities, partitioned
 from p2ptrain.plan.planners.published import Inner, inner_part
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest

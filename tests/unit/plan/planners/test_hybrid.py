@@ -20,7 +20,7 @@ from p2ptrain.plan.planners.hybrid_grid import Grid, make_grid
 from p2ptrain.plan.planners.published import inner_part
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile

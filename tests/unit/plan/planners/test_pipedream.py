@@ -16,8 +16,7 @@ from p2ptrain.plan.planners.pipedream import partitioned
 from p2ptrain.plan.planners.published import Inner, inner_part
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.request import PlanMode, PlanRequest

@@ -18,7 +18,7 @@ from p2ptrain.plan.replan.migration import (
 )
 from p2ptrain.plan.replan.replan import living_cluster
 from p2ptrain.plan.replan.replica_holders import Replicas, place_replicas
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile

@@ -12,8 +12,7 @@ from p2ptrain.plan.replan.order_cuts import Order, OrderCuts
 from p2ptrain.plan.replan.order_moves import Reshaper
 from p2ptrain.plan.replan.order_values import OrderValues
 from p2ptrain.plan.search.balanced_groups import UnplacedGroup
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, BatchSplit
 from tests.support import planning_examples
 from tests.support.thorough import examples_of
 

@@ -13,13 +13,12 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.workload_share import WorkloadShare
-from p2ptrain.plan.replan import pause
 from p2ptrain.plan.replan.baselines import respipe
+from p2ptrain.plan.replan.migration import PAUSE_TOLERANCE
 from p2ptrain.plan.replan.replan import Replanned, living_cluster, replan
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.simulation.simulate import draft_of
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile
@@ -119,7 +118,7 @@ def test_in_a_pause_a_plan_that_can_begin_at_once_goes_before_a_faster_one() -> 
     usual, found = ask(), ask(repay_seconds=SOON)
     assert found.migration.seconds == 0 < usual.migration.seconds
     slower = found.plan.predicted.round_seconds / usual.plan.predicted.round_seconds
-    assert slower <= 1 + pause.TOLERANCE
+    assert slower <= 1 + PAUSE_TOLERANCE
 
 
 def test_an_unchanged_household_keeps_its_plan_and_moves_nothing() -> None:

@@ -15,8 +15,7 @@ from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.annealing import MAX_DEVICES, annealed, annealing_tasks
 from p2ptrain.plan.search.auto import rules_of
 from p2ptrain.plan.simulation.simulate import simulate_draft
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from tests.support import planning_examples
 

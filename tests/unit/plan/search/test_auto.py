@@ -8,7 +8,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, alone, draft_groups, usual_depths
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.search.auto import with_shallow_warmup
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from tests.support import planning_examples
 

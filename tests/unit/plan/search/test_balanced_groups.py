@@ -10,8 +10,7 @@ import pytest
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import StageGroup
 from p2ptrain.plan.search.balanced_groups import balanced_group
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes

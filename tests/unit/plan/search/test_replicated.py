@@ -11,7 +11,7 @@ from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.micro_batch_sizes import MAX_WINDOW, even_window
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.replicated import best_replicated, replicated_candidates
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.tiling.planning.make_plan import make_plan

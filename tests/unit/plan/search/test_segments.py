@@ -16,8 +16,7 @@ from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.segment_tables import SegmentTables, group_options
 from p2ptrain.plan.search.segments import segment_candidates
 from p2ptrain.plan.simulation.simulate import round_seconds
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode

@@ -9,7 +9,7 @@ from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.question import Constraints
 from p2ptrain.plan.search.straight import StraightSearch
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from tests.support import planning_examples
 
 

@@ -4,8 +4,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, alone
 from p2ptrain.plan.simulation.engine import FEED, Lane
 from p2ptrain.plan.simulation.lanes import build_engine
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import ClusterLink
 from tests.support import planning_examples
 

@@ -12,11 +12,9 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.overlap import COPY_PART, FEED_MESSAGES, LOAD_MESSAGES, ROUND_MESSAGES
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.bucket_sizes import MIN_BYTES
-from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
-from p2ptrain.plan.types.overheads import REFERENCE, Overheads
+from p2ptrain.plan.types.cluster import REFERENCE, Cluster, ClusterDevice, ClusterLink, Overheads
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.tiling.planning.make_plan import make_plan

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.plan.simulation.simulate import simulate
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.request import PlanMode

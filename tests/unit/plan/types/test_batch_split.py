@@ -8,7 +8,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import draft_pipeline, peak_bytes
 from p2ptrain.plan.problem.micro_batch_sizes import MAX_SIZES, candidate_splits
-from p2ptrain.plan.types.batch_split import MAX_SAMPLES, BatchSplit
+from p2ptrain.plan.types.allocation import MAX_SAMPLES, BatchSplit
 from p2ptrain.plan.types.request import PlanRequest
 from tests.support import planning_examples
 

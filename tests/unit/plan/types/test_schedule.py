@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
 from p2ptrain.plan.types import schedule
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.schedule import Kind, ScheduleAction, ZeroBubble, one_f_one_b, usual_warmup
 from p2ptrain.plan.types.unit_times import TimeTable
 from tests.support import planning_examples

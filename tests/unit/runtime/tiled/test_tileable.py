@@ -11,7 +11,7 @@ from p2ptrain.model.graph.nodes import NodeRef
 from p2ptrain.runtime.tiled.tile_layout import tileable, tiled_units
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
 from p2ptrain.tiling.maps.grid_layout import GridLayout
-from p2ptrain.tiling.maps.unit_windows import unit_windows
+from p2ptrain.tiling.planning.profile_maps import unit_windows
 from tests.support.tiled_descriptions import CHANNELS, HEIGHT, IMAGE, WIDTH, convolution, describe
 from tests.support.tiling_in_process import Tiles
 from tests.unit.tiling.kernels.test_drawn_models import run_nodes

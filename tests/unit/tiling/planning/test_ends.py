@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile, Unit

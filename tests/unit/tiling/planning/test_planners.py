@@ -13,8 +13,7 @@ from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cost.check_plan import check_plan
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.simulate import simulate
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile

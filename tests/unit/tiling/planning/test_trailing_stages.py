@@ -7,16 +7,14 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
-from p2ptrain.plan.types.batch_split import BatchSplit
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.tiling.planning.make_plan import make_plan
-from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined
+from p2ptrain.tiling.planning.pipelined_tiling import MAX_SHARING, TrailingStages, best_pipelined
 from p2ptrain.tiling.planning.tiled_plan import round_of, simulate_tiled
 from p2ptrain.tiling.planning.tiling_setting import TilingSetting
 from p2ptrain.tiling.planning.tiling_types import TilingRequest
-from p2ptrain.tiling.planning.trailing_stages import MAX_SHARING, TrailingStages
 from tests.unit.tiling.planning.test_tiled_plan import FAST_LINK, asked, cluster, profile
 
 DEALING, DIVIDING = Allocation.MICRO_BATCHES, Allocation.SAMPLES

@@ -10,7 +10,7 @@ from p2ptrain.plan.types.feature_maps import (
     MapUnit,
     Operation,
 )
-from p2ptrain.tiling.maps.unit_windows import unit_windows
+from p2ptrain.tiling.planning.profile_maps import unit_windows
 
 THREE, HALF = AxisWindow(3, 1, 1, 1, 1), AxisWindow(2, 2)
 
