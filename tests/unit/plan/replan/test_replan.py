@@ -114,7 +114,9 @@ def test_in_a_pause_a_plan_that_can_begin_at_once_goes_before_a_faster_one() -> 
     )
     dead = "c"
     held = place_replicas(plan).without([dead])
-    ask = partial(replan, model, cluster, plan, request, dead=[dead], replicas=held)
+    ask = partial(
+        replan, model, cluster, plan, request, dead=[dead], replicas=held, planner=make_plan
+    )
     usual, found = ask(), ask(repay_seconds=SOON)
     assert found.migration.seconds == 0 < usual.migration.seconds
     slower = found.plan.predicted.round_seconds / usual.plan.predicted.round_seconds
