@@ -1,19 +1,24 @@
-"""`p2ptrain plan`: from a profile and a cluster to a plan, without a network."""
+"""`p2ptrain plan`: from a profile and a cluster to a plan, without a network.
+
+With `--compare`, every planner on one question, beside the best plan found.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import arguments as groups
 from p2ptrain.cli import arguments as options
-from p2ptrain.cli.experimental import Experimental
 from p2ptrain.cli.files import read_cluster, read_profile, write_whole
-from p2ptrain.cli.output import Output
+from p2ptrain.cli.output import Output, aligned
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
-from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.cli.usage import DONE, Experimental, UsageError
+from p2ptrain.errors import PlanError, size_text
 
 if TYPE_CHECKING:
     from p2ptrain.plan.types.cluster import Cluster
@@ -34,6 +39,11 @@ _EXAMPLE = """\
   p2ptrain plan --profile digits.json --cluster home.json --batch-size 64 \\
       --exclude old-phone --cap laptop=0.5 --json
   p2ptrain plan --profile digits.json --cluster home.json --batch-size 64 --compare"""
+
+_TITLES = (
+    *("planner", "seconds", "samples/s", "of auto", "stages", "devices"),
+    *("micro-batches", "peak memory"),
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -158,8 +168,6 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
 
 def _compare(profile: Profile, cluster: Cluster, request: PlanRequest, output: Output) -> None:
-    from p2ptrain.cli.plan_compare import compare, comparison_json, comparison_text
-
     comparison = compare(profile, cluster, request)
     if not output.json:
         output.result({}, comparison_text(comparison))
@@ -209,3 +217,84 @@ def _check(args: argparse.Namespace, is_sync: bool) -> None:
         raise UsageError(f"--schedule {args.schedule} works with --mode sync only")
     for name in sorted({*args.require} & {*args.exclude}):
         raise UsageError(f"{name} is in both --require and --exclude")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerComparison:
+    """What every planner made of one question.
+
+    Attributes:
+        plans: of those that have one; `auto` first, then the fastest first.
+        refused: why the others have none, by name.
+    """
+
+    plans: tuple[Plan, ...]
+    refused: Mapping[str, str]
+
+    def of_auto(self, plan: Plan) -> float:
+        """The plan's samples/s by those of `auto`; 1 where nothing takes time."""
+        best = self.plans[0].predicted.samples_per_s
+        return plan.predicted.samples_per_s / best if best else 1.0
+
+
+def compare(profile: Profile, cluster: Cluster, request: PlanRequest) -> PlannerComparison:
+    """Ask every planner what `request` asks of one.
+
+    Raises:
+        OptionError: as `make_plan`.
+        PlanError: `auto`, which has the plans of all others to choose from, finds nothing.
+    """
+    from p2ptrain.tiling.planning.make_plan import make_plan
+
+    best = make_plan(profile, cluster, replace(request, planner="auto"))
+    plans, refused = [], {}
+    for name in PLANNERS:
+        if name == "auto":
+            continue
+        try:
+            plans.append(make_plan(profile, cluster, replace(request, planner=name)))
+        except PlanError as error:
+            refused[name] = str(error)
+    plans.sort(key=lambda plan: -plan.predicted.samples_per_s)
+    return PlannerComparison((best, *plans), refused)
+
+
+def comparison_json(comparison: PlannerComparison) -> Iterator[Mapping[str, Any]]:
+    """One object a planner: its plan and figures, or why it has none."""
+    for plan in comparison.plans:
+        yield {
+            "planner": plan.planner,
+            "round_seconds": plan.predicted.round_seconds,
+            "samples_per_s": plan.predicted.samples_per_s,
+            "of_auto": comparison.of_auto(plan),
+            "devices": len(plan.predicted.peak_bytes),
+            "peak_bytes": max(plan.predicted.peak_bytes.values()),
+            "plan": plan.to_json(),
+        }
+    for name, reason in comparison.refused.items():
+        yield {"planner": name, "error": reason}
+
+
+def comparison_text(comparison: PlannerComparison) -> str:
+    """A table of the plans, and why the other planners have none."""
+    lines = aligned([_TITLES, *(_row(comparison, plan) for plan in comparison.plans)])
+    if comparison.refused:
+        reasons = (f"  {name}: {reason}" for name, reason in comparison.refused.items())
+        lines += ["", "no plan:", *reasons]
+    return "\n".join(lines)
+
+
+def _row(comparison: PlannerComparison, plan: Plan) -> Sequence[str]:
+    from p2ptrain.plan.types.request import PlanMode
+
+    predicted, count = plan.predicted, plan.split.micro_batches
+    return (
+        plan.planner,
+        f"{predicted.round_seconds:.4g}",
+        f"{predicted.samples_per_s:,.1f}",
+        f"{comparison.of_auto(plan):.3f}",
+        str(len(plan.stages)),
+        str(len(predicted.peak_bytes)),
+        "none" if plan.mode is PlanMode.ASYNC else f"{count} x {plan.micro_batch}",
+        size_text(max(predicted.peak_bytes.values())),
+    )

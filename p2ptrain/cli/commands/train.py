@@ -19,11 +19,10 @@ from p2ptrain.cli.commands.train_arguments import (
     override,
     train_options,
 )
-from p2ptrain.cli.experimental import Experimental
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.signals import sigterm_interrupts
-from p2ptrain.cli.usage import DONE, Interrupted
+from p2ptrain.cli.usage import DONE, Experimental, Interrupted
 from p2ptrain.control.lease import NodeOptions
 from p2ptrain.events import Event, Failed, Step, Stopped
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2ptrain.cli import arguments as options
-from p2ptrain.cli.experimental import Experimental
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
-from p2ptrain.cli.usage import UsageError
+from p2ptrain.cli.usage import Experimental, UsageError
 from p2ptrain.errors import OptionError
 
 if TYPE_CHECKING:

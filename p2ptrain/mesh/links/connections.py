@@ -2,7 +2,7 @@
 
 Each trusted device has a task that dials it while there is no link, with back-off. Any hint about
 an address (discovery, a member's report) wakes that task. Links that devices dial to us come in
-through `incoming`. link_rules.py decides which links are kept.
+through `incoming`. link_rules.py decides which links are kept; path_mover.py changes their paths.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 
 from p2ptrain.aio.tasks import TaskScope
@@ -26,7 +26,6 @@ from p2ptrain.errors import (
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.discovery.addresses import Address, AddressBook
-from p2ptrain.mesh.discovery.interfaces import without_scope
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.identity.software import mismatch
 from p2ptrain.mesh.links.connection_settings import ConnectionTimes, Dial
@@ -46,7 +45,8 @@ from p2ptrain.mesh.links.link_rules import (
     between_instances,
     judge_incoming,
 )
-from p2ptrain.mesh.links.paths import PathConfig, PathProbe, PathSchedule, better_path
+from p2ptrain.mesh.links.path_mover import KnownPeer, PathMover
+from p2ptrain.mesh.links.paths import PathConfig, PathSchedule
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.mesh.notifications import WarnOnce
@@ -60,24 +60,6 @@ log = get_logger(__name__)
 WAITING_LIMIT = 16
 """Links that a device has dialled and that are not up yet. It may try twelve addresses at once; a
 hostile one would take all file descriptors of this process."""
-
-
-@dataclass(slots=True, eq=False)
-class _Peer:
-    """What is known of one trusted device; `current` is its link that is up."""
-
-    backoff: Backoff
-    paths: PathSchedule
-    addresses: AddressBook = field(default_factory=AddressBook)
-    current: PeerLink | None = None
-    last_token: str = ""
-    dialling: bool = False  # our hello is on its way
-    measuring: bool = False  # its paths
-    moving: bool = False  # to another path
-    missed: bool = False  # the last link was lost and no dial has been tried since
-    at: tuple[Address, ...] = ()  # where it listened, as it said on its last link
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
 
 
 class Connections:
@@ -133,7 +115,14 @@ class Connections:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="p2ptrain-lz4")
         self._times = times or ConnectionTimes()
         self._paths = paths or PathConfig()
-        self._peers: dict[str, _Peer] = {}
+        self._mover = PathMover(
+            tasks,
+            dial,
+            self.dial,
+            self._paths,
+            leave_after_seconds=lambda peer: self._times.ask_old_seconds if self_id > peer else 0.0,
+        )
+        self._peers: dict[str, KnownPeer] = {}
         # In the order in which they were made, each with what ends it if it stays silent.
         self._all_links: dict[PeerLink, asyncio.TimerHandle | None] = {}
         self._posts: dict[PeerLink, asyncio.Task[None] | None] = {}
@@ -143,7 +132,7 @@ class Connections:
 
     def connected(self) -> list[str]:
         """Ids of the devices with a link that is up."""
-        return [peer_id for peer_id, peer in self._peers.items() if _is_up(peer)]
+        return [peer_id for peer_id, peer in self._peers.items() if peer.is_up]
 
     def arrivals(self) -> dict[str, StreamArrival]:
         """What came so far over each link that is up, by the device's id."""
@@ -158,7 +147,7 @@ class Connections:
     def link(self, peer_id: str) -> PeerLink | None:
         """The link that is up, if there is one."""
         peer = self._peers.get(peer_id)
-        return peer.current if peer is not None and _is_up(peer) else None
+        return peer.current if peer is not None and peer.is_up else None
 
     def ends(self, peer_id: str) -> tuple[str, str] | None:
         """The IPs that the link to the device runs between, ours first."""
@@ -185,7 +174,7 @@ class Connections:
         """Keep a link to this device from now on."""
         if peer_id in self._peers or self._leaving:
             return
-        peer = _Peer(Backoff(self._rng), PathSchedule(self._paths))
+        peer = KnownPeer(Backoff(self._rng), PathSchedule(self._paths))
         peer.addresses.prove(proven)
         self._peers[peer_id] = peer
         if peer_id != self._self_id:
@@ -362,14 +351,14 @@ class Connections:
             link.said = answer
             self._establish(peer, link, hello)
 
-    def _replace(self, peer: _Peer, reason: str) -> None:
+    def _replace(self, peer: KnownPeer, reason: str) -> None:
         old, peer.current = peer.current, None
         if old is not None:
             self._router.lost(old.peer_id, f"the link to {_name(old)} was replaced")
             self._on_lost(old.peer_id, False)
             old.link.abort(reason)
 
-    def _establish(self, peer: _Peer, link: PeerLink, hello: Hello) -> None:
+    def _establish(self, peer: KnownPeer, link: PeerLink, hello: Hello) -> None:
         link.come_up(hello)
         peer.current = link
         peer.last_token = link.token
@@ -394,7 +383,13 @@ class Connections:
 
     # Links that we dial
 
-    async def _keep_dialling(self, peer_id: str, peer: _Peer) -> None:
+    def look_elsewhere(self, peer_id: str) -> None:
+        """The device is silent on its link: it may answer over another path."""
+        peer = self._peers.get(peer_id)
+        if peer is not None:
+            self._mover.leave(peer_id, peer)
+
+    async def _keep_dialling(self, peer_id: str, peer: KnownPeer) -> None:
         if self._self_id > peer_id:
             await asyncio.sleep(self._times.crossing_seconds)
         while True:
@@ -404,81 +399,18 @@ class Connections:
                 await self._try_safely(peer_id, peer, addresses)
             elif self._pause_seconds(peer_id, peer) == 0.0:
                 peer.paths.looked(self._now())
-                if _elsewhere(peer) and not peer.measuring:
-                    peer.measuring = True
-                    self._tasks.spawn(self._look_at_paths(peer_id, peer), "measure paths")
+                self._mover.measure(peer_id, peer)
             await _wait(peer.wake, self._pause_seconds(peer_id, peer))
 
-    def _pause_seconds(self, peer_id: str, peer: _Peer) -> float | None:
+    def _pause_seconds(self, peer_id: str, peer: KnownPeer) -> float | None:
         """Until a device is dialled again, or the paths to it are looked at; None: until woken."""
         if peer.current is None:
             return peer.backoff.next_seconds() if peer.addresses.all() else None
         return peer.paths.seconds_left(self._now()) if self._self_id < peer_id else None
 
-    # Other paths to a device that has a link
-
-    async def _look_at_paths(self, peer_id: str, peer: _Peer) -> None:
-        """Measure the current path and the others; move the link to a much faster one."""
-        link, current = peer.current, _listens_at(peer)
-        try:
-            if link is None or current is None:
-                return
-            others = _elsewhere(peer)[: self._paths.most_paths]
-            rates = await self._measure_all(peer_id, [current, *others])
-            seen = link.link.statistics().link_bytes_per_s
-            if current in rates and seen is not None:
-                rates[current] = max(rates[current], seen)
-            best = better_path(current, rates, self._paths)
-            if best is not None and peer.current is link:
-                log.info("better_path", peer=peer_id[:16], at=best, rate=round(rates[best]))
-                await self._move(peer_id, link, [best])
-        finally:
-            peer.measuring = False
-
-    async def _measure_all(
-        self, peer_id: str, addresses: Sequence[Address]
-    ) -> dict[Address, float]:
-        """Of those that work, bytes/s."""
-        rates = {}
-        for address in addresses:
-            try:
-                rates[address] = await self._measure(peer_id, address)
-            except PeerError as error:
-                log.debug("path_not_measured", peer=peer_id[:16], at=address, why=str(error))
-        return rates
-
-    async def _measure(self, peer_id: str, address: Address) -> float:
-        """Bytes/s over a connection of its own. Raises PeerError."""
-        probe = PathProbe()
-        link = await self._dial([address], peer_id, lambda peer: Link(peer, probe))
-        try:
-            return await probe.bytes_per_s(link, self._paths)
-        finally:
-            link.abort("the path is measured")
-
-    def look_elsewhere(self, peer_id: str) -> None:
-        """The device is silent on its link: it may answer over another path."""
-        peer = self._peers.get(peer_id)
-        if peer is not None and peer.current is not None and not peer.moving and _elsewhere(peer):
-            peer.moving = True
-            self._tasks.spawn(self._leave_path(peer_id, peer, peer.current), "another path")
-
-    async def _leave_path(self, peer_id: str, peer: _Peer, link: PeerLink) -> None:
-        try:
-            if self._self_id > peer_id:  # both sides may have seen the path die
-                await asyncio.sleep(self._times.ask_old_seconds)
-            if peer.current is link:
-                await self._move(peer_id, link, _elsewhere(peer))
-        finally:
-            peer.moving = False
-
-    async def _move(self, peer_id: str, link: PeerLink, addresses: Sequence[Address]) -> None:
-        try:
-            await self.dial(peer_id, addresses, replaces=link)
-        except PeerError as error:
-            log.info("path_not_changed", peer=peer_id[:16], why=str(error))
-
-    async def _try_safely(self, peer_id: str, peer: _Peer, addresses: Sequence[Address]) -> None:
+    async def _try_safely(
+        self, peer_id: str, peer: KnownPeer, addresses: Sequence[Address]
+    ) -> None:
         """Whatever goes wrong with one device costs the links to the others nothing."""
         try:
             await self._try(peer_id, peer, addresses)
@@ -488,7 +420,7 @@ class Connections:
             log.exception("dial_broke", peer=peer_id[:16])
         peer.missed = False
 
-    async def _try(self, peer_id: str, peer: _Peer, addresses: Sequence[Address]) -> None:
+    async def _try(self, peer_id: str, peer: KnownPeer, addresses: Sequence[Address]) -> None:
         try:
             await self.dial(peer_id, addresses)
         except VersionMismatch as error:
@@ -543,7 +475,7 @@ class Connections:
     def _own_hello(self, token: str, last_token: str) -> Hello:
         return replace(self._say(), token=token, last_token=last_token)
 
-    async def _greet(self, link: PeerLink, peer: _Peer | None) -> None:
+    async def _greet(self, link: PeerLink, peer: KnownPeer | None) -> None:
         if peer is not None:
             peer.dialling = True
         try:
@@ -595,27 +527,6 @@ async def _wait(event: asyncio.Event, timeout_seconds: float | None) -> None:
             await event.wait()
     except TimeoutError:
         return
-
-
-def _listens_at(peer: _Peer) -> Address | None:
-    """Where the device listens on the path that its link takes."""
-    link = peer.current
-    if link is None or link.theirs is None or (ends := link.link.ends()) is None:
-        return None
-    return ends[1], link.theirs.port
-
-
-def _elsewhere(peer: _Peer) -> list[Address]:
-    """The addresses of a device on other paths than its link's; none without a link."""
-    current = _listens_at(peer)
-    if current is None:
-        return []
-    used = without_scope(current[0])
-    return [(ip, port) for ip, port in peer.addresses.all() if without_scope(ip) != used]
-
-
-def _is_up(peer: _Peer) -> bool:
-    return peer.current is not None and peer.current.is_up
 
 
 def _name(link: PeerLink) -> str:

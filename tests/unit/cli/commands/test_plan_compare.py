@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2ptrain.cli import main as cli
-from p2ptrain.cli.plan_compare import compare
+from p2ptrain.cli.commands.plan import compare
 from p2ptrain.cli.planner_arguments import PLANNERS
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink

@@ -1,0 +1,156 @@
+"""Moves a link to a better path, or away from one that is silent.
+
+paths.py has the rules and the probe. A move is a dial that replaces the link; which side measures,
+and when, is decided by the caller (connections.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from p2ptrain.aio.tasks import TaskScope
+from p2ptrain.errors import PeerError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.discovery.addresses import Address, AddressBook
+from p2ptrain.mesh.discovery.interfaces import without_scope
+from p2ptrain.mesh.links.connection_settings import Dial
+from p2ptrain.mesh.links.paths import PathConfig, PathProbe, PathSchedule, better_path
+from p2ptrain.mesh.links.peer_link import PeerLink
+from p2ptrain.net.link.link import Link
+from p2ptrain.net.transport.dial import Backoff
+
+log = get_logger(__name__)
+
+Redial: TypeAlias = Callable[[str, Sequence[Address], PeerLink | None], Awaitable[None]]
+"""(peer id, addresses, the link that gives way): dials and says hello. Raises PeerError."""
+
+
+@dataclass(slots=True, eq=False)
+class KnownPeer:
+    """What is known of one trusted device; `current` is its link that is up."""
+
+    backoff: Backoff
+    paths: PathSchedule
+    addresses: AddressBook = field(default_factory=AddressBook)
+    current: PeerLink | None = None
+    last_token: str = ""
+    dialling: bool = False  # our hello is on its way
+    measuring: bool = False  # its paths
+    moving: bool = False  # to another path
+    missed: bool = False  # the last link was lost and no dial has been tried since
+    at: tuple[Address, ...] = ()  # where it listened, as it said on its last link
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """It has a link that is up."""
+        return self.current is not None and self.current.is_up
+
+    def listens_at(self) -> Address | None:
+        """Where the device listens on the path that its link takes."""
+        link = self.current
+        if link is None or link.theirs is None or (ends := link.link.ends()) is None:
+            return None
+        return ends[1], link.theirs.port
+
+    def elsewhere(self) -> list[Address]:
+        """The addresses of a device on other paths than its link's; none without a link."""
+        current = self.listens_at()
+        if current is None:
+            return []
+        used = without_scope(current[0])
+        return [(ip, port) for ip, port in self.addresses.all() if without_scope(ip) != used]
+
+
+class PathMover:
+    """Measures the paths of linked devices, and moves their links."""
+
+    def __init__(
+        self,
+        tasks: TaskScope,
+        dial: Dial,
+        redial: Redial,
+        config: PathConfig,
+        leave_after_seconds: Callable[[str], float],
+    ) -> None:
+        """Nothing is measured before `measure`.
+
+        Args:
+            dial: for connections that only measure.
+            redial: for the new link.
+            leave_after_seconds: by peer id; both sides may see a path die, so one of them waits.
+        """
+        self._tasks = tasks
+        self._dial = dial
+        self._redial = redial
+        self._config = config
+        self._leave_after_seconds = leave_after_seconds
+
+    def measure(self, peer_id: str, peer: KnownPeer) -> None:
+        """Measure the device's paths in a task, unless one is at work already."""
+        if peer.elsewhere() and not peer.measuring:
+            peer.measuring = True
+            self._tasks.spawn(self._look_at_paths(peer_id, peer), "measure paths")
+
+    def leave(self, peer_id: str, peer: KnownPeer) -> None:
+        """Move a silent device's link to any other path in a task."""
+        if peer.current is not None and not peer.moving and peer.elsewhere():
+            peer.moving = True
+            self._tasks.spawn(self._leave_path(peer_id, peer, peer.current), "another path")
+
+    async def _look_at_paths(self, peer_id: str, peer: KnownPeer) -> None:
+        """Measure the current path and the others; move the link to a much faster one."""
+        link, current = peer.current, peer.listens_at()
+        try:
+            if link is None or current is None:
+                return
+            others = peer.elsewhere()[: self._config.most_paths]
+            rates = await self._measure_all(peer_id, [current, *others])
+            seen = link.link.statistics().link_bytes_per_s
+            if current in rates and seen is not None:
+                rates[current] = max(rates[current], seen)
+            best = better_path(current, rates, self._config)
+            if best is not None and peer.current is link:
+                log.info("better_path", peer=peer_id[:16], at=best, rate=round(rates[best]))
+                await self._move(peer_id, link, [best])
+        finally:
+            peer.measuring = False
+
+    async def _measure_all(
+        self, peer_id: str, addresses: Sequence[Address]
+    ) -> dict[Address, float]:
+        """Of those that work, bytes/s."""
+        rates = {}
+        for address in addresses:
+            try:
+                rates[address] = await self._measure(peer_id, address)
+            except PeerError as error:
+                log.debug("path_not_measured", peer=peer_id[:16], at=address, why=str(error))
+        return rates
+
+    async def _measure(self, peer_id: str, address: Address) -> float:
+        """Bytes/s over a connection of its own. Raises PeerError."""
+        probe = PathProbe()
+        link = await self._dial([address], peer_id, lambda peer: Link(peer, probe))
+        try:
+            return await probe.bytes_per_s(link, self._config)
+        finally:
+            link.abort("the path is measured")
+
+    async def _leave_path(self, peer_id: str, peer: KnownPeer, link: PeerLink) -> None:
+        try:
+            await asyncio.sleep(self._leave_after_seconds(peer_id))
+            if peer.current is link:
+                await self._move(peer_id, link, peer.elsewhere())
+        finally:
+            peer.moving = False
+
+    async def _move(self, peer_id: str, link: PeerLink, addresses: Sequence[Address]) -> None:
+        try:
+            await self._redial(peer_id, addresses, link)
+        except PeerError as error:
+            log.info("path_not_changed", peer=peer_id[:16], why=str(error))
