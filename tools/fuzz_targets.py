@@ -23,8 +23,7 @@ from zeroconf import DNSIncoming
 from p2ptrain.api.progress import JobLine
 from p2ptrain.control.lease import LeasedIdentity, place_fields, read_place
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
-from p2ptrain.coordinator.plan_question import Near, PlanQuestion
-from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
+from p2ptrain.coordinator.plan_question import Near, PlanQuestion, ReplanReply, ReplanRequest
 from p2ptrain.errors import Error, ProtocolError
 from p2ptrain.files import SealBroken, open_json, seal_json
 from p2ptrain.holder.start import journal
@@ -45,8 +44,7 @@ from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.messages.assign import Fetches
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
-from p2ptrain.messages.passed_over import PassedOver
-from p2ptrain.messages.plan_request import JobPlanRequest, SharingLimits
+from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, SharingLimits
 from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder
 from p2ptrain.messages.snapshots import (

@@ -26,8 +26,7 @@ from p2ptrain.coordinator.measured_cluster import (
 )
 from p2ptrain.coordinator.plan_cluster import replan_cluster
 from p2ptrain.coordinator.plan_expectations import as_of_now
-from p2ptrain.coordinator.plan_question import PlanQuestion
-from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
+from p2ptrain.coordinator.plan_question import PlanQuestion, ReplanReply, ReplanRequest
 from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed

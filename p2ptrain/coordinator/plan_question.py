@@ -1,8 +1,10 @@
-"""A question for a plan, and the check of an answer.
+"""Questions for a plan, before and during training, and the check of an answer.
 
-The question contains the cluster as the holder has measured it, so that every device answers the
+A question contains the cluster as the holder has measured it, so that every device answers the
 same question with the same plan. An answer of another device is only a proposal: it is checked to
 be a plan for exactly this question before anything in it is used.
+
+`ReplanRequest` is asked during training: would another plan be better now?
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevic
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.messages.snapshots import REASON_LIMIT
 from p2ptrain.net import cbor
 from p2ptrain.net.fields import DEVICES_LIMIT, shown
-from p2ptrain.net.forms import By, Length, Range, Row
+from p2ptrain.net.forms import By, Flat, Length, Range, Row, Text
 from p2ptrain.net.parts import HOUSEHOLD, LARGE, decoded
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
@@ -27,6 +30,8 @@ from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.request import PlanMode
+from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.profile_corrections import MAX_FACTOR, MIN_FACTOR, ProfileCorrections
 from p2ptrain.tiling.planning.make_plan import TILES
 
 LINKS_LIMIT = 1 << 17
@@ -192,3 +197,69 @@ class _QuestionFields:
             raise ValueError("its holder is no candidate")
         if len({candidate.name for candidate in self.candidates}) < len(self.candidates):
             raise ValueError("two candidates have one name")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanRequest:
+    """A question about the plan in force.
+
+    Attributes:
+        reason: why it is asked: a device came, leaves, or drifts.
+        holder: id of the device with the data.
+        alive: devices that the holder sees alive, itself included.
+        without: devices that are leaving.
+        corrections: what training has shown of the profiles.
+        work: how many times as much the plan's tasks take as it expected (`work_ratio`).
+        lowered: memory in bytes that devices proved to have less of, by id.
+        remaining_rounds: of training, before the job ends.
+        moved_seconds_ago: ages of the changes of plan that nothing forced.
+    """
+
+    planning: RequestBytes
+    in_force: Annotated[PlanInForce, Flat()]
+    reason: ReconfigureReason
+    holder: Annotated[str, Text(64)]
+    alive: frozenset[Annotated[str, Text(64)]]
+    without: frozenset[Annotated[str, Text(64)]]
+    corrections: Annotated[
+        ProfileCorrections, By(ProfileCorrections.from_fields, ProfileCorrections.to_fields)
+    ]
+    work: Annotated[float, Range(MIN_FACTOR, MAX_FACTOR)]
+    lowered: Mapping[str, Annotated[int, Range(0, 2**63)]]
+    remaining_rounds: Annotated[int, Range(0)]
+    moved_seconds_ago: Annotated[tuple[float, ...], Length(4096)]
+
+    def to_bytes(self) -> bytes:
+        """Strict CBOR."""
+        return cbor.dumps(write_form(self))
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview) -> ReplanRequest:
+        """Check and read. Raises ProtocolError."""
+        return read_form(ReplanRequest, decoded(data, LARGE), "a question about the plan")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanReply:
+    """The answer.
+
+    Attributes:
+        plan: the better one, `p2ptrain.plan/1`; None = stay.
+        gain: predicted throughput over the present plan's, less 1; None where it cannot stay.
+        reason: in a sentence with the numbers, for logs.
+        in_sight: ids of the devices whose speeds and links were known.
+    """
+
+    plan: Mapping[str, Any] | None
+    gain: float | None
+    reason: Annotated[str, Text(REASON_LIMIT, clean=True)]
+    in_sight: frozenset[Annotated[str, Text(64)]]
+
+    def to_bytes(self) -> bytes:
+        """Strict CBOR."""
+        return cbor.dumps(write_form(self))
+
+    @staticmethod
+    def from_bytes(data: bytes | memoryview) -> ReplanReply:
+        """Check and read. Raises ProtocolError."""
+        return read_form(ReplanReply, decoded(data, LARGE), "what was found")

@@ -11,9 +11,8 @@ from functools import partial
 
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
-from p2ptrain.coordinator.plan_question import PlanQuestion
+from p2ptrain.coordinator.plan_question import PlanQuestion, ReplanRequest
 from p2ptrain.coordinator.plan_search import PlanSearch
-from p2ptrain.coordinator.replan_request import ReplanRequest
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import CancellableWork, MessageRoute, read_beside
 from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, PLAN, PLAN_END, WORKS

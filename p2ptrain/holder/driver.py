@@ -34,8 +34,7 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, Mesh, MeshEvent
 from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.calls import Hangs
-from p2ptrain.messages.passed_over import PassedOver, send_passed_over
-from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, send_passed_over
 from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.recovery.choose_version import FullSnapshot
 from p2ptrain.recovery.cores import holder_events as rules

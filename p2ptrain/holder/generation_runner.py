@@ -23,8 +23,8 @@ from p2ptrain.messages.kinds import ALIVE
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message
 from p2ptrain.process.memory_budget import is_out_of_memory, smaller_budget
-from p2ptrain.recovery.complaints import Complaints
 from p2ptrain.recovery.cores import holder_events as rules
+from p2ptrain.recovery.cores.retry_policy import Complaints
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.recovery.stall_detector import ProgressCounters, StallDetector, has_moved

@@ -15,7 +15,7 @@ from typing import Any
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner
-from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
+from p2ptrain.coordinator.plan_question import ReplanReply, ReplanRequest
 from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.holder.planner_client import Planner
 from p2ptrain.logs import get_logger

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from p2ptrain.errors import TrainingError
 from p2ptrain.holder.generation import HolderGeneration, UpdateNotFinite
-from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.logs import get_logger
@@ -170,8 +169,7 @@ def judged(
             border, backward, number + first, values
         ),
     )
-    loader = MicroBatchLoader(captured, prepared.samples, prepared.order, prepared.evaluation)
-    for loaded in loader.now([shape]):
+    for loaded in prepared.loader().now([shape]):
         piece = loaded.feed.piece
         batch = ReplayBatch(loaded.feed.inputs, loaded.feed.targets, piece.size / shape.samples)
         origin = replay.find(piece.key.micro_batch - first, batch)

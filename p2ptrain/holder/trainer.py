@@ -25,9 +25,9 @@ from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.generation import HolderGeneration, SentWrong, UpdateNotFinite
 from p2ptrain.holder.generation_runner import GenerationWork
+from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
-from p2ptrain.holder.replay_feed import ReplayFeed
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, is_round_of, judged, noted
 from p2ptrain.holder.start import job_registry as unfinished
@@ -36,7 +36,7 @@ from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
 from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.holder.training_loop import AsyncTrainingLoop, TrainingLoop
-from p2ptrain.job.ftpipehd_options import is_due
+from p2ptrain.job.asynchrony import is_due
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import RoundSequence
 from p2ptrain.job.train_options import TrainOptions
@@ -176,7 +176,7 @@ class JobTrainer:
             self._mesh,
             self._service.switchboard,
             self._id,
-            prepared,
+            prepared.loader,
             self._trained_on,
             is_private=self._options.private,
         )

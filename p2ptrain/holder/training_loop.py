@@ -24,7 +24,7 @@ from p2ptrain.aio.tasks import task_scope
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.holder.checkpointer import Checkpointer
 from p2ptrain.holder.generation import HolderGeneration
-from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, MicroBatchLoader
+from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
 from p2ptrain.holder.input.metrics import MetricValues
 from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
@@ -156,12 +156,8 @@ class TrainingLoop:
         return await checkpointer.wants(step, ends_epoch=self._course.ends_epoch(step))
 
     async def _feeds(self) -> AsyncGenerator[FeedItem, None]:
-        prepared = self._prepared
-        loader = MicroBatchLoader(
-            prepared.captured, prepared.samples, prepared.order, prepared.evaluation
-        )
         has_begun = False
-        async with aclosing(loader.pieces(self._rounds())) as pieces:
+        async with aclosing(self._prepared.loader().pieces(self._rounds())) as pieces:
             async for loaded in pieces:
                 if not has_begun:
                     has_begun = True

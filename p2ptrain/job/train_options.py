@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import SupportsIndex, TypeVar
 
 from p2ptrain.errors import OptionError
-from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import PLANNER, FtpipehdOptions
+from p2ptrain.job.asynchrony import PLANNER, Asynchrony, FtpipehdOptions
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.plan.types.weight_versions import Weights
 

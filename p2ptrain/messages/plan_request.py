@@ -5,6 +5,10 @@ micro-batches or divides each by samples. Dealing changes nothing. Dividing does
 across samples (BatchNorm, dropout, a contrastive loss): `auto` then only deals, other planners deal
 where they have the choice, and `hybrid`, which always divides, is obeyed with a warning. Some
 models cannot be divided at all, and some cannot be shared in any way.
+
+`PassedOver`: the holder announces to the devices of its job that a coordinator gave no useful
+answer. They follow another coordinator for a limited time. Only the holder of the job that a device
+works for is believed. A coordinator only plans, so a holder that lies gains nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +17,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from p2ptrain.errors import PlanError
-from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import FtpipehdOptions
+from p2ptrain.errors import PeerError, PlanError
+from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.kinds import PASSED_OVER
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.forms import By, Count, Id, Length, Positive, Range, Text
+from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
+from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.plan import Plan
@@ -162,3 +170,25 @@ class SharingLimits:
             for stage in plan.stages
         )
         return self.effects if divided else ()
+
+
+log = get_logger(__name__)
+
+LONGEST_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """`device` is not to coordinate for so long."""
+
+    job: Annotated[str, Text(64)]
+    device: Annotated[str, Text(64)]
+    seconds: Annotated[float, Range(0.0, LONGEST_SECONDS)]
+
+
+async def send_passed_over(mesh: Mesh, device: str, said: PassedOver) -> None:
+    """To one device."""
+    try:
+        await mesh.send(device, Message(PASSED_OVER, write_form(said)))
+    except PeerError as error:
+        log.info("not_told", device=device[:12], why=str(error))

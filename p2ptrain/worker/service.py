@@ -58,7 +58,7 @@ from p2ptrain.messages.kinds import (
     VERSIONS_KEEP,
 )
 from p2ptrain.messages.measured import ProfileAsked
-from p2ptrain.messages.passed_over import PassedOver
+from p2ptrain.messages.plan_request import PassedOver
 from p2ptrain.messages.requesters import Due
 from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder
 from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotOffer
@@ -78,9 +78,9 @@ from p2ptrain.recovery.stall_detector import ProgressCounters
 from p2ptrain.recovery.state_report import version_fields
 from p2ptrain.recovery.unsent import Standing
 from p2ptrain.recovery.work_signs import WorkSign
-from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.arrivals import ARRIVALS_LIMIT, Arrivals
 from p2ptrain.runtime.io.tensor_router import TensorRouter
+from p2ptrain.runtime.stage_io import LocalDevice
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.context import WorkerContext
 from p2ptrain.worker.device_profile import DeviceProfiler

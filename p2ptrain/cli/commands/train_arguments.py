@@ -13,8 +13,7 @@ from p2ptrain.cli.usage import Experimental, UsageError
 from p2ptrain.errors import OptionError
 
 if TYPE_CHECKING:
-    from p2ptrain.job.asynchrony import Asynchrony
-    from p2ptrain.job.ftpipehd_options import FtpipehdOptions
+    from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
 
@@ -236,7 +235,7 @@ def _check_ftpipehd(args: argparse.Namespace) -> None:
 
 
 def _ftpipehd(args: argparse.Namespace) -> FtpipehdOptions:
-    from p2ptrain.job.ftpipehd_options import FtpipehdOptions
+    from p2ptrain.job.asynchrony import FtpipehdOptions
 
     chosen: dict[str, int] = {}
     if args.repartition is not None:

@@ -11,16 +11,20 @@ group has slices of its own; that lead bounds them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 
 from torch import Tensor
 
-from p2ptrain.holder.input.loader import FeedItem
+from p2ptrain.errors import PeerError
+from p2ptrain.holder.input.loader import FeedItem, MicroBatchLoader
+from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.kinds import FEED_SEND
 from p2ptrain.messages.round_orders import FED_AHEAD
-from p2ptrain.messages.tensors import MicroBatchSlice, SampleRange, StreamId
-from p2ptrain.net.message import PartKind
+from p2ptrain.messages.tensors import MicroBatchSlice, ResendSamples, SampleRange, StreamId
+from p2ptrain.net.fields import text
+from p2ptrain.net.message import Message, PartKind
 from p2ptrain.runtime.io.sample_division import SampleDivision
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, TARGETS, Credits, TensorRouter
 from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
@@ -136,3 +140,50 @@ def _rows(values: Sequence[Tensor], part: SampleRange, size: int) -> Sequence[Te
     if part.size == size:
         return values
     return [value.narrow(0, part.first, part.size) for value in values]
+
+
+class ReplayFeed:
+    """Sends samples again to a stage that is being rebuilt. Create it, and `close` it.
+
+    Args:
+        load: a loader of the job's data, for one request.
+        devices: ids that may have samples: those of the plan.
+        is_private: samples do not leave this device.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        switchboard: TensorRouter,
+        job: str,
+        load: Callable[[], MicroBatchLoader],
+        devices: Callable[[], Collection[str]],
+        *,
+        is_private: bool,
+    ) -> None:
+        self._mesh = mesh
+        self._switchboard = switchboard
+        self._job = job
+        self._load = load
+        self._devices = devices
+        self._is_private = is_private
+        mesh.route(FEED_SEND, self._send)
+
+    def close(self) -> None:
+        """Answer nothing any more."""
+        self._mesh.unroute(FEED_SEND)
+
+    async def _send(self, peer: str, message: Message) -> Message:
+        wanted = ResendSamples.read(message.fields)
+        if text(message.fields, "job", 64) != self._job:
+            raise PeerError("this device holds the data of another job")
+        if peer not in self._devices() or (self._is_private and peer != self._mesh.self_id):
+            raise PeerError("samples of this job are not for that device")
+        async with aclosing(self._load().pieces([wanted.shape])) as pieces:
+            async for loaded in pieces:
+                feed = loaded.feed
+                values = feed.targets if wanted.line.flow == TARGETS else feed.inputs
+                await self._switchboard.send_values(
+                    peer, wanted.line, feed.piece, values, PartKind.INPUT
+                )
+        return Message(FEED_SEND)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from p2ptrain.errors import CaptureError, OptionError, ScriptError, UserError
 from p2ptrain.holder.input.dataset import CheckedDataset
+from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.metrics import check_evaluation, tried_metrics
 from p2ptrain.holder.input.sample_order import SampleOrder
 from p2ptrain.holder.start.first_batch import explained
@@ -117,6 +118,10 @@ class PreparedJob:
             seed=self.job.seed,
             optimizer=self.job.optimizer.name,
         )
+
+    def loader(self) -> MicroBatchLoader:
+        """A new reader of the job's samples."""
+        return MicroBatchLoader(self.captured, self.samples, self.order, self.evaluation)
 
     def slice_state(self, first: int, end: int) -> dict[str, Tensor]:
         """The initial tensors that units [first, end) need."""

@@ -9,8 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from p2ptrain.events import PlanEvent
-from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import PLANNER, FtpipehdOptions
+from p2ptrain.job.asynchrony import PLANNER, Asynchrony, FtpipehdOptions
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.process.cpu_share import CpuSpan

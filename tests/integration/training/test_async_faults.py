@@ -23,8 +23,7 @@ import torch
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Step
 from p2ptrain.holder.snapshot_manager import SnapshotManager
-from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import PLANNER, FtpipehdOptions
+from p2ptrain.job.asynchrony import PLANNER, Asynchrony, FtpipehdOptions
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery.recovery_settings import RecoverySettings

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from p2ptrain.events import Event
-from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import FtpipehdOptions
+from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.delayed import Epochs, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units

@@ -20,8 +20,7 @@ from p2ptrain.events import Event, Failure, Recovered, Step, Warned
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder import full_snapshots as whole_copies
 from p2ptrain.holder.full_snapshots import FullSnapshots
-from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import FtpipehdOptions
+from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
 from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import Epochs, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units

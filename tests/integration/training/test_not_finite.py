@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import OptionError, TrainingError
 from p2ptrain.events import Done, PlanEvent, Step, Warned
-from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import FtpipehdOptions
+from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, Adam

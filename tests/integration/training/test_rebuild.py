@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
 
 from p2ptrain.errors import PeerError
 from p2ptrain.events import Event, Failure, Recovered, Step
-from p2ptrain.holder.replay_feed import ReplayFeed
+from p2ptrain.holder.input.feeder import ReplayFeed
+from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.snapshot_manager import SnapshotManager
-from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.kinds import FEED_SEND
@@ -122,8 +121,11 @@ async def test_a_holder_that_is_started_again_gets_its_stage_made_anew(tmp_path:
         assert recovered.replayed_steps <= 1
 
 
+def _no_loader() -> MicroBatchLoader:
+    raise AssertionError("a refused device gets no samples")
+
+
 async def test_samples_are_sent_again_to_devices_of_the_plan_alone() -> None:
-    prepared = cast(PreparedJob, object())  # nobody gets as far as to need it
     async with MemoryHousehold(["a", "b"]) as mesh:
         here, other = mesh["a"], mesh["b"]
         line = StreamId(GenerationKey("job", 9), 0, "activations")
@@ -133,7 +135,7 @@ async def test_samples_are_sent_again_to_devices_of_the_plan_alone() -> None:
                 here,
                 TensorRouter(here),
                 "job",
-                prepared,
+                _no_loader,
                 partial(tuple, devices_),
                 is_private=is_private,
             )

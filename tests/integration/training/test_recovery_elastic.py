@@ -15,7 +15,7 @@ from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.coordinator import plan_search
 from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster
-from p2ptrain.coordinator.replan_request import ReplanReply
+from p2ptrain.coordinator.plan_question import ReplanReply
 from p2ptrain.errors import PeerError, PlanError
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.job.job import Job

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from p2ptrain.coordinator import service as coordinator
-from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
+from p2ptrain.coordinator.plan_question import ReplanReply, ReplanRequest
 from p2ptrain.coordinator.service import CoordinatorService
 from p2ptrain.errors import PeerError
 from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END

@@ -13,7 +13,7 @@ from torch import Tensor
 from p2ptrain.errors import PeerError
 from p2ptrain.holder import full_snapshots as whole_copies
 from p2ptrain.holder.full_snapshots import FullSnapshots
-from p2ptrain.job.ftpipehd_options import FtpipehdOptions
+from p2ptrain.job.asynchrony import FtpipehdOptions
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.transfer_server import TransferServer

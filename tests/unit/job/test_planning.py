@@ -19,8 +19,7 @@ from p2ptrain.coordinator.measured_cluster import (
 from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.coordinator.plan_expectations import correct_profiles, expected_seconds
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
-from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import FtpipehdOptions
+from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
 from p2ptrain.messages.assign import assignment_of
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.plan_request import JobPlanRequest

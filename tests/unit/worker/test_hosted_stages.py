@@ -16,8 +16,8 @@ from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.recovery.version import Version
-from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.tensor_router import TensorRouter
+from p2ptrain.runtime.stage_io import LocalDevice
 from p2ptrain.state.snapshot_store import tensors_of_units
 from p2ptrain.worker.hosted_stages import HostedStages, UnsharedTensors
 from tests.support.memory_household import MemoryHousehold

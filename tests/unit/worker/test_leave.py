@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
-from p2ptrain.coordinator.replan_request import ReplanReply, ReplanRequest
+from p2ptrain.coordinator.plan_question import ReplanReply, ReplanRequest
 from p2ptrain.errors import InternalError
 from p2ptrain.holder import replan_watcher as elastic
 from p2ptrain.holder.planner_client import Planner

@@ -13,7 +13,7 @@ from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.recovery.version import Version
-from p2ptrain.worker.stage_sizes import StageTooLarge, refuse_large_stages, stage_bytes
+from p2ptrain.worker.generation_builder import StageTooLarge, refuse_large_stages, stage_bytes
 from tests.support import zoo
 from tests.support.reference import stack
 

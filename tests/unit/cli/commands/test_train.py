@@ -15,8 +15,7 @@ from p2ptrain.control.lease import Lender
 from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import DeviceLost, UserError
-from p2ptrain.job.asynchrony import Asynchrony
-from p2ptrain.job.ftpipehd_options import FtpipehdOptions
+from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
 from p2ptrain.plan.types.weight_versions import Weights
 from tests.unit.cli.conftest import FakeNode
 

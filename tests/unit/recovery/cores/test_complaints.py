@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2ptrain.recovery.complaints import MAX_COMPLAINTS, Complaints
+from p2ptrain.recovery.cores.retry_policy import MAX_COMPLAINTS, Complaints
 
 
 def test_one_device_stops_the_same_step_a_few_times() -> None:
