@@ -16,7 +16,7 @@ from p2ptrain.plan.types import json_fields as fields
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, Overheads
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.unit_times import TimeTable, bytes_by_flop
-from p2ptrain.process.memory_budget import smaller_budget
+from p2ptrain.process.memory_budget import LESS_MEMORY, smaller_budget
 from p2ptrain.recovery.state_report import StateReport
 
 LinksOf: TypeAlias = Callable[[Mapping[str, str]], Mapping[tuple[str, str], ClusterLink]]
@@ -43,9 +43,11 @@ class MeasuredDevice:
         measured = stock.measured or {}
         return cls(device, name, measured, stock.budget_bytes, stock.taken_bytes)
 
-    def with_less_memory(self, found_bytes: int | None) -> MeasuredDevice:
+    def with_less_memory(
+        self, found_bytes: int | None, share: float = LESS_MEMORY
+    ) -> MeasuredDevice:
         """After it ran out of memory, with what it has now, if it knows; always less."""
-        most = smaller_budget(self.memory_bytes)
+        most = smaller_budget(self.memory_bytes, share)
         found = most if found_bytes is None else min(most, found_bytes)
         return replace(self, memory_bytes=max(found, 0))
 

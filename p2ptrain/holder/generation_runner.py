@@ -270,7 +270,7 @@ class GenerationRunner:
         step, has_begun = self._reports.reported.step, self._reports.steps_made
         when = f"after step {step}" if has_begun else "in the first round"
         self._reports.warn(f"{error} {when}: planning with what it has")
-        most = min(error.memory_bytes, smaller_budget(asked))
+        most = min(error.memory_bytes, smaller_budget(asked, self._settings.less_memory_share))
         self._post(rules.DeviceOutOfMemory(error.device, most))
 
     def _lose_touch(self, epoch: HolderGeneration, error: Exception) -> None:

@@ -62,7 +62,7 @@ class Reconfiguration:
         """`hangs`: is called for a device that does not do what it is asked for."""
         self._mesh = mesh
         self._request = request
-        self._limits = settings.work_limits
+        self._limits, self._less = settings.work_limits, settings.less_memory_share
         self._surveyor = surveyor
         self._hangs = hangs
         self._findings = DeviceFindings()
@@ -262,7 +262,7 @@ class Reconfiguration:
             memory_bytes = integer(fields, "memory_bytes")
             log.info("out_of_memory", device=self._name(device), has=memory_bytes)
             if made is not None and device in made.candidates:
-                less = made.candidates[device].with_less_memory(memory_bytes)
+                less = made.candidates[device].with_less_memory(memory_bytes, self._less)
                 memory_bytes = less.memory_bytes
             return PrepareFailed(epoch, reason, memory_bytes=memory_bytes)
         log.info("not_made_ready", device=self._name(device), why=reason)

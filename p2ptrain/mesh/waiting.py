@@ -73,9 +73,11 @@ LINK_SECONDS = 2.0
 """A device without a link after that long is planned without."""
 
 
-async def wait_until_linked(mesh: Mesh, peers: Collection[str]) -> None:
-    """Wait until this device has a link to each of `peers`, at most LINK_SECONDS."""
+async def wait_until_linked(
+    mesh: Mesh, peers: Collection[str], seconds: float = LINK_SECONDS
+) -> None:
+    """Wait until this device has a link to each of `peers`, at most so long."""
     wanted = frozenset(peers) - {mesh.self_id}
-    if not await wait_within(mesh, lambda: wanted <= mesh.connected, LINK_SECONDS):
+    if not await wait_within(mesh, lambda: wanted <= mesh.connected, seconds):
         missing = sorted(peer[:12] for peer in wanted - mesh.connected)
         log.info("not_linked", peers=missing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from p2ptrain.process.memory_budget import LESS_MEMORY
 from p2ptrain.recovery.cores.planner_core import USUAL as USUAL_PATIENCE
 from p2ptrain.recovery.cores.planner_core import Patience
 from p2ptrain.recovery.work_signs import TALKS, USUAL, SignLimits
@@ -41,6 +42,8 @@ class RecoverySettings:
         work_limits: how long a device that works on something may show nothing.
         talk_limits: the same where it only has to answer others.
         patience: with a coordinator.
+        less_memory_share: what is left of a memory budget that proved too large, where the device
+            does not know better.
         newcomer_settle_seconds: without another newcomer, before one look for all of them: devices
             are switched on together.
         evaluation_retry_seconds: after a look that failed or did not see all newcomers; twice as
@@ -70,6 +73,7 @@ class RecoverySettings:
     work_limits: SignLimits = USUAL
     talk_limits: SignLimits = TALKS
     patience: Patience = USUAL_PATIENCE
+    less_memory_share: float = LESS_MEMORY
     newcomer_settle_seconds: float = 1.0
     evaluation_retry_seconds: float = 2.0
     drift_window_seconds: float = 0.3

@@ -18,7 +18,7 @@ from p2ptrain.model.stage.optimizer import state_layout
 from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
-from p2ptrain.state import relay as relay_rules
+from p2ptrain.state.relay import HOP_SECONDS
 from p2ptrain.state.transfer_client import TransferClient, TransferredState, TransferRequest
 from p2ptrain.state.transfer_server import RELAY, Check, TransferServer
 
@@ -49,6 +49,7 @@ async def fetch_units(
     wanted: Fetch,
     check: Check,
     arrived: Callable[[int], None] = lambda _nbytes: None,
+    hop_seconds: float = HOP_SECONDS,
 ) -> TransferredState:
     """The tensors of some units, from another device, handed on to the next of the stage's group.
 
@@ -56,6 +57,7 @@ async def fetch_units(
 
     Args:
         arrived: called with bytes as they come.
+        hop_seconds: for one range, at each device of a chain that hands it on.
 
     Raises:
         SourceFailed: no device that was asked could give them.
@@ -70,7 +72,7 @@ async def fetch_units(
     units = (wanted.first, wanted.end)
     tries = [TransferRequest(wanted.peer, key.job, source, *units)]
     if wanted.relayed:
-        timeout = max(number, 1) * relay_rules.HOP_SECONDS
+        timeout = max(number, 1) * hop_seconds
         tries = [TransferRequest(wanted.peer, key.job, RELAY, *units, timeout, key.epoch)]
         if assignment.holder != mesh.self_id:
             tries.append(TransferRequest(assignment.holder, key.job, source, *units))

@@ -40,9 +40,10 @@ Entries: TypeAlias = Sequence[tuple[str, Any]]
 
 
 class StateRelay:
-    """One stage's tensors on their way through this device."""
+    """One stage's tensors on their way through this device; nobody waits longer for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
+        self._wait_seconds = wait_seconds
         # None before the manifest is here and after the end.
         self._entries: list[tuple[str, Any]] | None = None
         self._parts: list[memoryview | None] = []
@@ -95,7 +96,7 @@ class StateRelay:
 
     async def _until(self, ready: Callable[[], bool]) -> None:
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with asyncio.timeout(self._wait_seconds):
                 while self._failure is None and not ready():
                     await self._changed.wait()
         except TimeoutError:

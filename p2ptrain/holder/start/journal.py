@@ -106,14 +106,23 @@ class Journal:
         folder: where it stands; None = nowhere, for a job that is never resumed.
         entry: the job, new or found.
         warn: warns the user that nothing can be written, once, and once it can be again.
+        sync_seconds: between two syncs.
+        retry_seconds: between two tries to write again, where that failed.
     """
 
     def __init__(
-        self, folder: StateFolder | None, entry: JournalEntry, warn: Callable[[str], None]
+        self,
+        folder: StateFolder | None,
+        entry: JournalEntry,
+        warn: Callable[[str], None],
+        *,
+        sync_seconds: float = SYNC_SECONDS,
+        retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._folder = folder
         self._entry = entry
         self._warn = warn
+        self._sync_seconds, self._retry_seconds = sync_seconds, retry_seconds
         self._descriptor: int | None = None
         self._is_synced = True
         self._failed_at: float | None = None  # when writing was last tried in vain; None: it works
@@ -173,8 +182,9 @@ class Journal:
     async def keep_synced(self) -> None:
         """Once a second, in a thread: what was written reaches the disk. Until it is cancelled."""
         while True:
-            await asyncio.sleep(SYNC_SECONDS)
-            if self._failed_at is not None and monotonic() - self._failed_at >= RETRY_SECONDS:
+            await asyncio.sleep(self._sync_seconds)
+            failed_at = self._failed_at
+            if failed_at is not None and monotonic() - failed_at >= self._retry_seconds:
                 await self._write_whole()
             late, self._late = self._late, None
             if self._folder is None or (late is None and self._is_synced):

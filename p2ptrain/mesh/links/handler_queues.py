@@ -11,22 +11,32 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from p2ptrain.net.message import Message
 
-LANE_LIMIT = 1024
-"""Messages waiting in a lane from which on its sender has to stop."""
 
-LANE_RESUME = 512
-"""Messages waiting in a lane at which a stopped sender may go on."""
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What may wait before its sender has to stop.
 
-LANE_LIMIT_BYTES = 64 * 2**20
-"""Bytes of parts waiting in a lane from which on its sender has to stop."""
+    Attributes:
+        messages: in one lane.
+        resume_messages: in one lane, at which a stopped sender may go on.
+        parts_bytes: of the parts in one lane.
+        headers_bytes: of all waiting messages of one device. Raise: a hostile one takes more
+            memory, up to 70 times that. Lower: honest devices with much to send stop. Reading
+            resumes at half of it.
+    """
 
-HEADERS_LIMIT_BYTES = 2**20
-"""Of all waiting messages of one device. Larger: a hostile one takes more memory, up to 70 times
-that; smaller: honest devices with much to send stop. Reading resumes at half of it."""
+    messages: int = 1024
+    resume_messages: int = 512
+    parts_bytes: int = 64 * 2**20
+    headers_bytes: int = 2**20
+
+
+USUAL_LIMITS = QueueLimits()
 
 Handle: TypeAlias = Callable[[str, Message], Awaitable[None]]
 
@@ -35,11 +45,12 @@ LaneKey: TypeAlias = tuple[str, str]
 
 
 class _HandlerQueue:
-    def __init__(self) -> None:
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
         self.waiting: deque[Message] = deque()
         self.waiting_bytes = 0  # of their parts
         self.filled = asyncio.Event()  # set while something waits
-        self.room = asyncio.Event()  # cleared from LANE_LIMIT down to LANE_RESUME
+        self.room = asyncio.Event()  # cleared from the limit down to where it resumes
         self.room.set()
 
     def append(self, message: Message) -> None:
@@ -47,7 +58,8 @@ class _HandlerQueue:
         self.waiting.append(message)
         self.waiting_bytes += message.parts_bytes
         self.filled.set()
-        if len(self.waiting) >= LANE_LIMIT or self.waiting_bytes >= LANE_LIMIT_BYTES:
+        limits = self._limits
+        if len(self.waiting) >= limits.messages or self.waiting_bytes >= limits.parts_bytes:
             self.room.clear()
 
     def popleft(self) -> Message:
@@ -61,13 +73,15 @@ class _HandlerQueue:
     @property
     def may_resume(self) -> bool:
         """Whether a stopped sender may go on."""
-        return len(self.waiting) <= LANE_RESUME and self.waiting_bytes < LANE_LIMIT_BYTES
+        is_short = len(self.waiting) <= self._limits.resume_messages
+        return is_short and self.waiting_bytes < self._limits.parts_bytes
 
 
 class _HeaderBudget:
     """Bytes of the headers that wait, by the device that sent them."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
         self._waiting: Counter[str] = Counter()
         self._full: set[str] = set()
 
@@ -75,7 +89,7 @@ class _HeaderBudget:
         """One more waits."""
         if message.header_bytes:
             self._waiting[peer_id] += message.header_bytes
-            if self._waiting[peer_id] >= HEADERS_LIMIT_BYTES:
+            if self._waiting[peer_id] >= self._limit_bytes:
                 self._full.add(peer_id)
 
     def remove(self, peer_id: str, message: Message) -> None:
@@ -91,7 +105,7 @@ class _HeaderBudget:
 
     def may_resume(self, peer_id: str) -> bool:
         """Whether it had to stop, and may go on from now on."""
-        if peer_id not in self._full or self._waiting[peer_id] > HEADERS_LIMIT_BYTES // 2:
+        if peer_id not in self._full or self._waiting[peer_id] > self._limit_bytes // 2:
             return False
         self._full.discard(peer_id)
         return True
@@ -100,12 +114,18 @@ class _HeaderBudget:
 class HandlerQueues:
     """All lanes of one device."""
 
-    def __init__(self, handle: Handle, on_room: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        handle: Handle,
+        on_room: Callable[[str], None],
+        limits: QueueLimits = USUAL_LIMITS,
+    ) -> None:
         """`handle` must not raise; `on_room(peer id)` is called when a full lane has room."""
         self._handle = handle
+        self._limits = limits
         self._on_room = on_room
         self._lanes: dict[LaneKey, _HandlerQueue] = {}
-        self._headers = _HeaderBudget()
+        self._headers = _HeaderBudget(limits.headers_bytes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -140,7 +160,7 @@ class HandlerQueues:
             lane.room.set()  # waiting senders resume
 
     def _open(self, key: LaneKey) -> _HandlerQueue:
-        lane = self._lanes[key] = _HandlerQueue()
+        lane = self._lanes[key] = _HandlerQueue(self._limits)
         task = asyncio.create_task(self._run(key[0], lane), name=f"lane {key[1]}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -28,7 +28,7 @@ from p2ptrain.errors import Error, InternalError, LinkClosed, NotItsPart, PeerEr
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.interface import Handler, Take
-from p2ptrain.mesh.links.handler_queues import HandlerQueues
+from p2ptrain.mesh.links.handler_queues import USUAL_LIMITS, HandlerQueues, QueueLimits
 from p2ptrain.net.fields import printable
 from p2ptrain.net.message import Fields, Message, PartsAllocator, Priority
 
@@ -83,6 +83,7 @@ class Router:
         send: Send,
         on_room: Callable[[str], None] = lambda _peer_id: None,
         note: Note = lambda _peer_id, _offence, _about, _why: None,
+        limits: QueueLimits = USUAL_LIMITS,
     ) -> None:
         """Route for the device `name`.
 
@@ -91,6 +92,7 @@ class Router:
             send: how replies leave.
             on_room: (peer id) called when `put` had said that a lane is full and it no longer is.
             note: takes note of what was refused.
+            limits: of what waits for handlers.
         """
         self.refused: Counter[str] = Counter()
         self._name = name
@@ -98,7 +100,7 @@ class Router:
         self._note = note
         self._routes: dict[str, _KindRoute] = {}
         self._calls = PendingCalls()
-        self._lanes = HandlerQueues(self._handle, on_room)
+        self._lanes = HandlerQueues(self._handle, on_room, limits)
         self._closed = False
 
     def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:

@@ -113,8 +113,10 @@ def sign_record(device: TrustedDevice, signer: Identity) -> TrustRecord:
     return TrustRecord(said, signer.sign(_signed_bytes(said)))
 
 
-def judge(record: TrustRecord, book: TrustBook, self_id: str) -> TrustDecision:
-    """Whether `record` changes what this device remembers. Pure."""
+def judge(
+    record: TrustRecord, book: TrustBook, self_id: str, limit: int = DEVICES_LIMIT
+) -> TrustDecision:
+    """Whether `record` changes what this device remembers, of so many devices at most. Pure."""
     device, known = record.device, book.get(record.device.id)
     if device.id == self_id:
         return TrustDecision(None, "it is about this device")
@@ -127,14 +129,14 @@ def judge(record: TrustRecord, book: TrustBook, self_id: str) -> TrustDecision:
         return TrustDecision(None, "its signature is wrong")
     gone = None
     if known is None:
-        introduced, most = introductions(signer.id, book)
+        introduced, most = introductions(signer.id, book, limit)
         if introduced >= most:
             reason = f"{signer.name} has introduced {introduced} devices already"
             return TrustDecision(None, reason, too_many=True)
-        if len(book) >= DEVICES_LIMIT:
+        if len(book) >= limit:
             gone = _least_worth(book)
             if gone is None:
-                return TrustDecision(None, f"{DEVICES_LIMIT} devices are remembered already")
+                return TrustDecision(None, f"{limit} devices are remembered already")
     if known is not None and not _is_newer(device, known):
         return TrustDecision(None, "nothing new")
     if device.counter > (known.counter if known else 0) + COUNTER_JUMP_LIMIT:
@@ -145,10 +147,10 @@ def judge(record: TrustRecord, book: TrustBook, self_id: str) -> TrustDecision:
     return TrustDecision(device, "removed" if device.revoked else "introduced", gone)
 
 
-def introductions(introducer: str, book: TrustBook) -> tuple[int, int]:
+def introductions(introducer: str, book: TrustBook, limit: int = DEVICES_LIMIT) -> tuple[int, int]:
     """How many devices of `book` are there by the word of that one alone, and how many may be."""
     introduced = sum(entry.introduced_by == introducer for entry in book.values())
-    return introduced, (DEVICES_LIMIT - (len(book) - introduced)) // 2
+    return introduced, (limit - (len(book) - introduced)) // 2
 
 
 def _least_worth(book: TrustBook, self_id: str | None = None) -> str | None:
@@ -172,15 +174,19 @@ def _least_worth(book: TrustBook, self_id: str | None = None) -> str | None:
 
 
 def after_pairing(
-    book: TrustBook, certificate_der: bytes, name: str, self_id: str
+    book: TrustBook,
+    certificate_der: bytes,
+    name: str,
+    self_id: str,
+    limit: int = DEVICES_LIMIT,
 ) -> TrustDecision:
     """The entry for a device that has just proved to know the code."""
     known = book.get(device_id(certificate_der))
     gone = None
-    if known is None and len(book) >= DEVICES_LIMIT:
+    if known is None and len(book) >= limit:
         gone = _least_worth(book, self_id)
         if gone is None:
-            return TrustDecision(None, f"it is paired with {DEVICES_LIMIT} devices already")
+            return TrustDecision(None, f"it is paired with {limit} devices already")
     counter = known.counter if known else 0
     if known is None or known.revoked:
         counter += 1

@@ -18,6 +18,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.identity import Identity, can_be_a_device
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.trust.trust import (
+    DEVICES_LIMIT,
     Counter,
     Digest,
     TrustBook,
@@ -46,14 +47,20 @@ class TrustStore:
     Every change is on disk before it counts, but for names, and for removals that others tell of.
     """
 
-    def __init__(self, folder: StateFolder, identity: Identity) -> None:
+    def __init__(
+        self, folder: StateFolder, identity: Identity, devices_limit: int = DEVICES_LIMIT
+    ) -> None:
         """Load the book.
+
+        Args:
+            devices_limit: most devices remembered.
 
         Raises:
             UserError: the file is broken, or others may read it.
         """
         self._folder = folder
         self._identity = identity
+        self._limit = devices_limit
         self._lock = Lock()  # names are saved in a thread
         self._book = _load(folder)
 
@@ -88,7 +95,7 @@ class TrustStore:
         Raises:
             PairingError: too many devices are remembered.
         """
-        verdict = after_pairing(self._book, certificate_der, name, self._identity.id)
+        verdict = after_pairing(self._book, certificate_der, name, self._identity.id, self._limit)
         if verdict.entry is None:
             raise PairingError(f"{name} cannot be paired: {verdict.reason}; remove devices first")
         self._keep(verdict.entry, verdict.gone)
@@ -101,7 +108,7 @@ class TrustStore:
             UserError: it cannot be written; a removal counts until the end of this process all the
                 same.
         """
-        verdict = judge(record, self._book, self._identity.id)
+        verdict = judge(record, self._book, self._identity.id, self._limit)
         entry = verdict.entry
         if entry is not None:
             if entry.revoked:

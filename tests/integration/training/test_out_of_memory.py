@@ -20,7 +20,6 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import Message
-from p2ptrain.process import memory_budget
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.runtime import stage_sender as epoch_links
 from p2ptrain.runtime.allreduce import RingAllReduce
@@ -37,6 +36,9 @@ from tests.integration.training.group_plans import dealt, device_count, divided,
 from tests.integration.training.group_plans import plan as forced_plan
 from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices
 from tests.integration.training.jobs import make_job, on_step, undisturbed
+
+SAME_MEMORY = RecoverySettings(less_memory_share=1.0)
+"""For plans that can become no smaller."""
 
 
 def failing_forward(fails: Callable[[], bool], *, everywhere: bool = True) -> Callable[..., Any]:
@@ -230,13 +232,12 @@ async def test_a_member_of_a_group_that_runs_out_of_memory_is_planned_for_again(
     monkeypatch: pytest.MonkeyPatch, plan: list[GroupStage]
 ) -> None:
     force(monkeypatch, plan)
-    monkeypatch.setattr(memory_budget, "LESS_MEMORY", 1.0)  # this plan can become no smaller
     count = device_count(plan)
-    async with devices(count) as household:
+    async with devices(count, settings=SAME_MEMORY) as household:
         wanted = await _losses(household, "auto")
     attempts = iter([False, False, True])
     monkeypatch.setattr(Stage, "forward", failing_forward(lambda: next(attempts, False)))
-    async with devices(count) as household:
+    async with devices(count, settings=SAME_MEMORY) as household:
         assert await _losses(household, "auto") == wanted
         first, second = (e for e in household.events if isinstance(e, PlanEvent))
         assert second.epoch > first.epoch
@@ -283,11 +284,10 @@ async def test_no_memory_for_sums_of_a_group_is_planned_around(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
     force(monkeypatch, [divided(2, 2)])
-    monkeypatch.setattr(memory_budget, "LESS_MEMORY", 1.0)  # this plan can become no smaller
-    async with devices(2) as household:
+    async with devices(2, settings=SAME_MEMORY) as household:
         wanted = await _losses(household, "auto")
     fails_once(monkeypatch, owner, name)
-    async with devices(2) as household:
+    async with devices(2, settings=SAME_MEMORY) as household:
         assert await _losses(household, "auto") == wanted
     assert_warned(household, "ran out of memory")
 
@@ -295,11 +295,10 @@ async def test_no_memory_for_sums_of_a_group_is_planned_around(
 async def test_no_memory_for_what_tiles_tell_each_other_is_planned_around(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_budget, "LESS_MEMORY", 1.0)  # most of what it takes is no tile
-    async with devices(2) as household:
+    async with devices(2, settings=SAME_MEMORY) as household:
         wanted = await _tiled(household)
     fails_once(monkeypatch, TileExchange, "_room", 9)
-    async with devices(2) as household:
+    async with devices(2, settings=SAME_MEMORY) as household:
         assert await _tiled(household) == pytest.approx(wanted, abs=1e-5)
     assert_warned(household, "ran out of memory")
 

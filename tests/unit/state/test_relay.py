@@ -21,10 +21,9 @@ from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
-from p2ptrain.state import relay
 from p2ptrain.state import transfer_client as state_reading
 from p2ptrain.state.fetch import fetch_units, version_source
-from p2ptrain.state.relay import MAX_RELAYS, StateRelay, StateRelays
+from p2ptrain.state.relay import HOP_SECONDS, MAX_RELAYS, Entries, StateRelay, StateRelays
 from p2ptrain.state.transfer_server import TransferServer, in_memory
 from tests.support.memory_household import MemoryHousehold, memory_id
 
@@ -75,14 +74,15 @@ class _Group:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def read(self, name: str) -> Mapping[str, Tensor]:
+    async def read(self, name: str, hop_seconds: float = HOP_SECONDS) -> Mapping[str, Tensor]:
         (place,) = self.assignment.stages
         holder = memory_id("holder")
         chain = [device for device in place.devices if device != holder]
         number = chain.index(memory_id(name))
         wanted = Fetch(0, 1, chain[number - 1], True) if number else Fetch(0, 1, holder)
         mesh, states = self.mesh[name], self.states[name]
-        return (await fetch_units(mesh, states, self.assignment, wanted, _check)).tensors
+        asked = mesh, states, self.assignment, wanted, _check
+        return (await fetch_units(*asked, hop_seconds=hop_seconds)).tensors
 
     def sent(self, sender: str, receiver: str) -> int:
         """Bytes of tensors and manifests."""
@@ -134,7 +134,7 @@ async def test_who_asks_before_the_relay_has_begun_gets_it_when_it_has(
 ) -> None:
     asked, entries = asyncio.Event(), StateRelay.entries
 
-    async def note(self: StateRelay) -> relay.Entries:
+    async def note(self: StateRelay) -> Entries:
         asked.set()
         return await entries(self)
 
@@ -184,10 +184,9 @@ async def test_a_relay_that_gives_up_sends_those_behind_it_to_the_holder_at_once
         assert group.sent("holder", "c") == 0
 
 
-async def test_a_relay_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "HOP_SECONDS", 0.001)
+async def test_a_relay_that_stalls_is_given_up() -> None:
     async with _Group() as group:
-        assert _same(await group.read("b"))  # nobody makes a ready
+        assert _same(await group.read("b", hop_seconds=0.001))  # nobody makes a ready
         assert group.sent("holder", "b") > 0
 
 
@@ -225,10 +224,9 @@ async def test_what_has_been_handed_on_is_not_kept() -> None:
             await group.states["a"].relays.get(KEY, 0, 1).parts(0, 1)
 
 
-async def test_waiting_for_a_relay_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "WAIT_SECONDS", 0.0)
+async def test_waiting_for_a_relay_ends() -> None:
     with pytest.raises(PeerError, match="not reached"):
-        await StateRelay().entries()
+        await StateRelay(wait_seconds=0.0).entries()
 
 
 async def test_names_that_never_come_push_each_other_out() -> None:

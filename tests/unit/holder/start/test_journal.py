@@ -62,7 +62,7 @@ def put_down(book: Journal, noted: Noted, in_force: PlanInForce | None) -> None:
 
 
 def begun(folder: StateFolder, warnings: list[str] | None = None) -> Journal:
-    book = Journal(folder, NEW, ([] if warnings is None else warnings).append)
+    book = Journal(folder, NEW, ([] if warnings is None else warnings).append, sync_seconds=0.0)
     put_down(book, Noted(65, Lineage(), None), None)
     put_down(book, Noted(2, FIRST, None), IN_FORCE)
     return book
@@ -213,8 +213,6 @@ async def test_a_disk_that_takes_it_again_has_the_whole_journal(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch, begins: bool
 ) -> None:
     """What happened meanwhile too; people hear of it once."""
-    monkeypatch.setattr(journal, "SYNC_SECONDS", 0.0)
-    monkeypatch.setattr(journal, "RETRY_SECONDS", 1000.0 if begins else 0.0)
     heard = asyncio.Event()
     warnings: list[str] = []
 
@@ -226,7 +224,8 @@ async def test_a_disk_that_takes_it_again_has_the_whole_journal(
     def read_only(name: str, value: object) -> None:
         raise UserError("it cannot be written: Read-only file system")
 
-    book = Journal(folder, NEW, warn)
+    retry = 1000.0 if begins else 0.0
+    book = Journal(folder, NEW, warn, sync_seconds=0.0, retry_seconds=retry)
     await book.begun(Noted(2, FIRST, None), IN_FORCE)
     with monkeypatch.context() as patched:
         for name in ("write", "write_json"):
@@ -251,7 +250,6 @@ async def test_a_disk_that_takes_it_again_has_the_whole_journal(
 async def test_what_is_stable_is_written_with_the_next_sync(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "SYNC_SECONDS", 0.0)
     book = await asyncio.to_thread(begun, folder)
     loop, written = asyncio.get_running_loop(), asyncio.Event()
     write = folder.write_json

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
-from p2ptrain.mesh.links import handler_queues as lanes
-from p2ptrain.mesh.links.handler_queues import LANE_LIMIT, LANE_RESUME, HandlerQueues
+from p2ptrain.mesh.links.handler_queues import USUAL_LIMITS, HandlerQueues, QueueLimits
 from p2ptrain.net.message import Message
 
 KEY = ("a" * 64, "kind")
@@ -16,9 +13,9 @@ KEY = ("a" * 64, "kind")
 class _Slow:
     """Handles a message each time it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: QueueLimits = USUAL_LIMITS) -> None:
         self.room: list[str] = []
-        self.lanes = HandlerQueues(self._handle, self.room.append)
+        self.lanes = HandlerQueues(self._handle, self.room.append, limits)
         self._turns = asyncio.Semaphore(0)
         self._handled: asyncio.Queue[Message] = asyncio.Queue()
 
@@ -35,10 +32,10 @@ class _Slow:
 
 async def test_a_lane_is_full_of_messages_and_goes_on_at_half_of_them() -> None:
     slow = _Slow()
-    told = [slow.lanes.put(KEY, Message("kind")) for _ in range(LANE_LIMIT)]
-    assert told == [True] * (LANE_LIMIT - 1) + [False]
+    told = [slow.lanes.put(KEY, Message("kind")) for _ in range(USUAL_LIMITS.messages)]
+    assert told == [True] * (USUAL_LIMITS.messages - 1) + [False]
     assert not slow.lanes.has_room(KEY[0])
-    await slow.handle(LANE_LIMIT - LANE_RESUME - 1)
+    await slow.handle(USUAL_LIMITS.messages - USUAL_LIMITS.resume_messages - 1)
     assert slow.room == []
     await slow.handle(1)
     assert slow.room == [KEY[0]]
@@ -46,11 +43,8 @@ async def test_a_lane_is_full_of_messages_and_goes_on_at_half_of_them() -> None:
     await slow.lanes.close()
 
 
-async def test_a_lane_is_full_of_bytes_and_goes_on_below_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lanes, "LANE_LIMIT_BYTES", 100)
-    slow = _Slow()
+async def test_a_lane_is_full_of_bytes_and_goes_on_below_them() -> None:
+    slow = _Slow(QueueLimits(parts_bytes=100))
     big = Message("kind", {}, (memoryview(bytes(40)), memoryview(bytes(10))))
     assert [slow.lanes.put(KEY, big) for _ in range(4)] == [True, False, False, False]
     assert slow.lanes.has_room("b" * 64)
@@ -63,12 +57,9 @@ async def test_a_lane_is_full_of_bytes_and_goes_on_below_them(
     await slow.lanes.close()
 
 
-async def test_headers_count_in_all_lanes_of_a_device_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_headers_count_in_all_lanes_of_a_device_together() -> None:
     """A hostile one uses every kind there is, none of them enough to fill its lane."""
-    monkeypatch.setattr(lanes, "HEADERS_LIMIT_BYTES", 1000)
-    slow = _Slow()
+    slow = _Slow(QueueLimits(headers_bytes=1000))
     keys = [(KEY[0], f"kind{number}") for number in range(5)]
     told = [slow.lanes.put(key, Message(key[1], header_bytes=200)) for key in keys]
     assert told == [True] * 4 + [False]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.mesh.links import handler_queues as lanes
+from p2ptrain.mesh.links.handler_queues import QueueLimits
 from p2ptrain.mesh.links.hello import Hello
 from p2ptrain.mesh.links.link_rules import LinkAction, between_instances
 from p2ptrain.mesh.links.peer_link import DISCARD_LIMIT_BYTES, PeerLink
@@ -106,8 +106,8 @@ async def test_a_device_whose_headers_wait_in_many_lanes_has_to_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A header of empty lists takes seventy times its bytes while it waits."""
-    monkeypatch.setattr(lanes, "HEADERS_LIMIT_BYTES", 5000)
-    router, may_end = Router("me", _send), asyncio.Event()
+    limits, may_end = QueueLimits(headers_bytes=5000), asyncio.Event()
+    router = Router("me", _send, limits=limits)
 
     async def wait(_peer: str, _message: Message) -> None:
         await may_end.wait()

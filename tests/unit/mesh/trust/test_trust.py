@@ -159,12 +159,12 @@ def test_a_counter_cannot_jump_out_of_reach(devices: Devices) -> None:
     assert judge(near, book, me.id).entry is not None
 
 
-def test_the_book_is_bounded(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_book_is_bounded(devices: Devices) -> None:
     me, anna, bert = devices.values()
-    monkeypatch.setattr(trust, "DEVICES_LIMIT", 1)
     record = sign_record(entry(bert, me), anna)
-    assert judge(record, book_of(entry(anna, me)), me.id).entry is None
-    verdict = after_pairing(book_of(entry(anna, me)), bert.certificate_der, "bert", me.id)
+    assert judge(record, book_of(entry(anna, me)), me.id, limit=1).entry is None
+    book = book_of(entry(anna, me))
+    verdict = after_pairing(book, bert.certificate_der, "bert", me.id, limit=1)
     assert verdict.entry is None
 
 
@@ -188,25 +188,21 @@ def test_no_device_fills_the_book_and_a_person_can_always_pair(devices: Devices)
 
 
 def test_in_a_full_book_removed_devices_of_removed_introducers_make_room(
-    devices: Devices, monkeypatch: pytest.MonkeyPatch
+    devices: Devices,
 ) -> None:
     me, anna, bert = devices.values()
-    monkeypatch.setattr(trust, "DEVICES_LIMIT", 4)
     gone = [replace(ghost, revoked=True) for ghost in ghosts(2, anna)]
     kept = replace(ghosts(1, me, 9)[0], revoked=True)
     book = book_of(entry(anna, me, 2, revoked=True), *gone, kept)
-    verdict = after_pairing(book, bert.certificate_der, "bert", me.id)
+    verdict = after_pairing(book, bert.certificate_der, "bert", me.id, limit=4)
     assert verdict.entry is not None
     assert verdict.gone == gone[0].id
 
 
-def test_removing_devices_makes_room_for_others(
-    devices: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removing_devices_makes_room_for_others(devices: Devices, tmp_path: Path) -> None:
     """What the message advises helps."""
     me, anna, bert = devices.values()
-    monkeypatch.setattr(trust, "DEVICES_LIMIT", 1)
-    store = TrustStore(StateFolder(tmp_path / "state"), me)
+    store = TrustStore(StateFolder(tmp_path / "state"), me, devices_limit=1)
     store.add_paired(anna.certificate_der, "anna")
     with pytest.raises(PairingError, match="remove devices first"):
         store.add_paired(bert.certificate_der, "bert")
@@ -315,13 +311,11 @@ def test_a_name_counts_though_it_cannot_be_written_but_nothing_else_does(
     assert list(store.trusted) == [anna.id]
 
 
-def test_a_full_store_says_so(
-    devices: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_store_says_so(devices: Devices, tmp_path: Path) -> None:
     me, anna, _ = devices.values()
-    monkeypatch.setattr(trust, "DEVICES_LIMIT", 0)
+    store = TrustStore(StateFolder(tmp_path / "state"), me, devices_limit=0)
     with pytest.raises(PairingError, match="remove devices first"):
-        TrustStore(StateFolder(tmp_path / "state"), me).add_paired(anna.certificate_der, "anna")
+        store.add_paired(anna.certificate_der, "anna")
 
 
 @pytest.mark.parametrize(
