@@ -36,6 +36,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
+def test_files_that_the_glossary_names_exist() -> None:
+    page = (ROOT / "docs" / "internals" / "glossary.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+\.py)`", page)
+    assert named
+    assert not [name for name in named if not (ROOT / "p2ptrain" / name).exists()]
+
+
 def test_pages_that_the_code_names_exist() -> None:
     files = [f for folder in ("p2ptrain", "tools", "tests") for f in (ROOT / folder).rglob("*.py")]
     named = {n for f in files for n in re.findall(r"docs/[\w/]+\.md", f.read_text("utf-8"))}

@@ -82,7 +82,7 @@ class WorkerCore:
         return self._holder
 
     def refusal(self, peer: str, epoch: int) -> str | None:
-        """Why nothing of a command is believed; None = it may be obeyed."""
+        """The fence: why a command is refused; None = it may be obeyed."""
         if self._holder not in (None, peer):
             return "that job is another device's"
         if epoch < self.epoch:
