@@ -43,6 +43,7 @@ from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.messages.assign import Fetches
 from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.job_requests import PrepareReply, StateRequest
 from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, SharingLimits
 from p2ptrain.messages.reconfigure import PlanInForce
@@ -53,6 +54,7 @@ from p2ptrain.messages.snapshots import (
     SnapshotKept,
     SnapshotOffer,
 )
+from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.messages.tensors import (
     MicroBatchKey,
     MicroBatchSlice,
@@ -60,6 +62,7 @@ from p2ptrain.messages.tensors import (
     ResendSamples,
     StreamId,
 )
+from p2ptrain.messages.transfers import RangeRequest
 from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net import cbor
@@ -75,7 +78,6 @@ from p2ptrain.net.frame import (
     pack_prefix,
 )
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
@@ -85,7 +87,7 @@ from p2ptrain.profiling.measure_units import MeasuredUnit
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.profile_corrections import ProfileCorrections
-from p2ptrain.recovery.rebuild_plan import Rebuild, read_rebuild
+from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.stall_detector import ProgressCounters
 from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Era, Lineage, Version
@@ -396,9 +398,34 @@ def _training() -> list[Target]:
             [ProfileAnswer(_MEASURED, 1 << 30, 5).to_bytes()],
         ),
         Target(
-            "rebuild",
-            of_fields(lambda fields: read_rebuild(ME, fields)),
-            [cbor.dumps({"rebuild": Rebuild(ME, 1, 0, 4, 3, AT, Version(9, 3)).fields()})],
+            "state_request",
+            of_fields(StateRequest.read),
+            [
+                cbor.dumps(
+                    StateRequest(
+                        *("j", ME, 3, frozenset({ME}), AT),
+                        rebuild=Rebuild(ME, 1, 0, 4, 3, AT, Version(9, 3)),
+                    ).fields()
+                )
+            ],
+        ),
+        Target(
+            "prepare_reply",
+            of_fields(PrepareReply.read),
+            [cbor.dumps(PrepareReply(False, 5, "why", ME, 7).fields())],
+        ),
+        Target(
+            "failure_report",
+            of_fields(FailureReport.read),
+            [
+                cbor.dumps(FailureReport("not_finite", "why", 3, 1, 2).fields()),
+                cbor.dumps(FailureReport("link", "a link ended", peer=ME).fields()),
+            ],
+        ),
+        Target(
+            "range_request",
+            of_fields(RangeRequest.read),
+            [cbor.dumps(RangeRequest(0, 1, 0, 131072, True).fields())],
         ),
         Target("digest", of_value(lambda value: read_digest(value, 100)), [cbor.dumps([5])]),
         Target("tensor_meta", of_value(_tensor_meta), [cbor.dumps(pack(torch.zeros(3, 4)).meta)]),
@@ -406,7 +433,7 @@ def _training() -> list[Target]:
         Target("box_answer", ProfileResult.from_bytes, [cbor.dumps(write_form(_found()))]),
         Target(
             "passed_over",
-            of_fields(lambda fields: read_form(PassedOver, fields, "passed over")),
+            of_fields(PassedOver.read),
             [cbor.dumps(write_form(PassedOver("j", ME, 600.0)))],
         ),
         *_about_plans(),

@@ -33,6 +33,7 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberState, Mesh, display_name
 from p2ptrain.messages.assign import plan_in_force
 from p2ptrain.messages.calls import read_part
+from p2ptrain.messages.job_requests import FactsRequest
 from p2ptrain.messages.kinds import FACTS
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.message import Message
@@ -250,7 +251,7 @@ class ReplanEvaluation:
 
     async def _facts_of(self, device: str) -> StateReport | None:
         planning = self._request.planning
-        fields = {"job": planning.job, "digest": planning.digest}
+        fields = FactsRequest(planning.job, planning.digest).fields()
         try:
             reply = await self._mesh.call(
                 device,

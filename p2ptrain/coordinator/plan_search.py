@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
@@ -25,7 +26,8 @@ from p2ptrain.messages.calls import CancellableWork, MessageRoute, cancel_remote
 from p2ptrain.messages.kinds import SEARCH_END, SEARCH_PLAN
 from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
-from p2ptrain.net.fields import integer
+from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.forms import Count
 from p2ptrain.net.message import Fields, Message
 from p2ptrain.net.parts import HOUSEHOLD, LARGE, limited, part_of
 from p2ptrain.plan.replan.hysteresis import REPAY_SECONDS
@@ -55,6 +57,19 @@ async def search(question: PlanQuestion, haste: SearchPriority) -> Plan:
         return await run_in_background(partial(replan_cluster, *wanted))
     with timed(log, "plan_searched"):
         return await run_in_child(lambda run: plan_cluster(request, household, run), haste)
+
+
+@dataclass(frozen=True, slots=True)
+class _SearchEnd(FrameFields):
+    search: Count
+
+
+@dataclass(frozen=True, slots=True)
+class _SearchFields(FrameFields):
+    """A search by its number, and how much training may feel it."""
+
+    search: Count
+    haste: SearchPriority
 
 
 class PlanSearch:
@@ -94,11 +109,11 @@ class PlanSearch:
     async def _ask(
         self, searcher: str, question: PlanQuestion, haste: SearchPriority
     ) -> Plan | None:
-        fields = {"haste": haste.value, "search": next(self._numbers)}
+        asked = _SearchFields(next(self._numbers), haste)
         try:
             reply = await self._mesh.call(
                 searcher,
-                Message(SEARCH_PLAN, fields, (memoryview(question.to_bytes()),)),
+                Message(SEARCH_PLAN, asked.fields(), (memoryview(question.to_bytes()),)),
                 timeout_seconds=IDLE_TIMEOUT_SECONDS
                 if haste is SearchPriority.IDLE
                 else TIMEOUT_SECONDS,
@@ -108,31 +123,29 @@ class PlanSearch:
         except (Error, TimeoutError) as error:  # that no plan fits is found here too
             log.info("plan_not_searched", by=searcher[:12], why=str(error) or "timed out")
             if isinstance(error, TimeoutError):
-                await self._unwanted(searcher, fields)
+                await self._unwanted(searcher, asked.search)
             return None
         except asyncio.CancelledError:
-            await self._unwanted(searcher, fields)
+            await self._unwanted(searcher, asked.search)
             raise
 
-    async def _unwanted(self, searcher: str, fields: Mapping[str, int]) -> None:
-        message = Message(SEARCH_END, {"search": fields["search"]})
+    async def _unwanted(self, searcher: str, number: int) -> None:
+        message = Message(SEARCH_END, _SearchEnd(number).fields())
         await cancel_remote_work(self._mesh, searcher, message)
 
     async def _answer(self, peer: str, message: Message) -> Message:
         self._due.check_in_charge(peer)
         question = await read_beside(PlanQuestion.from_bytes, part_of(message))
-        haste = SearchPriority(
-            integer(message.fields, "haste", min(SearchPriority), max(SearchPriority))
-        )
-        key = peer, integer(message.fields, "search")
-        plan = await self._searches.do(key, peer, partial(search, question, haste))
+        asked = _SearchFields.read(message.fields)
+        run = partial(search, question, asked.haste)
+        plan = await self._searches.do((peer, asked.search), peer, run)
         return Message(SEARCH_PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
 
     def _in_charge(self, peer: str, _fields: Fields) -> None:
         self._due.check_in_charge(peer)
 
     def _end(self, peer: str, message: Message) -> None:
-        self._searches.give_up((peer, integer(message.fields, "search")))
+        self._searches.give_up((peer, _SearchEnd.read(message.fields).search))
 
 
 async def first_of(

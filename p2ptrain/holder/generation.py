@@ -26,7 +26,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import display_name
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import call_while_it_works, read_part, while_it_works
-from p2ptrain.messages.findings import NonFiniteFinding, read_units
+from p2ptrain.messages.findings import FindingFields, NonFiniteFinding
 from p2ptrain.messages.kinds import (
     ARRIVED,
     BEGIN,
@@ -42,17 +42,21 @@ from p2ptrain.messages.kinds import (
 from p2ptrain.messages.round_orders import (
     Commit,
     EndOfRounds,
-    GenerationKey,
     RoundOrder,
-    RoundReport,
+    StageKey,
+)
+from p2ptrain.messages.stage_reports import (
+    DiagnoseRequest,
+    DoneFields,
+    FailureReport,
+    NormsReport,
+    RoundQuestion,
 )
 from p2ptrain.messages.tensors import MicroBatchKey, StreamId, Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage import cross_stage_gradients as clip
-from p2ptrain.net.fields import integer, number, optional, text, wording
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
-from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.stall_detector import ProgressCounters
@@ -278,7 +282,7 @@ class HolderGeneration:
         return [arrival for task in asked for arrival in task.result()]
 
     async def _arrived(self, device: str, round_index: int) -> Sequence[StageArrival]:
-        fields = {**self.assignment.key.fields(), "round": round_index}
+        fields = {**self.assignment.key.fields(), **RoundQuestion(round_index).fields()}
         try:
             reply = await self._mesh.call(
                 device,
@@ -320,18 +324,20 @@ class HolderGeneration:
         self, micro_batch_number: int, stage: int, device: str
     ) -> NonFiniteFinding | None:
         place = self.assignment.stages[stage]
-        fields = {**self.assignment.key.fields(), "stage": stage, "held_as": micro_batch_number}
+        asked = DiagnoseRequest(stage, micro_batch_number)
+        fields = {**self.assignment.key.fields(), **asked.fields()}
         reply = await self._mesh.call(
             device, Message(DIAGNOSE, fields), timeout_seconds=DIAGNOSE_TIMEOUT_SECONDS
         )
-        if not reply.fields.get("found"):
+        found = FindingFields.read(reply.fields)
+        if not found.found:
             return None
         return NonFiniteFinding(
             (self.name(device),),
             stage,
             place.first,
-            read_units(reply, len(self._description.units)),
-            bool(reply.fields.get("parameters")),
+            found.range(len(self._description.units)),
+            found.parameters,
             tiled=place.tiling is not None,
         )
 
@@ -355,16 +361,9 @@ class HolderGeneration:
     def _done(self, peer: str, message: Message) -> None:
         stage = self._stage(peer, message)
         if stage is not None:
-            report = RoundReport(
-                integer(message.fields, "round"),
-                number(message.fields, "loss"),
-                CpuSpan(
-                    number(message.fields, "busy_seconds"), number(message.fields, "cpu_seconds")
-                ),
-                message.fields.get("finite") is True,
-            )
-            self._free_bytes[peer] = integer(message.fields, "free_bytes")
-            self.tracker.report((stage, peer), report)
+            done = DoneFields.read(message.fields)
+            self._free_bytes[peer] = done.free_bytes
+            self.tracker.report((stage, peer), done.report)
 
     async def _norm(self, peer: str, message: Message) -> None:
         stage = self._stage(peer, message)
@@ -372,45 +371,39 @@ class HolderGeneration:
             return
         if peer != self.assignment.stages[stage].leader:
             raise NotItsPart(f"norms of stage {stage} from a device that does not lead it")
-        norms = message.fields.get("norms")
-        if not isinstance(norms, list):
-            raise ProtocolError("field 'norms' is not a list")
-        coefficient = self._norms.add(stage, integer(message.fields, "first"), norms)
+        report = NormsReport.read(message.fields)
+        coefficient = self._norms.add(stage, report.first, report.norms)
         if coefficient is not None:
-            self._coefficients.put(integer(message.fields, "round"), clip.to_number(coefficient))
+            self._coefficients.put(report.round, clip.to_number(coefficient))
 
     async def _failed(self, peer: str, message: Message) -> None:
         stage = self._stage(peer, message)
         if stage is None:
             return
         name = self.name(peer)
-        reason = wording(message.fields, "message", 2048)
-        match message.fields.get("cause"):
-            case "not_finite":
-                step = integer(message.fields, "step", 1)
-                piece = optional(message.fields, "micro_batch")
-                micro_batch_number = optional(message.fields, "held_as")
+        report = FailureReport.read(message.fields)
+        reason = report.message or "?"
+        match report:
+            case FailureReport(cause="not_finite", step=int(step)):
                 self.tracker.fail(
                     UpdateNotFinite(
-                        reason if piece is not None else f"{name}: {reason}",
+                        reason if report.micro_batch is not None else f"{name}: {reason}",
                         step=step,
-                        micro_batch=piece,
-                        micro_batch_number=micro_batch_number,
-                        is_update=bool(message.fields.get("is_update")),
+                        micro_batch=report.micro_batch,
+                        micro_batch_number=report.held_as,
+                        is_update=report.is_update,
                     )
                 )
-            case "refused":
-                self.tracker.fail(SentWrong(text(message.fields, "sender", 64), reason, peer))
-            case "memory":
-                has = integer(message.fields, "memory_bytes")
+            case FailureReport(cause="refused", sender=str(sender)):
+                self.tracker.fail(SentWrong(sender, reason, peer))
+            case FailureReport(cause="memory", memory_bytes=int(has)):
                 self.tracker.fail(StageOutOfMemory(peer, name, has))
-            case "user":
+            case FailureReport(cause="user"):
                 error = TrainingError(f"{name}: {reason}")
                 self.tracker.fail(PartFailed(peer, name, error))
-            case "link":
-                back = bool(message.fields.get("back"))
-                self._on_link(peer, text(message.fields, "peer", 64), back)
-            case "peer":
+            case FailureReport(cause="link", peer=str(other)):
+                self._on_link(peer, other, report.back)
+            case FailureReport(cause="peer"):
                 broken = PeerError(f"{name}: {reason}")
                 self.tracker.fail(PartFailed(peer, name, broken))
             case _:
@@ -419,9 +412,12 @@ class HolderGeneration:
 
     def _stage(self, peer: str, message: Message) -> int | None:
         """The stage a message speaks for; None if it is of another epoch."""
-        if GenerationKey.read(message.fields) != self.assignment.key:
+        spoken = StageKey.read(message.fields)
+        if spoken.key != self.assignment.key:
             return None
-        stage = integer(message.fields, "stage", 0, len(self.assignment.stages) - 1)
+        stage = spoken.stage
+        if stage >= len(self.assignment.stages):
+            raise ProtocolError(f"there is no stage {stage}")
         if peer not in self.assignment.stages[stage].devices:
             raise NotItsPart(f"{message.kind} for stage {stage} from another device")
         return stage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +22,9 @@ from p2ptrain.mesh.waiting import wait_until_linked
 from p2ptrain.messages.assign import Fetches, assignment_of, assignment_on_one
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import Hangs, call_while_it_works, read_part
+from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRequest
 from p2ptrain.messages.kinds import INVENTORY, PREPARE
 from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
-from p2ptrain.net.fields import integer, shown
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
 from p2ptrain.plan.types.request import PlanMode
@@ -36,7 +36,7 @@ from p2ptrain.recovery.fetch_plan import Fetch, relayable_fetches
 from p2ptrain.recovery.generation_request import ReconfigureFailure
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.recovery_settings import RecoverySettings
-from p2ptrain.recovery.state_report import StateReport, version_fields
+from p2ptrain.recovery.state_report import StateReport
 
 log = get_logger(__name__)
 
@@ -150,22 +150,20 @@ class Reconfiguration:
 
     async def _ask_state(self, asked: rules.AskStateReport) -> None:
         forward = asked.forward
-        fields: dict[str, Any] = {
-            "job": self._request.planning.job,
-            "digest": self._request.planning.digest,
-            "epoch": asked.epoch,
-            "alive": sorted(self._alive),
-        }
-        if forward is not None:
-            fields["apply"] = version_fields(forward.version)
-            fields["coefficient"] = forward.coefficient and list(forward.coefficient)
-        if asked.rebuild is not None:
-            fields["rebuild"] = asked.rebuild.fields()
+        request = StateRequest(
+            self._request.planning.job,
+            self._request.planning.digest,
+            asked.epoch,
+            frozenset(self._alive),
+            apply=None if forward is None else forward.version,
+            coefficient=None if forward is None else forward.coefficient,
+            rebuild=asked.rebuild,
+        )
         try:
             reply = await call_while_it_works(
                 self._mesh,
                 asked.device,
-                Message(INVENTORY, fields),
+                Message(INVENTORY, request.fields()),
                 timeout_seconds=REBUILD_SECONDS,
                 reply_parts=limited(StateReport.LIMIT.most_bytes),
                 limits=self._limits,
@@ -211,22 +209,22 @@ class Reconfiguration:
         in_force = self._request.in_force
         assert in_force is not None
         assignment = assignment_on_one(in_force.assignment, placed)
-        fields = {"needed_bytes": 0, "gather": True}
-        trouble = await self._made_ready(device, assignment, fields, wanted)
+        request = PrepareRequest(0, gather=True)
+        trouble = await self._made_ready(device, assignment, request, wanted)
         self._events.put_nowait(rules.DeviceReady(placed.epoch, device, trouble))
 
     async def _prepare(self, device: str, placed: Placement, wanted: tuple[Fetch, ...]) -> None:
         made, name = self._made[placed.epoch], self._name(device)
         assignment = assignment_of(self._request.planning, made.plan, placed)
-        fields = {"needed_bytes": made.plan.predicted.peak_bytes.get(name, 0)}
-        trouble = await self._made_ready(device, assignment, fields, wanted)
+        request = PrepareRequest(made.plan.predicted.peak_bytes.get(name, 0))
+        trouble = await self._made_ready(device, assignment, request, wanted)
         self._events.put_nowait(rules.DeviceReady(placed.epoch, device, trouble))
 
     async def _made_ready(
         self,
         device: str,
         assignment: Assignment,
-        fields: Mapping[str, Any],
+        request: PrepareRequest,
         wanted: tuple[Fetch, ...],
     ) -> PrepareFailed | None:
         """Have `device` do it; what was in the way, if anything."""
@@ -235,10 +233,11 @@ class Reconfiguration:
         if failpoints.armed:
             await self._reach("prepare.send.between")
         try:
-            asked = Message(PREPARE, dict(fields), parts)
-            reply = await call_while_it_works(self._mesh, device, asked, limits=self._limits)
-            self._moved_bytes += integer(reply.fields, "moved_bytes", 0, 2**63)
-            if not reply.fields.get("ready"):
+            asked = Message(PREPARE, request.fields(), parts)
+            answer = await call_while_it_works(self._mesh, device, asked, limits=self._limits)
+            reply = PrepareReply.read(answer.fields)
+            self._moved_bytes += reply.moved_bytes
+            if not reply.ready:
                 return self._trouble(device, epoch, reply, self._made.get(epoch))
         except LinkClosed as error:  # it may be a moment until there is another
             await wait_until_linked(self._mesh, (device,))
@@ -254,20 +253,18 @@ class Reconfiguration:
         return None
 
     def _trouble(
-        self, device: str, epoch: int, reply: Message, made: PlannedAttempt | None
+        self, device: str, epoch: int, reply: PrepareReply, made: PlannedAttempt | None
     ) -> PrepareFailed:
-        fields = reply.fields
-        source, reason = fields.get("source"), shown(str(fields.get("reason")))
-        if fields.get("memory_bytes") is not None:
-            memory_bytes = integer(fields, "memory_bytes")
+        reason, memory_bytes = reply.reason or "?", reply.memory_bytes
+        if memory_bytes is not None:
             log.info("out_of_memory", device=self._name(device), has=memory_bytes)
             if made is not None and device in made.candidates:
                 less = made.candidates[device].with_less_memory(memory_bytes, self._less)
                 memory_bytes = less.memory_bytes
             return PrepareFailed(epoch, reason, memory_bytes=memory_bytes)
         log.info("not_made_ready", device=self._name(device), why=reason)
-        if isinstance(source, str):
-            return PrepareFailed(epoch, reason, source=source)
+        if reply.source is not None:
+            return PrepareFailed(epoch, reason, source=reply.source)
         if epoch == self._core.epoch and not self._is_of_plan(made, reason):
             self._findings.unable[device] = reason
         return PrepareFailed(epoch, reason)

@@ -20,10 +20,10 @@ from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.holder.planner_client import Planner
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
+from p2ptrain.messages.job_requests import JobQuestion, LeaveReply
 from p2ptrain.messages.kinds import LEAVING
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
-from p2ptrain.net.fields import text
 from p2ptrain.net.message import Message
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.cpu_share import CpuSpan
@@ -228,7 +228,7 @@ class ReplanWatcher:
     # -- leaving ---------------------------------------------------------------------------------
 
     async def _on_leaving(self, peer: str, message: Message) -> Message:
-        if text(message.fields, "job", 64) != self._planning.job:
+        if JobQuestion.read(message.fields).job != self._planning.job:
             raise PeerError("that job has ended")
         if failpoints.armed:
             await self._reach("leave.receive.before")
@@ -240,7 +240,7 @@ class ReplanWatcher:
         refused = await asyncio.shield(waiting)  # one without a part is let go at once
         if failpoints.armed:
             await self._reach("leave.answer.before")
-        return Message(LEAVING, {} if refused is None else {"refused": refused[:1000]})
+        return Message(LEAVING, LeaveReply(refused).fields())
 
     def let_go(self, device: str) -> None:
         """Nothing depends on a device that leaves any more."""

@@ -44,11 +44,11 @@ from p2ptrain.job.user_code import doings
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import FETCH_MODEL
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio
-from p2ptrain.net.fields import text
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.allocator import trim_heap
@@ -209,7 +209,7 @@ class JobTrainer:
             self._emit(Warned(warning))
 
     async def _send_model(self, digest: str, model: bytes, peer: str, message: Message) -> Message:
-        if text(message.fields, "digest", 64) != digest:
+        if ModelRequest.read(message.fields).digest != digest:
             raise ProtocolError("this device holds another model")
         return Message(FETCH_MODEL, {}, (memoryview(model),), (PartKind.WEIGHT,))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
+from p2ptrain.errors import ProtocolError
 from p2ptrain.model.stage.failures import NonFiniteUnit
-from p2ptrain.net.fields import integer
-from p2ptrain.net.message import Message
+from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.forms import Count, Rare, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +40,42 @@ class NonFiniteFinding:
     parameter: str | None = None
 
 
-def finding_fields(found: NonFiniteUnit | None) -> dict[str, Any]:
-    """What a device answers."""
-    if found is None:
-        return {"found": False}
-    units = None if found.unit is None else [found.since, found.unit]
-    return {"found": True, "units": units, "parameters": found.parameters}
+@dataclass(frozen=True, slots=True)
+class _UnitSpan:
+    since: Count
+    unit: Count
+
+    def __post_init__(self) -> None:
+        if self.since > self.unit:
+            raise ValueError(f"units {self.since} to {self.unit}")
 
 
-def read_units(message: Message, end: int) -> range:
-    """Of `finding_fields` that found something, in a model of `end` units. Raises ProtocolError."""
-    units = message.fields.get("units")
-    if units is None:
-        return range(0)
-    named = dict(zip(("since", "unit"), units if isinstance(units, list) else (), strict=False))
-    last = integer(named, "unit", 0, end - 1)
-    return range(integer(named, "since", 0, last), last + 1)
+@dataclass(frozen=True, slots=True)
+class FindingFields(FrameFields):
+    """What a device answers: whether it found something, and in which units."""
+
+    found: bool
+    units: Annotated[_UnitSpan, Row()] | None = None
+    parameters: Annotated[bool, Rare()] = False
+
+    @staticmethod
+    def of(found: NonFiniteUnit | None) -> FindingFields:
+        """The form of what was found."""
+        if found is None:
+            return FindingFields(False)
+        last = found.unit
+        units = (
+            None if last is None else _UnitSpan(last if found.since is None else found.since, last)
+        )
+        return FindingFields(True, units, found.parameters)
+
+    def range(self, end: int) -> range:
+        """The units named, in a model of `end` units. Raises ProtocolError."""
+        if self.units is None:
+            return range(0)
+        if self.units.unit >= end:
+            raise ProtocolError(f"unit {self.units.unit} of a model of {end}")
+        return range(self.units.since, self.units.unit + 1)
 
 
 def earliest(findings: Sequence[NonFiniteFinding]) -> NonFiniteFinding:

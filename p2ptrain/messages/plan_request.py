@@ -23,10 +23,10 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import PASSED_OVER
 from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import By, Count, Id, Length, Positive, Range, Text
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
-from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.plan import Plan
@@ -178,17 +178,17 @@ LONGEST_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class PassedOver(FrameFields):
     """`device` is not to coordinate for so long."""
 
-    job: Annotated[str, Text(64)]
-    device: Annotated[str, Text(64)]
+    job: Id
+    device: Id
     seconds: Annotated[float, Range(0.0, LONGEST_SECONDS)]
 
 
 async def send_passed_over(mesh: Mesh, device: str, said: PassedOver) -> None:
     """To one device."""
     try:
-        await mesh.send(device, Message(PASSED_OVER, write_form(said)))
+        await mesh.send(device, Message(PASSED_OVER, said.fields()))
     except PeerError as error:
         log.info("not_told", device=device[:12], why=str(error))

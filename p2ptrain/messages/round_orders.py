@@ -24,6 +24,14 @@ class GenerationKey(FrameFields):
 
 
 @dataclass(frozen=True, slots=True)
+class StageKey(FrameFields):
+    """One stage of a generation, in whose name a device speaks."""
+
+    key: Annotated[GenerationKey, Flat()]
+    stage: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Commit(FrameFields):
     """An update counts, because every device was ready for it.
 

@@ -14,7 +14,7 @@ from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import FrameFields
-from p2ptrain.net.forms import Count, Flat, Key, Positive, Text
+from p2ptrain.net.forms import Count, Flat, Key, Length, Positive, Text
 from p2ptrain.net.message import Message, PartKind
 
 
@@ -80,6 +80,19 @@ class MicroBatchSlice(FrameFields):
         return self.end - self.first
 
 
+@dataclass(frozen=True, slots=True)
+class ValuesFields(FrameFields):
+    """Which of `count` values a frame carries, from `first` on; each as its codec describes it."""
+
+    first: Count
+    count: Count
+    values: Annotated[tuple[Any, ...], Length(VALUES_PER_MESSAGE)]
+
+    def __post_init__(self) -> None:
+        if self.first + len(self.values) > self.count:
+            raise ValueError(f"values beyond the last of {self.count}")
+
+
 def to_messages(
     kind: str,
     address: Mapping[str, Any],
@@ -100,9 +113,7 @@ def to_messages(
         fields = {
             **address,
             **piece.fields(),
-            "first": first,
-            "count": len(values),
-            "values": entries,
+            **ValuesFields(first, len(values), tuple(entries)).fields(),
         }
         messages.append(Message(kind, fields, tuple(parts), (part_kind,) * len(parts)))
     return messages

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, TypeAlias
 
-from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.errors import OptionError
 from p2ptrain.net.forms import By
 from p2ptrain.net.read_form import one_line, read_form
 from p2ptrain.net.write_form import write_form
@@ -80,51 +80,9 @@ DEVICES_LIMIT = 4096
 """Most entries of a list of devices or ranges, far above any household's."""
 
 
-def integer(fields: Mapping[str, Any], key: str, least: int = 0, most: int = 2**53) -> int:
-    """A whole number in [least, most], or ProtocolError."""
-    value = fields.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ProtocolError(f"field {key!r} is not a whole number from {least} to {most}")
-    return value
-
-
-def optional(fields: Mapping[str, Any], key: str) -> int | None:
-    """The same, or None where there is none."""
-    return None if fields.get(key) is None else integer(fields, key)
-
-
-def text(fields: Mapping[str, Any], key: str, limit: int = 256) -> str:
-    """A string of at most `limit` characters, or ProtocolError. For users: `wording`."""
-    value = fields.get(key)
-    if not isinstance(value, str) or len(value) > limit:
-        raise ProtocolError(f"field {key!r} is not a text of at most {limit} characters")
-    return value
-
-
-def wording(fields: Mapping[str, Any], key: str, limit: int) -> str:
-    """The same for users to read, as `shown` makes it."""
-    return shown(text(fields, key, limit))
-
-
 def shown(value: str) -> str:
     """A peer's text as one line, without what would move a terminal's cursor or hide the rest."""
     return one_line(value) or "?"
-
-
-def ids(fields: Mapping[str, Any], key: str) -> frozenset[str]:
-    """A list of at most DEVICES_LIMIT devices' ids, or ProtocolError."""
-    value = fields.get(key)
-    if not isinstance(value, list) or len(value) > DEVICES_LIMIT:
-        raise ProtocolError(f"field {key!r} is not a list of at most {DEVICES_LIMIT} ids")
-    return frozenset(text({"id": device}, "id", 64) for device in value)
-
-
-def number(fields: Mapping[str, Any], key: str) -> float:
-    """A float (infinities and NaN included), or ProtocolError."""
-    value = fields.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ProtocolError(f"field {key!r} is not a number")
-    return float(value)
 
 
 class FrameFields:

@@ -16,12 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from p2ptrain.errors import ProtocolError
 from p2ptrain.net.fields import FrameFields, check_units
 from p2ptrain.net.forms import Count, Id
-from p2ptrain.net.read_form import read_form
 from p2ptrain.recovery.placement import PlacedStage, Placement
 from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
@@ -57,19 +54,6 @@ class Rebuild(FrameFields):
     def made(self) -> tuple[StateEntry, ...]:
         """What the device has then."""
         return (StateEntry(self.first, self.end, self.target, StateKind.FETCHED),)
-
-
-@dataclass(frozen=True, slots=True)
-class _RebuildFields:
-    rebuild: Rebuild | None = None
-
-
-def read_rebuild(device: str, fields: Mapping[str, Any]) -> Rebuild | None:
-    """What `device` is asked to make with an inventory's `fields`. Raises ProtocolError."""
-    made = read_form(_RebuildFields, fields, "epoch.inventory", extra=True).rebuild
-    if made is not None and made.device != device:
-        raise ProtocolError("what is to be made is asked of another device")
-    return made
 
 
 def plan_rebuilds(

@@ -10,9 +10,8 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from p2ptrain.net.fields import check_units
 from p2ptrain.net.forms import AboveZero, Bytes, Count, Id, Length, Row, Seconds
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
-from p2ptrain.net.read_form import read_form
 from p2ptrain.recovery.commit import Coefficient
-from p2ptrain.recovery.version import Version, VersionRow
+from p2ptrain.recovery.version import VersionRow
 
 HOLDINGS_LIMIT = 1024
 """Most holdings of one device: kinds x kept versions x ranges of units, far below."""
@@ -102,28 +101,3 @@ class StateReport(Blob):
     slowdown: AboveZero = 1.0
     measured: Mapping[str, Any] | None = field(default=None, hash=False)
     logged: Annotated[ReplayWindow | None, Row()] = None
-
-
-def version_fields(version: Version) -> list[int]:
-    """For CBOR and JSON."""
-    return [version.step, version.computed]
-
-
-def read_version(value: object) -> Version:
-    """Check and read. Raises ProtocolError."""
-    return read_form(_VersionFields, {"version": value}, "").version
-
-
-def read_coefficient(value: object) -> Coefficient:
-    """Check and read. Raises ProtocolError."""
-    return read_form(_Clip, {"coefficient": value}, "").coefficient
-
-
-@dataclass(frozen=True, slots=True)
-class _VersionFields:
-    version: VersionRow
-
-
-@dataclass(frozen=True, slots=True)
-class _Clip:
-    coefficient: Coefficient

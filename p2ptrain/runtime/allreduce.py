@@ -20,6 +20,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -30,7 +31,8 @@ from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.messages.tensors import StreamId
 from p2ptrain.model.wire.rounding import decoded, encode, encoded_bytes
-from p2ptrain.net.fields import integer
+from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.forms import Count, Length
 from p2ptrain.net.message import Fields
 from p2ptrain.runtime.allreduce_buckets import (
     ArrivedSums,
@@ -47,6 +49,20 @@ FLOW = "ring"
 WINDOW = 4
 """Buckets under way at once. Raising it costs memory (up to three times 4 MiB each); lowering it
 leaves a link idle where that many take less time than the way round the ring."""
+
+
+PRESENT_LIMIT_BYTES = 1 << 16
+"""A bit for each tensor of a bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkFields(FrameFields):
+    """`_ChunkHeader` as it travels."""
+
+    round: Count
+    bucket: Count
+    step: Count
+    present: Annotated[bytes, Length(PRESENT_LIMIT_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,12 +354,8 @@ class RingAllReduce:
             total = self._sums[index]
             present, chunk = total.outgoing(step)
             bucket = self.summed.buckets[index]
-            fields = {
-                "round": self._order.round.index,
-                "bucket": index,
-                "step": step,
-                "present": present.to_bytes(_present_bytes(bucket), "little"),
-            }
+            bits = present.to_bytes(_present_bytes(bucket), "little")
+            fields = _ChunkFields(self._order.round.index, index, step, bits).fields()
             encoded = encode(chunk, self.summed.wire(bucket))
             parts = [_bytes_of(encoded)] if chunk.numel() else []
             if failpoints.armed:
@@ -401,17 +413,14 @@ class RingAllReduce:
 
     def _read(self, fields: Fields) -> _ChunkHeader:
         """The frame, if it is one of this generation's ring."""
-        index = integer(fields, "bucket", 0, len(self.summed.buckets) - 1)
-        present = fields.get("present")
-        length = _present_bytes(self.summed.buckets[index])
-        if not isinstance(present, bytes) or len(present) != length:
-            raise ProtocolError(f"bucket {index} has {length} bytes of presence bits")
-        return _ChunkHeader(
-            self._ordinal_of(integer(fields, "round")),
-            index,
-            integer(fields, "step", 0, self._ring.steps - 1),
-            int.from_bytes(present, "little"),
-        )
+        sent = _ChunkFields.read(fields)
+        if sent.bucket >= len(self.summed.buckets) or sent.step >= self._ring.steps:
+            raise ProtocolError(f"no step {sent.step} of bucket {sent.bucket} in this ring")
+        length = _present_bytes(self.summed.buckets[sent.bucket])
+        if len(sent.present) != length:
+            raise ProtocolError(f"bucket {sent.bucket} has {length} bytes of presence bits")
+        present = int.from_bytes(sent.present, "little")
+        return _ChunkHeader(self._ordinal_of(sent.round), sent.bucket, sent.step, present)
 
     def _ordinal_of(self, round_index: int) -> int:
         """Of this round or the next one; a neighbour is never further ahead."""

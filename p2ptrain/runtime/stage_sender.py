@@ -27,7 +27,8 @@ from p2ptrain import failpoints
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import DONE, NORMS
-from p2ptrain.messages.round_orders import RoundOrder, RoundReport
+from p2ptrain.messages.round_orders import RoundOrder, RoundReport, StageKey
+from p2ptrain.messages.stage_reports import NORMS_PER_MESSAGE, DoneFields, NormsReport
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, StreamId, Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage import cross_stage_gradients as clip
@@ -44,8 +45,6 @@ EVALUATION_PIECES_AHEAD = 2
 
 SEPARATE_LIMIT_BYTES = 16 << 20
 """Most bytes of a tied tensor's gradients that one stage keeps and sends each round."""
-
-NORMS_PER_MESSAGE = 256
 
 FREE_MEMORY_SECONDS = 1.0
 """A look takes about 0.3 ms: nothing beside a round of a second, a tenth of the shortest."""
@@ -196,14 +195,8 @@ class LiveStageSender:
     async def report(self, report: RoundReport) -> None:
         """Report to the holder."""
         fields = {
-            **self._assignment.key.fields(),
-            "stage": self._index,
-            "round": report.round,
-            "loss": report.loss,
-            "finite": report.finite,
-            "busy_seconds": report.busy.wall,
-            "cpu_seconds": report.busy.cpu,
-            "free_bytes": self._free_memory.bytes_now(monotonic()),
+            **StageKey(self._assignment.key, self._index).fields(),
+            **DoneFields.of(report, self._free_memory.bytes_now(monotonic())).fields(),
         }
         await self._shell.mesh.send(self._assignment.holder, Message(DONE, fields))
 
@@ -331,13 +324,10 @@ class LiveStageSender:
     async def _report_norms(self, order: RoundOrder, norms: Mapping[str, Tensor]) -> None:
         values = [norms[name].item() if name in norms else None for name in self._owned_names()]
         for first in range(0, max(len(values), 1), NORMS_PER_MESSAGE):
-            fields = {
-                **self._assignment.key.fields(),
-                "stage": self._index,
-                "round": order.round.index,
-                "first": first,
-                "norms": values[first : first + NORMS_PER_MESSAGE],
-            }
+            some = tuple(values[first : first + NORMS_PER_MESSAGE])
+            report = NormsReport(order.round.index, first, some)
+            spoken = StageKey(self._assignment.key, self._index)
+            fields = {**spoken.fields(), **report.fields()}
             await self._shell.mesh.send(self._assignment.holder, Message(NORMS, fields))
 
     def _line(self, stage: int, flow: str) -> StreamId:

@@ -24,8 +24,9 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.calls import read_beside
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
+from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.messages.transfers import ManifestReply, RangeRequest, StateKey
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
-from p2ptrain.net.fields import integer
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.parts import LARGE, decoded, limited, part_of
 from p2ptrain.state.checksums import (
@@ -91,15 +92,9 @@ class TransferRequest:
     reads_in_flight: int = READS_IN_FLIGHT
 
     def fields(self, reading: int = 0) -> dict[str, Any]:
-        """As frame fields; `reading` is its number: a device may read one state twice at once."""
-        return {
-            "reading": reading,
-            "job": self.job,
-            "epoch": self.epoch,
-            "source": self.source,
-            "first": self.first,
-            "end": self.end,
-        }
+        """As frame fields; `reading` is its number."""
+        key = GenerationKey(self.job, self.epoch)
+        return StateKey(key, self.source, self.first, self.end, reading).fields()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +200,7 @@ class TransferClient:
                 reply_parts=limited(LARGE.most_bytes),
             )
             blob = part_of(reply)
-            if crc32(blob) == integer(reply.fields, "digest"):
+            if crc32(blob) == ManifestReply.read(reply.fields).digest:
                 return await read_beside(self._read_manifest, blob)
             self._complain(request.peer, "the manifest", give_up=is_last)
         raise AssertionError("unreachable")
@@ -265,13 +260,12 @@ class TransferClient:
     async def _read_span(self, request: TransferRequest, span: _TransferRange) -> None:
         entries = (self._entries or [])[span.first : span.end]
         buffers = [entry.unpacking.buffer[span.bytes_of(entry)] for entry in entries]
-        fields = {**request.fields(self._number), **span.fields()}
-        if request.priority is Priority.REPLICA:
-            fields["plain"] = True
+        state = request.fields(self._number)
+        plain = request.priority is Priority.REPLICA
         for is_last in (False, True):
             reply = await self._mesh.call(
                 request.peer,
-                Message(STATE_READ, {**fields, "again": True} if is_last else fields),
+                Message(STATE_READ, {**state, **span.request(plain, is_last).fields()}),
                 timeout_seconds=request.timeout_seconds,
                 priority=request.priority,
                 reply_parts=partial(_exactly, buffers),
@@ -344,11 +338,9 @@ class _TransferRange:
     def bytes_of(self, entry: _ManifestEntry) -> slice:
         return self.piece or slice(0, entry.unpacking.part_bytes)
 
-    def fields(self) -> dict[str, Any]:
-        fields = {"from": self.first, "to": self.end}
-        if self.piece is not None:
-            fields |= {"begin": self.piece.start, "stop": self.piece.stop}
-        return fields
+    def request(self, plain: bool, again: bool) -> RangeRequest:
+        piece = self.piece or slice(None)
+        return RangeRequest(self.first, self.end, piece.start, piece.stop, plain, again)
 
 
 def _exactly(

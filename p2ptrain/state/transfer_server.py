@@ -35,9 +35,9 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
 from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.messages.transfers import ManifestReply, RangeRequest, StateKey
 from p2ptrain.model.wire.tensor_codec import PackedTensor, copy_into, pack
 from p2ptrain.net import cbor
-from p2ptrain.net.fields import integer, text
 from p2ptrain.net.message import Fields, Message, PartKind
 from p2ptrain.state.checksums import (
     CHUNK_BYTES,
@@ -253,7 +253,7 @@ class TransferServer:
         entries, digests = await served.entries(), served.digests
         self._open(key, _Opened(served, tuple(name for name, _ in entries)))
         blob = cbor.dumps([[name, meta, _listed(digests.get(name))] for name, meta in entries])
-        return Message(STATE_MANIFEST, {"digest": crc32(blob)}, (memoryview(blob),))
+        return Message(STATE_MANIFEST, ManifestReply(crc32(blob)).fields(), (memoryview(blob),))
 
     def _open(self, key: _Key, opened: _Opened) -> None:
         """Of a device that opens state after state and reads none, the oldest are forgotten."""
@@ -264,16 +264,17 @@ class TransferServer:
             del self._opened[theirs[0]]
 
     async def _read(self, peer: str, message: Message) -> Message:
-        key, fields = self._key(peer, message.fields), message.fields
+        key, wanted = self._key(peer, message.fields), RangeRequest.read(message.fields)
         opened = self._opened.get(key)
         if opened is None:
             raise ProtocolError("state.read without a manifest")
-        first = integer(fields, "from", 0, len(opened.names))
-        end = integer(fields, "to", first, len(opened.names))
-        if fields.get("again"):
+        first, end = wanted.first, wanted.end
+        if end > len(opened.names):
+            raise ProtocolError(f"tensors {first} to {end} of {len(opened.names)}")
+        if wanted.again:
             await opened.served.look(first, end)
         found = await opened.served.parts(first, end)
-        pieces = _pieces(fields, found)
+        pieces = _pieces(wanted, found)
         parts = tuple(part[piece] for part, piece in zip(found, pieces, strict=True))
         known = [opened.served.digests.get(name) for name in opened.names[first:end]]
         unknown = [part for part, digest in zip(parts, known, strict=True) if digest is None]
@@ -285,7 +286,7 @@ class TransferServer:
         if end == len(opened.names) and is_whole:
             self._opened.pop(key, None)
             opened.served.served()
-        kind = PartKind.OPAQUE if fields.get("plain") else PartKind.WEIGHT
+        kind = PartKind.OPAQUE if wanted.plain else PartKind.WEIGHT
         return Message(STATE_READ, {"digests": sums}, parts, (kind,) * len(parts))
 
     async def _serve(self, fields: Fields, key: _Key) -> _OpenedState:
@@ -305,14 +306,8 @@ class TransferServer:
 
     @staticmethod
     def _key(peer: str, fields: Fields) -> _Key:
-        return (
-            text(fields, "job", 64),
-            text(fields, "source", 64),
-            peer,
-            integer({"reading": 0, **fields}, "reading"),
-            integer(fields, "first"),
-            integer(fields, "end"),
-        )
+        state = StateKey.read(fields)
+        return state.key.job, state.source, peer, state.reading, state.first, state.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,14 +316,15 @@ class _Opened:
     names: Sequence[str]
 
 
-def _pieces(fields: Fields, parts: Sequence[memoryview]) -> list[slice]:
+def _pieces(wanted: RangeRequest, parts: Sequence[memoryview]) -> list[slice]:
     """Which bytes of each part are asked for: all, or whole chunks of a part alone."""
-    if "begin" not in fields:
+    begin, end = wanted.begin, wanted.stop
+    if begin is None or end is None:
         return [slice(0, part.nbytes) for part in parts]
     if len(parts) != 1:
         raise ProtocolError("a piece is of one tensor")
-    begin = integer(fields, "begin", 0, parts[0].nbytes)
-    end = integer(fields, "stop", begin, parts[0].nbytes)
+    if not begin <= end <= parts[0].nbytes:
+        raise ProtocolError(f"bytes {begin} to {end} of {parts[0].nbytes}")
     if begin % CHUNK_BYTES or (end % CHUNK_BYTES and end != parts[0].nbytes):
         raise ProtocolError("a piece is of whole chunks")
     return [slice(begin, end)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.runtime.stage_io import LocalDevice
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.device_profile import DeviceProfiler
@@ -19,7 +20,7 @@ class WorkerContext:
 
     Attributes:
         on_failure: (assignment, stage, error) reports to the holder.
-        notify_holder: (assignment, fields) reports something else of `train.failed` to the holder.
+        notify_holder: (assignment, report) sends the holder another `train.failed`.
         waits: called when the job stands still until the device of that id is back.
         changed: called after whatever has happened.
     """
@@ -29,6 +30,6 @@ class WorkerContext:
     shell: LocalDevice
     measures: DeviceProfiler
     on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]
-    notify_holder: Callable[[Assignment, Mapping[str, Any]], Coroutine[Any, Any, None]]
+    notify_holder: Callable[[Assignment, FailureReport], Coroutine[Any, Any, None]]
     waits: Callable[[str], None]
     changed: Callable[[], None]

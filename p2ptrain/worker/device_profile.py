@@ -20,6 +20,7 @@ from p2ptrain.errors import Error, ProtocolError, TrainingError
 from p2ptrain.events import Event, Warned
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import GONE, Mesh, display_name
+from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import FETCH_MODEL, MEASURE_LINKS, MEASURE_PROFILE, MODEL_LIMIT_BYTES
 from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
 from p2ptrain.model.graph.decoding import decode_model
@@ -231,7 +232,7 @@ class DeviceProfiler:
             with timed(log, "model_fetched"):
                 reply = await self._mesh.call(
                     holder,
-                    Message(FETCH_MODEL, {"digest": digest}),
+                    Message(FETCH_MODEL, ModelRequest(digest).fields()),
                     timeout_seconds=FETCH_TIMEOUT_SECONDS,
                     priority=Priority.TENSOR,
                     reply_parts=limited(MODEL_LIMIT_BYTES),

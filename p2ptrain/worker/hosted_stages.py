@@ -22,6 +22,7 @@ from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
 from p2ptrain.job.asynchrony import WeightDelays
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import Commit, RoundOrder
+from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import StageOptimizer
 from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
@@ -342,33 +343,26 @@ def _storage_starts(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-FAILURE_TEXT_LIMIT = 1500
-
-
-def failure_fields(error: BaseException) -> dict[str, object]:
-    """Fields of `train.failed`: the cause, in the words of `HolderGeneration`, and a text for
-    the user."""
+def failure_report(error: BaseException, budget_bytes: Callable[[], int]) -> FailureReport:
+    """The cause, in the words of `HolderGeneration`, and a text for the user."""
     if isinstance(error, MicroBatchNotFinite):
-        return {
-            "cause": "not_finite",
-            "message": str(error),
-            "step": error.step,
-            "micro_batch": error.micro_batch,
-            "held_as": error.micro_batch_number,
-            "is_update": error.is_update,
-        }
+        return FailureReport(
+            "not_finite",
+            str(error),
+            step=error.step,
+            micro_batch=error.micro_batch,
+            held_as=error.micro_batch_number,
+            is_update=error.is_update,
+        )
     if isinstance(error, FrameRefused):
-        message = str(error)[:FAILURE_TEXT_LIMIT]
-        return {"cause": "refused", "message": message, "sender": error.sender}
-    message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        return FailureReport("refused", str(error), sender=error.sender)
     if is_out_of_memory(error):
-        message = "it ran out of memory"
-    return {"cause": _cause(error), "message": message[:FAILURE_TEXT_LIMIT]}
+        return FailureReport("memory", "it ran out of memory", memory_bytes=budget_bytes())
+    message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+    return FailureReport(_cause(error), message)
 
 
 def _cause(error: BaseException) -> str:
-    if is_out_of_memory(error):
-        return "memory"
     if isinstance(error, UserError):
         return "user"
     return "peer" if isinstance(error, PeerError) else "bug"

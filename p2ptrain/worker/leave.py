@@ -24,8 +24,8 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import LinkUp, MemberChanged, Mesh, MeshEvent
 from p2ptrain.messages.calls import MessageRoute
+from p2ptrain.messages.job_requests import JobOver, JobQuestion, LeaveReply
 from p2ptrain.messages.kinds import LEAVING, OVER
-from p2ptrain.net.fields import text, wording
 from p2ptrain.net.message import Message
 from p2ptrain.state import ended_jobs
 from p2ptrain.worker.service import WorkerService
@@ -52,11 +52,11 @@ async def hand_over(
         await failpoints.reach("leave.ask.before", device=mesh.self_id)
     try:
         with timed(log, "handed_over"):
-            asked = Message(LEAVING, {"job": job})
+            asked = Message(LEAVING, JobQuestion(job).fields())
             reply = await mesh.call(holder, asked, timeout_seconds=seconds)
-        if "refused" not in reply.fields:
+        why = LeaveReply.read(reply.fields).refused
+        if why is None:
             return
-        why = wording(reply.fields, "refused", 1024)
         left = max(until - monotonic(), 0.0)
         warn(
             f"the others cannot take over this device's work ({why}). Leaving in {left:.0f} s at "
@@ -96,9 +96,9 @@ class OrphanedJobs:
         await self._tasks.cancel()
 
     async def _answer(self, peer: str, message: Message) -> Message:
-        job, folder = text(message.fields, "job", 64), self._folder
+        job, folder = JobQuestion.read(message.fields).job, self._folder
         ended = () if folder is None else await asyncio.to_thread(ended_jobs.find_ended, folder)
-        return Message(OVER, {"over": job in ended})
+        return Message(OVER, JobOver(job in ended).fields())
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
         parked = self._service.parked
@@ -110,7 +110,7 @@ class OrphanedJobs:
             self._tasks.spawn(self._ask(holder, job), "ask whether a job is over")
 
     async def _ask(self, holder: str, job: str) -> None:
-        asked = Message(OVER, {"job": job})
+        asked = Message(OVER, JobQuestion(job).fields())
         try:
             reply = await self._mesh.call(holder, asked, timeout_seconds=ASK_TIMEOUT_SECONDS)
         except (Error, TimeoutError) as error:

@@ -32,7 +32,8 @@ from p2ptrain.mesh.interface import (
 )
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import MessageRoute, read_part
-from p2ptrain.messages.findings import finding_fields
+from p2ptrain.messages.findings import FindingFields
+from p2ptrain.messages.job_requests import FactsRequest, JobEnd, JobKept, StateRequest
 from p2ptrain.messages.kinds import (
     ALIVE,
     ARRIVED,
@@ -60,22 +61,19 @@ from p2ptrain.messages.kinds import (
 from p2ptrain.messages.measured import ProfileAsked
 from p2ptrain.messages.plan_request import PassedOver
 from p2ptrain.messages.requesters import Due
-from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder
+from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder, StageKey
 from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotOffer
+from p2ptrain.messages.stage_reports import DiagnoseRequest, FailureReport, RoundQuestion
 from p2ptrain.model.stage.failures import NonFiniteUnit
 from p2ptrain.model.stage.stage import Stage
-from p2ptrain.net.fields import integer, text
 from p2ptrain.net.message import Fields, Message
 from p2ptrain.net.parts import SMALL, limited
-from p2ptrain.net.read_form import read_form
 from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.cores.worker_events import HolderState
 from p2ptrain.recovery.stall_detector import ProgressCounters
-from p2ptrain.recovery.state_report import version_fields
 from p2ptrain.recovery.unsent import Standing
 from p2ptrain.recovery.work_signs import WorkSign
 from p2ptrain.runtime.io.arrivals import ARRIVALS_LIMIT, Arrivals
@@ -84,7 +82,7 @@ from p2ptrain.runtime.stage_io import LocalDevice
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.context import WorkerContext
 from p2ptrain.worker.device_profile import DeviceProfiler
-from p2ptrain.worker.hosted_stages import HostedStages, failure_fields
+from p2ptrain.worker.hosted_stages import HostedStages, failure_report
 from p2ptrain.worker.rebuild import send_logged
 from p2ptrain.worker.session import WorkerSession
 
@@ -245,13 +243,13 @@ class WorkerService:
 
     async def _inventory(self, peer: str, message: Message) -> Message:
         """Stop working on a job, and say what is here of it."""
-        job = text(message.fields, "job", 64)
+        asked = StateRequest.read(message.fields)
         self.due.check_job_of(peer)
-        await self._make_way(job)
-        if self._part is None or self._part.job != job:
-            self._part = WorkerSession(job, self._surroundings)
+        await self._make_way(asked.job)
+        if self._part is None or self._part.job != asked.job:
+            self._part = WorkerSession(asked.job, self._surroundings)
         part = self._part
-        reply = await part.report_state(peer, message)
+        reply = await part.report_state(peer, asked)
         holder = self.mesh.members.get(part.holder or "")
         if holder is not None and holder.state in GONE:
             part.holder_is(HolderState.GONE)  # it ended before this device knew its job
@@ -288,15 +286,14 @@ class WorkerService:
         part = self._part
         if part is None or part.holder != peer or part.newest is None:
             return Message(FIND)
-        newest = version_fields(part.newest)
-        return Message(FIND, {"job": part.job, "epoch": part.epoch, "newest": newest})
+        return Message(FIND, JobKept(part.job, part.epoch, part.newest).fields())
 
     async def _facts(self, peer: str, message: Message) -> Message:
         """What this device has measured and offers, while its work continues."""
-        job = text(message.fields, "job", 64)
-        if self.job not in (None, job):
+        asked = FactsRequest.read(message.fields)
+        if self.job not in (None, asked.job):
             raise PeerError(f"{self.mesh.name} computes for another training")
-        known = self.measures.facts(text(message.fields, "digest", 64))
+        known = self.measures.facts(asked.digest)
         return Message(FACTS, {}, (known.to_part(),))
 
     async def _prepare(self, peer: str, message: Message) -> Message:
@@ -372,21 +369,21 @@ class WorkerService:
         engagement = self._engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
-        piece, index = integer(message.fields, "held_as"), integer(message.fields, "stage")
-        runner = engagement.runners.get(index)
+        asked = DiagnoseRequest.read(message.fields)
+        runner = engagement.runners.get(asked.stage)
         if runner is None:
-            raise ProtocolError(f"this device has no part in stage {index}")
-        run = partial(_first_non_finite, runner.live.stage, piece)
-        found = await self.compute.run((0, index), run)
-        return Message(DIAGNOSE, finding_fields(found))
+            raise ProtocolError(f"this device has no part in stage {asked.stage}")
+        run = partial(_first_non_finite, runner.live.stage, asked.held_as)
+        found = await self.compute.run((0, asked.stage), run)
+        return Message(DIAGNOSE, FindingFields.of(found).fields())
 
     async def _arrived(self, peer: str, message: Message) -> Message:
         """What came into the stages here in a round, and how large it was."""
         engagement = self._engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
-        key, number = engagement.assignment.key, integer(message.fields, "round")
-        noted = Arrivals(tuple(islice(self.switchboard.arrived(key, number), ARRIVALS_LIMIT)))
+        key, asked = engagement.assignment.key, RoundQuestion.read(message.fields)
+        noted = Arrivals(tuple(islice(self.switchboard.arrived(key, asked.round), ARRIVALS_LIMIT)))
         return Message(ARRIVED, {}, (noted.to_part(),))
 
     async def _standing(self, peer: str, message: Message) -> Message:
@@ -417,16 +414,16 @@ class WorkerService:
         return Message(ALIVE, {**done.fields(), **sign.fields()})
 
     async def _end(self, peer: str, message: Message) -> None:
-        job = text(message.fields, "job", 64)
-        part = self._part_in(job, peer, message)
+        end = JobEnd.read(message.fields)
+        part = self._part_in(end.job, peer, message)
         if part is None:
             return
-        log.info("job_ended", job=job, reason=text(message.fields, "reason", 1024))
+        log.info("job_ended", job=end.job, reason=end.reason)
         part.holder_is(HolderState.ENDED)
 
     async def _passed_over(self, peer: str, message: Message) -> None:
         """The holder of the job here has asked a coordinator in vain."""
-        said = read_form(PassedOver, message.fields, "who is passed over")
+        said = PassedOver.read(message.fields)
         part = self._part
         if part is not None and part.job == said.job and peer == part.holder and part.is_busy:
             self.mesh.distrust(said.device, said.seconds)
@@ -455,20 +452,19 @@ class WorkerService:
     async def _report_failure(
         self, assignment: Assignment, stage: int, error: BaseException
     ) -> None:
-        fields = {**assignment.key.fields(), "stage": stage, **failure_fields(error)}
-        if is_out_of_memory(error):
-            fields["memory_bytes"] = self.measures.whole_budget_bytes()
         if not isinstance(error, Error):
             log.debug("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
-        await self._send_failed(assignment, fields)
+        report = failure_report(error, self.measures.whole_budget_bytes)
+        await self._send_failed(assignment, stage, report)
 
-    async def _notify_holder(self, assignment: Assignment, fields: Mapping[str, object]) -> None:
+    async def _notify_holder(self, assignment: Assignment, report: FailureReport) -> None:
         stage = assignment.stages_of(self.mesh.self_id)[0]
-        await self._send_failed(assignment, {**assignment.key.fields(), "stage": stage, **fields})
+        await self._send_failed(assignment, stage, report)
 
-    async def _send_failed(self, assignment: Assignment, fields: Mapping[str, object]) -> None:
+    async def _send_failed(self, assignment: Assignment, stage: int, report: FailureReport) -> None:
+        fields = {**StageKey(assignment.key, stage).fields(), **report.fields()}
         try:
-            await self.mesh.send(assignment.holder, Message(FAILED, dict(fields)))
+            await self.mesh.send(assignment.holder, Message(FAILED, fields))
         except PeerError as gone:
             log.warning("failure_not_reported", why=str(gone))
 

@@ -20,17 +20,17 @@ from p2ptrain.mesh.waiting import wait_until_linked
 from p2ptrain.messages.assign import Fetches, placement_of
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import PendingReplies, read_part
+from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRequest
 from p2ptrain.messages.kinds import INVENTORY, PREPARE
 from p2ptrain.messages.requesters import Booking
 from p2ptrain.messages.round_orders import Commit, GenerationKey, RoundOrder
-from p2ptrain.net.fields import ids, integer, text
+from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.net.message import Message
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.recovery.cores import worker_events as rules
 from p2ptrain.recovery.cores import worker_instructions as to_do
 from p2ptrain.recovery.cores.worker_core import WorkerCore, WorkerPhase
-from p2ptrain.recovery.rebuild_plan import read_rebuild
-from p2ptrain.recovery.state_report import StateReport, read_coefficient, read_version
+from p2ptrain.recovery.state_report import StateReport
 from p2ptrain.recovery.version import Version
 from p2ptrain.worker.context import WorkerContext
 from p2ptrain.worker.generation_builder import GenerationBuild
@@ -114,26 +114,26 @@ class WorkerSession:
 
     # -- the holder's ----------------------------------------------------------------------------
 
-    async def report_state(self, peer: str, message: Message) -> Message:
+    async def report_state(self, peer: str, request: StateRequest) -> Message:
         """Stop, and say what is here. Raises PeerError: this is not obeyed."""
         if failpoints.armed:
             await self._reach("inventory.receive.before")
-        fields = message.fields
-        apply, coefficient = fields.get("apply"), fields.get("coefficient")
-        digest, others = text(fields, "digest", 64), ids(fields, "alive")
+        others = request.alive
         if self._core.phase is WorkerPhase.IDLE:  # nothing runs that must be stopped first
             await wait_until_linked(self._around.mesh, others)
         number, me = self._answers.number(), self._around.mesh.self_id
         asked = rules.StateReportAsked(
             request=number,
             peer=peer,
-            epoch=integer(fields, "epoch"),
-            apply=None if apply is None else read_version(apply),
-            coefficient=None if coefficient is None else read_coefficient(coefficient),
-            rebuild=read_rebuild(me, fields),
+            epoch=request.epoch,
+            apply=request.apply,
+            coefficient=request.coefficient,
+            rebuild=request.rebuild,
         )
+        if request.rebuild is not None and request.rebuild.device != me:
+            raise ProtocolError("a rebuild is asked of another device")
         if self._core.refusal(peer, asked.epoch) is None:  # nothing else of it is believed
-            self._digest, self._others, self.holder = digest, others, peer
+            self._digest, self._others, self.holder = request.digest, others, peer
             self._booking.asked(monotonic())
         answer = await self._answer(number, asked)
         if failpoints.armed:
@@ -152,13 +152,12 @@ class WorkerSession:
         fetches = (await read_part(Fetches, message, 1)).parts
         number = self._answers.number()
         placed = placement_of(assignment)
-        needed_bytes = integer(message.fields, "needed_bytes", 0, 2**63)
+        request = PrepareRequest.read(message.fields)
         asked = rules.PrepareAsked(number, peer, placed, fetches)
-        gathers = message.fields.get("gather") is True
         self._asked = GenerationBuild(
             *(assignment, self._around, self._store, self._tasks, self._feed, self._look),
-            needed_bytes,
-            gathers=gathers,
+            request.needed_bytes,
+            gathers=request.gather,
         )
         answer = await self._answer(number, asked)
         self._booking.asked(monotonic())
@@ -372,18 +371,14 @@ class WorkerSession:
         trouble = answer.trouble
         moved_bytes = 0 if self._making is None else self._making.moved_bytes
         if trouble is None:
-            answer_fields = {"ready": True, "moved_bytes": moved_bytes}
-            self._answers.give(answer.request, Message(PREPARE, answer_fields))
+            ready = PrepareReply(True, moved_bytes)
+            self._answers.give(answer.request, Message(PREPARE, ready.fields()))
             return
         self._give_up("could not be made ready")
-        fields = {
-            "ready": False,
-            "moved_bytes": moved_bytes,
-            "reason": trouble.reason[:1000],
-            "source": trouble.source,
-            "memory_bytes": trouble.memory_bytes,
-        }
-        self._answers.give(answer.request, Message(PREPARE, fields))
+        reply = PrepareReply(
+            False, moved_bytes, trouble.reason, trouble.source, trouble.memory_bytes
+        )
+        self._answers.give(answer.request, Message(PREPARE, reply.fields()))
 
     def _give_up(self, why: str) -> None:
         """What is made ready, or stands."""
@@ -411,8 +406,8 @@ class WorkerSession:
         for assignment in known:
             if assignment is not None and assignment.key.epoch == epoch:
                 message = "a link is back" if back else "a link ended"
-                fields = {"cause": "link", "peer": peer, "back": back, "message": message}
-                self._tasks.spawn(self._around.notify_holder(assignment, fields), "tell of a link")
+                report = FailureReport("link", message, peer=peer, back=back)
+                self._tasks.spawn(self._around.notify_holder(assignment, report), "report a link")
 
     def _release(self) -> None:
         self._give_up("has left the job")

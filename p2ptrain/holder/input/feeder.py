@@ -23,7 +23,6 @@ from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import FEED_SEND
 from p2ptrain.messages.round_orders import FED_AHEAD
 from p2ptrain.messages.tensors import MicroBatchSlice, ResendSamples, SampleRange, StreamId
-from p2ptrain.net.fields import text
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.runtime.io.sample_division import SampleDivision
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, TARGETS, Credits, TensorRouter
@@ -175,7 +174,7 @@ class ReplayFeed:
 
     async def _send(self, peer: str, message: Message) -> Message:
         wanted = ResendSamples.read(message.fields)
-        if text(message.fields, "job", 64) != self._job:
+        if wanted.line.key.job != self._job:
             raise PeerError("this device holds the data of another job")
         if peer not in self._devices() or (self._is_private and peer != self._mesh.self_id):
             raise PeerError("samples of this job are not for that device")

@@ -19,12 +19,11 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.mesh.waiting import wait_within
+from p2ptrain.messages.job_requests import JobEnd, JobKept
 from p2ptrain.messages.kinds import END, FIND
 from p2ptrain.model.wire.tensor_codec import pack
-from p2ptrain.net.fields import text
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.resume_decision import KeptJob
-from p2ptrain.recovery.state_report import read_version
 
 log = get_logger(__name__)
 
@@ -57,11 +56,10 @@ async def ask_unfinished_jobs(mesh: Mesh, seconds: float) -> dict[str, KeptJob |
 async def _ask(mesh: Mesh, member: str, seconds: float) -> tuple[bool, KeptJob | None]:
     try:
         reply = await mesh.call(member, Message(FIND), timeout_seconds=seconds)
-        if "job" not in reply.fields:
+        kept = JobKept.read(reply.fields)
+        if kept.job is None or kept.newest is None:
             return True, None
-        return True, KeptJob(
-            text(reply.fields, "job", 64), read_version(reply.fields.get("newest"))
-        )
+        return True, KeptJob(kept.job, kept.newest)
     except (Error, TimeoutError) as error:
         log.info("not_found_out", member=member[:12], why=str(error))
         return False, None
@@ -105,7 +103,7 @@ async def end_job(mesh: Mesh, job: str, reason: str, seconds: float) -> None:
 
 
 def _end(job: str, reason: str) -> Message:
-    return Message(END, {"job": job, "reason": reason[:1000]})
+    return Message(END, JobEnd(job, reason).fields())
 
 
 async def _send_or_log(mesh: Mesh, member: str, message: Message) -> None:

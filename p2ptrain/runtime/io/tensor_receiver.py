@@ -20,13 +20,18 @@ from torch import dtype
 from p2ptrain.aio.mailbox import Mailbox
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.job.rounds import RoundMode
-from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, Value
+from p2ptrain.messages.tensors import (
+    MicroBatchKey,
+    MicroBatchSlice,
+    SampleRange,
+    Value,
+    ValuesFields,
+)
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.values import ValueDescription, sample_dimension
 from p2ptrain.model.stage.round_replay import size_of
 from p2ptrain.model.wire.tensor_codec import Unpacking
 from p2ptrain.model.wire.wire_format import WireFormat
-from p2ptrain.net.fields import integer
 
 Expected: TypeAlias = tuple[dtype, tuple[int, ...]]
 """dtype and shape of a tensor."""
@@ -179,7 +184,7 @@ class TensorReceiver:
     def deliver(self, peer: str, fields: Mapping[str, Any]) -> None:
         """A message opened before has arrived whole."""
         piece = MicroBatchSlice.read(fields)
-        first = integer(fields, "first")
+        first = ValuesFields.read(fields).first
         assembly = self._assemblies.get((peer, piece.key))
         if assembly is None or first not in assembly.pending:
             raise ProtocolError(f"{self._name}: {piece.key} was never opened")
@@ -288,14 +293,11 @@ class TensorReceiver:
             self._assemblies[peer, key] = _Assembly(count)
         return self._assemblies[peer, key]
 
-    def _range(self, fields: Mapping[str, Any], count: int) -> tuple[int, list[Any]]:
-        entries = fields.get("values")
-        first = integer(fields, "first", 0, max(count - 1, 0))
-        if not isinstance(entries, list) or first + len(entries) > count:
-            raise ProtocolError(f"{self._name}: {count} values expected")
-        if integer(fields, "count") != count:
-            raise ProtocolError(f"{self._name}: {fields['count']} values instead of {count}")
-        return first, entries
+    def _range(self, fields: Mapping[str, Any], count: int) -> tuple[int, tuple[Any, ...]]:
+        sent = ValuesFields.read(fields)
+        if sent.count != count:
+            raise ProtocolError(f"{self._name}: {sent.count} values instead of {count}")
+        return sent.first, sent.values
 
     def _check_missing(self, peer: str, index: int, is_missing: bool) -> None:
         """A graph gives a value a gradient always or never: without one, nothing before learns."""

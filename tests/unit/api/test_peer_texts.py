@@ -8,7 +8,7 @@ import pytest
 
 from p2ptrain.api.progress import PROGRESS, ProgressBoard
 from p2ptrain.errors import ProtocolError
-from p2ptrain.net.fields import wording
+from p2ptrain.messages.job_requests import REASON_LIMIT_CHARACTERS, JobEnd
 from p2ptrain.net.message import Message
 from tests.support.memory_household import MemoryHousehold
 
@@ -20,17 +20,17 @@ from tests.support.memory_household import MemoryHousehold
         ("Zu wenig Speicher für Gerät „Küche“", "Zu wenig Speicher für Gerät „Küche“"),
         ("first\n  second\tthird", "first second third"),
         ("\x1b[2J\x1b[31mall is well", "?[2J?[31mall is well"),
-        ("\x1f", "?"),
+        ("\x1f", ""),
         ("from \u202eright to left", "from ?right to left"),
     ],
 )
 def test_a_peers_text_is_one_harmless_line(sent: str, read: str) -> None:
-    assert wording({"reason": sent}, "reason", 256) == read
+    assert JobEnd.read({"job": "j", "reason": sent}).reason == read
 
 
 def test_a_peers_text_has_a_limit() -> None:
-    with pytest.raises(ProtocolError, match="at most 5 characters"):
-        wording({"reason": "\n" * 6}, "reason", 5)
+    with pytest.raises(ProtocolError, match="reason: expected a text"):
+        JobEnd.read({"job": "j", "reason": "\n" * (REASON_LIMIT_CHARACTERS + 1)})
 
 
 async def test_a_line_of_progress_is_harmless_too() -> None:

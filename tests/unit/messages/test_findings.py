@@ -6,15 +6,12 @@ import pytest
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.messages.findings import (
+    FindingFields,
     NonFiniteFinding,
     describe_finding,
     earliest,
-    finding_fields,
-    read_units,
 )
-from p2ptrain.messages.kinds import DIAGNOSE
 from p2ptrain.model.stage.failures import NonFiniteUnit
-from p2ptrain.net.message import Message
 
 UNITS = ["one", "two", "three", "four"]
 
@@ -60,15 +57,15 @@ def test_the_earliest_units_count_and_all_devices_that_name_them() -> None:
 
 
 def test_a_finding_survives_as_plain_data() -> None:
-    assert finding_fields(None) == {"found": False}
+    assert FindingFields.of(None).fields() == {"found": False}
     for found, units in (
         (NonFiniteUnit(None, False), range(0)),
         (NonFiniteUnit(2, True, 1), range(1, 3)),
         (NonFiniteUnit(3, False, 3), range(3, 4)),
     ):
-        fields = finding_fields(found)
-        assert fields["parameters"] is found.parameters
-        assert read_units(Message(DIAGNOSE, fields), len(UNITS)) == units
+        back = FindingFields.read(FindingFields.of(found).fields())
+        assert back.parameters is found.parameters
+        assert back.range(len(UNITS)) == units
     for wrong in ([], [1], [2, 1], [0, 4], [-1, 2], "ab", 3):
         with pytest.raises(ProtocolError):
-            read_units(Message(DIAGNOSE, {"units": wrong}), len(UNITS))
+            FindingFields.read({"found": True, "units": wrong}).range(len(UNITS))

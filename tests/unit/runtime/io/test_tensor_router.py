@@ -36,7 +36,7 @@ def inlet(sender: str) -> TensorReceiver:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ([torch.arange(SAMPLES)] * 2, "1 values expected"),
+        ([torch.arange(SAMPLES)] * 2, "2 values instead of 1"),
         ([torch.zeros(SAMPLES)], "float32"),
         ([], "0 values instead of 1"),
     ],

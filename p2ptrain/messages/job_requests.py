@@ -1,0 +1,123 @@
+"""What is asked of a device about a job, and what it answers, beside the parts of a message.
+
+holder -> device:   epoch.inventory, job.facts, epoch.prepare, job.end
+device -> holder:   job.leaving;  job.over where it kept a job whose holder was gone
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from p2ptrain.net.fields import DEVICES_LIMIT, FrameFields
+from p2ptrain.net.forms import Bytes, Count, Id, Length, Rare, Text
+from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.rebuild_plan import Rebuild
+from p2ptrain.recovery.version import VersionRow
+
+REASON_LIMIT_CHARACTERS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest(FrameFields):
+    """Stop working on a job, and report its state here.
+
+    Attributes:
+        digest: of the job's model.
+        epoch: the generation that begins with this question.
+        alive: the devices that the generation may use.
+        apply: an update that counts elsewhere and is applied here before the answer.
+        coefficient: of that update.
+        rebuild: the stage that this device rebuilds before the answer.
+    """
+
+    job: Id
+    digest: Id
+    epoch: Count
+    alive: Annotated[frozenset[Id], Length(DEVICES_LIMIT)]
+    apply: VersionRow | None = None
+    coefficient: Coefficient | None = None
+    rebuild: Rebuild | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FactsRequest(FrameFields):
+    """What a device has measured of a model and offers, while it goes on with its work."""
+
+    job: Id
+    digest: Id
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest(FrameFields):
+    """The description of a model, by its digest."""
+
+    digest: Id
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuestion(FrameFields):
+    """About one job: may this device leave it; is it over?"""
+
+    job: Id
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd(FrameFields):
+    """A job is over; its state may go."""
+
+    job: Id
+    reason: Annotated[str, Text(REASON_LIMIT_CHARACTERS, clean=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver(FrameFields):
+    """Whether the device that is asked has ended that job of its own."""
+
+    over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobKept(FrameFields):
+    """What a device keeps of a job of the device that asks; nothing, without a job."""
+
+    job: Id | None = None
+    epoch: Annotated[Count, Rare()] = 0
+    newest: VersionRow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveReply(FrameFields):
+    """Whether a device may leave: why not, or None."""
+
+    refused: Annotated[str, Text(REASON_LIMIT_CHARACTERS, clean=True)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareRequest(FrameFields):
+    """Fetch and build the stages of the assignment that comes with it.
+
+    Attributes:
+        needed_bytes: what the plan takes on this device.
+        gather: only fetch, for the device with the data; no stage is built.
+    """
+
+    needed_bytes: Bytes
+    gather: Annotated[bool, Rare()] = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareReply(FrameFields):
+    """Whether a device is ready for a generation, and what was in the way.
+
+    Attributes:
+        moved_bytes: weights that came over the network.
+        source: the device that did not send what this one asked for.
+        memory_bytes: this device ran out of memory; it has so much.
+    """
+
+    ready: bool
+    moved_bytes: Bytes = 0
+    reason: Annotated[str, Text(REASON_LIMIT_CHARACTERS, clean=True), Rare()] = ""
+    source: Id | None = None
+    memory_bytes: Bytes | None = None
