@@ -39,7 +39,7 @@ def _false_deaths(local_health: bool) -> int:
     return sum(len(result.false_deaths) for result in results)
 
 
-def test_freezes_of_two_seconds_kill_nobody() -> None:
+def test_freezes_of_two_seconds_kill_no_device() -> None:
     assert _false_deaths(local_health=True) == 0
 
 
@@ -48,14 +48,14 @@ def test_without_local_health_freezes_do_kill() -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 3, 4, 5])
-def test_a_full_cable_a_hundred_times_slower_than_before_kills_nobody(devices: int) -> None:
+def test_a_full_cable_a_hundred_times_slower_than_before_kills_no_device(devices: int) -> None:
     assert [measure_slow_cable(seed, devices) for seed in range(6)] == [()] * 6
 
 
 @pytest.mark.parametrize(
     ("devices", "seeds"), [(3, range(6)), (5, (0, 1, 2, 3, 5, 6)), (8, range(1, 6))]
 )
-def test_a_cable_that_loses_words_too_kills_nobody(devices: int, seeds: Sequence[int]) -> None:
+def test_a_cable_that_loses_words_too_kills_no_device(devices: int, seeds: Sequence[int]) -> None:
     """What is said after a lost word waits until that has been sent again, seconds later."""
     assert [measure_slow_cable(seed, devices, loses=True) for seed in seeds] == [()] * len(seeds)
 

@@ -102,7 +102,7 @@ def test_a_process_says_what_it_does_not_understand(words: str) -> None:
         failpoints.arm_from({failpoints.ENVIRONMENT: words})
 
 
-def test_a_process_that_is_told_nothing_arms_nothing() -> None:
+def test_a_process_without_the_variable_arms_nothing() -> None:
     failpoints.arm_from({})
     assert not failpoints.armed
 

@@ -40,7 +40,7 @@ def test_without_stderr_stdout_has_the_json_lines_alone(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["event"] == "error"
 
 
-def test_wrong_usage_is_not_told_on_stdout() -> None:
+def test_wrong_usage_is_not_reported_on_stdout() -> None:
     done = _started_without("2", "status", "--jsn")
     assert done.returncode == 2
     assert done.stdout == ""

@@ -152,7 +152,7 @@ async def test_renames_without_end_are_neither_written_nor_heard(
     await still_alive(anna, bert)
 
 
-async def test_a_word_of_a_copied_identity_ends_nobody(
+async def test_a_report_of_a_copied_identity_ends_no_device(
     three: tuple[Device, Device, Device],
 ) -> None:
     anna, bert, eve = three
@@ -170,7 +170,7 @@ async def test_a_word_of_a_copied_identity_ends_nobody(
         ElectionMessage(ElectionKind.VOTE, 1 << 53),
     ],
 )
-async def test_s17_absurd_terms_split_nobody_and_who_names_them_is_cut_off(
+async def test_s17_absurd_terms_split_no_household_and_their_sender_is_cut_off(
     three: tuple[Device, Device, Device], lie: ElectionMessage
 ) -> None:
     """S17: the mesh's side; the fence of a job is the holder's."""

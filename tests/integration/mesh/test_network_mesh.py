@@ -114,7 +114,7 @@ async def test_messages_with_parts_travel_both_ways(home: Household) -> None:
     assert speed.bytes_per_s > 1e5
 
 
-async def test_links_are_told_of_when_they_end_and_when_they_are_back(home: Household) -> None:
+async def test_links_are_reported_when_they_end_and_when_they_are_back(home: Household) -> None:
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)
     peer = bert.mesh.self_id
@@ -222,7 +222,7 @@ async def test_a_good_bye_is_an_end_for_certain(home: Household) -> None:
     assert [(event.member.state, event.certain) for event in gone] == [(MemberState.LEFT, True)]
 
 
-async def test_parts_that_nobody_expects_do_not_end_the_link(home: Household) -> None:
+async def test_parts_that_no_handler_expects_do_not_end_the_link(home: Household) -> None:
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)
     late = Message("gone.job", {}, (memoryview(bytes(200_000)),))
@@ -350,7 +350,7 @@ async def test_a_removed_device_comes_back_only_by_an_invitation(home: Household
     await together(anna, again)
 
 
-async def test_a_code_of_a_start_script_lets_nobody_in_who_was_removed(home: Household) -> None:
+async def test_a_code_of_a_start_script_lets_no_removed_device_in(home: Household) -> None:
     """Its person makes up another identity, and anna's usual command is run once more."""
     async with home.running("anna") as anna, home.running("bert") as bert:
         cora = await home.start("cora")
@@ -390,7 +390,7 @@ async def test_one_port_is_all_that_a_stranger_finds(home: Household) -> None:
     assert ports() - before == {anna.mesh.port}
 
 
-async def test_a_relay_between_two_devices_pairs_nobody(home: Household, tmp_path: Path) -> None:
+async def test_a_relay_between_two_devices_pairs_no_device(home: Household, tmp_path: Path) -> None:
     """S8: it ends TLS on both sides, and knows everything but the code."""
     anna = await home.start("anna")
     mallory = load_or_create(StateFolder(tmp_path / "mallory"))
@@ -428,7 +428,7 @@ async def test_removing_an_unknown_device_names_the_known(home: Household) -> No
         anna.mesh.belonging.remove("cora")
 
 
-async def test_a_wrong_code_is_told_and_counted_on_both_sides(home: Household) -> None:
+async def test_a_wrong_code_is_reported_and_counted_on_both_sides(home: Household) -> None:
     anna = await home.start("anna", code=None)
     right = anna.told(Pairing)[0].code
     wrong = f"{(int(right) + 1) % 10**8:08d}"
@@ -530,7 +530,7 @@ async def test_one_members_odd_name_costs_no_link_of_others(home: Household) -> 
     assert len([event for event in heard if isinstance(event, LinkLost)]) == 1
 
 
-async def test_whatever_a_member_answers_ends_nobody(home: Household, tmp_path: Path) -> None:
+async def test_whatever_a_member_answers_ends_no_device(home: Household, tmp_path: Path) -> None:
     """Anna asks bert's first process whether it lives, as a second one has come."""
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)

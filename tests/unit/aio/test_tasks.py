@@ -49,7 +49,7 @@ async def test_an_error_of_ours_in_a_task_is_raised_alone() -> None:
     assert raised.value is error
 
 
-async def test_where_the_body_and_a_task_fail_both_are_told() -> None:
+async def test_where_the_body_and_a_task_fail_both_are_reported() -> None:
     async def body() -> None:
         try:
             await asyncio.Event().wait()

@@ -120,7 +120,7 @@ def test_the_variable_names_the_state_folder(
 NOBODY = "~no-such-user/folder"
 
 
-def test_a_home_that_nobody_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for parse in (options.path, options.state_dir):
         with pytest.raises(argparse.ArgumentTypeError, match="there is no such user"):
             parse(NOBODY)

@@ -49,7 +49,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["plan.json"]
 
 
-def test_what_is_in_the_way_is_told_of_the_file_that_was_named(tmp_path: Path) -> None:
+def test_what_is_in_the_way_is_reported_for_the_file_that_was_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OptionError, match=r"/folder: cannot be written: Is a directory$"):
         write_whole(tmp_path / "folder", "{}")

@@ -128,7 +128,7 @@ def test_what_no_text_gives_is_wrong_usage(setting: tuple[str, str], words: str)
         job_arguments(sequences, [setting])
 
 
-def test_one_annotation_nobody_can_read_leaves_the_others() -> None:
+def test_one_unreadable_annotation_leaves_the_others() -> None:
     """As of a job that returns a class imported for type checkers alone."""
 
     def odd(size: "int", other: "pytest.Nothing" = 2) -> "p2ptrain.Job": ...  # type: ignore[name-defined]  # noqa: F821, UP037
@@ -137,7 +137,7 @@ def test_one_annotation_nobody_can_read_leaves_the_others() -> None:
     assert job_arguments(odd, settings) == {"size": 4, "other": 5}
 
 
-def test_an_annotation_nobody_can_read_falls_back_to_the_default() -> None:
+def test_an_unreadable_annotation_falls_back_to_the_default() -> None:
     def odd(size: "Unknown" = 3) -> None: ...  # type: ignore[name-defined]  # noqa: F821, UP037
 
     assert job_arguments(odd, [("size", "4")]) == {"size": 4}

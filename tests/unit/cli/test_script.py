@@ -59,7 +59,7 @@ def test_a_missing_script_is_named(tmp_path: Path) -> None:
         load_job(str(tmp_path / "gone.py"), [])
 
 
-def test_a_home_that_nobody_has_holds_no_script() -> None:
+def test_a_home_of_an_unknown_user_holds_no_script() -> None:
     with pytest.raises(ScriptError, match=r"~no-such-user/x\.py does not exist"):
         load_job("~no-such-user/x.py", [])
 

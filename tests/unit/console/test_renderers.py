@@ -56,7 +56,7 @@ def test_without_a_barrier_a_plan_says_how_much_is_under_way() -> None:
 @pytest.mark.parametrize(
     ("mode", "words"), [("async", "--mode async is used: so"), ("sync", "--mode sync is used: so")]
 )
-def test_a_mode_that_was_chosen_is_told_with_its_reason(mode: str, words: str) -> None:
+def test_a_mode_that_was_chosen_is_reported_with_its_reason(mode: str, words: str) -> None:
     assert words in describe(replace(PLAN, mode=mode, mode_reason="so"))
     assert words not in describe(replace(PLAN, mode=mode))
 
@@ -173,7 +173,7 @@ class _ClosedPipe(io.StringIO):
         raise BrokenPipeError
 
 
-def test_a_reader_that_goes_away_is_told_once() -> None:
+def test_a_reader_that_goes_away_is_reported_once() -> None:
     told: list[str] = []
     writer = LineWriter(_ClosedPipe())
     writer.on_closed = lambda: told.append("closed")

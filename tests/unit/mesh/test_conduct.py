@@ -43,7 +43,7 @@ def test_too_much_at_once_is_said_once_and_three_times_as_much_ends_the_link() -
     ]
 
 
-def test_people_are_told_again_after_a_while() -> None:
+def test_the_user_is_warned_again_after_a_while() -> None:
     conduct = Conduct(CONFIG)
     steps(conduct, [0.0] * 6)
     assert steps(conduct, [100.0] * 5)[-1] is ConductAction.WARN
@@ -79,7 +79,7 @@ def test_every_offence_has_its_allowance_and_its_words(offence: Offence) -> None
     ]
 
 
-async def test_the_guard_names_the_device_and_counts_no_word_of_those_it_hears_no_more() -> None:
+async def test_the_guard_names_the_device_and_counts_nothing_of_those_that_are_cut_off() -> None:
     events: list[Event] = []
     ended: list[str] = []
     trust: Any = SimpleNamespace(

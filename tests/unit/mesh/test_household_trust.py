@@ -23,6 +23,6 @@ def test_others_are_named() -> None:
         find_device("phone", [_PHONE, _TWIN])
 
 
-def test_where_nobody_is_trusted_nothing_is_offered() -> None:
+def test_where_no_device_is_trusted_nothing_is_offered() -> None:
     with pytest.raises(UserError, match=r"'pi': no other device is paired$"):
         find_device("pi", [])

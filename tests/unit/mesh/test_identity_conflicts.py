@@ -97,7 +97,7 @@ async def test_after_silence_a_copy_is_dialled_at_once() -> None:
             await copies._dialling
 
 
-async def test_our_own_announcement_is_nobody_else() -> None:
+async def test_our_own_announcement_is_no_other_device() -> None:
     network = _Network()
     async with TaskScope() as scope:
         copies = _copies(network, scope)

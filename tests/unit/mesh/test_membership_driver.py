@@ -28,7 +28,7 @@ def test_few_bytes_add_up() -> None:
     assert [count for count, came in enumerate(looks) if came] == [4, 8]
 
 
-def test_another_link_counts_anew() -> None:
+def test_another_link_counts_from_zero() -> None:
     watch = TrafficWatch()
     look(watch, {"pi": 5 * FLOW_BYTES}, 1.0)
     assert look(watch, {"pi": FLOW_BYTES}, 1.1) == {}

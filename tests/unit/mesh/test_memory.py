@@ -230,7 +230,7 @@ async def test_lower_priorities_are_lanes_of_their_own() -> None:
             assert reply.kind == "ok"
 
 
-async def test_a_cut_link_is_told_on_both_sides() -> None:
+async def test_a_cut_link_is_reported_on_both_sides() -> None:
     async with MemoryHousehold(["a", "b", "c"]) as household:
         told: list[tuple[str, MeshEvent]] = []
         for name in "abc":

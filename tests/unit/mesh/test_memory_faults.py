@@ -143,7 +143,7 @@ async def test_who_dies_on_the_other_side_of_a_split_dies_unseen() -> None:
         assert heard["a"].changes(D) == [(DEAD, False)]
 
 
-async def test_a_frozen_device_hears_later_what_was_said_to_it_meanwhile() -> None:
+async def test_a_frozen_device_receives_later_what_was_sent_to_it_meanwhile() -> None:
     async with MemoryHousehold("abc") as house:
         a, b = Heard(house["a"]), Heard(house["b"])
         house.freeze("b")

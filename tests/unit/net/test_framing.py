@@ -139,7 +139,7 @@ def test_single_bytes_at_a_time() -> None:
 
 @pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("read_bytes", [1001, 2**30])
-def test_parts_that_nobody_wants_are_read_and_gone(codec: Codec, read_bytes: int) -> None:
+def test_parts_that_no_handler_wants_are_read_and_gone(codec: Codec, read_bytes: int) -> None:
     parts = [_floats(100_000, 3), b"", bytes(BLOCK_BYTES), b"x"]
     frames = encode(message(*parts, kind="unwanted", n=1), codec)
     frames += encode(message(b"wanted", n=2), codec, number=1)
@@ -151,7 +151,7 @@ def test_parts_that_nobody_wants_are_read_and_gone(codec: Codec, read_bytes: int
     assert not reader.decoder.partial
 
 
-def test_parts_that_nobody_wants_take_the_memory_of_a_block() -> None:
+def test_parts_that_no_handler_wants_take_the_memory_of_a_block() -> None:
     data = encode(message(bytes(CHUNK_BYTES), bytes(CHUNK_BYTES), kind="unwanted"))[0]
     reader = Reader()
     begun = 16 + len(encode_header("unwanted", {}, [CHUNK_BYTES] * 2)) + 2
@@ -166,7 +166,7 @@ def test_parts_that_nobody_wants_take_the_memory_of_a_block() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3])
-def test_parts_that_nobody_wants_must_have_a_known_codec_too(size: int) -> None:
+def test_parts_that_no_handler_wants_must_have_a_known_codec_too(size: int) -> None:
     header = encode_header("unwanted", {}, [size])
     with pytest.raises(ProtocolError, match="codec 3"):
         Reader().feed(raw_frame(FIRST | LAST, header, b"\x03abc"))

@@ -106,7 +106,7 @@ async def test_closing_sends_what_is_queued(connect: Connect) -> None:
     assert "going to sleep" in str(await pair.left_inbox.loss())
 
 
-async def test_lost_is_told_exactly_once(connect: Connect) -> None:
+async def test_lost_is_reported_exactly_once(connect: Connect) -> None:
     pair = await connect()
     pair.left.close("a")
     pair.left.close("b")

@@ -21,7 +21,7 @@ def no_business(peer: str, _fields: Fields) -> None:
         raise NotCoordinator("not for you")
 
 
-def test_s17_a_blob_of_somebody_without_business_here_takes_no_memory() -> None:
+def test_s17_a_blob_of_a_device_without_business_here_takes_no_memory() -> None:
     """S17: the message comes without its part, and its handler says why."""
     allocate = limited(SMALL.most_bytes, due=no_business)
     tracemalloc.start()

@@ -23,7 +23,7 @@ def run(function: Callable[[], T], haste: SearchPriority) -> T:
     return ChildProcess(haste)(function)
 
 
-def test_where_nobody_trains_it_stays_here() -> None:
+def test_where_no_job_trains_it_stays_here() -> None:
     assert run(os.getpid, SearchPriority.ALONE) == os.getpid()
 
 
@@ -40,7 +40,7 @@ def test_where_that_process_cannot_be_started_it_is_called_here(
 
 
 @pytest.mark.parametrize("executable", ["/opt/my-app", ""])
-def test_an_app_that_embeds_python_is_not_started_anew(
+def test_an_app_that_embeds_python_is_not_started_again(
     monkeypatch: pytest.MonkeyPatch, executable: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", executable)

@@ -104,7 +104,7 @@ async def test_a_flush_of_an_idle_or_closed_thread_is_nothing(compute: ComputeTh
     await compute.flush()
 
 
-async def test_nobody_keeps_the_interpreter_from_it_for_long(compute: ComputeThread) -> None:
+async def test_no_thread_keeps_the_interpreter_from_it_for_long(compute: ComputeThread) -> None:
     assert sys.getswitchinterval() <= SWITCH_SECONDS + 1e-9
 
 

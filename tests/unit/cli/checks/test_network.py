@@ -19,7 +19,7 @@ LOOPBACK = [InterfaceAddress("lo", "127.0.0.1")]
         ([InterfaceAddress("eth0", "fd00::1")], Severity.OK, "fd00::1"),
     ],
 )
-def test_a_machine_without_ipv4_is_told_what_it_has(
+def test_a_machine_without_ipv4_gets_a_list_of_what_it_has(
     monkeypatch: pytest.MonkeyPatch, others: list[InterfaceAddress], verdict: Severity, says: str
 ) -> None:
     monkeypatch.setattr(network, "machine_addresses", lambda: [*LOOPBACK, *others])

@@ -88,7 +88,7 @@ def test_units_that_take_no_time_are_compared_too() -> None:
     assert {nothing.of_auto(plan) for plan in nothing.plans} == {1.0}
 
 
-def test_where_auto_finds_nothing_nobody_does() -> None:
+def test_where_auto_finds_nothing_no_planner_does() -> None:
     tiny = Cluster((ClusterDevice("laptop", 10, 1.0, holder=True),), ClusterLink(1e6, 0.0))
     with pytest.raises(PlanError, match="laptop"):
         compare(MODEL, tiny, quick_request(8))

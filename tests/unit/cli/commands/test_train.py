@@ -99,7 +99,7 @@ def test_without_a_barrier_where_that_is_asked_for(
         (["--replicate", "4,8"], FtpipehdOptions(10, 100, 4, 8)),
     ],
 )
-def test_ftpipehd_does_what_it_does_as_often_as_published_or_as_told(
+def test_ftpipehd_does_what_it_does_as_often_as_published_or_as_asked(
     node: type[FakeNode], script: str, tmp_path: Path, argv: list[str], wanted: FtpipehdOptions
 ) -> None:
     published = ["--mode", "async", "--planner", "ftpipehd", *argv]
@@ -146,7 +146,7 @@ def test_local_needs_no_node(
         (["--mode", "async", "--repartition", "5,5"], "--repartition needs --mode async"),
     ],
 )
-def test_wrong_usage_is_told_before_the_network_is_touched(
+def test_wrong_usage_is_reported_before_the_network_is_touched(
     node: type[FakeNode],
     script: str,
     options: list[str],

@@ -42,7 +42,7 @@ def test_a_good_record_is_a_candidate() -> None:
         (NAME, {b"id": ID.encode()}, ["10.0.0.2"], None),
     ],
 )
-def test_bad_records_are_nobody(
+def test_bad_records_are_no_candidates(
     name: str, properties: dict[bytes, bytes | None], ips: list[str], port: int | None
 ) -> None:
     assert parse(name, properties, ips, port) is None

@@ -68,7 +68,7 @@ async def test_a_trusted_device_always_has_its_turn(heard: MdnsDiscovery) -> Non
 
 
 @pytest.mark.parametrize("name", ["x._http._tcp.local.", "x", SERVICE, f"\x1b[31m.{SERVICE}"])
-async def test_a_name_that_is_no_devices_is_looked_up_by_nobody(name: str) -> None:
+async def test_a_name_of_no_device_is_not_looked_up(name: str) -> None:
     """zeroconf raises for these; nobody waits for the task, so people would see a traceback."""
     mdns = MdnsDiscovery(["127.0.0.1"], lambda: [])
     _announce(mdns, name)

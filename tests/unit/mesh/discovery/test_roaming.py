@@ -64,7 +64,7 @@ class _FakeDiscovery:
             self._machine.changed.set()
 
 
-async def test_it_starts_anew_on_another_network() -> None:
+async def test_it_restarts_on_another_network() -> None:
     machine = _Machine(HOME, LOOPBACK)
     roaming = machine.roaming()
     await roaming.start("id", 1, lambda _found: None)
@@ -156,7 +156,7 @@ def test_of_two_wanted_interfaces_one_may_be_down() -> None:
     assert own.ips == [HOME.ip]
 
 
-async def test_discovery_starts_anew_where_somebody_else_saw_the_change_first() -> None:
+async def test_discovery_restarts_where_another_part_saw_the_change_first() -> None:
     machine = _Machine(HOME)
     own = LocalAddresses((), lambda: machine.addresses)
     roaming = RoamingDiscovery(own, machine.make, machine.warnings.append, look_seconds=0.001)

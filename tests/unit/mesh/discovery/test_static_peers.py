@@ -72,7 +72,7 @@ async def looking_up(names: _Names, *peers: Address) -> AsyncIterator[None]:
         await looking
 
 
-async def test_a_name_that_nobody_knows_yet_is_looked_up_until_it_is_known() -> None:
+async def test_an_unknown_name_is_looked_up_until_it_is_known() -> None:
     names = _Names()
     async with looking_up(names, NAS, PC):
         await names.until_found([PC])
@@ -108,7 +108,7 @@ async def test_an_address_waits_for_no_name() -> None:
         await names.until_found([PC])
 
 
-async def test_nothing_is_looked_up_while_nobody_is_missing() -> None:
+async def test_nothing_is_looked_up_while_no_device_is_missing() -> None:
     names = _Names()
     names.device_is_missing = False
     async with looking_up(names, PC):

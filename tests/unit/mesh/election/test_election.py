@@ -146,7 +146,7 @@ def test_the_survivors_elect_another_in_a_higher_term() -> None:
     assert term == 2
 
 
-def test_nobody_is_elected_without_a_majority() -> None:
+def test_no_device_is_elected_without_a_majority() -> None:
     voters = Voters("abcd")
     voters.silent |= {"a", "c", "d"}  # "b" believes "c" and "d" alive, but they are silent
     voters.meet("bcd")

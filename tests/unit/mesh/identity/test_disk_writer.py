@@ -94,7 +94,7 @@ async def test_there_is_a_pause_between_two_writes_and_none_before_the_end() -> 
     assert home.pauses == [5.0]
 
 
-async def test_a_full_disk_is_told_once_and_tried_again_at_the_next_change() -> None:
+async def test_a_full_disk_is_reported_once_and_tried_again_at_the_next_change() -> None:
     async with TaskScope() as tasks:
         home = _Home(tasks)
         home.pause_is_over.set()

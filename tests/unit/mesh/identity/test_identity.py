@@ -36,7 +36,7 @@ def test_signatures_of_others_or_over_other_words_do_not_count(tmp_path: Path) -
     assert not is_signed(bytes(CERTIFICATE_LIMIT_BYTES + 1), b"said", one.sign(b"said"))
 
 
-def test_the_certificate_is_no_authority_and_names_nobody(tmp_path: Path) -> None:
+def test_the_certificate_is_no_authority_and_names_no_device(tmp_path: Path) -> None:
     """S3: CA:FALSE; S20: no name of person or host."""
     identity = load_or_create(StateFolder(tmp_path))
     certificate = x509.load_der_x509_certificate(identity.certificate_der)

@@ -67,7 +67,7 @@ async def test_what_is_posted_leaves_at_once_where_there_is_room() -> None:
         await other.closed
 
 
-async def test_parts_of_a_kind_that_nobody_routes_are_not_kept() -> None:
+async def test_parts_of_a_kind_that_no_handler_routes_are_not_kept() -> None:
     """Their sender does not take the refusals, so all of its messages wait."""
     refused: list[str] = []
 
@@ -137,7 +137,7 @@ async def test_a_device_whose_headers_wait_in_many_lanes_has_to_stop(
         await router.close()
 
 
-async def test_a_message_of_absurd_size_that_nobody_routes_breaks_the_protocol() -> None:
+async def test_a_message_of_absurd_size_that_no_handler_routes_breaks_the_protocol() -> None:
     with ThreadPoolExecutor(1) as executor:
         link = PeerLink("a" * 64, _Owner(), Router("me", _send), None, executor)
     link.come_up(Hello("anna", "old", uptime_seconds=0.1, port=1))

@@ -26,7 +26,7 @@ async def _send(_peer: str, _message: Message, _priority: Priority) -> None:
     ],
 )
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_who_speaks_for_another_device_is_told_from_who_comes_too_late(
+async def test_a_reply_from_another_device_differs_from_one_that_comes_too_late(
     error: Error, offence: Offence, at_once: bool
 ) -> None:
     noted, has_noted = list[tuple[str, Offence, str, str]](), asyncio.Event()

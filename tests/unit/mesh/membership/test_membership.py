@@ -333,7 +333,7 @@ def test_a_suspect_is_not_probed_for_others_too() -> None:
     assert [(i.peer, i.payload["kind"]) for i in out if isinstance(i, SendTo)] == [("b", "nack")]
 
 
-def test_who_alone_finds_somebody_silent_waits_for_others_that_are_heard_seldom() -> None:
+def test_a_lone_accuser_waits_for_others_that_are_heard_seldom() -> None:
     """On its full cable a word that was lost twice comes seconds later."""
     cluster = Cluster("abcd")
     cluster.run_for(3.0)
@@ -350,7 +350,7 @@ def test_who_alone_finds_somebody_silent_waits_for_others_that_are_heard_seldom(
     assert cluster.state("a", "d") is SUSPECT
 
 
-def test_who_alone_finds_somebody_silent_waits_while_others_are_heard() -> None:
+def test_a_lone_accuser_waits_while_others_are_heard() -> None:
     """They would find so too: it is its own cable that is full."""
     cluster = Cluster("abcd")
     cluster.run_for(3.0)
@@ -370,7 +370,7 @@ def test_who_alone_finds_somebody_silent_waits_while_others_are_heard() -> None:
     assert waited == pytest.approx(HOME_LAN.excuse_seconds, abs=0.2)
 
 
-def test_chatter_of_others_keeps_nobody_alive() -> None:
+def test_chatter_of_others_keeps_no_device_alive() -> None:
     """What they say of a frozen device adds up to data, also where all had suspected each other."""
     cluster = Cluster("abcd")
     cluster.run_for(3.0)
@@ -385,7 +385,7 @@ def test_chatter_of_others_keeps_nobody_alive() -> None:
     assert [cluster.state(observer, "d") for observer in "abc"] == [DEAD] * 3
 
 
-def test_whose_own_cable_is_full_declares_nobody_dead() -> None:
+def test_a_device_with_a_full_cable_declares_no_device_dead() -> None:
     """Data comes from b alone, and no answer from anybody: they wait behind it."""
     cluster = Cluster("abcd")
     cluster.run_for(3.0)
@@ -581,7 +581,7 @@ def test_a_false_death_is_doubted_by_those_who_hear_the_victim() -> None:
     assert cluster.history("a", "c") == ["alive", "suspect", "alive"]
 
 
-def test_who_was_away_declares_nobody_dead() -> None:
+def test_a_device_that_was_away_declares_no_device_dead() -> None:
     """It heard nobody; whom it took for dead has not been heard here for a while either."""
     cluster = Cluster("abc")
     cluster.run_for(1.0)
@@ -629,7 +629,7 @@ def test_impossible_incarnations_are_a_protocol_error(incarnation: int) -> None:
         cluster.feed("a", gossip("b", claim("b", ALIVE, incarnation)))
 
 
-def test_a_leap_told_by_a_third_party_is_refused() -> None:
+def test_a_leap_reported_by_a_third_party_is_refused() -> None:
     cluster = Cluster("abc")
     cluster.feed("a", gossip("b", claim("c", DEAD, 5000), claim("a", DEAD, 1 << 40)))
     assert cluster.state("a", "c") is ALIVE
@@ -712,7 +712,7 @@ def test_the_load_per_member_does_not_grow_with_the_group() -> None:
     assert sent_per_second(600) <= 1.2 * sent_per_second(10)
 
 
-def test_hearsay_that_a_process_was_replaced_is_doubted_once_only() -> None:
+def test_a_rumour_that_a_process_was_replaced_is_doubted_once_only() -> None:
     cluster = Cluster("abc")
     cluster.silent.add("c")  # heard a moment ago, so hearsay is doubted, but it cannot answer
     cluster.feed("a", gossip("b", claim("c", ALIVE, 5, "new")), settle=False)

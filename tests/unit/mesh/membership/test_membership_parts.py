@@ -96,7 +96,7 @@ def claim(id_: str, incarnation: int = 1) -> Claim:
     return Claim(MemberRecord(id_, f"device {id_}", incarnation))
 
 
-def test_news_is_told_once_and_newest_first() -> None:
+def test_news_is_sent_once_and_newest_first() -> None:
     news = BroadcastQueue(limit_factor=3)
     news.put(claim("x"))
     news.put(claim("y"), informed=["a"])
@@ -122,7 +122,7 @@ def test_news_that_does_not_fit_waits() -> None:
     assert len(news.take("b", 3000)) == 1
 
 
-def test_news_told_to_all_is_dropped() -> None:
+def test_news_sent_to_all_is_dropped() -> None:
     news = BroadcastQueue(limit_factor=3)
     news.put(claim("x"))
     for peer in "ab":

@@ -125,14 +125,14 @@ def test_after_a_break_at_the_end_a_retry_pairs_both(identities: list[Identity])
     assert retried.server == broken.server
 
 
-def test_a_relay_that_ends_tls_on_both_sides_pairs_nobody(identities: list[Identity]) -> None:
+def test_a_relay_that_ends_tls_on_both_sides_pairs_no_device(identities: list[Identity]) -> None:
     """The client saw the relay's certificate; the relay passes everything else on."""
     client, server = pair(identities, seen=identities[2])
     with pytest.raises(NotPaired, match="did not prove its own key"):
         run(client, server, CODE)
 
 
-def test_a_relay_that_swaps_the_certificate_pairs_nobody(identities: list[Identity]) -> None:
+def test_a_relay_that_swaps_the_certificate_pairs_no_device(identities: list[Identity]) -> None:
     """S8: a relay that swaps the certificate pairs nobody."""
 
     def swap(number: int, message: bytes) -> bytes:
@@ -202,7 +202,7 @@ def test_refusals_reach_the_client_with_the_tries_left(identities: list[Identity
 
 @settings(max_examples=examples_of(20), deadline=None)
 @given(data=st.data())
-def test_any_changed_byte_pairs_nobody(identities: list[Identity], data: st.DataObject) -> None:
+def test_any_changed_byte_pairs_no_device(identities: list[Identity], data: st.DataObject) -> None:
     where = data.draw(st.integers(1, 4))
 
     def flip(number: int, message: bytes) -> bytes:
@@ -218,7 +218,7 @@ def test_any_changed_byte_pairs_nobody(identities: list[Identity], data: st.Data
 
 
 @pytest.mark.parametrize("where", [1, 2, 3, 4, 5, 6])
-def test_a_message_that_does_not_say_its_kind_pairs_nobody(
+def test_a_message_that_does_not_say_its_kind_pairs_no_device(
     identities: list[Identity], where: int
 ) -> None:
     def without(number: int, message: bytes) -> bytes:

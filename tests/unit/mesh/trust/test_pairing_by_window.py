@@ -191,7 +191,7 @@ async def test_where_no_window_is_open_nothing_is_waited_for(identities: list[Id
     assert caller.ended == "closed"
 
 
-async def test_a_device_that_is_refused_before_its_hello_hears_why(
+async def test_a_device_that_is_refused_before_its_hello_receives_the_reason(
     identities: list[Identity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other side takes no codes, says so at once and hangs up."""

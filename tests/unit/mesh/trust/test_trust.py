@@ -55,7 +55,7 @@ def test_a_trusted_device_introduces_another(devices: Devices) -> None:
     assert verdict.reason == "introduced"
 
 
-def test_strangers_and_removed_devices_introduce_nobody(devices: Devices) -> None:
+def test_strangers_and_removed_devices_introduce_no_device(devices: Devices) -> None:
     me, anna, bert = devices.values()
     record = sign_record(entry(bert, me), anna)
     assert judge(record, {}, me.id).reason == "its signer is not trusted"
@@ -78,7 +78,9 @@ def made_up(certificate: bytes, by: Identity) -> TrustedDevice:
 
 
 @pytest.mark.parametrize("certificate", [b"", b"no certificate at all", b"0\x03\x02\x01\x05"])
-def test_what_is_no_certificate_is_believed_of_nobody(devices: Devices, certificate: bytes) -> None:
+def test_what_is_no_certificate_is_believed_of_no_device(
+    devices: Devices, certificate: bytes
+) -> None:
     me, anna, _ = devices.values()
     record = decode_record(encode_record(sign_record(made_up(certificate, anna), anna)))
     assert judge(record, book_of(entry(anna, me)), me.id)[:2] == (None, "its certificate is none")
@@ -103,13 +105,13 @@ def test_a_store_with_what_is_no_certificate_forgets_that_alone(
     assert list(again.book) == [anna.id]
 
 
-def test_nobody_decides_about_this_device(devices: Devices) -> None:
+def test_no_device_decides_about_this_device(devices: Devices) -> None:
     me, anna, _ = devices.values()
     record = sign_record(entry(me, anna, 9, revoked=True), anna)
     assert judge(record, book_of(entry(anna, me)), me.id).entry is None
 
 
-def test_nobody_vouches_for_itself(devices: Devices) -> None:
+def test_no_device_vouches_for_itself(devices: Devices) -> None:
     me, anna, _ = devices.values()
     book = book_of(entry(anna, me))
     for revoked in (False, True):
@@ -262,7 +264,7 @@ def test_malformed_records_are_refused(devices: Devices, position: int, value: o
         decode_record(cbor.dumps(items))
 
 
-def test_the_store_keeps_what_it_was_told(devices: Devices, tmp_path: Path) -> None:
+def test_the_store_keeps_what_it_was_given(devices: Devices, tmp_path: Path) -> None:
     me, anna, bert = devices.values()
     folder = StateFolder(tmp_path / "state")
     store = TrustStore(folder, me)

@@ -17,7 +17,7 @@ from p2ptrain.net.link.flow_control import (
 MBIT = 125_000.0
 
 
-def test_nobody_knows_at_first() -> None:
+def test_the_rate_is_unknown_at_first() -> None:
     assert portions(None) == UNKNOWN
 
 

@@ -34,11 +34,11 @@ def test_silence_between_messages_is_not() -> None:
     assert first_stall(lambda second: 500, partial=False) is None
 
 
-def test_progress_starts_the_time_anew() -> None:
+def test_progress_restarts_the_time() -> None:
     assert first_stall(lambda second: 0 if second < 8 else 5000) == 18
 
 
-def test_the_end_of_a_message_starts_the_time_anew() -> None:
+def test_the_end_of_a_message_restarts_the_time() -> None:
     watch = StallWatch(10.0, 4096)
     assert not watch.stalled(True, 0, 0.0)
     assert not watch.stalled(False, 0, 9.0)

@@ -108,7 +108,9 @@ async def refused(caller: Caller, house: House) -> PeerError:
 
 
 @pytest.mark.parametrize("year", [1960, 2090])
-async def test_a_clock_that_is_wrong_by_decades_keeps_nobody_out(tmp_path: Path, year: int) -> None:
+async def test_a_clock_that_is_wrong_by_decades_keeps_no_device_out(
+    tmp_path: Path, year: int
+) -> None:
     """What a certificate says of its time is nothing to whoever has pinned it."""
     desk, shelf = make_device(tmp_path, "desk", year), make_device(tmp_path, "shelf", year)
     house = House(desk, [shelf.certificate_der])
@@ -147,7 +149,7 @@ async def test_a_certificate_signed_by_a_paired_device_is_refused(
     assert house.links == []
 
 
-async def test_what_openssl_does_not_take_for_a_certificate_keeps_nobody_else_out(
+async def test_what_openssl_does_not_take_for_a_certificate_keeps_no_other_device_out(
     house: House, caller: Caller
 ) -> None:
     house.pinned[:0] = [b"", b"no certificate at all"]
@@ -207,7 +209,7 @@ async def test_no_ticket_is_given_and_tls_is_1_3(house: House, caller: Caller) -
     writer.close()
 
 
-async def test_nobody_gets_in_with_a_certificate_of_the_same_name(
+async def test_no_device_gets_in_with_a_certificate_of_the_same_name(
     house: House, caller: Caller, tmp_path: Path
 ) -> None:
     """S2: the key counts, however often it is tried."""
@@ -326,7 +328,7 @@ async def test_a_slow_pairing_is_cut(right_device: Device) -> None:
     await house.listener.close()
 
 
-async def test_connections_that_were_cut_before_their_turn_hold_up_nobody(
+async def test_connections_that_were_cut_before_their_turn_hold_up_no_device(
     caller: Caller, right_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stranger can cut as many as it likes; each made the listener pause."""
@@ -413,7 +415,7 @@ async def test_the_first_address_that_answers_wins(house: House, caller: Caller)
     assert len(caller.inbox.losses) == 1
 
 
-async def test_nobody_at_home(caller: Caller, right_device: Device) -> None:
+async def test_no_process_listens(caller: Caller, right_device: Device) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         context = client_context(caller.device.credentials, [right_device.certificate_der])

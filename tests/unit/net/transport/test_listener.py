@@ -20,7 +20,7 @@ def test_a_full_house_cuts_the_most_crowded_address() -> None:
     assert admission.admit(4, "c") == 1
 
 
-def test_whoever_is_authenticated_makes_room() -> None:
+def test_an_authenticated_device_makes_room() -> None:
     admission: Admission[int] = Admission(per_address_limit=1, total_limit=10)
     admission.admit(1, "a")
     admission.release(1)

@@ -32,7 +32,7 @@ def test_what_is_given_back_counts_again() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.floats(0.0, 2.0)), max_size=60))
-def test_nobody_ever_has_more_than_the_rates_allow(steps: list[tuple[int, float]]) -> None:
+def test_no_key_ever_has_more_than_the_rates_allow(steps: list[tuple[int, float]]) -> None:
     pace: Pace[int] = Pace(EACH, ALL)
     now, taken = 0.0, dict.fromkeys(range(5), 0)
     for key, pause in steps:

@@ -112,7 +112,7 @@ async def test_a_full_stream_makes_the_sender_wait() -> None:
     assert line.written == framed(b"a")
 
 
-async def test_the_end_wakes_whoever_waits() -> None:
+async def test_the_end_wakes_waiting_callers() -> None:
     channel = PairingChannel("host")
     Line(channel)
     channel.pause_writing()

@@ -33,7 +33,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="no other system
 
 
 @linux_only
-def test_the_kernel_counts_what_nobody_has_read() -> None:
+def test_the_kernel_counts_unread_bytes() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.create_connection(server.getsockname()) as sender,

@@ -44,7 +44,7 @@ def test_who_is_away_from_the_data(shape: str, expected: set[int]) -> None:
     assert away(5, SHAPES[shape](5, 2)) == expected
 
 
-def test_in_a_ring_of_five_everybody_hears_a_majority_and_no_two_the_same() -> None:
+def test_in_a_ring_of_five_each_hears_a_majority_and_no_two_the_same() -> None:
     blocked = SHAPES["ring"](5, 0)
     heard = [frozenset(a for a in range(5) if (a, b) not in blocked) for b in range(5)]
     assert {len(majority) for majority in heard} == {3}
