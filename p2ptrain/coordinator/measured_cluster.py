@@ -16,7 +16,8 @@ from p2ptrain.plan.types import json_fields as fields
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, Overheads
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.unit_times import TimeTable, bytes_by_flop
-from p2ptrain.process.memory_budget import LESS_MEMORY, smaller_budget
+from p2ptrain.process.memory_budget import smaller_budget
+from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.state_report import StateReport
 
 LinksOf: TypeAlias = Callable[[Mapping[str, str]], Mapping[tuple[str, str], ClusterLink]]
@@ -44,7 +45,7 @@ class MeasuredDevice:
         return cls(device, name, measured, stock.budget_bytes, stock.taken_bytes)
 
     def with_less_memory(
-        self, found_bytes: int | None, share: float = LESS_MEMORY
+        self, found_bytes: int | None, share: float = HOME.less_memory_share
     ) -> MeasuredDevice:
         """After it ran out of memory, with what it has now, if it knows; always less."""
         most = smaller_budget(self.memory_bytes, share)

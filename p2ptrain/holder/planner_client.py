@@ -27,6 +27,7 @@ from p2ptrain.net.parts import LARGE, limited, part_of
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.recovery.cores import planner_core as rules
+from p2ptrain.recovery.recovery_settings import HOME, Patience
 
 log = get_logger(__name__)
 
@@ -63,7 +64,7 @@ class Planner:
         mesh: Mesh,
         surveyor: ClusterProfiler,
         pass_over: Callable[[str, str], None],
-        patience: rules.Patience = rules.USUAL,
+        patience: Patience = HOME.patience,
     ) -> None:
         self._mesh = mesh
         self._surveyor = surveyor

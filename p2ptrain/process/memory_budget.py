@@ -158,11 +158,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-LESS_MEMORY = 0.9
-"""What is left of a budget that proved too large, where the device does not know better."""
-
-
-def smaller_budget(memory_bytes: int, share: float = LESS_MEMORY) -> int:
+def smaller_budget(memory_bytes: int, share: float) -> int:
     """A smaller budget than one that proved too large; what every process takes stays in it."""
     units = memory_bytes - PROCESS_BYTES
     return PROCESS_BYTES + int(share * units) if units > 0 else int(share * memory_bytes)

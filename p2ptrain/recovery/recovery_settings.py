@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2ptrain.process.memory_budget import LESS_MEMORY
-from p2ptrain.recovery.cores.planner_core import USUAL as USUAL_PATIENCE
-from p2ptrain.recovery.cores.planner_core import Patience
 from p2ptrain.recovery.work_signs import TALKS, USUAL, SignLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With a coordinator.
+
+    Attributes:
+        head_start_seconds: so long it plans alone; then the holder does too. Raise: a slow holder
+            waits longer for nothing. Lower: it works in vain more often.
+        silence_seconds: without a sign that it works on the question it is passed over.
+        look_seconds: between two questions whether it works.
+        most_late: answers in a row that came too late, though it said that it works.
+    """
+
+    head_start_seconds: float = 5.0
+    silence_seconds: float = 5.0
+    look_seconds: float = 1.0
+    most_late: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +87,8 @@ class RecoverySettings:
     answer_seconds: float = 2.0
     work_limits: SignLimits = USUAL
     talk_limits: SignLimits = TALKS
-    patience: Patience = USUAL_PATIENCE
-    less_memory_share: float = LESS_MEMORY
+    patience: Patience = Patience()
+    less_memory_share: float = 0.9
     newcomer_settle_seconds: float = 1.0
     evaluation_retry_seconds: float = 2.0
     drift_window_seconds: float = 0.3

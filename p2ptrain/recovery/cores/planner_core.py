@@ -14,28 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from p2ptrain.recovery.recovery_settings import HOME, Patience
+
 _NEVER = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """With a coordinator.
-
-    Attributes:
-        head_start_seconds: so long it plans alone; then the holder does too. Raise: a slow holder
-            waits longer for nothing. Lower: it works in vain more often.
-        silence_seconds: without a sign that it works on the question it is passed over.
-        look_seconds: between two questions whether it works.
-        most_late: answers in a row that came too late, though it said that it works.
-    """
-
-    head_start_seconds: float = 5.0
-    silence_seconds: float = 5.0
-    look_seconds: float = 1.0
-    most_late: int = 3
-
-
-USUAL = Patience()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +88,7 @@ class PlannerCore:
         device: own id: this device is waited for, whatever it does.
     """
 
-    def __init__(self, device: str, patience: Patience = USUAL) -> None:
+    def __init__(self, device: str, patience: Patience = HOME.patience) -> None:
         self.device = device
         self.patience = patience
         self._late: tuple[str, int] = ("", 0)

@@ -16,8 +16,7 @@ from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, PLAN, PREPARE, WORKS
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
-from p2ptrain.recovery.cores.planner_core import Patience
-from p2ptrain.recovery.recovery_settings import RecoverySettings
+from p2ptrain.recovery.recovery_settings import Patience, RecoverySettings
 from tests.integration.training.group_plans import divided, force
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import make_job, on_step, undisturbed

@@ -6,6 +6,7 @@ import pytest
 
 from p2ptrain.recovery.cores import planner_core as p
 from p2ptrain.recovery.cores.planner_core import AskedPlan, PlannerCore
+from p2ptrain.recovery.recovery_settings import Patience
 
 
 def _run(asked: AskedPlan, seconds: float, *, works: bool) -> dict[float, p.PlannerInstruction]:
@@ -72,7 +73,7 @@ def test_one_that_works_and_is_always_late_keeps_nobody_waiting_and_is_passed_ov
 
 @pytest.mark.parametrize("says", [p.PlanAnswered(), p.Useless("lies"), p.NoAnswer()])
 def test_only_late_answers_in_a_row_count(says: p.PlannerEvent) -> None:
-    core = PlannerCore("h", p.Patience(most_late=2))
+    core = PlannerCore("h", Patience(most_late=2))
     for event in (p.FoundHere(), says, p.FoundHere()):
         asked = core.asked(0.0, "c")
         asked.start()
