@@ -4,9 +4,9 @@
     freeze    SIGSTOP; bar: within 5 s (p99)
     cable     the member's cable is pulled (network namespaces, as root); the same bar
     busy      freezes of the event loop or of the interpreter, 0.1 to 2 s long, at up to half of the
-              members at a time, all of them under full load; bar: nobody is declared dead
+              members at a time, all of them under full load; bar: none is declared dead
     slow      members that add up in a ring; one cable after the other, or those of `--cables`
-              neighbours at once, falls to a hundredth for 15 s (namespaces, as root); bar: nobody
+              neighbours at once, falls to a hundredth for 15 s (namespaces, as root); bar: none
               is declared dead
     zombie    the coordinator frozen until there is another one, then thawed: its commands must be
               refused, the new one elected within 3 s of the verdict

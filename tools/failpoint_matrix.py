@@ -6,9 +6,10 @@
     python tools/failpoint_matrix.py --part 1/4          every fourth
 
 For each: the final weights and buffers have the bits of the undisturbed run (with groups: float64
-losses within 1e-8), so have losses and evaluations; steps are told once, in order; the samples of
-every plan go on where an update that counts ended; `failure` is said once; epochs rise; survivors
-keep no stage, no task, no error that nobody took. See `tests/support/fault_checks.py`.
+losses within 1e-8), so have losses and evaluations; steps are reported once, in order; the samples
+of every plan continue behind the last committed update; `failure` is said once; epochs rise;
+survivors keep no stage, no task, no error that was not retrieved. See
+`tests/support/fault_checks.py`.
 
 Prints a table: failpoint, and by the device that died (a: has the data, and is started again; b, c,
 d: the stages; e: without work at first) in how many ways it was tried, or what went wrong. Exit
@@ -53,7 +54,7 @@ def main() -> int:
     started = monotonic()
     found = asyncio.run(_run(faults))
     _print_table(faults, found)
-    wrong = sum(bool(told) for told in found)
+    wrong = sum(bool(left) for left in found)
     seconds = monotonic() - started
     sys.stdout.write(f"\n{len(faults)} faults, {wrong} with traces, {seconds:.0f} s\n")
     return 1 if wrong else 0
@@ -67,11 +68,11 @@ async def _run(faults: Sequence[Fault]) -> list[list[str]]:
         plan = (fault.stages, fault.places, fault.clips)
         if plan not in wanted:
             wanted[plan] = await undisturbed(fault)
-        told = await _problems(fault, wanted[plan])
-        if told:
-            sys.stdout.write(f"{fault}: {'; '.join(told)}\n")
+        left = await _problems(fault, wanted[plan])
+        if left:
+            sys.stdout.write(f"{fault}: {'; '.join(left)}\n")
             sys.stdout.flush()
-        found.append(told)
+        found.append(left)
     return found
 
 
@@ -84,14 +85,14 @@ async def _problems(fault: Fault, wanted: Outcome) -> list[str]:
 
 def _print_table(faults: Sequence[Fault], found: Iterable[Sequence[str]]) -> None:
     cells: dict[str, dict[str, list[bool]]] = {}
-    for fault, told in zip(faults, found, strict=True):
+    for fault, left in zip(faults, found, strict=True):
         for victim in [fault.victim] if fault.name else [name for _, _, name in fault.kills]:
             row = cells.setdefault(fault.name or "at any moment", {})
-            row.setdefault(victim, []).append(not told)
+            row.setdefault(victim, []).append(not left)
     lines = ["| failpoint | " + " | ".join(VICTIMS) + " |", "|---|" + "---|" * len(VICTIMS)]
     for name, row in cells.items():
-        told = [_cell(row.get(victim, [])) for victim in VICTIMS]
-        lines.append(f"| {name} | " + " | ".join(told) + " |")
+        counts = [_cell(row.get(victim, [])) for victim in VICTIMS]
+        lines.append(f"| {name} | " + " | ".join(counts) + " |")
     sys.stdout.write("\n" + "\n".join(lines) + "\n")
 
 

@@ -48,7 +48,7 @@ class Runs:
         self._members: list[Process] = []
 
     def gather(self) -> None:
-        """Start all as members; the holder leaves again when everyone knows everyone."""
+        """Start all as members; the holder leaves again when all know each other."""
         starts = [
             (device, self._command(device, "join", "--code", CODE)) for device in self._devices
         ]

@@ -4,7 +4,7 @@
     python tools/ftpipehd_times.py speed       as root: seconds of a mini-batch by either planner
     python tools/ftpipehd_times.py death       as root: after one of the two fast devices has died
 
-    speed   `--mode async --planner ftpipehd`, once it has cut the model anew, against
+    speed   `--mode async --planner ftpipehd`, once it has cut the model again, against
             `--planner pipedream`. Published 6.8 times as fast; bar: 6
     death   `--recovery light` against `respipe`, bar: 6 times as fast; and against the two
             survivors started by themselves, bar: within 10%
@@ -94,7 +94,7 @@ def _predict(folder: Path, batch_size: int) -> int:
     _say(_told("survivors", after, profile, left))
     _say(_told("respipe", handed, profile, left))
     ratio = after.predicted.samples_per_s / handed.predicted.samples_per_s
-    _say(f"cut anew it is {ratio:.2f} times as fast as after respipe")
+    _say(f"cut again it is {ratio:.2f} times as fast as after respipe")
     return 0
 
 
@@ -171,7 +171,7 @@ class _Running:
     """A job in an emulated household, from its first device's start to its end.
 
     Args:
-        name: for people.
+        name: to be printed.
         more: options of `train`.
         without: leave the victim out from the beginning.
     """
@@ -236,8 +236,8 @@ class _Running:
         await self._members[VICTIM].kill()
         event = await self._holder.expect("recovered", START_SECONDS)
         seconds = monotonic() - killed_at
-        told = ", ".join(f"{key} {event[key]:.4g}" for key in _OF_RECOVERY)
-        _say(f"{self._name}: {seconds:.1f} s to the next new step; {told}")
+        figures = ", ".join(f"{key} {event[key]:.4g}" for key in _OF_RECOVERY)
+        _say(f"{self._name}: {seconds:.1f} s to the next new step; {figures}")
         return await self._timed(f"{self._name}, then", count)
 
     async def _timed(self, name: str, count: int) -> float:

@@ -1,10 +1,10 @@
 """Calls every operator that a received model may apply, with hostile arguments.
 
 Each call takes the way that a node of a model takes on a device: its arguments against the schema
-(`argument_types`), its sizes on tensors without memory (`sizes`), then the operator, and sometimes
-its backward. Each tensor ends, or begins, at a page that nobody may touch, so that what is read or
-written beside it ends the process. Calls run in child processes, chunk by chunk; a chunk is its
-seed and its number, so that a run can go on where it was, and a fault can be had again.
+(`argument_types`), its sizes on tensors without memory (`result_sizes`), then the operator, and
+sometimes its backward. Each tensor ends, or begins, at a page that may not be touched, so that
+reading or writing beside it ends the process. Calls run in child processes, chunk by chunk; a chunk
+is its seed and its number, so that a run can go on where it was, and a fault can be had again.
 
     python tools/fuzz_operators.py --calls 1000000 --seed 1
     python tools/fuzz_operators.py --seed 1 --first 37 --calls 2000      # chunk 37 again
@@ -353,7 +353,7 @@ class Maker:
         return made
 
     def _guarded(self, spec: Spec) -> int:
-        """Where such a tensor lies: beside a page that nobody may touch."""
+        """Where such a tensor lies: beside a page that may not be touched."""
         size = torch.Size(spec.shape).numel() * spec.dtype.itemsize
         if not size:
             return 0

@@ -156,8 +156,8 @@ def main() -> None:
             continue
         interpreter = cell.interpreter(arguments.folder)
         tests = "not run" if arguments.skip_tests else unit_tests(interpreter)
-        told = mixed(interpreter, reference)
-        print(f"| {cell.python} | {cell.torch} | {tests} | {told} |", flush=True)
+        result = mixed(interpreter, reference)
+        print(f"| {cell.python} | {cell.torch} | {tests} | {result} |", flush=True)
 
 
 if __name__ == "__main__":

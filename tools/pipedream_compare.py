@@ -10,8 +10,8 @@ is more than the papers promise.
 
 Every configuration trains mini-batches of the published size for each device. PipeDream runs
 them asynchronously; "sync" is our synchronous round of 16 or 240 of them, each whole on one
-replica, "async" is steady running as PipeDream's. Devices read their own data, as there: nobody
-feeds anybody. Three networks: one GPU a server with 10 or with 25 Gbit/s, and four servers of four
+replica, "async" is steady running as PipeDream's. Devices read their own data, as there: none
+feeds another. Three networks: one GPU a server with 10 or with 25 Gbit/s, and four servers of four
 GPUs with PCIe inside and 10 Gbit/s between.
 
 Prints a Markdown table of samples/s; the ratios are ours over the published configuration's. Exit

@@ -54,7 +54,7 @@ class Recovery:
         seconds: from the kill to the next new step.
         event: `recovered`.
         step_seconds: of the steps after it, the middle one.
-        plans: before and after, as people read them.
+        plans: before and after, to be printed.
     """
 
     seconds: float
@@ -210,19 +210,19 @@ async def _recovery(
     seconds = monotonic() - killed_at
     await holder.expect("step", RECOVERY_SECONDS, step=last + STEPS_AFTER + 2)
     after = [said["seconds"] for said in holder.events("step") if said["step"] > last + 2]
-    told = holder.events("plan")
-    at = next(i for i, plan in enumerate(told) if plan["reason"] == "failure")
-    plans = (_units(told[at - 1]), _units(told[at]))
+    seen = holder.events("plan")
+    at = next(i for i, plan in enumerate(seen) if plan["reason"] == "failure")
+    plans = (_units(seen[at - 1]), _units(seen[at]))
     return Recovery(seconds, event, median(after[:STEPS_AFTER]), plans)
 
 
 def _units(plan: Mapping[str, Any]) -> str:
     """How many units each device has, in the order of the stages."""
-    told = []
+    parts = []
     for stage in plan["stages"]:
         names = "+".join(device["name"] for device in stage["devices"])
-        told.append(f"{names} {stage['units'][1] - stage['units'][0]}")
-    return ", ".join(told)
+        parts.append(f"{names} {stage['units'][1] - stage['units'][0]}")
+    return ", ".join(parts)
 
 
 def _mean(found: Sequence[Recovery], key: str) -> float:

@@ -13,7 +13,7 @@ SAMPLES, CLASSES = 256, 10
 def job(
     width: int = 1024, layers: int = 28, batch_size: int = 16, double: bool = False
 ) -> p2ptrain.Job:
-    """29.4 million parameters unless told otherwise; random samples: only the time counts.
+    """29.4 million parameters by default; random samples: only the time counts.
 
     Args:
         double: in float64, for plans whose sums are made in another order.

@@ -198,7 +198,7 @@ async def jobs() -> AsyncIterator[None]:
 async def _settled(before: Held) -> Held:
     """What is held once what is under way has ended; only some seconds are waited for it."""
     until = time.monotonic() + SETTLING_SECONDS
-    # what ends here says so to nobody
+    # nothing is reported of what ends here
     while (now := Held.now()).passed(before) and time.monotonic() < until:  # noqa: ASYNC110
         await asyncio.sleep(0.2)
     return now

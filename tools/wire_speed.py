@@ -159,7 +159,7 @@ def lanes(bench: Bench) -> dict[str, Any]:
 
 
 def table(results: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """For people."""
+    """To be printed."""
     lines = []
     for name, result in results:
         head = f"{name:8} {result['rate']:8}"

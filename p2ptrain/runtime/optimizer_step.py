@@ -220,7 +220,7 @@ class OptimizerStep(StageSnapshots):
 
 
 class OverlappedUpdate:
-    """Of one stage and round, in the compute thread. Implements `stage.Passing`."""
+    """Of one stage and round, in the compute thread. Implements `program.Passing`."""
 
     def __init__(
         self, live: LiveStage, summed: ReducedTensors, arrived: ArrivedSums, micro_batches: int

@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         "--report",
         type=Path,
         metavar="FILE.md",
-        help="write table and plots; without --only nothing is measured",
+        help="write the tables; without --only nothing is measured",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""The results as one Markdown page with pictures beside it."""
+"""The results as one Markdown page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.bench import plots, targets
+from tools.bench import targets
 from tools.bench.cells import PLANNERS, SYSTEMS, Cell
 from tools.bench.fractions import Row, rows, same_training
 from tools.bench.results import Results
@@ -16,13 +16,11 @@ _COMPARED_STEP = 2
 
 
 def write_report(results: Results, file: Path) -> None:
-    """The page, and `NAME-HOUSEHOLD.svg` for each household that has a figure."""
-    known = rows(results)
-    pictures = plots.draw(known, file.with_suffix(""))
-    file.write_text(page(results, known, [picture.name for picture in pictures]), encoding="utf-8")
+    """Write the page."""
+    file.write_text(page(results, rows(results)), encoding="utf-8")
 
 
-def page(results: Results, known: Sequence[Row], pictures: Sequence[str]) -> str:
+def page(results: Results, known: Sequence[Row]) -> str:
     """The whole page."""
     parts = [
         "# Benchmark",
@@ -32,7 +30,6 @@ def page(results: Results, known: Sequence[Row], pictures: Sequence[str]) -> str
         "`target`: what the best 1F1B plans known reach in simulation, less 5%. `times rival`: "
         "`auto` (or the best planner measured) by the better of ddp and torch-pp.",
         table(_fraction_rows(known)),
-        *(f"![{name}]({name})" for name in pictures),
         "## Predicted and simulated",
         "Fractions again. `predicted`: what `train` said of its plan; `plain` and `overlap`: the "
         "simulator's plan by either cost model, from profiles measured on the same devices.",

@@ -74,7 +74,7 @@ class Results:
         return kept
 
     def forget(self, cell: str) -> None:
-        """Measure it anew."""
+        """Measure it again."""
         self.content["cells"].pop(cell, None)
 
     def runs_missing(self, cell: str, repeat: int) -> int:

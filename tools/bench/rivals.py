@@ -135,7 +135,7 @@ class Rivals:
     def _setup(
         self, cell: Cell, tasks: Sequence[Mapping[str, Any]], measured: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """How the rival was set up, for people."""
+        """How the rival was set up, for the report."""
         if cell.system == "torch":
             return {"micro_batch": tasks[0]["micro_batch"]}
         chosen: int = measured["chosen"]

@@ -39,7 +39,7 @@ class Wishes:
         steady_rounds: that count.
         settle_rounds: of p2ptrain, before those.
         simulate: the simulator's figures instead of real ones.
-        reference_seconds: for so long what the devices reach alone holds; then it is measured anew,
+        reference_seconds: how long the devices' speeds alone hold; then they are measured again,
             as a machine that others use changes from hour to hour.
         train_options: more of them for `p2ptrain train`, such as a fixed micro-batch.
         rate: of all cables, as `tc` writes it, instead of each household's own.

@@ -11,7 +11,7 @@ _ROUNDING = 1e-9
 def weighted_shares(total: int, weights: Sequence[float]) -> list[int]:
     """Whole numbers that add up to `total`, as near to the weights as that allows.
 
-    Nobody gets nothing while there is enough for all: DistributedDataParallel waits for everyone.
+    Each gets at least one while there is enough: DistributedDataParallel waits for all.
 
     Raises:
         ValueError: fewer than one each, or a weight that is not above 0.

@@ -103,7 +103,7 @@ class Chaos:
     """One run. Create it, then `run` once; needs root on Linux.
 
     Args:
-        say: is told what happens.
+        say: receives what happens.
     """
 
     def __init__(self, settings: Settings, folder: Path, say: Callable[[str], None]) -> None:

@@ -55,7 +55,7 @@ class Fate:
         self._kinds = self._dealt()
 
     def next(self, hit: Collection[str]) -> Misfortune | None:
-        """The next one, with nobody who is `hit` already; None where too few are left."""
+        """The next one, on no device that is `hit` already; None where too few are left."""
         well = [device for device in self._devices if device not in hit]
         if len(well) < LEAST_DEVICES:
             return None

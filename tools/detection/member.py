@@ -45,7 +45,7 @@ class Settings:
 
     Attributes:
         peers: addresses of devices to pair with.
-        local_health: False switches off what tells a freeze of its own from others' silence.
+        local_health: False switches off the distinction of its own freeze from others' silence.
         load: "" for none, "hash" or "torch": a thread that never rests, as in training.
         commands: while it coordinates it gives commands without pause, which the others judge.
         sums: it sends data to the next member, as a group's ring does: one chunk for each that
@@ -76,18 +76,18 @@ class Settings:
 
 
 def say(kind: str, **fields: Any) -> None:
-    """One line for whoever started this process."""
+    """One line for the process that started this one."""
     print(json.dumps({"event": kind, "at": time.monotonic(), **fields}), flush=True)
 
 
 def _tell(event: Event) -> None:
-    """What people would read, where something went wrong."""
+    """What a user would read, where something went wrong."""
     if isinstance(event, Warned | PairingFailed):
         say("trouble", words=str(event))
 
 
 class Member:
-    """The mesh, and what is told of it."""
+    """The mesh, and what is reported of it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -179,7 +179,7 @@ class Member:
                 try:
                     await self._mesh.send(self._adds_up_with, chunk, Priority.COLLECTIVE)
                 except PeerError:
-                    break  # the next link begins anew
+                    break  # the next link begins again
 
     def _open_sum(self, _peer: str, _fields: Fields, _sizes: Sequence[int]) -> list[memoryview]:
         return [memoryview(bytearray(CHUNK_BYTES))]

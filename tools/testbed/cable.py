@@ -52,7 +52,7 @@ class Cable:
     def prefix(self) -> list[str]:
         """What to put before a command to run it on the device's network.
 
-        Not `ip netns exec`: that mounts /sys anew, and no cgroup limit could be read.
+        Not `ip netns exec`: that mounts /sys again, and no cgroup limit could be read.
         """
         return ["nsenter", f"--net=/run/netns/{self.namespace}"]
 
@@ -60,7 +60,7 @@ class Cable:
         """Create the namespace, and plug it in."""
         ip("netns", "add", self.namespace)
         # without IPv6, since split networks and taken addresses would leave a way by it;
-        # with it, since addresses are usable at once only where nobody looks for doubles
+        # with it, since addresses are usable at once only without a search for doubles
         setting = "default/accept_dad" if self.ipv6 else "all/disable_ipv6"
         value = 0 if self.ipv6 else 1
         write = f"echo {value} > /proc/sys/net/ipv6/conf/{setting}"

@@ -7,7 +7,7 @@ devices of 0.4 core got 0.31. Quotas of 4 ms would cure that, but let a device m
 pause, for 20 ms of it, and so hide the bubbles that are to be measured.
 
 So one thread a CPU, ahead of all others, sleeps half a millisecond at a time: each time that it
-gives the CPU back, the scheduler accounts and chooses anew. It takes 4% of a CPU.
+gives the CPU back, the scheduler accounts and chooses again. It takes 4% of a CPU.
 
     python metronome.py CPU
 """

@@ -1,4 +1,4 @@
-"""Sizes and rates as people and `tc` write them.
+"""Sizes and rates as users and `tc` write them.
 
 `100mbit` is 10^8 bit/s; `2GiB` is 2 * 2^30 bytes and `2GB` 2 * 10^9.
 """

@@ -3,8 +3,8 @@
 A quota of 0.2 core lets a device compute 1 ms of every 5, as a device a fifth as fast would over
 any longer time. Over a shorter time it is faster: after a pause it finds a whole quota and what it
 saved (the burst), and 2 ms of work may take 2 ms instead of 10. So
-quotas are as short as the kernel allows, and whoever compares times with those of slower devices
-times work of tens of milliseconds.
+quotas are as short as the kernel allows, and a comparison with slower devices needs work of tens
+of milliseconds.
 
 The burst makes up for a CPU that another device held while this one's turn came: with it, and with
 the metronome, every device reaches its share also when all compute (`tests/system/full_load.py`).

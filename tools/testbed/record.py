@@ -3,7 +3,7 @@
     /run/p2ptrain-testbed/TAG/testbed.json      whose process it is, and the devices' order
     /run/p2ptrain-testbed/TAG/NAME.json         a device: where it is, and how it is set now
 
-A device's file is the only place where its settings are kept: whoever changes them writes it, so
+A device's file is the only place where its settings are kept: every change writes it, so
 that `EmulatedDevice` in one process and `python -m tools.testbed set` in another agree.
 """
 

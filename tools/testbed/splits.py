@@ -28,7 +28,7 @@ def _differ(part: Mapping[int, int], pair: tuple[int, int]) -> bool:
 
 
 def _ring(count: int, _coordinator: int) -> Blocked:
-    """Each reaches its two neighbours: for five, everybody sees another majority."""
+    """Each reaches its two neighbours: for five, each sees another majority."""
     apart = {
         (a, b) for a, b in permutations(range(count), 2) if (a - b) % count not in (1, count - 1)
     }
@@ -56,7 +56,7 @@ SHAPES: Final[Mapping[str, Shape]] = MappingProxyType(
         "deaf": _deaf,
     }
 )
-"""`third`: so many devices, each alone; `mute`, `deaf`: the last is not heard, or hears nobody."""
+"""`third`: so many devices, each alone; `mute`: the last reaches none; `deaf`: none reaches it."""
 
 
 def away(count: int, blocked: Blocked) -> frozenset[int]:

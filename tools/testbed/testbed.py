@@ -96,7 +96,7 @@ class Testbed:
 
     @property
     def tag(self) -> str:
-        """What tells it from other testbeds on this machine."""
+        """Its name among the testbeds on this machine."""
         return self._tag
 
     def _record(self) -> TestbedRecord:

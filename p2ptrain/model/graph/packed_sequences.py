@@ -3,7 +3,8 @@
 How long a packed sequence is depends on values, so torch.export looks into nothing of it: each
 operator is traced as a stand-in that says so. Packed values never cross a cut, because their shape
 is no polynomial of the batch; they are padded again, or only the last states are used, before the
-next one. ATen's own operators trust the lengths that they get, so devices look at them first.
+next one. ATen's own operators trust the lengths and the weights that they get, so devices look at
+them first.
 """
 
 from __future__ import annotations
@@ -234,6 +235,54 @@ def pad_packed_sequence(
     pad = _aten("_pad_packed_sequence")
     result: tuple[Tensor, Tensor] = pad(data, batch_sizes, batch_first, padding_value, total_length)
     return result
+
+
+def checked_recurrent(name: str, gates: int, states: int, packed: bool) -> Callable[..., Any]:
+    """ATen's, for weights of the layer's own sizes; IndexError: others."""
+    computes = _of_its_states(name, states) if packed else getattr(torch.ops.aten, name).input
+
+    def checked(x: Tensor, *args: Any) -> Any:
+        hx, params = args[1:3] if packed else args[:2]
+        biases, layers, _, _, both, *_ = args[3 if packed else 2 :]
+        given = [*hx] if states > 1 else [hx]
+        directions, each = 2 if both else 1, 4 if biases else 2
+        same = {x.dtype, *(s.dtype for s in given), *(p.dtype for p in params)}
+        fits = len(given) == states and len(same) == 1 and x.is_floating_point()
+        fits = fits and x.dim() == (2 if packed else 3) and all(s.dim() == 3 for s in given)
+        if not fits or layers < 1 or len(params) != layers * directions * each:
+            raise IndexError("a recurrent layer gets other weights than it has layers")
+        size = given[0].shape[2]
+        for place, weight in enumerate(params):
+            layer, kind = place // (directions * each), place % each
+            width = (x.shape[-1] if layer == 0 else size * directions) if kind == 0 else size
+            wanted = (gates * size, width) if kind < 2 else (gates * size,)
+            if tuple(weight.shape) != wanted:
+                raise IndexError("a weight of a recurrent layer has another shape")
+        batch = given[0].shape[1] if packed else x.shape[0 if args[-1] else 1]
+        if any(tuple(s.shape) != (layers * directions, batch, size) for s in given):
+            raise IndexError("a state of a recurrent layer has another shape")
+        if not all((size, batch, *x.shape)):
+            raise IndexError("a recurrent layer has nothing to compute with")
+        return computes(x, *args)
+
+    return checked
+
+
+def _of_its_states(name: str, states: int) -> Callable[..., Any]:
+    """ATen's, for a packed sequence whose samples are those of the state; IndexError: others."""
+    computes = getattr(torch.ops.aten, name).data
+
+    def checked(data: Tensor, batch_sizes: Tensor, hx: Any, *args: Any) -> Any:
+        sizes = batch_sizes.tolist() if batch_sizes.dim() == 1 else []
+        states_given = [*hx] if states > 1 else [hx]
+        descending = all(after <= before for before, after in pairwise(sizes))
+        fits = sizes and descending and sizes[-1] >= 1 and sum(sizes) == data.shape[0]
+        fits = fits and batch_sizes.dtype == torch.int64 and len(states_given) == states
+        if not fits or any(s.dim() != 3 or s.shape[1] != sizes[0] for s in states_given):
+            raise IndexError("a recurrent layer gets other sequences than it has states for")
+        return computes(data, batch_sizes, hx, *args)
+
+    return checked
 
 
 def _aten(name: str) -> Any:

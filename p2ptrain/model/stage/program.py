@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -55,6 +55,16 @@ nodes may use that too.
 
 _BATCHES_KEPT = 8
 """Batch sizes for which instructions are kept: a micro-batch, a ragged one, those of a profile."""
+
+
+class Passing(Protocol):
+    """Receives how far a forward has come, in its thread."""
+
+    def unit(self, number: int) -> None:
+        """That unit of the model is about to run."""
+
+    def end(self) -> None:
+        """The last one has run; nothing is added to running statistics yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,9 @@ autograd: what is alive, what is kept for the backward, and how much arithmetic 
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -31,47 +29,23 @@ from p2ptrain.model.graph.operators import resolve
 from p2ptrain.model.graph.packed_sequences import CHECKED, noted_steps
 from p2ptrain.model.graph.values import ValueDescription
 from p2ptrain.model.stage.instructions import BoundBackward, allocate, bind
+from p2ptrain.model.stage.memory_ledger import (
+    MAX_BYTES,
+    MAX_RESULTS,
+    MemoryLedger,
+    Needs,
+    limit_bytes,
+    storage_key,
+)
 from p2ptrain.model.stage.program import Program
-
-MAX_WORK = 1e16
-"""Arithmetic of one unit's forward: months of a small computer's."""
 
 MEASURED_WORK = 1e14
 """Of a whole forward that is run to measure it: hours of a small computer's."""
-
-_ELEMENT_WORK = 16.0
-"""Of reading or writing one element, in multiplications: memory is slower."""
-
-_MAX_PARTS = 1 << 16
-"""Results of all operators that one graph is made of: each takes some 50 microseconds here."""
-
-_MAX_RESULTS = 1 << 13
-"""The same of one node, which may give as many views."""
-
-_MAX_BYTES = 1 << 50
 
 _MIN_BYTES = 64 << 20
 """What is run however little a device offers, so that planners can say what it lacks."""
 
 _META = torch.device("meta")
-
-
-@dataclass(slots=True)
-class Needs:
-    """What one unit takes for one micro-batch.
-
-    Attributes:
-        state_bytes: parameters, buffers and constants.
-        kept_bytes: for its backward.
-        peak_bytes: values alive at the worst moment of its forward, with all that is kept until
-            then, by units before it too.
-        work: operations of its forward.
-    """
-
-    state_bytes: int = 0
-    kept_bytes: int = 0
-    peak_bytes: int = 0
-    work: float = 0.0
 
 
 def needs_of(
@@ -87,9 +61,9 @@ def needs_of(
     """
     names = description.state_names(first, end)
     tensors = [description.tensors_by_name[name] for name in names]
-    _limit(sum(tensor.nbytes for tensor in tensors), "its weights")
+    limit_bytes(sum(tensor.nbytes for tensor in tensors), "its weights")
     state = {tensor.name: _made(tensor) for tensor in tensors}
-    ledger = _Ledger(_storage(tensor) for tensor in state.values())
+    ledger = MemoryLedger(storage_key(tensor) for tensor in state.values())
     program = _Dry(description, first, end, mode, state, ledger)
     inputs = [_arriving(value, batch, first > 0) for value in description.crossing(first, mode)]
     used = description.target_uses(first, end, mode)
@@ -122,7 +96,7 @@ def shortest_packed(description: ModelDescription) -> int | None:
 def node_needs(node: GraphNode, inputs: Sequence[Tensor]) -> Needs:
     """Of one node by itself, whose inputs are like these. Raises: as `needs_of`."""
     made = [_without_memory(tensor) for tensor in inputs]
-    ledger = _Ledger(())
+    ledger = MemoryLedger(())
     ledger.enter(made)
     ledger.begin(0)
     registers = allocate([node], 0, [])
@@ -212,11 +186,6 @@ def _fit(what: str, needed_bytes: int, memory_bytes: int) -> None:
         )
 
 
-def _limit(size_bytes: int, what: str) -> None:
-    if size_bytes > _MAX_BYTES:
-        raise TooLarge(f"the model fits no device: {what} needs more than {size_text(_MAX_BYTES)}")
-
-
 def _made(tensor: TensorDescription) -> Tensor:
     made = torch.empty_strided(tensor.shape, tensor.strides, dtype=tensor.dtype, device=_META)
     return nn.Parameter(made) if tensor.trainable else made
@@ -224,7 +193,7 @@ def _made(tensor: TensorDescription) -> Tensor:
 
 def _arriving(value: ValueDescription, batch: int, may_require_grad: bool) -> Tensor:
     shape = value.shape(batch)
-    if min(shape, default=0) < 0 or value.nbytes(batch) > _MAX_BYTES:
+    if min(shape, default=0) < 0 or value.nbytes(batch) > MAX_BYTES:
         raise ProtocolError(f"a model description was refused: {value.name} has no possible size")
     made = torch.empty(shape, dtype=value.dtype, device=_META)
     if may_require_grad and value.may_require_grad and made.is_floating_point():
@@ -232,112 +201,10 @@ def _arriving(value: ValueDescription, batch: int, may_require_grad: bool) -> Te
     return made
 
 
-def _storage(tensor: Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
-
-
-@dataclass(slots=True)
-class _Ledger:
-    """Counts what is alive, by storage."""
-
-    state: Iterable[int]
-    needs: dict[int, Needs] = field(default_factory=dict)
-    _unit: Needs = field(default_factory=Needs)
-    _own: set[int] = field(default_factory=set)
-    _users: dict[int, int] = field(default_factory=dict)
-    _values: dict[int, list[Tensor]] = field(default_factory=dict)
-    _kept: dict[int, Tensor] = field(default_factory=dict)
-    _saved: list[Tensor] = field(default_factory=list)
-    _alive_bytes: int = 0
-    _new_bytes: int = 0
-    _parts: int = 0
-    _parts_before: int = 0
-
-    def __post_init__(self) -> None:
-        self._own = set(self.state)
-
-    def close(self) -> None:
-        """Hold no tensor: autograd's hooks hold this, which no collector sees."""
-        self._values.clear()
-        self._kept.clear()
-        self._saved.clear()
-
-    def enter(self, tensors: Iterable[Tensor]) -> None:
-        """What arrives stays until the end."""
-        self.made(-1, list(tensors))
-
-    def begin(self, unit: int) -> None:
-        """Nodes of that unit come."""
-        self._unit = self.needs[unit] = Needs(peak_bytes=self._alive_bytes)
-
-    def node(self) -> None:
-        """One is about to be computed."""
-        self._parts_before = self._parts
-
-    def part(self, func: Any, given: Any, result: Any) -> None:
-        """An operator that a node is made of has been computed."""
-        read = sum(map(_extent, _tensors(given)))
-        made = list(_tensors(result))
-        self._parts += max(len(made), 1)
-        if self._parts > min(_MAX_PARTS, self._parts_before + _MAX_RESULTS):
-            raise TooLarge("it is made of too many operators")
-        elements = sum(map(_extent, made))
-        self._new_bytes += sum(t.untyped_storage().nbytes() for t in made)
-        _limit(self._new_bytes, "a value")
-        self.charge(_ELEMENT_WORK * (elements + read) + _multiplications(func, given, elements))
-
-    def charge(self, work: float) -> None:
-        """So much is computed."""
-        self._unit.work += work
-        if self._unit.work > MAX_WORK:
-            raise TooLarge("it would compute for weeks")
-
-    def keep(self, tensor: Tensor) -> int:
-        """Autograd keeps it for the backward, by this number: a result would hold itself."""
-        key = _storage(tensor)
-        if key not in self._own and key not in self._kept:
-            self._kept[key] = tensor
-            self._unit.kept_bytes += tensor.untyped_storage().nbytes()
-            self._use(tensor)
-        self._saved.append(tensor)
-        return len(self._saved) - 1
-
-    def kept(self, number: int) -> Tensor:
-        """What `keep` was given."""
-        return self._saved[number]
-
-    def made(self, register: int, result: Any) -> None:
-        """A node has given that."""
-        self._unit.peak_bytes = max(self._unit.peak_bytes, self._alive_bytes + self._new_bytes)
-        self._new_bytes = 0
-        self._values[register] = list(_tensors(result))
-        for tensor in self._values[register]:
-            self._use(tensor)
-        self._unit.peak_bytes = max(self._unit.peak_bytes, self._alive_bytes)
-
-    def free(self, registers: Iterable[int]) -> None:
-        """Nothing reads these any more."""
-        for register in registers:
-            for tensor in self._values.pop(register, ()):
-                key = _storage(tensor)
-                self._users[key] -= 1
-                if not self._users[key]:
-                    del self._users[key]
-                    if key not in self._own:
-                        self._alive_bytes -= tensor.untyped_storage().nbytes()
-
-    def _use(self, tensor: Tensor) -> None:
-        key = _storage(tensor)
-        if key not in self._users and key not in self._own:
-            self._alive_bytes += tensor.untyped_storage().nbytes()
-        self._users[key] = self._users.get(key, 0) + 1
-
-
 class _ShapeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees each operator below autograd, and computes its shapes."""
 
-    def __init__(self, ledger: _Ledger) -> None:
+    def __init__(self, ledger: MemoryLedger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._ledger = ledger
 
@@ -376,7 +243,7 @@ class _Dry(Program):
         end: int,
         mode: Mode,
         state: Mapping[str, Tensor],
-        ledger: _Ledger,
+        ledger: MemoryLedger,
     ) -> None:
         super().__init__(description, first, end, mode, state)
         self._ledger = ledger
@@ -394,7 +261,7 @@ class _Dry(Program):
         return call
 
 
-def _computed(node: GraphNode, ledger: _Ledger) -> Callable[..., Any]:
+def _computed(node: GraphNode, ledger: MemoryLedger) -> Callable[..., Any]:
     """What gives the shapes of a node's results, and says which node it was where it cannot."""
     compute = _shapes(node, ledger)
 
@@ -415,7 +282,7 @@ def _computed(node: GraphNode, ledger: _Ledger) -> Callable[..., Any]:
     return call
 
 
-def _shapes(node: GraphNode, ledger: _Ledger) -> Callable[..., Any]:
+def _shapes(node: GraphNode, ledger: MemoryLedger) -> Callable[..., Any]:
     operator, rule = resolve(node.operator), NODES.get(node.operator)
     if node.operator == OWN_BACKWARD:
         return partial(_own_backward, ledger)
@@ -427,7 +294,7 @@ def _shapes(node: GraphNode, ledger: _Ledger) -> Callable[..., Any]:
 
 
 def _own_backward(
-    ledger: _Ledger,
+    ledger: MemoryLedger,
     outputs: Sequence[Tensor],
     inputs: Sequence[Tensor],
     kept: Sequence[Any],
@@ -476,19 +343,6 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def _extent(tensor: Tensor) -> int:
-    """Its elements; where one side is 0, kernels go along the others all the same."""
-    return tensor.numel() or math.prod(max(size, 1) for size in tensor.shape)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
 @cache
 def _takes_device(func: OpOverload) -> bool:
     return any(argument.name == "device" for argument in func._schema.arguments)
@@ -504,40 +358,5 @@ def _refuse_many(func: OpOverload, args: Sequence[Any]) -> None:
         return
     size = 1 if name == "unbind.int" else max(args[1], 1)
     dims = args[1:] if name == "unbind.int" else args[2:]
-    if args[0].shape[dims[0] if dims else 0] > size * _MAX_RESULTS:
-        raise TooLarge(f"it gives more than {_MAX_RESULTS} results")
-
-
-_INNER = {
-    "mm": 0,
-    "bmm": 0,
-    "mv": 0,
-    "dot": 0,
-    "matmul": 0,
-    "linear": 0,
-    "addmm": 1,
-    "addmv": 1,
-    "addbmm": 1,
-    "baddbmm": 1,
-}
-"""Products -> the argument whose last dimension is summed over."""
-
-_CUBIC = re.compile(
-    r"_?linalg|svd|qr$|cholesky|lu_|lu$|triangular|orgqr|ormqr|matrix_exp|inverse|eig|geqrf|ldl"
-)
-
-
-def _multiplications(func: OpOverload, args: Sequence[Any], elements: int) -> float:
-    """Of an operator that does more than one for each element."""
-    name = func._schema.name.removeprefix("aten::")
-    place = _INNER.get(name)
-    if place is not None and args[place].dim():
-        return 2.0 * elements * int(args[place].shape[-1])
-    if "convolution" in name and len(args) > 6:
-        weight: Tensor = args[1]
-        per_channel = weight.numel() / max(weight.shape[0], 1)
-        return 2.0 * (args[0].numel() if args[6] else elements) * per_channel
-    if _CUBIC.match(name):
-        given = list(_tensors(args))
-        return 30.0 * sum(t.numel() * max(t.shape[-2:], default=1) for t in given)
-    return 0.0
+    if args[0].shape[dims[0] if dims else 0] > size * MAX_RESULTS:
+        raise TooLarge(f"it gives more than {MAX_RESULTS} results")

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.stage.failures import NonFiniteUnit, find_non_finite
 from p2ptrain.model.stage.mutated_state import MutatedParameters, rewritten_names
-from p2ptrain.model.stage.program import Program, Seed
+from p2ptrain.model.stage.program import Passing, Program, Seed
 from p2ptrain.model.stage.running_statistics import RunningStatistics, written_buffers
 from p2ptrain.model.stage.split_backward import WeightGradients, accumulate, compute_together
 
@@ -55,16 +55,6 @@ class _InFlightMicroBatch:
     later: WeightGradients | None
     parameters: Mapping[str, Tensor]
     copies: Mapping[str, Tensor]
-
-
-class Passing(Protocol):
-    """Receives how far a forward has come, in its thread."""
-
-    def unit(self, number: int) -> None:
-        """That unit of the model is about to run."""
-
-    def end(self) -> None:
-        """The last one has run; nothing is added to running statistics yet."""
 
 
 class Stage:

@@ -19,8 +19,8 @@ from p2ptrain.messages.tensors import Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import StateRef
 from p2ptrain.model.stage.failures import NonFiniteUnit, any_broken
-from p2ptrain.model.stage.program import Seed
-from p2ptrain.model.stage.stage import NO_SEED, Passing, Stage
+from p2ptrain.model.stage.program import Passing, Seed
+from p2ptrain.model.stage.stage import NO_SEED, Stage
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.runtime.io.tensor_receiver import Expected
 from p2ptrain.runtime.tiled.tile_layout import StageTileLayout

@@ -1,7 +1,7 @@
 """One dense block of 12 layers (0.8 M parameters) on images of 64x64, for `tools/memory.py`.
 
 Huang et al. 2017, "Densely Connected Convolutional Networks": each layer reads all maps before it,
-put together anew. Its maps are large up to the end and no two are of one size, which is where the C
+concatenated. Its maps are large up to the end and no two are of one size, which is where the C
 library's heap has most holes.
 
 p2ptrain train tools/bench/models/densenet.py -o batch_size=64

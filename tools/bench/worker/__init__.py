@@ -1,5 +1,5 @@
 """What runs inside a device for the rivals: `python -m tools.bench.worker TASK JSON`.
 
 A worker loads everything and says `ready`; the device is then held to its share, and the worker is
-told to go. One JSON object a line each way.
+asked to go. One JSON object a line each way.
 """

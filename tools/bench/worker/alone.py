@@ -58,7 +58,7 @@ class Device:
 
 
 def run(task: Mapping[str, Any], channel: Channel) -> None:
-    """Search unless that is known, measure together with the others, work on until told to stop."""
+    """Search unless that is known, measure with the others, work on until asked to stop."""
     device = Device(task["model"])
     channel.ready()
     known = task["seconds_by_size"]

@@ -26,8 +26,8 @@ class Channel:
         line = sys.stdin.readline()
         if not line:
             raise EOFError("the benchmark has gone")
-        told: dict[str, Any] = json.loads(line)
-        return told
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def ready(self) -> dict[str, Any]:
         """Say that everything is loaded, and wait for what to do."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from tools.bench import alone, targets
 from tools.bench.cells import BATCH_SIZES, Cell, Place
 from tools.bench.fractions import rows, same_training
-from tools.bench.plots import chart
 from tools.bench.report import page, table
 from tools.bench.results import Results
 from tools.bench.rounds import Rounds, rounds_of
@@ -117,27 +115,15 @@ def test_the_page_has_the_figures_and_says_what_is_missing() -> None:
     results.add_run("A/vit/S/torch-pp", {"error": "no such operator", "cannot_run": True})
     own = [{"name": "fast", "cores": 0.6, "rate_mbit": 100.0}] * 2
     results.put("households", "A", {"devices": own})
-    text = page(results, rows(results), ["bench-A.svg"])
+    text = page(results, rows(results))
     assert "| A | vit | S | 24/s | 0.50 | no | 0.62 | 0.70 | 1.25 | 1.25 |" in text
     assert "- A vit S torch-pp: no such operator" in text
     assert "- A: 2 x 0.6 core at 100 Mbit/s" in text
-    assert "![bench-A.svg](bench-A.svg)" in text
 
 
 def test_a_table_without_lines_is_left_out() -> None:
     assert table([("a", "b")]) == ""
     assert table([("a", "b"), ("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
-
-
-def test_bars_are_as_high_as_their_fractions() -> None:
-    (row,) = rows(measured(ddp=12.0, pp=24.0))
-    root = ElementTree.fromstring(chart("A", [row]))
-    bars = {
-        title.text: float(bar.attrib["height"])
-        for bar in root.iter("{http://www.w3.org/2000/svg}rect")
-        if (title := bar.find("{http://www.w3.org/2000/svg}title")) is not None
-    }
-    assert bars["pp 1.00"] == pytest.approx(2 * bars["ddp 0.50"], abs=0.2)
 
 
 def test_rounds_of_a_single_device_are_fewer() -> None:
