@@ -1,0 +1,201 @@
+"""Writes docs/internals/messages.md: the fields of every message of a job, from their declarations.
+
+python -m tools.protocol_tables          # writes the page
+python -m tools.protocol_tables --print
+"""
+
+from __future__ import annotations
+
+import argparse
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from p2ptrain.messages import kinds
+from p2ptrain.messages.findings import FindingFields
+from p2ptrain.messages.job_requests import (
+    FactsRequest,
+    JobEnd,
+    JobKept,
+    JobOver,
+    JobQuestion,
+    LeaveReply,
+    ModelRequest,
+    PrepareReply,
+    PrepareRequest,
+    StateRequest,
+)
+from p2ptrain.messages.plan_request import PassedOver
+from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder, StageKey
+from p2ptrain.messages.snapshots import (
+    BackupAssignment,
+    RetainSnapshots,
+    SnapshotKept,
+    SnapshotOffer,
+)
+from p2ptrain.messages.stage_reports import (
+    DiagnoseRequest,
+    DoneFields,
+    FailureReport,
+    NormsReport,
+    RoundQuestion,
+)
+from p2ptrain.messages.tensors import (
+    MicroBatchSlice,
+    ResendLogged,
+    ResendSamples,
+    StreamId,
+    ValuesFields,
+)
+from p2ptrain.messages.transfers import ManifestReply, RangeRequest, StateKey
+from p2ptrain.net.forms import (
+    By,
+    Flat,
+    Length,
+    Range,
+    Row,
+    Text,
+    declared,
+    is_required,
+    key_of,
+    mark,
+)
+
+PAGE = Path(__file__).parent.parent / "docs/internals/messages.md"
+
+HEAD = """# The messages of a job, field by field
+
+Made from the declarations in `p2ptrain/messages/` by `python -m tools.protocol_tables`; a test holds
+it to them. What the messages are for: [protocol.md](protocol.md). A field in brackets may lack; a
+count is a whole number from 0 to 2^53, an id a text of at most 64 characters. Larger values
+(assignments, state reports, plans) travel as parts of a message, each a form of its own.
+
+| kind | fields of the message | fields of the answer |
+|---|---|---|
+"""
+
+FORMS: Mapping[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
+    kinds.INVENTORY: ((StateRequest,), ()),
+    kinds.FACTS: ((FactsRequest,), ()),
+    kinds.FETCH_MODEL: ((ModelRequest,), ()),
+    kinds.PASSED_OVER: ((PassedOver,), ()),
+    kinds.PREPARE: ((PrepareRequest,), (PrepareReply,)),
+    kinds.STATE_MANIFEST: ((StateKey,), (ManifestReply,)),
+    kinds.STATE_READ: ((StateKey, RangeRequest), ()),
+    kinds.ROUND: ((GenerationKey, RoundOrder), ()),
+    f"{kinds.ROUND} (the last)": ((GenerationKey, EndOfRounds), ()),
+    kinds.VALUES: ((StreamId, MicroBatchSlice, ValuesFields), ()),
+    kinds.STARTED: ((StreamId,), ()),
+    kinds.NORMS: ((StageKey, NormsReport), ()),
+    kinds.DONE: ((StageKey, DoneFields), ()),
+    kinds.COMMIT: ((GenerationKey, Commit), ()),
+    kinds.FAILED: ((StageKey, FailureReport), ()),
+    kinds.DIAGNOSE: ((GenerationKey, DiagnoseRequest), (FindingFields,)),
+    kinds.ARRIVED: ((GenerationKey, RoundQuestion), ()),
+    kinds.STANDING: ((GenerationKey,), ()),
+    kinds.REPLICA_OFFER: ((GenerationKey, SnapshotOffer), ()),
+    kinds.REPLICA_KEPT: ((GenerationKey, SnapshotKept), ()),
+    kinds.REPLICA_KEEPER: ((GenerationKey, BackupAssignment), ()),
+    kinds.VERSIONS_KEEP: ((RetainSnapshots,), ()),
+    kinds.LOG_SEND: ((ResendLogged,), ()),
+    kinds.FEED_SEND: ((ResendSamples,), ()),
+    kinds.FIND: ((), (JobKept,)),
+    kinds.OVER: ((JobQuestion,), (JobOver,)),
+    kinds.LEAVING: ((JobQuestion,), (LeaveReply,)),
+    kinds.END: ((JobEnd,), ()),
+}
+"""Kind -> the forms of the message's fields, and of its answer's."""
+
+
+def page() -> str:
+    """The whole page."""
+    rows = [
+        f"| `{kind}` | {_cell(sent)} | {_cell(answered)} |"
+        for kind, (sent, answered) in FORMS.items()
+    ]
+    return HEAD + "\n".join(rows) + "\n"
+
+
+def _cell(forms: tuple[type, ...]) -> str:
+    return ", ".join(line for form in forms for line in _fields(form))
+
+
+def _fields(form: type) -> Iterator[str]:
+    for field, hint, marks in declared(form):
+        if mark(marks, Flat):
+            yield from _fields(hint)
+            continue
+        said = f"{key_of(field, marks)}: {_what(hint, marks)}"
+        yield said if is_required(field) else f"[{said}]"
+
+
+def _what(hint: Any, marks: tuple[Any, ...] = ()) -> str:
+    """The type of a field and its limits, in a few words."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _what(inner[0], (*marks, *hint.__metadata__))
+    if origin in (Union, types.UnionType):
+        return _what(next(one for one in inner if one is not type(None)), marks)
+    if mark(marks, By):
+        return "text"
+    if origin is Literal:
+        return " or ".join(map(str, inner))
+    if origin in (tuple, frozenset):
+        return _items(inner, marks)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return " or ".join(str(one.value) for one in hint)
+    if is_dataclass(hint) and isinstance(hint, type):
+        each = ", ".join(_fields(hint))
+        return f"[{each}]" if mark(marks, Row) else f"({each})"
+    return _plain(hint, marks)
+
+
+def _items(inner: tuple[Any, ...], marks: tuple[Any, ...]) -> str:
+    if inner[-1] is Ellipsis or len(inner) == 1:
+        length = mark(marks, Length)
+        most = "" if length is None else f" (at most {length.most})"
+        return f"list of {_what(inner[0])}{most}"
+    return f"[{', '.join(_what(one) for one in inner)}]"
+
+
+def _plain(hint: Any, marks: tuple[Any, ...]) -> str:
+    if (hint, marks) in (_of(Count), _of(Id)):
+        return "count" if hint is int else "id"
+    limits = mark(marks, Range)
+    if hint in (int, float) and limits is not None and limits.finite:
+        least, most = (_number(one) for one in (limits.least, limits.most))
+        return f"{hint.__name__} {least} to {most}"
+    text, length = mark(marks, Text), mark(marks, Length)
+    if hint is str and text is not None:
+        return f"text of at most {text.most}"
+    if hint is bytes and length is not None:
+        return f"at most {length.most} bytes"
+    return "plain data" if hint is Any else str(hint.__name__)
+
+
+def _of(alias: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The type and the marks of a named form."""
+    return get_args(alias)[0], alias.__metadata__
+
+
+def _number(value: float) -> str:
+    if value and value == int(value) and int(value) & (int(value) - 1) == 0 and value > 1 << 16:
+        return f"2^{int(value).bit_length() - 1}"
+    return f"{value:g}"
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--print", action="store_true", help="to stdout instead")
+    if parser.parse_args().print:
+        print(page(), end="")
+    else:
+        PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
