@@ -35,9 +35,13 @@ from p2ptrain.tiling.planning.tiled_pipeline import (
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 from p2ptrain.tiling.planning.tiling_search import best_of, unit_counts
-from p2ptrain.tiling.planning.tiling_setting import TilingSetting
+from p2ptrain.tiling.planning.tiling_setting import (
+    Tiling,
+    TilingCandidate,
+    TilingRequest,
+    TilingSetting,
+)
 from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate_tiles
-from p2ptrain.tiling.planning.tiling_types import Tiling, TilingCandidate, TilingRequest
 
 MAX_IN_A_ROW = 2
 

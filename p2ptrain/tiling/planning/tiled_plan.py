@@ -41,10 +41,9 @@ from p2ptrain.tiling.planning.tiled_pipeline import (
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import NothingFits, Taker, describe_refusals
 from p2ptrain.tiling.planning.tiling_search import best_tiling
-from p2ptrain.tiling.planning.tiling_setting import SharedRest, TilingSetting
+from p2ptrain.tiling.planning.tiling_setting import SharedRest, Tiling, TilingRequest, TilingSetting
 from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
 from p2ptrain.tiling.planning.tiling_timeline import tiled_timeline
-from p2ptrain.tiling.planning.tiling_types import Tiling, TilingRequest
 
 _ONE_TILE = (
     "--grid 1x1 is one tile, so the whole model would be on one device: give more tiles, or use "

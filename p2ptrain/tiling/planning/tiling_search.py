@@ -24,8 +24,8 @@ from p2ptrain.tiling.planning.grouping import TilesTooLarge, best_grouping, earl
 from p2ptrain.tiling.planning.tile_shares import Shares, balanced_shares
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import NothingFits, NoTile, TileDevice, TilingProblem
+from p2ptrain.tiling.planning.tiling_setting import Rest, Tiling, TilingCandidate, TilingRequest
 from p2ptrain.tiling.planning.tiling_simulation import lower_bound
-from p2ptrain.tiling.planning.tiling_types import Rest, Tiling, TilingCandidate, TilingRequest
 
 MAX_DRAWINGS = 6
 """Of a grid's lines, where memory bounds them."""

@@ -24,8 +24,7 @@ from p2ptrain.tiling.planning.tiled_pipeline import (
 from p2ptrain.tiling.planning.tiled_plan import round_of
 from p2ptrain.tiling.planning.tiling_problem import Passage
 from p2ptrain.tiling.planning.tiling_search import best_tiling
-from p2ptrain.tiling.planning.tiling_setting import SharedRest, TilingSetting
-from p2ptrain.tiling.planning.tiling_types import TilingRequest
+from p2ptrain.tiling.planning.tiling_setting import SharedRest, TilingRequest, TilingSetting
 from tests.unit.tiling.planning.test_tiled_plan import asked, cluster, profile
 
 FREE = ClusterLink(1e18, 0.0)

@@ -14,8 +14,8 @@ from p2ptrain.tiling.planning.grouping import best_grouping
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 from p2ptrain.tiling.planning.tiling_search import best_tiling
+from p2ptrain.tiling.planning.tiling_setting import Tiling, TilingRequest
 from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
-from p2ptrain.tiling.planning.tiling_types import Tiling, TilingRequest
 from tests.support.tiling_examples import problem
 from tools.paper_tiles import LINKS, SPEEDS, by_flops, gain, question, yolov2
 

@@ -13,8 +13,7 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.pipelined_tiling import MAX_SHARING, TrailingStages, best_pipelined
 from p2ptrain.tiling.planning.tiled_plan import round_of, simulate_tiled
-from p2ptrain.tiling.planning.tiling_setting import TilingSetting
-from p2ptrain.tiling.planning.tiling_types import TilingRequest
+from p2ptrain.tiling.planning.tiling_setting import TilingRequest, TilingSetting
 from tests.unit.tiling.planning.test_tiled_plan import FAST_LINK, asked, cluster, profile
 
 DEALING, DIVIDING = Allocation.MICRO_BATCHES, Allocation.SAMPLES
