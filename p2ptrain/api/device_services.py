@@ -7,7 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 
 from p2ptrain.coordinator.service import CoordinatorService
+from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Warned
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import MessageRoute
@@ -15,6 +18,7 @@ from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.profile_cache import ProfileCache
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.worker.leave import OrphanedJobs, hand_over
 from p2ptrain.worker.service import WorkerService
 
@@ -61,6 +65,36 @@ class DeviceServices:
     def routes(self) -> Mapping[str, MessageRoute]:
         """What this device answers, by kind."""
         return {**self.service.routes, **self._coordinator.routes, **self._parked.routes}
+
+    async def train(
+        self,
+        job: Job,
+        options: TrainOptions,
+        emit: Callable[[Event], None],
+        folder: StateFolder | None = None,
+        settings: RecoverySettings = HOME,
+    ) -> None:
+        """Train a job of this device, which may have no part in another device's job.
+
+        Args:
+            folder: where the job's journal stands; None: this job ends with its process.
+
+        Raises:
+            OptionError: this device has such a part.
+            Error: as `JobTrainer.run`.
+        """
+        from p2ptrain.holder.trainer import JobTrainer  # members that only help never load it
+
+        holder = self.service.holder_name
+        if holder is not None:
+            raise OptionError(
+                f"this device is computing for {holder}'s training: wait until that ends"
+            )
+        trainer = JobTrainer(self.service.device, job, options, emit, folder, settings)
+        try:
+            await trainer.run()
+        finally:
+            await self.service.drop(trainer.job_id)
 
     async def hand_over(self, seconds: float) -> None:
         """Have the others take over what this device does for them, for so long at most."""

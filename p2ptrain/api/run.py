@@ -93,8 +93,6 @@ def start_run(
         emit: takes every event, beside the run itself.
         folder: where the job's journal stands; None = nowhere.
     """
-    from p2ptrain.holder.trainer import JobTrainer
-
     events = EventStream()
     reporter = ProgressReporter(mesh, type(job.model).__name__)
     notified = asyncio.Event()
@@ -116,7 +114,7 @@ def start_run(
     async def run() -> None:
         reporting = asyncio.create_task(report(), name="report progress")
         try:
-            await JobTrainer(mesh, member.service, job, options, announce, folder).run()
+            await member.train(job, options, announce, folder)
         except Exception as error:
             announce(Failed(str(error) or type(error).__name__))
             raise

@@ -62,6 +62,7 @@ from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.stall_detector import ProgressCounters
 from p2ptrain.recovery.unsent import Standing
 from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.arrivals import Arrivals, StageArrival
 from p2ptrain.runtime.io.sample_division import SampleDivision
 from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver, contents_at_cut
@@ -69,7 +70,6 @@ from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.runtime.tiled.tile_layout import tiles_of
 from p2ptrain.state.transfer_client import TransferRequest, read_state
 from p2ptrain.state.transfer_server import WEIGHTS, Check
-from p2ptrain.worker.service import WorkerService
 
 log = get_logger(__name__)
 
@@ -98,7 +98,7 @@ class HolderGeneration:
         self,
         assignment: Assignment,
         description: ModelDescription,
-        service: WorkerService,
+        device: LocalDevice,
         check: Check,
         on_link: Callable[[str, str, bool], None],
         settings: RecoverySettings = HOME,
@@ -108,14 +108,14 @@ class HolderGeneration:
         self.evaluated_ahead = 2 * len(assignment.stages) + 8
         places = enumerate(assignment.stages)
         self.tracker = RoundTracker([(index, d) for index, place in places for d in place.devices])
-        self._switchboard = switchboard = service.switchboard
+        self._switchboard = switchboard = device.switchboard
         tiles = tiles_of(description, assignment.stages[0])
         targets = _target_stages(assignment, description)
         self.feeder = Feeder(assignment, targets, switchboard, tiles)
         self._description = description
-        self._mesh = mesh = service.mesh
-        self._states = service.states
-        self._budget_bytes = service.measures.whole_budget_bytes
+        self._mesh = mesh = device.mesh
+        self._states = device.states
+        self._budget_bytes = device.budget_bytes
         self._check = check
         self._on_link = on_link
         self._norms: NormGatherer | None = None

@@ -18,7 +18,7 @@ from torch import Tensor
 from p2ptrain import failpoints
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
-from p2ptrain.errors import OptionError, ProtocolError, TrainingError
+from p2ptrain.errors import ProtocolError, TrainingError
 from p2ptrain.events import Done, Event, PlanEventLeftOut, Warned
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
 from p2ptrain.holder.driver import JobDriver
@@ -43,7 +43,6 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.job.user_code import doings
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import FETCH_MODEL
 from p2ptrain.messages.plan_request import JobPlanRequest
@@ -56,10 +55,10 @@ from p2ptrain.process.memory_budget import usable_memory_bytes
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.state.checkpoint_files import CheckpointProgress, save_elsewhere, save_weights
 from p2ptrain.state.fetch import state_check, version_source
 from p2ptrain.state.transfer_server import STAGE, in_memory
-from p2ptrain.worker.service import WorkerService
 
 log = get_logger(__name__)
 
@@ -75,8 +74,7 @@ class JobTrainer:
 
     def __init__(
         self,
-        mesh: Mesh,
-        service: WorkerService,
+        device: LocalDevice,
         job: Job,
         options: TrainOptions,
         emit: Callable[[Event], None],
@@ -85,8 +83,8 @@ class JobTrainer:
     ) -> None:
         """`folder`: where the job's journal stands; None = this job ends with its process."""
         self._settings = settings
-        self._mesh = mesh
-        self._service = service
+        self._device = device
+        self._mesh = mesh = device.mesh
         self._job = job
         self._options = options
         self._emit = emit
@@ -104,6 +102,11 @@ class JobTrainer:
         self._spoiled = SpoiledUpdates()
         self._faulty: Mapping[str, str] = {}  # names of devices that get no more work, and why
 
+    @property
+    def job_id(self) -> str:
+        """Which job this is; empty until the members have been asked for an unfinished one."""
+        return self._id
+
     async def run(self) -> None:
         """Train; in the end the weights are in the user's module and in `options.out`.
 
@@ -112,7 +115,6 @@ class JobTrainer:
             DeviceLost: what a device had is nowhere any more.
             PeerError: the household could not do it.
         """
-        self._check_free()
         how = self._options.asynchrony
         if how is not None and how.weights is Weights.UNSTASHED:
             self._warn(
@@ -145,36 +147,28 @@ class JobTrainer:
             raise
         finally:
             journal.done()
-            self._service.states.withdraw(self._id)
+            self._device.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
             if self._feeding is not None:
                 self._feeding.close()
             seconds = self._settings.answer_seconds
             await unfinished.end_job(self._mesh, self._id, reason, seconds)
-            await self._service.drop(self._id)
 
     # -- before ----------------------------------------------------------------------------------
-
-    def _check_free(self) -> None:
-        holder = self._service.holder_name
-        if holder is not None:
-            raise OptionError(
-                f"this device is computing for {holder}'s training: wait until that ends"
-            )
 
     def _offer(self, started: StartedJob) -> None:
         """Let the others fetch the model and, where they are here, its first weights."""
         prepared, self._in_force = started.prepared, started.entry.in_force
         description = prepared.captured.description
         model = description.to_bytes()
-        self._service.measures.know_model(description, self._job.batch_size)
+        self._device.known.know_own(description, self._job.batch_size)
         if started.has_first_weights:
             first = version_source(Version(prepared.first_step, 0))
-            self._service.states.hold(self._id, first, in_memory(prepared.slice_state))
+            self._device.states.hold(self._id, first, in_memory(prepared.slice_state))
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
         self._feeding = ReplayFeed(
             self._mesh,
-            self._service.switchboard,
+            self._device.switchboard,
             self._id,
             prepared.loader,
             self._trained_on,
@@ -277,7 +271,7 @@ class JobTrainer:
             epoch = HolderGeneration(
                 answer.assignment,
                 description,
-                self._service,
+                self._device,
                 check,
                 epochs.note_link,
                 self._settings,
@@ -337,7 +331,7 @@ class JobTrainer:
             settings=self._settings,
         )
         if checkpointer is not None:
-            states = self._service.states
+            states = self._device.states
             written = CheckpointSnapshots(states, self._id, prepared, self._warn)
             checkpointer.on_written = written.take
             memory.written = written
@@ -428,7 +422,7 @@ class JobTrainer:
         if wants is None:
             return None
         return FullSnapshots(
-            self._service.states,
+            self._device.states,
             self._id,
             prepared.captured.description,
             self._gather,
@@ -583,7 +577,7 @@ class JobTrainer:
 
         overwriting()
         first = version_source(Version(prepared.first_step, 0))
-        self._service.states.let_go(self._id, first)
+        self._device.states.let_go(self._id, first)
         if arrived is None:
             await epoch.bring_home(load)
         for state in arrived or ():

@@ -1,4 +1,4 @@
-"""What a stage's executor is connected to: its device, its inputs, and where results go."""
+"""What a stage's executor is connected to: its inputs, and where its results go."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.round_orders import RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchSlice, Value
-from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.runtime.allreduce_buckets import ArrivedSums
 from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
-from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
 
 
@@ -99,12 +96,3 @@ class StageIo:
     forward: OutputQueue | None
     backward: OutputQueue | None
     reduction: AllReduce | None
-
-
-@dataclass(frozen=True, slots=True)
-class LocalDevice:
-    """What every stage of this device shares."""
-
-    mesh: Mesh
-    switchboard: TensorRouter
-    compute: ComputeThread

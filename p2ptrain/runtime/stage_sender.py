@@ -36,10 +36,10 @@ from p2ptrain.model.stage import cross_stage_gradients as ties
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.process.memory_budget import available_memory_bytes
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.sample_division import divisions
 from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, Credits
-from p2ptrain.runtime.stage_io import LocalDevice
 
 EVALUATION_PIECES_AHEAD = 2
 

@@ -9,7 +9,7 @@ from typing import Any
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.stage_reports import FailureReport
-from p2ptrain.runtime.stage_io import LocalDevice
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.device_profile import DeviceProfiler
 

@@ -42,14 +42,12 @@ from p2ptrain.process.memory_budget import (
 from p2ptrain.profiling.measure_units import work_on
 from p2ptrain.profiling.profile_cache import MAX_SECONDS, ProfileCache, measure
 from p2ptrain.recovery.state_report import StateReport
+from p2ptrain.runtime.device import KnownModel
 from p2ptrain.worker.unasked_models import FetchedModel, UnaskedWork
 
 log = get_logger(__name__)
 
 FETCH_TIMEOUT_SECONDS = 120.0
-
-MAX_SAMPLES = 1 << 20
-"""That any member may ask to measure."""
 
 LINK_SECONDS = 0.12
 """How long one direction of a link is measured: 1.5 MB at 100 Mbit/s, well past its slow start."""
@@ -63,6 +61,7 @@ class DeviceProfiler:
         ceiling: memory that jobs may take here.
         box: where models of others are measured; None: in the thread that computes.
         emit: called with a model that has ended its process there.
+        known: where the model of this device's own job is found.
     """
 
     def __init__(
@@ -74,6 +73,7 @@ class DeviceProfiler:
         ceiling: MemoryCeiling | None = None,
         box: Box | None = None,
         emit: Callable[[Event], None] | None = None,
+        known: KnownModel | None = None,
     ) -> None:
         self._mesh = mesh
         self._compute = compute
@@ -81,8 +81,7 @@ class DeviceProfiler:
         self._memory_bytes = memory_bytes
         self._ceiling = ceiling
         self._idle_bytes = anonymous_bytes()
-        self._models: dict[str, ModelDescription] = {}
-        self._most_samples: dict[str, int] = {}  # that this device's own model is measured with
+        self._known = known or KnownModel()
         self._fetched: dict[str, FetchedModel] = {}  # by digest
         self._emit = emit
         self._unasked = None if box is None else UnaskedWork(box, compute, profiles, self._warn)
@@ -93,11 +92,6 @@ class DeviceProfiler:
     async def close(self) -> None:
         """End what still runs."""
         await self._company.close()
-
-    def know_model(self, description: ModelDescription, most_samples: int = MAX_SAMPLES) -> None:
-        """This device's own, which was captured here; it has batches of so many samples at most."""
-        self._models = {description.digest: description}
-        self._most_samples = {description.digest: most_samples}
 
     async def measure_profile(self, message: Message) -> Message:
         """Unit times of a model on this device, none without sizes; and the memory it offers.
@@ -111,7 +105,7 @@ class DeviceProfiler:
         self._company.end()
         budget = self.budget_bytes()
         measured: Mapping[str, Any] = {}
-        if self._unasked is None or digest in self._most_samples:
+        if self._unasked is None or self._known.own_samples(digest) is not None:
             description = await self.model(digest, asked.holder)
             if sizes:
                 self._check_own(digest, sizes)
@@ -140,7 +134,7 @@ class DeviceProfiler:
 
     def _check_own(self, digest: str, sizes: Sequence[int]) -> None:
         """What others ask of this device's own model, which is measured in this process."""
-        most = self._most_samples.get(digest)
+        most = self._known.own_samples(digest)
         if most is not None and max(sizes) > most:
             raise ProtocolError(f"{max(sizes)} samples, where the job has batches of {most}")
 
@@ -213,7 +207,8 @@ class DeviceProfiler:
 
         Raises TrainingError: it has ended a process here.
         """
-        if digest not in self._models:
+        known = self._known.get(digest)
+        if known is None:
             fetched = await self._fetch(digest, holder)
             if self._unasked is not None:
                 self._unasked.check(digest)
@@ -222,9 +217,9 @@ class DeviceProfiler:
                 description = await self._compute.run((0,), read)
             if description.digest != digest:
                 raise ProtocolError("the holder sent a model in another form than it is sent")
-            self._models = {digest: description}
-            self._most_samples = {}
-        return self._models[digest]
+            self._known.know_fetched(description)
+            return description
+        return known
 
     async def _fetch(self, digest: str, holder: str) -> FetchedModel:
         """What the holder sends, kept until another model is fetched; nothing of it is read."""

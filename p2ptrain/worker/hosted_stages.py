@@ -36,11 +36,11 @@ from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.asynchronous.async_executor import AsyncStageExecutor
 from p2ptrain.runtime.asynchronous.delayed_stage import DelayedStage
 from p2ptrain.runtime.asynchronous.gradient_exchange import GradientExchange
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.replay_log import ReplayLog
 from p2ptrain.runtime.io.tensor_router import FrameRefused
 from p2ptrain.runtime.live_stage import LiveStage, TrainedStage
 from p2ptrain.runtime.not_finite import MicroBatchNotFinite
-from p2ptrain.runtime.stage_io import LocalDevice
 from p2ptrain.runtime.stage_sender import LiveStageSender, separate_names
 from p2ptrain.runtime.sync_executor import SyncStageExecutor
 from p2ptrain.runtime.tiled.tiled_executor import TiledStageExecutor

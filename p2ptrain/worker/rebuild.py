@@ -35,9 +35,9 @@ from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores import worker_events as rules
 from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import StateKind
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, TensorRouter
 from p2ptrain.runtime.live_stage import LiveStage
-from p2ptrain.runtime.stage_io import LocalDevice
 from p2ptrain.runtime.stage_sender import shared_tensors
 from p2ptrain.runtime.sync_executor import SyncStageExecutor
 from p2ptrain.worker.hosted_stages import HostedStages, built_stage

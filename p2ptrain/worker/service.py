@@ -76,9 +76,9 @@ from p2ptrain.recovery.cores.worker_events import HolderState
 from p2ptrain.recovery.stall_detector import ProgressCounters
 from p2ptrain.recovery.unsent import Standing
 from p2ptrain.recovery.work_signs import WorkSign
+from p2ptrain.runtime.device import KnownModel, LocalDevice
 from p2ptrain.runtime.io.arrivals import ARRIVALS_LIMIT, Arrivals
 from p2ptrain.runtime.io.tensor_router import TensorRouter
-from p2ptrain.runtime.stage_io import LocalDevice
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.context import WorkerContext
 from p2ptrain.worker.device_profile import DeviceProfiler
@@ -98,6 +98,7 @@ class WorkerService:
     Attributes:
         idle: set while there is no job here.
         measures: what this device is asked about itself.
+        device: what it shares with the jobs that this device holds.
     """
 
     def __init__(
@@ -121,19 +122,24 @@ class WorkerService:
         """
         self.mesh = mesh
         self.compute = compute
-        self.switchboard = TensorRouter(mesh)
-        self.states = TransferServer(mesh)
         self.idle = asyncio.Event()
         self.idle.set()
-        self.measures = DeviceProfiler(mesh, compute, profiles, memory_bytes, ceiling, box, emit)
+        known = KnownModel()
+        self.measures = DeviceProfiler(
+            mesh, compute, profiles, memory_bytes, ceiling, box, emit, known
+        )
+        budget_bytes = self.measures.whole_budget_bytes
+        self.device = LocalDevice(
+            mesh, TensorRouter(mesh), compute, TransferServer(mesh), known, budget_bytes
+        )
         self._emit = emit
         self.due = Due(mesh, only_for, lambda: self.holder)
         self._part: WorkerSession | None = None
         self._holder_names: dict[str, str] = {}  # of the last one that ended, by id
         self._surroundings = WorkerContext(
             mesh=mesh,
-            states=self.states,
-            shell=LocalDevice(mesh, self.switchboard, compute),
+            states=self.device.states,
+            shell=self.device,
             measures=self.measures,
             on_failure=self._report_failure,
             notify_holder=self._notify_holder,
@@ -362,7 +368,7 @@ class WorkerService:
 
     async def _send_logged(self, peer: str, message: Message) -> Message:
         """Once more what was sent to a stage that is lost."""
-        return await send_logged(self.engagement, self.switchboard, self.mesh, peer, message)
+        return await send_logged(self.engagement, self.device.switchboard, self.mesh, peer, message)
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
         """Where a piece that a stage here still holds first stopped being finite."""
@@ -383,7 +389,9 @@ class WorkerService:
         if engagement is None:
             raise PeerError("that epoch is over")
         key, asked = engagement.assignment.key, RoundQuestion.read(message.fields)
-        noted = Arrivals(tuple(islice(self.switchboard.arrived(key, asked.round), ARRIVALS_LIMIT)))
+        noted = Arrivals(
+            tuple(islice(self.device.switchboard.arrived(key, asked.round), ARRIVALS_LIMIT))
+        )
         return Message(ARRIVED, {}, (noted.to_part(),))
 
     async def _standing(self, peer: str, message: Message) -> Message:
@@ -394,7 +402,7 @@ class WorkerService:
         members = self.mesh.members.values()
         runners = engagement.runners
         standing = Standing(
-            tuple(self.switchboard.waits(engagement.assignment.key)),
+            tuple(self.device.switchboard.waits(engagement.assignment.key)),
             tuple((index, runner.round) for index, runner in runners.items()),
             self.compute.is_busy or any(one.waits_for_group for one in runners.values()),
             frozenset(m.id for m in members if m.state is not MemberState.ALIVE),

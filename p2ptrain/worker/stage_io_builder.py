@@ -15,6 +15,7 @@ from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.plan.types.bucket_sizes import BucketSizes
 from p2ptrain.runtime.allreduce import FLOW, RingAllReduce
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.executor import StageSpec
 from p2ptrain.runtime.io.output_queues import OutputQueues
 from p2ptrain.runtime.io.sample_division import SampleDivision, divisions
@@ -27,7 +28,7 @@ from p2ptrain.runtime.io.tensor_receiver import (
 )
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
-from p2ptrain.runtime.stage_io import AllReduce, DiscardedOutput, LocalDevice, StageIo
+from p2ptrain.runtime.stage_io import AllReduce, DiscardedOutput, StageIo
 from p2ptrain.runtime.stage_sender import LiveStageSender, shared_tensors
 from p2ptrain.runtime.tiled.tile_exchange import FLOW as TILES
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange

@@ -12,7 +12,6 @@ import pytest
 from p2ptrain.api.device_services import DeviceServices
 from p2ptrain.events import Event, PlanEvent, Step, Waiting, Warned
 from p2ptrain.holder.generation import HolderGeneration
-from p2ptrain.holder.trainer import JobTrainer
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -35,6 +34,22 @@ _AT_ONCE = Measuring(0.0, 0.0, 0.0, 0.0)
 """A pass of each size: no plan of these tests hangs on how well it knows this machine."""
 _PROFILES = ProfileCache(None, _AT_ONCE)
 """One machine: a model is measured once for all households of this process."""
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """A job of one device, to be trained once."""
+
+    member: DeviceServices
+    job: Job
+    options: TrainOptions
+    emit: Callable[[Event], None]
+    folder: StateFolder | None = None
+    settings: RecoverySettings = HOME
+
+    async def run(self) -> None:
+        """Train it."""
+        await self.member.train(self.job, self.options, self.emit, self.folder, self.settings)
 
 
 @dataclass
@@ -115,13 +130,12 @@ class Devices:
         options: TrainOptions | None = None,
         listener: Callable[[Event], None] | None = None,
         folder: StateFolder | None = None,
-    ) -> JobTrainer:
+    ) -> LocalJob:
         """A run of `job` on the first device."""
         name = self.names[0]
         options = options or TrainOptions(wait_for=len(self.names), planner="pp")
-        service = self.members[name].service
         listen = listener or self.events.append
-        return JobTrainer(self.mesh[name], service, job, options, listen, folder, self.settings)
+        return LocalJob(self.members[name], job, options, listen, folder, self.settings)
 
     async def until_waiting(self, *names: str) -> None:
         """Wait until these devices have said that they wait for somebody."""

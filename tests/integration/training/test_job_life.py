@@ -25,7 +25,6 @@ from p2ptrain.errors import (
 )
 from p2ptrain.events import Done, Eval, Event, Warned
 from p2ptrain.holder.generation import HolderGeneration
-from p2ptrain.holder.trainer import JobTrainer
 from p2ptrain.holder.training_loop import TrainingLoop
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -35,7 +34,7 @@ from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.message import Message
 from p2ptrain.state import checkpoint_files as checkpoint
 from p2ptrain.state.transfer_server import TransferServer
-from tests.integration.training.household import devices
+from tests.integration.training.household import LocalJob, devices
 from tests.integration.training.jobs import (
     assert_same_weights,
     job_that_ends_in_nan,
@@ -240,8 +239,7 @@ async def test_a_device_with_a_part_in_a_job_refuses_a_job_of_its_own() -> None:
     """And the first one goes on undisturbed."""
     async with devices(2) as household:
         refused: list[asyncio.Task[None]] = []
-        member = household.members["b"].service
-        other = JobTrainer(household.mesh["b"], member, make_job(), TrainOptions(), lambda _: None)
+        other = LocalJob(household.members["b"], make_job(), TrainOptions(), lambda _: None)
         begin = on_step(household, 1, lambda: refused.append(asyncio.create_task(other.run())))
         await household.holder_run(make_job(), listener=begin).run()
         assert len(household.losses) == 6
@@ -385,8 +383,7 @@ async def test_a_job_whose_device_was_taken_by_another_says_so_and_comes_after_i
                 warned.set()
 
         options = TrainOptions(wait_for=3, planner="dp", steps=2)
-        service = household.members["b"].service
-        second = JobTrainer(household.mesh["b"], service, make_job(), options, listen)
+        second = LocalJob(household.members["b"], make_job(), options, listen)
         waiting = asyncio.create_task(second.run())
         trains = asyncio.Event()
         options = TrainOptions(wait_for=2, planner="dp")
@@ -428,7 +425,7 @@ async def test_who_copies_nothing_offers_nothing(
             wait_for=2, planner="dp", steps=3, checkpoint=tmp_path, checkpoint_every=1
         )
         await household.holder_run(make_job(), options).run()
-        a, b = (household.members[name].service.states for name in "ab")
+        a, b = (household.members[name].service.device.states for name in "ab")
     of_updates = [f"version:{step}:" for step in (1, 2, 3)]
     assert all(any(s is a and one in source for s, source in offered) for one in of_updates)
     assert not any(s is b and one in source for s, source in offered for one in of_updates)

@@ -17,7 +17,6 @@ from p2ptrain.events import Done, Eval, Event, PlanEvent, Recovered, Step, Waiti
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder.start import journal
 from p2ptrain.holder.start.journal import JOB_FILE, Journal
-from p2ptrain.holder.trainer import JobTrainer
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -29,7 +28,7 @@ from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.state import ended_jobs
 from p2ptrain.state.ended_jobs import ENDED_FILE
 from p2ptrain.worker import service as service_module
-from tests.integration.training.household import Devices, devices
+from tests.integration.training.household import Devices, LocalJob, devices
 from tests.integration.training.jobs import (
     STEPS,
     assert_same_weights,
@@ -357,11 +356,10 @@ async def test_who_waits_for_a_job_that_has_ended_hears_so_from_any_process_of_i
         assert steps_of(household) == [*range(1, 6), *range(1, STEPS + 1)]
 
 
-def run_of_b(household: Devices, job: Job) -> JobTrainer:
+def run_of_b(household: Devices, job: Job) -> LocalJob:
     """Another device's job."""
     options = TrainOptions(wait_for=2, planner="pp")
-    service = household.members["b"].service
-    return JobTrainer(household.mesh["b"], service, job, options, lambda _: None)
+    return LocalJob(household.members["b"], job, options, lambda _: None)
 
 
 async def test_waiting_devices_refuse_others_until_they_have_waited_long(

@@ -17,6 +17,7 @@ from p2ptrain.net.message import Message
 from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.profile_cache import ProfileCache
+from p2ptrain.runtime.device import KnownModel
 from p2ptrain.worker import device_profile as device_measures
 from p2ptrain.worker.device_profile import DeviceProfiler
 from tests.support.memory_household import MemoryHousehold
@@ -54,8 +55,11 @@ async def measured(
     """A device that has offered what it has for a model; `before` happens when it knows it."""
     async with MemoryHousehold(["a"]) as mesh:
         compute = ComputeThread()
-        measures = DeviceProfiler(mesh["a"], compute, ProfileCache(None), memory_bytes, ceiling)
-        measures.know_model(cast(Any, SimpleNamespace(digest=MODEL)))
+        known = KnownModel()
+        measures = DeviceProfiler(
+            mesh["a"], compute, ProfileCache(None), memory_bytes, ceiling, known=known
+        )
+        known.know_own(cast(Any, SimpleNamespace(digest=MODEL)), most_samples=8)
         before()
         asked = {"job": "j", "digest": MODEL, "holder": mesh["a"].self_id, "batch_sizes": []}
         await measures.measure_profile(Message("measure", asked))

@@ -16,9 +16,10 @@ from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.device import KnownModel, LocalDevice
 from p2ptrain.runtime.io.tensor_router import TensorRouter
-from p2ptrain.runtime.stage_io import LocalDevice
 from p2ptrain.state.snapshot_store import tensors_of_units
+from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.hosted_stages import HostedStages, UnsharedTensors
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.runtime.test_live_stage import MICRO_BATCH, compute_round, make_live, make_order
@@ -73,7 +74,10 @@ async def test_tied_stages_made_of_one_are_each_their_own_memory(captured: Captu
 
     async with MemoryHousehold(["a"]) as household:
         mesh = household["a"]
-        shell = LocalDevice(mesh, TensorRouter(mesh), cast(Any, Here()))
+        compute = cast(Any, Here())
+        shell = LocalDevice(
+            mesh, TensorRouter(mesh), compute, TransferServer(mesh), KnownModel(), lambda: 0
+        )
         engagement = HostedStages(around(captured, mesh.self_id), captured.description, shell)
         await engagement.prepare(parts, SGD(lr=0.1, momentum=0.9))
     first, last = (runner.live.named() for runner in engagement.runners.values())
