@@ -256,7 +256,7 @@ class Node:
             and {"name": coordinator.name, "id": coordinator.id, "term": coordinator.term},
             "cut_off": [
                 {"name": device.name, "id": device.id, "reason": device.cut_off}
-                for device in mesh.belonging.devices()
+                for device in mesh.household_trust.devices()
                 if device.cut_off
             ],
             "job": self._job_line(),
@@ -308,19 +308,19 @@ class Node:
     @property
     def window(self) -> PairingWindow | None:
         """The pairing window, while it is open; also what was left of it when this node left."""
-        return self._joined.belonging.window
+        return self._joined.household_trust.window
 
     def invite(self) -> str:
         """Open the pairing window again and return its code."""
-        return self._joined.belonging.invite()
+        return self._joined.household_trust.invite()
 
     def devices(self) -> list[dict[str, Any]]:
         """The devices this one trusts: name, id, introduced_by, connected."""
-        return [dataclasses.asdict(device) for device in self._joined.belonging.devices()]
+        return [dataclasses.asdict(device) for device in self._joined.household_trust.devices()]
 
     async def remove(self, name: str) -> None:
         """Revoke a device's trust, everywhere and at once. Raises UserError for unknown names."""
-        self._joined.belonging.remove(name)
+        self._joined.household_trust.remove(name)
 
     def _emit(self, event: Event) -> None:
         self._events.publish(event)

@@ -55,7 +55,7 @@ class HouseholdParts:
     contexts: TlsContexts
     candidates: DiscoveredDevices
     connections: Connections
-    roster: MembershipDriver
+    membership_driver: MembershipDriver
     notices: WarnOnce
     guard: Guard
     tasks: TaskScope
@@ -248,7 +248,7 @@ class HouseholdTrust:
     def _notify_membership(self) -> None:
         parts = self._parts
         ids = household_ids(parts.trust, parts.identity.id)
-        parts.roster.trust(ids - parts.guard.cut_off.keys())
+        parts.membership_driver.trust(ids - parts.guard.cut_off.keys())
 
 
 def household_ids(trust: TrustStore, own: str) -> frozenset[str]:

@@ -60,7 +60,7 @@ class IdentityClash:
         self._note = note
         self._sleep = sleep
         self._waiting: Sequence[Address] = ()  # where to dial next
-        self._teller = ""  # the member that said so, if one did
+        self._reporter = ""  # the member that said so, if one did
         self._dialling: asyncio.Task[None] | None = None
 
     def heard(self, candidate: DiscoveredDevice, own_ips: Collection[str], own_port: int) -> None:
@@ -84,17 +84,17 @@ class IdentityClash:
         else:
             self._note(peer_id)
 
-    def _dial_next(self, addresses: Sequence[Address], teller: str) -> None:
-        self._waiting, self._teller = addresses, teller
+    def _dial_next(self, addresses: Sequence[Address], reporter: str) -> None:
+        self._waiting, self._reporter = addresses, reporter
         if self._dialling is None or self._dialling.done():
             self._dialling = self._tasks.spawn(self._dial_waiting(), "dial copies")
 
     async def _dial_waiting(self) -> None:
         while self._waiting:
             addresses, self._waiting = self._waiting, ()
-            teller = self._teller
-            if not await self._found(addresses) and teller:
-                self._note(teller)
+            reporter = self._reporter
+            if not await self._found(addresses) and reporter:
+                self._note(reporter)
             await self._sleep(PAUSE_SECONDS)
 
     async def _found(self, addresses: Sequence[Address]) -> bool:
@@ -118,14 +118,14 @@ class NameKeeper:
         file: DeviceRecord,
         trust: TrustStore,
         connections: Connections,
-        roster: MembershipDriver,
+        membership_driver: MembershipDriver,
         notices: WarnOnce,
         writer: DiskWriter,
     ) -> None:
         self._file = file
         self._trust = trust
         self._connections = connections
-        self._roster = roster
+        self._membership_driver = membership_driver
         self._notices = notices
         self._writer = writer
 
@@ -142,7 +142,7 @@ class NameKeeper:
             self._rename(free_name(self._file.asked_name, self._taken(self_id)))
 
     def _taken(self, self_id: str) -> set[str]:
-        members = {m.name for m in self._roster.members.values() if m.id != self_id}
+        members = {m.name for m in self._membership_driver.members.values() if m.id != self_id}
         hellos = [self._connections.hello_of(peer) for peer in self._connections.connected()]
         trusted = {entry.name for entry in self._trust.trusted.values()}
         return members | trusted | {hello.name for hello in hellos if hello is not None}
@@ -153,7 +153,7 @@ class NameKeeper:
             self._file.rename(name)
         except UserError as error:
             self._notices.warn(f"{error}: {_LOSS}")
-        self._roster.describe(name=name)
+        self._membership_driver.describe(name=name)
         self._notices.emit(Renamed(name, previous))
 
 

@@ -73,7 +73,7 @@ class NetworkMesh:
     (a copied identity) cancels the body and is raised at its end.
 
     Attributes:
-        belonging: who is trusted, and the user's commands about it, from `async with` on.
+        household_trust: who is trusted, and the user's commands about it, from `async with` on.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class NetworkMesh:
         self._tasks = TaskScope()
         self._writer = DiskWriter(self._tasks, self._notices)
         self._guard = Guard(
-            self._trust, self._notices, lambda device_id: self.belonging.end_links(device_id)
+            self._trust, self._notices, lambda device_id: self.household_trust.end_links(device_id)
         )
         self._left = True  # until it has begun
         self._discovery = discovery or self._own_discovery()
@@ -151,9 +151,9 @@ class NetworkMesh:
             return
         self._left = True
         if self._connections.is_copy:
-            self._roster.stop()  # what it would say might be of the other process
+            self._membership_driver.stop()  # what it would say might be of the other process
         else:
-            self._roster.leave()
+            self._membership_driver.leave()
         await asyncio.gather(self._discovery.close(), self._connections.close())
         await self._listener.close()
         await self._writer.close()
@@ -174,13 +174,13 @@ class NetworkMesh:
                 f"{IDENTITY_FILE} was not in the state folder: this device has a new identity "
                 "now, and has to be paired again"
             )
-        self._roster.start()
-        self.belonging.start(self._code, self._config.window)
+        self._membership_driver.start()
+        self.household_trust.start(self._code, self._config.window)
         self._follow_the_network()
 
     def _follow_the_network(self) -> None:
         given = StaticPeers(
-            self._given_peers, self.belonging.give, self._is_device_missing, self._notices
+            self._given_peers, self.household_trust.give, self._is_device_missing, self._notices
         )
         self._tasks.spawn(given.run(), "look up --peer")
         if self._config.interfaces:
@@ -204,7 +204,7 @@ class NetworkMesh:
             dial=self._dial,
             on_up=self._on_up,
             on_lost=self._on_lost,
-            on_not_paired=lambda peer_id: self.belonging.refused_us(peer_id),
+            on_not_paired=lambda peer_id: self.household_trust.refused_us(peer_id),
             on_copied=lambda peer_id, where: self._copies.suspected(peer_id, where),
             times=config.times,
         )
@@ -215,7 +215,7 @@ class NetworkMesh:
             lambda peer_id: self._guard.note(peer_id, Offence.COPIES),
         )
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
-        self._roster = MembershipDriver(
+        self._membership_driver = MembershipDriver(
             self.self_id,
             Membership(me, config.membership, rng, household_ids(self._trust, self.self_id)),
             Election(self.self_id, config.election, rng, term_floor=self._file.term),
@@ -228,7 +228,7 @@ class NetworkMesh:
             self._file,
             self._trust,
             self._connections,
-            self._roster,
+            self._membership_driver,
             self._notices,
             self._writer,
         )
@@ -240,16 +240,16 @@ class NetworkMesh:
             contexts=self._contexts,
             candidates=self._candidates,
             connections=self._connections,
-            roster=self._roster,
+            membership_driver=self._membership_driver,
             notices=self._notices,
             guard=self._guard,
             tasks=self._tasks,
         )
-        self.belonging = HouseholdTrust(parts, rng)
+        self.household_trust = HouseholdTrust(parts, rng)
         door = ListenerHooks(
             context=self._contexts.server,
             make_link=self._connections.incoming,
-            on_unpaired=self.belonging.serve,
+            on_unpaired=self.household_trust.serve,
             is_known=self._is_known,
         )
         self._listener = Listener(door)
@@ -257,9 +257,9 @@ class NetworkMesh:
 
     def _route_own_kinds(self) -> None:
         probe.ProbeReceiver().install(self)
-        self.route_now(MEMBERSHIP_KIND, self._roster.take_membership)
-        self.route_now(ELECTION_KIND, self._roster.take_election)
-        self.route(TRUST_KIND, self.belonging.exchange.take)
+        self.route_now(MEMBERSHIP_KIND, self._membership_driver.take_membership)
+        self.route_now(ELECTION_KIND, self._membership_driver.take_election)
+        self.route(TRUST_KIND, self.household_trust.exchange.take)
         self.route(REFUSED_KIND, self._copies.refused)
 
     async def _listen(self) -> None:
@@ -294,7 +294,7 @@ class NetworkMesh:
 
     @property
     def members(self) -> Mapping[str, Member]:
-        return MappingProxyType(self._roster.members)
+        return MappingProxyType(self._membership_driver.members)
 
     @property
     def connected(self) -> frozenset[str]:
@@ -302,10 +302,10 @@ class NetworkMesh:
 
     @property
     def coordinator(self) -> Coordinator | None:
-        return self._roster.coordinator
+        return self._membership_driver.coordinator
 
     def distrust(self, device_id: str, seconds: float) -> None:
-        self._roster.distrust(device_id, seconds)
+        self._membership_driver.distrust(device_id, seconds)
 
     def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
         return self._watchers.subscribe(callback)
@@ -367,20 +367,20 @@ class NetworkMesh:
                 self._copies.heard(candidate, self._own.ips, self.port)
         elif self._candidates.put(candidate):
             self._connections.hint(candidate.id, candidate.addresses)
-            self.belonging.found()
+            self.household_trust.found()
 
     def _on_up(self, peer_id: str, hello: Hello) -> None:
         self._writer.soon(
             partial(self._file.save_addresses, self._proven_addresses()),
             "after its next start this device may take longer to find others",
         )
-        self._roster.link_up(peer_id)
-        self.belonging.link_up(peer_id)
+        self._membership_driver.link_up(peer_id)
+        self.household_trust.link_up(peer_id)
         self._names.heard(peer_id, self.self_id, hello.name)
         self._notify(LinkUp(peer_id))
 
     def _on_lost(self, peer_id: str, refused: bool) -> None:
-        self._roster.link_lost(peer_id, refused)
+        self._membership_driver.link_lost(peer_id, refused)
         self._notify(LinkLost(peer_id, "it refuses connections" if refused else "it broke"))
 
     def _notify(self, event: MeshEvent) -> None:

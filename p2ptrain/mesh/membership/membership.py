@@ -333,7 +333,7 @@ class Membership:
         record = claim.record
         is_hearsay = known.state in LIVE and peer != record.id
         heard = self._receives_from(record.id)
-        self._judge_teller(record, known, peer, heard=heard)
+        self._judge_reporter(record, known, peer, heard=heard)
         linked = heard or self._links.is_up(record.id)
         if is_hearsay and record.state is MemberState.LEFT and linked:
             self._goodbyes[record.id] = (record.incarnation, self._now)
@@ -351,7 +351,7 @@ class Membership:
             reason = f"{self._name(peer)} says its process ended, but it was heard from here"
             self._adopt(suspect, reason, (peer,), peer)
 
-    def _judge_teller(
+    def _judge_reporter(
         self, record: MemberRecord, known: MemberRecord, peer: str, *, heard: bool
     ) -> None:
         """Note what is not so by this device's own hearing; others count it."""

@@ -73,7 +73,7 @@ async def claim(liar: Device, to: Device, *records: MemberRecord) -> None:
 
 
 def record_of(device: Device, member: Device) -> MemberRecord:
-    return device.mesh._roster._membership.members[member.mesh.self_id]
+    return device.mesh._membership_driver._membership.members[member.mesh.self_id]
 
 
 def of_eve(device: Device) -> list[str]:
@@ -82,11 +82,11 @@ def of_eve(device: Device) -> list[str]:
 
 async def cut_off(device: Device, liar: Device) -> None:
     """Wait until that device listens to the liar no more, and has said so."""
-    await device.until(lambda: liar.mesh.self_id in device.mesh.belonging.cut_off)
+    await device.until(lambda: liar.mesh.self_id in device.mesh.household_trust.cut_off)
     await device.until(lambda: liar.mesh.self_id not in device.mesh.members)
     assert liar.mesh.self_id not in device.mesh.connected
     assert "does not talk to it any more, until this device starts again" in of_eve(device)[-1]
-    (listed,) = [d for d in device.mesh.belonging.devices() if d.name == "eve"]
+    (listed,) = [d for d in device.mesh.household_trust.devices() if d.name == "eve"]
     assert listed.cut_off is not None
 
 
@@ -104,7 +104,7 @@ async def test_s18_false_ends_are_not_believed_and_their_teller_is_cut_off(
     """S18: the victim contradicts within two seconds and stays; the liar is named."""
     anna, bert, eve = three
     async with asyncio.timeout(20.0):
-        while eve.mesh.self_id not in anna.mesh.belonging.cut_off:
+        while eve.mesh.self_id not in anna.mesh.household_trust.cut_off:
             known = record_of(anna, bert)
             await claim(eve, anna, replace(known, state=state, incarnation=known.incarnation + 1))
             await asyncio.sleep(0.001)
@@ -144,7 +144,7 @@ async def test_renames_without_end_are_neither_written_nor_heard(
     for number in range(2500):
         renamed = replace(me, name=f"eve{number}", incarnation=me.incarnation + 1 + number)
         await claim(eve, anna, renamed)
-    await anna.until(lambda: eve.mesh.self_id in anna.mesh.belonging.cut_off)
+    await anna.until(lambda: eve.mesh.self_id in anna.mesh.household_trust.cut_off)
     warned = anna.told(Warned)[-1]
     assert "changes its name again and again" in warned.message
     assert written <= 2
@@ -180,7 +180,7 @@ async def test_s17_absurd_terms_split_no_household_and_their_sender_is_cut_off(
         await say(eve, anna, ELECTION_KIND, {"payload": encode_election(said)})
     await cut_off(anna, eve)
     await still_alive(anna, bert)
-    assert anna.mesh._roster._election.term < 20
+    assert anna.mesh._membership_driver._election.term < 20
     assert anna.mesh.connected == {bert.mesh.self_id}
 
 
@@ -231,13 +231,13 @@ async def test_malformed_messages_name_their_sender_and_cut_it_off(
     """S6: who sends them is known by its certificate, whatever they say."""
     anna, bert, eve = three
     for _ in range(20):
-        if eve.mesh.self_id in anna.mesh.belonging.cut_off:
+        if eve.mesh.self_id in anna.mesh.household_trust.cut_off:
             break
         await say(eve, anna, MEMBERSHIP_KIND, {"payload": {"kind": "ping", "claims": 7}})
         await eve.until(lambda: anna.mesh.self_id not in eve.mesh.connected, 5.0)
         reconnected = eve.mesh.connected
         for _ in range(100):
-            if anna.mesh.self_id in reconnected or anna.mesh.belonging.cut_off:
+            if anna.mesh.self_id in reconnected or anna.mesh.household_trust.cut_off:
                 break
             await asyncio.sleep(0.02)
             reconnected = eve.mesh.connected

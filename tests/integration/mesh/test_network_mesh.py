@@ -148,7 +148,7 @@ async def test_a_full_disk_costs_neither_links_nor_names(
         await anna.until(lambda: LinkUp(bert.mesh.self_id) in heard)
     again = await home.start("bert", name="berta", code=None)
     await together(anna, again)
-    assert [device.name for device in anna.mesh.belonging.devices()] == ["berta"]
+    assert [device.name for device in anna.mesh.household_trust.devices()] == ["berta"]
     await anna.until(lambda: "trusted.json cannot" in str(anna.told(Warned)))
     monkeypatch.undo()
 
@@ -205,7 +205,7 @@ async def test_a_full_disk_keeps_no_removed_device_in(
     carl = await home.start("carl")
     await together(anna, bert, carl)
     _fill_disk(monkeypatch, tmp_path / "anna")
-    bert.mesh.belonging.remove("carl")
+    bert.mesh.household_trust.remove("carl")
     await anna.until(lambda: anna.mesh.connected == {bert.mesh.self_id})
     await anna.until(lambda: MemberEvent("carl", "dead") in anna.events)
     await anna.until(lambda: "carl was removed" in str(anna.told(Warned)))
@@ -238,10 +238,10 @@ async def test_a_device_paired_with_one_is_introduced_to_all(home: Household) ->
     await together(anna, bert)
     async with home.running("cora", code="87654321") as cora:
         await cora.until(lambda: bool(cora.told(PairingFailed)))
-    assert {d.name for d in anna.mesh.belonging.devices()} == {"bert"}
+    assert {d.name for d in anna.mesh.household_trust.devices()} == {"bert"}
     dora = await home.start("dora")
     await together(anna, bert, dora)
-    assert {d.name for d in dora.mesh.belonging.devices()} == {"anna", "bert"}
+    assert {d.name for d in dora.mesh.household_trust.devices()} == {"anna", "bert"}
 
 
 async def test_a_member_knows_devices_it_never_paired_with(home: Household, tmp_path: Path) -> None:
@@ -250,11 +250,11 @@ async def test_a_member_knows_devices_it_never_paired_with(home: Household, tmp_
     bert = await home.start("bert")
     await together(anna, bert)
     where = f"127.0.0.1:{anna.mesh.port}"
-    anna.mesh.belonging.invite()
+    anna.mesh.household_trust.invite()
     home.network = type(home.network)()
     cora = await home.start("cora", peers=(where,))
     await together(anna, bert, cora)
-    by = {d.name: d.introduced_by for d in cora.mesh.belonging.devices()}
+    by = {d.name: d.introduced_by for d in cora.mesh.household_trust.devices()}
     assert by == {"anna": "cora", "bert": "anna"}
 
 
@@ -320,12 +320,12 @@ async def test_a_removed_device_is_cut_off_everywhere(home: Household) -> None:
     """S4: within a second, by all."""
     anna, bert, cora = [await home.start(name) for name in ("anna", "bert", "cora")]
     await together(anna, bert, cora)
-    removed = anna.mesh.belonging.remove("cora")
+    removed = anna.mesh.household_trust.remove("cora")
     assert removed.name == "cora"
     gone = removed.id
     for device in (anna, bert):
         await device.until(lambda device=device: "cora" not in device.alive(), 1.0)
-        assert gone not in {d.id for d in device.mesh.belonging.devices()}
+        assert gone not in {d.id for d in device.mesh.household_trust.devices()}
         with pytest.raises(LinkClosed):
             await device.mesh.call(gone, Message("mesh.ping"), timeout_seconds=1)
     await cora.until(lambda: cora.alive() == {"cora"})
@@ -336,15 +336,15 @@ async def test_a_removed_device_comes_back_only_by_an_invitation(home: Household
     anna = await home.start("anna")
     async with home.running("bert") as bert:
         await together(anna, bert)
-        anna.mesh.belonging.remove("bert")
+        anna.mesh.household_trust.remove("bert")
         await bert.until(lambda: bert.alive() == {"bert"})
     async with home.running("bert") as repeated:
         await repeated.until(lambda: bool(repeated.told(Pairing)))
         channel, _ = await dial_unpaired([("127.0.0.1", anna.mesh.port)])
         await channel.send(b"hello")
         assert b"closed" in await channel.receive()
-        assert not anna.mesh.belonging.devices()
-    code = anna.mesh.belonging.invite()
+        assert not anna.mesh.household_trust.devices()
+    code = anna.mesh.household_trust.invite()
     assert code != CODE
     again = await home.start("bert", code=code)
     await together(anna, again)
@@ -355,16 +355,16 @@ async def test_a_code_of_a_start_script_lets_no_removed_device_in(home: Househol
     async with home.running("anna") as anna, home.running("bert") as bert:
         cora = await home.start("cora")
         await together(anna, bert, cora)
-        cora.mesh.belonging.remove("bert")
-        await anna.until(lambda: {d.name for d in anna.mesh.belonging.devices()} == {"cora"})
+        cora.mesh.household_trust.remove("bert")
+        await anna.until(lambda: {d.name for d in anna.mesh.household_trust.devices()} == {"cora"})
         assert anna.told(PairingClosed)
     again = await home.start("anna")  # with the same code
     await together(again, cora)
-    assert again.mesh.belonging.window is None
+    assert again.mesh.household_trust.window is None
     assert any("may know this code" in str(told) for told in again.told(Warned))
     channel, _ = await dial_unpaired([("127.0.0.1", again.mesh.port)])
     assert b"closed" in await channel.receive()
-    new = again.mesh.belonging.invite()
+    new = again.mesh.household_trust.invite()
     assert new != CODE
     await together(again, cora, await home.start("dora", code=new))
 
@@ -415,7 +415,7 @@ async def test_a_relay_between_two_devices_pairs_no_device(home: Household, tmp_
     bert = await home.start("bert", peers=(f"127.0.0.1:{listener.port}",))
     await bert.until(lambda: bool(bert.told(PairingFailed)))
     await anna.until(lambda: "did not prove its key" in str(anna.told(Warned)))
-    assert [device.mesh.belonging.devices() for device in (anna, bert)] == [[], []]
+    assert [device.mesh.household_trust.devices() for device in (anna, bert)] == [[], []]
     assert anna.told(PairingFailed) == []  # its guess was not even looked at
     await listener.close()
     await asyncio.gather(*passing, return_exceptions=True)
@@ -425,7 +425,7 @@ async def test_removing_an_unknown_device_names_the_known(home: Household) -> No
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)
     with pytest.raises(UserError, match=r"no paired device is called 'cora'.* bert"):
-        anna.mesh.belonging.remove("cora")
+        anna.mesh.household_trust.remove("cora")
 
 
 async def test_a_wrong_code_is_reported_and_counted_on_both_sides(home: Household) -> None:
@@ -437,8 +437,8 @@ async def test_a_wrong_code_is_reported_and_counted_on_both_sides(home: Househol
     assert [event.attempts_left for event in bert.told(PairingFailed)] == [4]
     assert [event.attempts_left for event in anna.told(PairingFailed)] == [4]
     assert "code is wrong" in bert.told(PairingFailed)[0].message
-    assert not anna.mesh.belonging.devices()
-    assert not bert.mesh.belonging.devices()
+    assert not anna.mesh.household_trust.devices()
+    assert not bert.mesh.household_trust.devices()
 
 
 async def test_five_wrong_codes_close_the_window_for_the_right_one(home: Household) -> None:
@@ -453,8 +453,8 @@ async def test_five_wrong_codes_close_the_window_for_the_right_one(home: Househo
     channel, _certificate = await dial_unpaired([("127.0.0.1", anna.mesh.port)])
     await channel.send(b"anything")
     assert b"closed" in await channel.receive()
-    assert not late.mesh.belonging.devices()
-    assert anna.mesh.belonging.invite() == right
+    assert not late.mesh.household_trust.devices()
+    assert anna.mesh.household_trust.invite() == right
     await together(anna, late)
 
 
@@ -464,11 +464,11 @@ async def test_a_window_goes_on_in_the_next_process_as_it_was(home: Household) -
         wrong = f"{(int(right) + 1) % 10**8:08d}"
         async with home.running("bert", code=wrong) as bert:
             await bert.until(lambda: bool(bert.told(PairingFailed)))
-    left = anna.mesh.belonging.window
+    left = anna.mesh.household_trust.window
     assert left is not None
     assert left.tries_left == 4
     again = await home.start("anna", code=None, window=left)
-    assert again.mesh.belonging.window == left
+    assert again.mesh.household_trust.window == left
     await together(again, await home.start("cora", code=right))
 
 
@@ -476,11 +476,11 @@ async def test_a_window_that_a_removal_closed_does_not_go_on(home: Household) ->
     async with home.running("anna") as anna, home.running("bert") as bert:
         cora = await home.start("cora")
         await together(anna, bert, cora)
-        anna.mesh.belonging.remove("bert")
-    assert anna.mesh.belonging.window is None
-    again = await home.start("anna", code=None, window=anna.mesh.belonging.window)
+        anna.mesh.household_trust.remove("bert")
+    assert anna.mesh.household_trust.window is None
+    again = await home.start("anna", code=None, window=anna.mesh.household_trust.window)
     await together(again, cora)
-    assert again.mesh.belonging.window is None
+    assert again.mesh.household_trust.window is None
     assert again.told(Pairing) == []
 
 
@@ -491,7 +491,7 @@ async def test_a_window_that_is_over_is_not_opened_again(home: Household) -> Non
     now = asyncio.get_running_loop().time()
     over = PairingWindow(CODE, closes_at=now - 1.0)
     again = await home.start("anna", code=None, window=over)
-    assert again.mesh.belonging.window is None
+    assert again.mesh.household_trust.window is None
     assert again.told(Pairing) == []
 
 
@@ -511,12 +511,12 @@ async def test_one_members_odd_name_costs_no_link_of_others(home: Household) -> 
     anna, bert, cora = [await home.start(name) for name in ("anna", "bert", "cora")]
     await together(anna, bert, cora)
     me = cora.mesh.self_id
-    record = cora.mesh._roster._membership.members[me]
+    record = cora.mesh._membership_driver._membership.members[me]
     said = {"id": me, "name": "c/o", "inc": record.incarnation + 1, "state": "alive"}
     claim = {**said, "info": {}, "run": record.instance}
     payload = {"kind": "gossip", "claims": [claim]}
     await cora.mesh.send(anna.mesh.self_id, Message(MEMBERSHIP_KIND, {"payload": payload}))
-    await anna.until(lambda: "c_o" in {d.name for d in anna.mesh.belonging.devices()})
+    await anna.until(lambda: "c_o" in {d.name for d in anna.mesh.household_trust.devices()})
     heard: list[MeshEvent] = []
     by_bert: list[MeshEvent] = []
     anna.mesh.subscribe(heard.append)

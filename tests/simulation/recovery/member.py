@@ -47,7 +47,7 @@ class Node(Protocol):
 
 
 class MeshMember(Device):
-    """As the program's roster does: each change is told in order, after the core's turn.
+    """As the membership driver does: changes are reported in order, after the core's turn.
 
     Args:
         tell: has what is given to it called soon, if this process still runs then.
