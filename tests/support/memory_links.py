@@ -40,10 +40,10 @@ class MemoryStream:
     """One end of an in-memory stream (`ByteStream`)."""
 
     def __init__(self, user: StreamUser, capacity_bytes: int = CAPACITY_BYTES) -> None:
-        self._user = user
+        self.user = user
         self._capacity_bytes = capacity_bytes
         self._loop = asyncio.get_running_loop()
-        self._peer: MemoryStream | None = None
+        self.peer: MemoryStream | None = None
         self._arrived: deque[memoryview | None] = deque()  # None: the peer has closed
         self._arrived_bytes = 0
         self._reading_paused = False
@@ -54,15 +54,15 @@ class MemoryStream:
 
     def join(self, peer: MemoryStream) -> None:
         """Connect with `peer` and tell both users."""
-        self._peer, peer._peer = peer, self
-        self._user.opened(self)
-        peer._user.opened(peer)
+        self.peer, peer.peer = peer, self
+        self.user.opened(self)
+        peer.user.opened(peer)
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
         """See `ByteStream.write`."""
-        if self._closing or self._over or self._peer is None:
+        if self._closing or self._over or self.peer is None:
             return
-        self._peer._arrive(memoryview(b"".join(buffers)))
+        self.peer.arrive(memoryview(b"".join(buffers)))
 
     def limit_unsent(self, count: int) -> None:
         """See `ByteStream.limit_unsent`: here the capacity bounds it."""
@@ -89,24 +89,25 @@ class MemoryStream:
         """See `ByteStream.close`."""
         if not self._closing and not self._over:
             self._closing = True
-            assert self._peer is not None
-            self._peer._arrive(None)
+            assert self.peer is not None
+            self.peer.arrive(None)
 
     def abort(self) -> None:
         """See `ByteStream.abort`."""
-        self._finish(None)
-        if self._peer is not None:
-            self._peer._finish(LinkClosed("the connection was cut"))
+        self.finish(None)
+        if self.peer is not None:
+            self.peer.finish(LinkClosed("the connection was cut"))
 
-    def _arrive(self, data: memoryview | None) -> None:
+    def arrive(self, data: memoryview | None) -> None:
+        """The other end has written this; None: it has closed."""
         if self._over:
             return
         self._arrived.append(data)
         self._arrived_bytes += 0 if data is None else len(data)
         if self._arrived_bytes > self._capacity_bytes and not self._writer_paused:
             self._writer_paused = True
-            assert self._peer is not None
-            self._peer._user.pause_writing()
+            assert self.peer is not None
+            self.peer.user.pause_writing()
         self._schedule()
 
     def _schedule(self) -> None:
@@ -125,29 +126,30 @@ class MemoryStream:
                 self._give(data)
         if self._writer_paused and not self._arrived and not self._over:
             self._writer_paused = False
-            assert self._peer is not None
-            self._peer._user.resume_writing()
+            assert self.peer is not None
+            self.peer.user.resume_writing()
 
     def _give(self, data: memoryview) -> None:
-        buffer = self._user.get_buffer()
+        buffer = self.user.get_buffer()
         count = min(len(buffer), len(data))
         buffer[:count] = data[:count]
         if count < len(data):
             self._arrived.appendleft(data[count:])
         self._arrived_bytes -= count
         try:
-            self._user.received(count)
+            self.user.received(count)
         except Exception:
             self.abort()  # as a transport does; the loop reports the bug
             raise
 
     def _peer_closed(self) -> None:
-        self._finish(None)
-        if self._peer is not None:
-            self._peer._finish(None)
+        self.finish(None)
+        if self.peer is not None:
+            self.peer.finish(None)
 
-    def _finish(self, error: PeerError | None) -> None:
+    def finish(self, error: PeerError | None) -> None:
+        """The stream is over."""
         if not self._over:
             self._over = True
             self._arrived.clear()
-            self._loop.call_soon(self._user.ended, error)
+            self._loop.call_soon(self.user.ended, error)

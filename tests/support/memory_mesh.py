@@ -82,8 +82,8 @@ class MemoryMesh:
         self._statistics: dict[str, LinkStatistics] = {}
         self._thawed = asyncio.Event()
         self._thawed.set()
-        self._moved = asyncio.Event()  # something changed for those who wait before a frozen device
-        self._arrivals: deque[tuple[MemoryMesh, int, bytes, Message]] = deque()
+        self.moved = asyncio.Event()  # something changed for those who wait before a frozen device
+        self.arrivals: deque[tuple[MemoryMesh, int, bytes, Message]] = deque()
         self._held: list[MeshEvent] = []
         probe.ProbeReceiver().install(self)
 
@@ -157,7 +157,7 @@ class MemoryMesh:
 
     async def close(self) -> None:
         """Stop the handlers; calls of this device raise LinkClosed."""
-        self._arrivals.clear()
+        self.arrivals.clear()
         self._thawed.set()
         self.stir()
         for member_id in self.seen:
@@ -208,11 +208,11 @@ class MemoryMesh:
 
     async def thaw(self) -> None:
         """First what waits in the sockets of links that still are is read, then all goes on."""
-        while self._arrivals:
-            sender, link, encoded, message = self._arrivals.popleft()
+        while self.arrivals:
+            sender, link, encoded, message = self.arrivals.popleft()
             self.stir()
             if self._around.link(sender, self) == link:
-                await self._take(sender, encoded, message)
+                await self.take(sender, encoded, message)
         self._thawed.set()
         held, self._held = self._held, []
         for event in held:
@@ -220,8 +220,8 @@ class MemoryMesh:
 
     def stir(self) -> None:
         """Those who wait to send to this device shall look again."""
-        self._moved.set()
-        self._moved = asyncio.Event()
+        self.moved.set()
+        self.moved = asyncio.Event()
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -231,16 +231,17 @@ class MemoryMesh:
         while True:
             receiver, link = self._peer(peer_id)
             if not receiver.is_frozen:
-                await receiver._take(self, encoded, message)
-            elif len(receiver._arrivals) < ARRIVALS_LIMIT:
-                receiver._arrivals.append((self, link, encoded, message))
+                await receiver.take(self, encoded, message)
+            elif len(receiver.arrivals) < ARRIVALS_LIMIT:
+                receiver.arrivals.append((self, link, encoded, message))
             else:
-                await receiver._moved.wait()
+                await receiver.moved.wait()
                 continue
             self.count(peer_id, len(encoded) + message.parts_bytes, 0, message.parts_bytes)
             return
 
-    async def _take(self, sender: MemoryMesh, encoded: bytes, message: Message) -> None:
+    async def take(self, sender: MemoryMesh, encoded: bytes, message: Message) -> None:
+        """A message of another device arrives here."""
         try:
             arrived = self._decoded(sender.self_id, encoded, message)
             await self.router.deliver(sender.self_id, arrived)

@@ -89,13 +89,13 @@ class Epochs:
         begin, epochs = GenerationRunner.begin, self
 
         def noted(runs: GenerationRunner, answer: ReconfigureReply, alive: frozenset[str]) -> None:
-            epochs._note(answer.assignment)
+            epochs.note(answer.assignment)
             begin(runs, answer, alive)
 
         with patch.object(GenerationRunner, "begin", noted):
             yield
 
-    def _note(self, assignment: Assignment) -> None:
+    def note(self, assignment: Assignment) -> None:
         events = self._household.events
         told = sum(isinstance(event, Step) for event in events)
         self.begun.append((assignment.version.step, told, cut_of(self._household)))

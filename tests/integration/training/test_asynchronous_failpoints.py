@@ -51,7 +51,7 @@ class Death:
         self.killed: asyncio.Task[None] | None = None
         self._household, self._loop = household, asyncio.get_running_loop()
         self._place = (name, victim, count)
-        self._is_stable = self._is_armed = False
+        self.is_stable = self._is_armed = False
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """See when a version can be gone back to; rounds wait for that, however slow copies are."""
@@ -60,15 +60,15 @@ class Death:
         def keep_only(
             copies: SnapshotManager, versions: tuple[Version, ...], members: object
         ) -> None:
-            death._is_stable = True
+            death.is_stable = True
             tell(copies, versions, members)  # type: ignore[arg-type]
 
         monkeypatch.setattr(SnapshotManager, "keep_only", keep_only)
-        hold_rounds(monkeypatch, 3 * EVERY, lambda: death._is_stable)
+        hold_rounds(monkeypatch, 3 * EVERY, lambda: death.is_stable)
 
     def listen(self, event: Event) -> None:
         self._household.events.append(event)
-        if isinstance(event, Step) and self._is_stable and not self._is_armed:
+        if isinstance(event, Step) and self.is_stable and not self._is_armed:
             self._is_armed = True
             name, victim, count = self._place
             is_holders = name.startswith(("stable.", "versions."))

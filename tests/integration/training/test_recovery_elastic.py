@@ -56,10 +56,10 @@ class Course:
         self._happening: list[asyncio.Task[None]] = []
 
     async def train(self, job: Job, options: TrainOptions) -> None:
-        await self._household.holder_run(job, options, self._listen).run()
+        await self._household.holder_run(job, options, self.listen).run()
         await asyncio.gather(*self._happening)
 
-    def _listen(self, event: Event) -> None:
+    def listen(self, event: Event) -> None:
         events = self._household.events
         if isinstance(event, Step):
             if isinstance(events[-1], PlanEvent):
@@ -283,7 +283,7 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
             await household.mesh.kill("c")
 
         def listen(event: Event) -> None:
-            course._listen(event)
+            course.listen(event)
             if isinstance(event, Recovered):
                 may_be_measured.set()
 

@@ -44,20 +44,20 @@ class Rounds:
         self.factors: dict[str, float] = {}
         self.areas: dict[int, Mapping[str, float]] = {}
         self._household = household
-        self._expected: Mapping[Seat, ExpectedSeconds] = {}
+        self.expected: Mapping[Seat, ExpectedSeconds] = {}
         rounds, report = self, LiveStageSender.report
 
         def expected(
             request: JobPlanRequest, measured: MeasuredCluster, plan: Plan
         ) -> dict[Seat, ExpectedSeconds]:
             found = expected_seconds(request, measured, plan)
-            rounds._expected = found
+            rounds.expected = found
             rounds.factors.clear()
             return found
 
         async def reported(links: LiveStageSender, said: RoundReport) -> None:
             me = links._shell.mesh.self_id
-            due, factor = rounds._expected[links._index, me], rounds.factors.get(me, 1.0)
+            due, factor = rounds.expected[links._index, me], rounds.factors.get(me, 1.0)
             await report(links, replace(said, busy=CpuSpan(due.wall * factor, due.cpu)))
 
         make_up_profiles(monkeypatch)

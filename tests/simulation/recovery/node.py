@@ -160,7 +160,7 @@ class Node:
     def on_died(self, peer: str, *, certain: bool) -> None:
         """A device is dead."""
         self._fail_calls(peer)
-        if peer == self.core._holder:
+        if peer == self.core.holder:
             self.feed(d.HolderChanged(d.HolderState.GONE))
 
     def on_left(self, peer: str) -> None:
@@ -229,13 +229,13 @@ class Node:
             case "keep":
                 versions = fields["versions"]
                 self.feed(d.RetainReceived(peer, versions))
-                if peer == self.core._holder and versions:
+                if peer == self.core.holder and versions:
                     self.log.forget_before(max(versions, key=lambda version: version.age).step)
             case "log":
                 number = self.logged(fields["epoch"], *fields["key"])
                 self.reply(peer, fields["request"], sent=number)
             case "end":
-                if peer == self.core._holder:
+                if peer == self.core.holder:
                     self.feed(d.HolderChanged(d.HolderState.ENDED))
             case "read":
                 self._on_read(peer, **fields)

@@ -21,7 +21,7 @@ from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.drift_watch import CONFIRMED
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds
 from p2ptrain.recovery.version import Version
-from tests.support.memory_household import MemoryHousehold
+from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.support.memory_mesh import MemoryMesh
 from tests.unit.coordinator.test_memory_model import request
 from tests.unit.holder.start.test_journal import PLAN
@@ -63,7 +63,7 @@ async def _epochs() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
 
 def _answer(epochs: JobDriver, b: str, *, new: bool, expects: bool = True) -> ReconfigureReply:
     """Of one stage on both."""
-    here = epochs._mesh.self_id
+    here = memory_id("a")
     place = replace(shared(3, 1), devices=(here, b))
     return ReconfigureReply(
         *(assignment(place), PLAN, VersionChoice(Version(0, 0), ((b,),) * 3, 0, ""), (), {}, 0.0),
@@ -75,7 +75,7 @@ def _answer(epochs: JobDriver, b: str, *, new: bool, expects: bool = True) -> Re
 def _round(epochs: JobDriver, clock: Clock, b: str, slower: float) -> None:
     """In which b takes so many times as long as it should."""
     clock.passes(ROUND_SECONDS)
-    taken = {(0, epochs._mesh.self_id): 1.0, (0, b): slower}
+    taken = {(0, memory_id("a")): 1.0, (0, b): slower}
     spans = {seat: CpuSpan(DUE.wall * times, DUE.cpu) for seat, times in taken.items()}
     epochs.elastic.busy(spans, copying=False)
 
@@ -92,7 +92,7 @@ async def test_what_an_evaluation_takes_is_no_part_of_a_round(
             clock.passes(10.0)
             epochs.elastic.pause_over()
             _round(epochs, clock, b, 1.8)
-        assert epochs.elastic.corrections.devices == {epochs._mesh.self_id: 1.0, b: 1.8}
+        assert epochs.elastic.corrections.devices == {memory_id("a"): 1.0, b: 1.8}
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -130,7 +130,7 @@ async def test_rounds_of_a_plan_that_says_nothing_are_held_against_nothing(
     """As of some tiles: not against what was expected of others before it."""
     clock = Clock(monkeypatch)
     async with _epochs() as (epochs, mesh_b):
-        here, b, rounds = epochs._mesh.self_id, mesh_b.self_id, epochs.elastic
+        here, b, rounds = memory_id("a"), mesh_b.self_id, epochs.elastic
         rounds.began(_answer(epochs, b, new=True))
         alone = assignment(replace(shared(3, 1), devices=(here,)))
         rounds.began(replace(_answer(epochs, b, new=True, expects=False), assignment=alone))
