@@ -48,7 +48,7 @@ class _Seal:
         return self.before + xxhash.xxh3_64_hexdigest(body).encode() + self.after
 
     def check(self, content: bytes) -> bool:
-        """Whether it is sealed. Raises Damaged: it was, and has changed."""
+        """Whether it is sealed. Raises SealBroken: it was, and has changed."""
         size = len(self.before) + _DIGITS + len(self.after)
         body, end = content[:-size], content[-size:]
         if not content.startswith(self.begin) and not end.startswith(self.before):

@@ -45,7 +45,7 @@ class CheckpointSchedule:
 
     Args:
         every: updates between two checkpoints, or None for one whenever at least
-            LEAST_INTERVAL_SECONDS have passed and the last one's time would be at most COST_SHARE.
+            MIN_INTERVAL_SECONDS have passed and the last one's time would be at most COST_SHARE.
     """
 
     def __init__(self, every: int | None, now: float) -> None:

@@ -40,7 +40,7 @@ class StageAssignment:
         tiling: how its maps are cut, where `shares` count tiles, in row order.
         goes_ahead: its devices make updates before they count, and keep what was before until then.
         turn: the next round begins before this one's sums are there, and gradients of units before
-            this one are summed last, first units first (`trailing_update`); None = it does not.
+            this one are summed last, first units first (`OverlappedUpdate`); None = it does not.
         bucket_bytes: of gradients in the first and in the last bucket that its devices sum.
     """
 

@@ -258,7 +258,7 @@ class ReadPacing:
 class ReadRates:
     """How fast reads have come from each owner of copies.
 
-    Less than LEAST_READ_BYTES says only that the link is at least so fast.
+    Less than MIN_READ_BYTES says only that the link is at least so fast.
     """
 
     def __init__(self) -> None:

@@ -165,7 +165,7 @@ class RingAllReduce:
     """One stage's part in its group's sums, on this device, for one epoch.
 
     `begin`, `final` (from the compute thread) and `finish` frame each round of training, and `run`
-    runs beside them all the time. Implements `stage_ends.AllReduce` and
+    runs beside them all the time. Implements `stage_io.AllReduce` and
     `tensor_router.StreamReceiver`.
 
     Attributes:

@@ -30,7 +30,7 @@ from tools.testbed import quantities
 from tools.testbed.errors import HouseholdError
 
 FOLDER = Path(__file__).parent / "households"
-MOST_DEVICES = 64
+MAX_DEVICES = 64
 LEAST_CORES = 0.001
 """The kernel's shortest quota, 1 ms, in its longest period, 1 s."""
 LEAST_MBIT, MOST_MBIT = 0.001, 100_000
@@ -76,8 +76,8 @@ class Household:
 
     def __post_init__(self) -> None:
         names = [device.name for device in self.devices]
-        if not 0 < len(names) <= MOST_DEVICES:
-            raise HouseholdError(f"a household has 1 to {MOST_DEVICES} devices, not {len(names)}")
+        if not 0 < len(names) <= MAX_DEVICES:
+            raise HouseholdError(f"a household has 1 to {MAX_DEVICES} devices, not {len(names)}")
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise HouseholdError(f"several devices are called {', '.join(sorted(twice))}")
@@ -203,8 +203,8 @@ def _count(fields: Mapping[str, object]) -> int | None:
     value = fields.get("count")
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MOST_DEVICES:
-        raise HouseholdError(f"count: 1 to {MOST_DEVICES} is needed, not {_said(value)}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_DEVICES:
+        raise HouseholdError(f"count: 1 to {MAX_DEVICES} is needed, not {_said(value)}")
     return value
 
 

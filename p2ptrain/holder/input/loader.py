@@ -54,7 +54,7 @@ class MicroBatchLoader:
         """The pieces; raises ScriptError where the user's dataset fails.
 
         Close it (`aclosing`): else a call of the dataset may outlive its consumer.
-        What memory does not hold is no ScriptError: see `budget.is_out_of_memory`.
+        What memory does not hold is no ScriptError: see `memory_budget.is_out_of_memory`.
         """
         pieces = self._pieces(rounds)
 

@@ -97,7 +97,7 @@ def chunks_per_s(started: float, arrivals: Sequence[float]) -> float:
     """The slope of the line through so many chunks acknowledged over time, by least squares.
 
     Where a device stood still for a while all of them are acknowledged at once, so no more than
-    MOST_BY_ALL times what they took from the first byte on.
+    MAX_BY_ALL times what they took from the first byte on.
 
     Args:
         started: when the first was sent.

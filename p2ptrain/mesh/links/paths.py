@@ -106,7 +106,7 @@ def better_path(
 
 
 class PathProbe:
-    """The measuring side of one connection; a `net.link.Receiver`."""
+    """The measuring side of one connection; a `LinkReceiver`."""
 
     def __init__(self) -> None:
         self._answers: asyncio.Queue[PeerError | None] = asyncio.Queue(maxsize=2)

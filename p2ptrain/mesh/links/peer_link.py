@@ -43,7 +43,7 @@ class LinkOwner(Protocol):
 
 
 class PeerLink:
-    """A `net.link.Receiver`.
+    """A `LinkReceiver`.
 
     Attributes:
         peer_id: proved by the link's certificate.

@@ -170,7 +170,7 @@ class PairingService:
         """Pair with the device at `addresses`; None where it is paired or was tried already.
 
         Raises:
-            PairingWindowClosed, Busy, LinkClosed, PairingBrokenOff: try again later.
+            PairingWindowClosed, PairingBusy, LinkClosed, PairingBrokenOff: try again later.
             PairingError, VersionMismatch, ProtocolError: this device will not pair.
         """
         channel, certificate = await dial_unpaired(addresses)
@@ -216,7 +216,7 @@ class PairingService:
         """Let one attempt of a pair of devices go on.
 
         Raises:
-            Busy: our own attempt continues.
+            PairingBusy: our own attempt continues.
         """
         client_id = server.client_id
         if client_id == self._identity.id:
@@ -245,7 +245,7 @@ class PairingService:
         """Give our guess away; returns what follows the server's confirmation.
 
         Raises:
-            PairingWindowClosed, Busy, LinkClosed: the guess was not sent.
+            PairingWindowClosed, PairingBusy, LinkClosed: the guess was not sent.
             WrongCode, PairingBrokenOff: it was, and costs a try.
         """
         self._window_with_a_try()  # others may have closed it meanwhile
@@ -274,7 +274,7 @@ class PairingService:
 
         Raises:
             PairingWindowClosed: it is not open.
-            Busy: our own guesses under way may use up the tries that are left.
+            PairingBusy: our own guesses under way may use up the tries that are left.
         """
         window = self._open_window()
         if self._guesses >= window.tries_left:

@@ -208,7 +208,7 @@ class _Walk:
 
     def _autocast(self, args: Sequence[Any], grad_enabled: bool) -> Any:
         """(device, dtype, enabled, cache, module, *its arguments)."""
-        if args[2] and args[0] == "cpu":  # its casts are traced: see `above_autograd`
+        if args[2] and args[0] == "cpu":  # its casts are traced: see `vmap_autocast`
             raise CaptureError(
                 "the model enables torch.autocast in a way that cannot be traced. Use "
                 "`with torch.autocast(...)`, or convert explicitly with .to(dtype)"

@@ -373,7 +373,7 @@ def attention(query: Tensor, key: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """ATen's, for classes below `minlength`, or below MOST_BINS where that is not given.
+    """ATen's, for classes below `minlength`, or below MAX_BINS where that is not given.
 
     Raises:
         IndexError: there are others.

@@ -19,7 +19,7 @@ MAX_WINDOW = 256
 
 
 def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
-    """The fixed size alone, or at most MOST_SIZES sizes, smallest first.
+    """The fixed size alone, or at most MAX_SIZES sizes, smallest first.
 
     The least size comes first, since it needs the least memory; then measured ones, because between
     them times are only interpolated; then the largest powers of two and the whole batch.
@@ -44,10 +44,10 @@ def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
 
 
 def even_window(split: BatchSplit, replicas: Sequence[int]) -> BatchSplit:
-    """The window over which stages of so many devices each deal evenly, at least LEAST_WINDOW.
+    """The window over which stages of so many devices each deal evenly, at least MIN_WINDOW.
 
     At least NOAM too, so that stages may be as deep as usual. `split` itself where it would be
-    longer than MOST_WINDOW.
+    longer than MAX_WINDOW.
     """
     even, size = lcm(*replicas), split.micro_batch
     least = max(MIN_WINDOW, sum(replicas))

@@ -1,6 +1,6 @@
 """Whether to change the plan now: a move costs a pause, and speeds at home flicker.
 
-A change must gain at least LEAST_GAIN of the throughput that the present plan has *at the speeds of
+A change must gain at least MIN_GAIN of the throughput that the present plan has *at the speeds of
 now* (so going there and coming back have the same threshold, with a dead band between), and what it
 gains must repay the pause within the rounds that are left, or within REPAY_SECONDS where that
 number is unknown. Every change in the last MEMORY_SECONDS doubles the gain asked for: a device that

@@ -152,7 +152,7 @@ def _with_device(
 
 
 def _fastest_unused(question: Question, draft: Draft) -> list[int]:
-    """The devices left out that are most likely to help after all, at most MOST_EXPLAINED."""
+    """The devices left out that are most likely to help after all, at most MAX_EXPLAINED."""
     unused = [device for device in question.devices if device not in draft.devices]
     return nsmallest(MAX_EXPLAINED, unused, key=lambda d: (whole_seconds(question.cost, d), d))
 

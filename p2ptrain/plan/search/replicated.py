@@ -31,7 +31,7 @@ from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
 MIN_DEVICES, MAX_DEVICES = 7, 32
-"""`segments.py` knows all groups of up to six; of more than MOST_DEVICES, a device more or less in
+"""`segments.py` knows all groups of up to six; of more than MAX_DEVICES, a device more or less in
 a group matters too little to be simulated."""
 
 MAX_CUTS = 48

@@ -172,7 +172,7 @@ def hand_out(
 
     `seconds(place, share)` grows with the share, so that the last to finish does so as early as it
     can from these shares. No share is raised above `most`, whose sum is at least `total`. Of more
-    than MOST_STEPS whole blocks are dealt first, so that as many steps do for any number.
+    than MAX_STEPS whole blocks are dealt first, so that as many steps do for any number.
     """
     raised = list(shares)
     while (left := total - sum(raised)) > 0:

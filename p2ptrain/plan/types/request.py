@@ -68,7 +68,7 @@ class PlanRequest:
             last one ends the tiled part; () = it chooses.
 
     Raises:
-        OptionError: a batch size below 1 or above MOST_SAMPLES, a cap or effort out of range,
+        OptionError: a batch size below 1 or above MAX_SAMPLES, a cap or effort out of range,
             groups that may divide their work in no way, a required device not allowed, split
             backwards in mode async.
     """

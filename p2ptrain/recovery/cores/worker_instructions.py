@@ -103,10 +103,10 @@ class QueueRound:
 
 @dataclass(frozen=True, slots=True)
 class ApplyUpdate:
-    """Apply the update that gives `version` wherever its gradients are ready; say `Applied`.
+    """Apply the update that gives `version` wherever its gradients are ready; report `Applied`.
 
     Attributes:
-        keep: then copy the state, and say `Kept`.
+        keep: then copy the state, and report `SnapshotTaken`.
     """
 
     epoch: int
@@ -117,7 +117,7 @@ class ApplyUpdate:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Copy the state of all own stages, which are at `version`; say `Kept` of each."""
+    """Copy the state of all own stages, which are at `version`; report `SnapshotTaken` of each."""
 
     epoch: int
     version: Version

@@ -56,7 +56,7 @@ class Arrivals(Blob):
 
 
 class ArrivalComparison:
-    """Holds arrivals against what the model makes. `crossed` is for `model.replay.Replay`."""
+    """Holds arrivals against what the model makes. `crossed` is for `round_replay.Replay`."""
 
     def __init__(
         self,

@@ -134,7 +134,7 @@ def test_measuring_noise_moves_nothing(plan: Plan) -> None:
 
 
 def test_a_flickering_device_causes_few_moves(plan: Plan) -> None:
-    """The gain is at most 4-fold, so at most log2(3 / LEAST_GAIN) + 1 moves in MEMORY_SECONDS."""
+    """The gain is at most 4-fold, so at most log2(3 / MIN_GAIN) + 1 moves in MEMORY_SECONDS."""
     random = Random(5)
     speeds = [random.choice((1.0, 4.0)) * random.uniform(0.95, 1.05) for _ in range(40)]
     windows = 40 * EVERY_SECONDS / MEMORY_SECONDS
