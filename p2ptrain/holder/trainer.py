@@ -56,9 +56,10 @@ from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import LocalDevice
-from p2ptrain.state.checkpoint_files import CheckpointProgress, save_elsewhere, save_weights
+from p2ptrain.state.checkpoint_files import CheckpointProgress
 from p2ptrain.state.fetch import state_check, version_source
 from p2ptrain.state.transfer_server import STAGE, in_memory
+from p2ptrain.state.weights_files import save_elsewhere, save_weights
 
 log = get_logger(__name__)
 

@@ -17,28 +17,24 @@ with a warning.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import hashlib
 import os
 import shutil
-import stat
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from p2ptrain import failpoints
-from p2ptrain.errors import OptionError, TrainingError, size_text
-from p2ptrain.files import SealBroken, open_json, replace_file, seal_json, where_links_lead
+from p2ptrain.errors import OptionError, TrainingError
+from p2ptrain.files import SealBroken, open_json, replace_file, seal_json
 from p2ptrain.logs import get_logger
+from p2ptrain.state.weights_files import file_sha256, partial_path, reason_of, write_tensors
 
 log = get_logger(__name__)
 
@@ -120,8 +116,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> WrittenCheckpoint:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         digests = {
-            MODEL: _write(partial / MODEL, checkpoint.model),
-            OPTIMIZER: _write(partial / OPTIMIZER, checkpoint.optimizer),
+            MODEL: write_tensors(partial / MODEL, checkpoint.model),
+            OPTIMIZER: write_tensors(partial / OPTIMIZER, checkpoint.optimizer),
         }
         index = {
             "format": FORMAT,
@@ -144,7 +140,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> WrittenCheckpoint:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainingError(
-            f"could not write a checkpoint to {folder}: {_reason(error)}; the previous checkpoint "
+            f"could not write a checkpoint to {folder}: {reason_of(error)}; the previous checkpoint "
             "is still complete. Free some space or give another folder, then continue with --resume"
         ) from error
     _remove_others(folder, keep=(name, before))
@@ -167,7 +163,7 @@ def rewrite_index(folder: Path, progress: CheckpointProgress) -> None:
     try:
         _replace(folder / INDEX, seal_json(index))
     except OSError as error:
-        raise TrainingError(f"could not write to {folder}: {_reason(error)}") from error
+        raise TrainingError(f"could not write to {folder}: {reason_of(error)}") from error
 
 
 def load(folder: Path, warn: Callable[[str], None]) -> Checkpoint:
@@ -260,28 +256,11 @@ def load_written(written: WrittenCheckpoint, wanted: Callable[[str], bool]) -> d
                 if wanted(name.rpartition(".")[0]):
                     found[f"optimizer:{name}"] = file.get_tensor(name)
     except (OSError, SafetensorError) as error:
-        raise OptionError(f"cannot read the checkpoint in {place}: {_reason(error)}") from error
+        raise OptionError(f"cannot read the checkpoint in {place}: {reason_of(error)}") from error
     wrong = [name for name, tensor in found.items() if written.sums.get(name) != _sum(tensor)]
     if wrong:
         raise OptionError(f"the checkpoint in {place} is damaged: {wrong[0]} is not what it was")
     return found
-
-
-def check_weights_file(path: Path) -> None:
-    """Find out now what would be in the way of `save_weights` in the end.
-
-    Raises:
-        OptionError: nothing can be written there.
-    """
-    try:
-        partial = _partial(where_links_lead(path))
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()
-        partial.unlink()
-    except OSError as error:
-        raise OptionError(f"the weights cannot be written to {path}: {_reason(error)}") from error
 
 
 def check_folder(folder: Path) -> None:
@@ -296,100 +275,18 @@ def check_folder(folder: Path) -> None:
         partial.touch()
         partial.unlink()
     except OSError as error:
-        raise OptionError(f"checkpoints cannot be written to {folder}: {_reason(error)}") from error
-
-
-def check_space(wanted: Mapping[Path, int]) -> None:
-    """Find out now whether there is room for what will be written: folder -> bytes.
-
-    Raises:
-        OptionError: a disk has less left; what is on the same one is counted together.
-    """
-    needed: dict[int, int] = {}
-    for folder, size in wanted.items():
-        try:
-            disk, free = folder.stat().st_dev, shutil.disk_usage(folder).free
-        except OSError:  # writing says it
-            continue
-        needed[disk] = needed.get(disk, 0) + size
-        if needed[disk] > free:
-            raise OptionError(
-                f"too little space on the disk of {folder}: {size_text(needed[disk])} are needed, "
-                f"and {size_text(free)} are free. Free some, or give another folder"
-            )
-
-
-def save_elsewhere(
-    name: str, tensors: Mapping[str, Tensor], folders: Iterable[Path | None]
-) -> Path | None:
-    """`save_weights` to the first of these folders that takes them; None where none does."""
-    for folder in folders:
-        if folder is None:
-            continue
-        place = next(
-            path
-            for number in count()
-            if not (path := folder / (f"{number}-{name}" if number else name)).exists()
-        )
-        try:
-            save_weights(place, tensors)
-        except TrainingError as error:
-            log.warning("weights_not_written", place=str(place), why=str(error))
-        else:
-            return place
-    return None
-
-
-def save_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a state_dict as one safetensors file, whole or not at all; a link is followed.
-
-    Raises:
-        TrainingError: it cannot be written.
-    """
-    partial = _partial(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        place = where_links_lead(path)
-        partial = _partial(place)
-        _write(partial, tensors)
-        replace_file(partial, place)
-    except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):  # the folder may be no folder any more
-            partial.unlink()
-        raise TrainingError(f"could not write the weights to {path}: {_reason(error)}") from error
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write, flush to the disk, and return the file's SHA-256."""
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(_apart(tensors), path)  # in a file that only its owner may read
-    path.chmod(stat.S_IMODE(mode))
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-    return _sha256(path)
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same values, of which no two share memory; copied only where they did."""
-    found, end = {}, 0
-    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    for name in sorted(whole, key=lambda name: (whole[name].data_ptr(), name)):
-        tensor = whole[name]
-        if tensor.data_ptr() < end:
-            found[name] = tensor.clone()
-        else:
-            found[name], end = tensor, tensor.data_ptr() + tensor.nbytes
-    return found
+        raise OptionError(
+            f"checkpoints cannot be written to {folder}: {reason_of(error)}"
+        ) from error
 
 
 def _read(path: Path, digest: object) -> Mapping[str, Tensor]:
     try:
-        if _sha256(path) != digest:
+        if file_sha256(path) != digest:
             raise OptionError(f"{path} is damaged: its SHA-256 is not the one written down")
         tensors: Mapping[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise OptionError(f"cannot read {path}: {_reason(error)}") from error
+        raise OptionError(f"cannot read {path}: {reason_of(error)}") from error
     return tensors
 
 
@@ -402,7 +299,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     except SealBroken as error:
         raise OptionError(f"{path} is damaged: {error}") from error
     except OSError as error:
-        raise OptionError(f"cannot read {path}: {_reason(error)}") from error
+        raise OptionError(f"cannot read {path}: {reason_of(error)}") from error
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise OptionError(f"{path} is not of the format {FORMAT}")
     if not isinstance(index.get("folder"), str):
@@ -410,12 +307,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
-
-
 def _replace(path: Path, content: bytes) -> None:
-    partial = _partial(path)
+    partial = partial_path(path)
     with partial.open("wb") as file:
         file.write(content)
         file.flush()
@@ -442,12 +335,3 @@ def _remove_others(folder: Path, keep: Sequence[str]) -> None:
 def _sum(tensor: Tensor) -> int:
     flat = tensor.detach().contiguous().reshape(-1)
     return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -50,6 +50,7 @@ from p2ptrain.runtime.tiled.tile_layout import tileable
 from p2ptrain.state import checkpoint_files as checkpoint
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress
 from p2ptrain.state.snapshot_store import as_laid_out, tensors_of_units
+from p2ptrain.state.weights_files import check_space, check_weights_file
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
 from p2ptrain.tiling.planning.make_plan import NAMES
@@ -141,7 +142,7 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
         known = ", ".join(sorted(NAMES))
         raise OptionError(f"unknown planner {options.planner!r} (known: {known})")
     if options.out is not None:
-        checkpoint.check_weights_file(options.out)
+        check_weights_file(options.out)
     if options.checkpoint is not None:
         checkpoint.check_folder(options.checkpoint)
     job.lr_factor(0)
@@ -238,7 +239,7 @@ def _check_space(job: Job, captured: Captured, options: TrainOptions) -> None:
         state_bytes = int(weights_bytes * (1 + optimizer_state_ratio(job.optimizer)))
         folder = options.checkpoint.absolute()
         wanted[folder] = wanted.get(folder, 0) + state_bytes
-    checkpoint.check_space(wanted)
+    check_space(wanted)
 
 
 def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:

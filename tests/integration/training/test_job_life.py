@@ -33,6 +33,7 @@ from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.message import Message
 from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state import weights_files
 from p2ptrain.state.transfer_server import TransferServer
 from tests.integration.training.household import LocalJob, devices
 from tests.integration.training.jobs import (
@@ -173,7 +174,8 @@ async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
     async with devices(2) as household:
         options = TrainOptions(wait_for=2, planner="pp", checkpoint=tmp_path / "c", steps=3)
         await household.holder_run(make_job(), options).run()
-        monkeypatch.setattr(checkpoint, "_write", full)
+        for module in (checkpoint, weights_files):
+            monkeypatch.setattr(module, "write_tensors", full)
         again = dataclasses.replace(options, steps=6, out=tmp_path / "weights.safetensors")
         with pytest.raises(TrainingError, match="No space left on device"):
             await household.holder_run(make_job(), again).run()

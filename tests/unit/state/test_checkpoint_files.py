@@ -18,6 +18,7 @@ from p2ptrain import failpoints
 from p2ptrain.errors import OptionError
 from p2ptrain.files import open_json, seal_json
 from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state import weights_files
 from p2ptrain.state.checkpoint_files import (
     INDEX,
     MODEL,
@@ -25,11 +26,15 @@ from p2ptrain.state.checkpoint_files import (
     Checkpoint,
     CheckpointProgress,
     WrittenCheckpoint,
-    check_weights_file,
     load,
     load_written,
     rewrite_index,
     save,
+)
+from p2ptrain.state.weights_files import (
+    check_space,
+    check_weights_file,
+    save_elsewhere,
     save_weights,
 )
 
@@ -236,7 +241,7 @@ def test_weights_are_written_from_where_they_are_and_shared_ones_apart(
         given.update(tensors)
         save_file(tensors, path)
 
-    monkeypatch.setattr(checkpoint, "save_file", spy)
+    monkeypatch.setattr(weights_files, "save_file", spy)
     both, alone, columns = torch.arange(8.0), torch.ones(3), torch.arange(6.0).view(2, 3)
     tensors = {
         "first": both[:4],
@@ -257,11 +262,11 @@ def test_weights_are_written_from_where_they_are_and_shared_ones_apart(
 
 def test_too_little_room_is_found_before_anything_is_written(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    checkpoint.check_space({tmp_path: 1, tmp_path / "not there": 2 * free})
+    check_space({tmp_path: 1, tmp_path / "not there": 2 * free})
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(OptionError, match=r"too little space on the disk of .*B are free"):
-        checkpoint.check_space({tmp_path: free // 2 + 1, other: free})
+        check_space({tmp_path: free // 2 + 1, other: free})
 
 
 def test_weights_that_cannot_be_written_go_elsewhere_and_over_nothing(tmp_path: Path) -> None:
@@ -269,11 +274,11 @@ def test_weights_that_cannot_be_written_go_elsewhere_and_over_nothing(tmp_path: 
     no_folder = tmp_path / "file"
     no_folder.write_text("")
     (tmp_path / "w.safetensors").write_text("mine")
-    place = checkpoint.save_elsewhere("w.safetensors", tensors, (None, no_folder, tmp_path))
+    place = save_elsewhere("w.safetensors", tensors, (None, no_folder, tmp_path))
     assert place == tmp_path / "1-w.safetensors"
     assert torch.equal(load_file(place)["weight"], tensors["weight"])
     assert (tmp_path / "w.safetensors").read_text() == "mine"
-    assert checkpoint.save_elsewhere("w.safetensors", tensors, (no_folder,)) is None
+    assert save_elsewhere("w.safetensors", tensors, (no_folder,)) is None
 
 
 def test_a_folder_that_takes_no_checkpoints_is_found_at_once(tmp_path: Path) -> None:
