@@ -140,8 +140,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> WrittenCheckpoint:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainingError(
-            f"could not write a checkpoint to {folder}: {reason_of(error)}; the previous checkpoint "
-            "is still complete. Free some space or give another folder, then continue with --resume"
+            f"could not write a checkpoint to {folder}: {reason_of(error)}; the previous "
+            "checkpoint is still complete. Free some space or give another folder, then continue "
+            "with --resume"
         ) from error
     _remove_others(folder, keep=(name, before))
     kinds = (("model", checkpoint.model), ("optimizer", checkpoint.optimizer))
