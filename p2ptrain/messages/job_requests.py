@@ -42,7 +42,7 @@ class StateRequest(FrameFields):
 
 @dataclass(frozen=True, slots=True)
 class FactsRequest(FrameFields):
-    """What a device has measured of a model and offers, while it goes on with its work."""
+    """What a device has measured of a model and offers, while its work continues."""
 
     job: Id
     digest: Id

@@ -6,8 +6,8 @@ A device may have applied an update that others have not, because the commit rea
 update counts (`commit`), so the others apply it first and report again:
 
     a  LIVE 7                      b  LIVE 6, ready for 7         c  LIVE 6, ready for 7
-    ──► Forward(b, c)              b  LIVE 7                      c  LIVE 7        ──► Choice(7)
-    where c is dead: its units are whole at the snapshot 4 only                    ──► Choice(4)
+    ──► RollForward(b, c)          b  LIVE 7                      c  LIVE 7        ──► version 7
+    where c is dead: its units are whole at the snapshot 4 only                    ──► version 4
 
 Where going back would repeat more than a few steps on every device, the lost stage alone is
 rebuilt, if it can be (`rebuild_plan`).

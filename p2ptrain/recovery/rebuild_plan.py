@@ -69,7 +69,7 @@ def plan_rebuilds(
         units: of the model.
         inventories: by device, of those that answered.
         present: the plan that was in force.
-        least_steps: from a copy to now; for fewer nothing is made anew.
+        least_steps: from a copy to now; for fewer nothing is rebuilt.
 
     Returns:
         One for each stage that is lost; none where one of them cannot be made.

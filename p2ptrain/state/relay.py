@@ -40,7 +40,7 @@ Entries: TypeAlias = Sequence[tuple[str, Any]]
 
 
 class StateRelay:
-    """One stage's tensors on their way through this device; nobody waits longer for them."""
+    """One stage's tensors on their way through this device; no reader waits longer for them."""
 
     def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
         self._wait_seconds = wait_seconds

@@ -1,10 +1,10 @@
 """The holder's way to a new generation: state reports, choice of a version, plan, preparation.
 
-    ask all ──► state reports ──► choose ──► Forward: some apply, ask those again ───┐
+    ask all ──► state reports ──► choose ──► roll forward: some apply, ask those ─────┐
        ▲                            ▲└───────────────────────────────────────────────┘
-       │                            ├──► Anew: some rebuild lost stages, ask those again
-       │                            ├──► Lost: there is no way
-       │                            └──► Choice: plan ──► prepare ──► all ready: it may begin
+       │                            ├──► rebuild: some rebuild lost stages, ask those
+       │                            ├──► lost: there is no way
+       │                            └──► version: plan ──► prepare ──► all ready: it may begin
        └─── a device died, or was not ready: next generation number ──┘
 
 It keeps nothing beyond the request: the next one begins from the start and finds what was fetched
