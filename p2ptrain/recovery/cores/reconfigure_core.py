@@ -1,6 +1,6 @@
 """The holder's way to a new generation: state reports, choice of a version, plan, preparation.
 
-    ask all ──► state reports ──► choose ──► roll forward: some apply, ask those ─────┐
+    ask all ──► state reports ──► choose ──► roll forward: some apply, ask those ────┐
        ▲                            ▲└───────────────────────────────────────────────┘
        │                            ├──► rebuild: some rebuild lost stages, ask those
        │                            ├──► lost: there is no way
