@@ -63,7 +63,7 @@ from p2ptrain.recovery.stall_detector import ProgressCounters
 from p2ptrain.recovery.unsent import Standing
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import LocalDevice
-from p2ptrain.runtime.io.arrivals import Arrivals, StageArrival
+from p2ptrain.runtime.io.arrival_norms import Arrivals, StageArrival
 from p2ptrain.runtime.io.sample_division import SampleDivision
 from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver, contents_at_cut
 from p2ptrain.runtime.io.tensor_router import TensorRouter

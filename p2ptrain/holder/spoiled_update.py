@@ -22,7 +22,7 @@ from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.findings import NonFiniteFinding, describe_finding
 from p2ptrain.model.stage.round_replay import Origin, Replay, ReplayBatch
 from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.runtime.io.arrivals import ArrivalComparison, StageArrival
+from p2ptrain.runtime.io.arrival_norms import ArrivalComparison, StageArrival
 from p2ptrain.runtime.io.sample_division import SampleDivision
 
 log = get_logger(__name__)

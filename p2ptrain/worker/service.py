@@ -77,7 +77,7 @@ from p2ptrain.recovery.stall_detector import ProgressCounters
 from p2ptrain.recovery.unsent import Standing
 from p2ptrain.recovery.work_signs import WorkSign
 from p2ptrain.runtime.device import KnownModel, LocalDevice
-from p2ptrain.runtime.io.arrivals import ARRIVALS_LIMIT, Arrivals
+from p2ptrain.runtime.io.arrival_norms import ARRIVALS_LIMIT, Arrivals
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.context import WorkerContext

@@ -37,7 +37,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_files_that_the_glossary_names_exist() -> None:
-    page = (ROOT / "docs" / "internals" / "glossary.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+\.py)`", page)
     assert named
     assert not [name for name in named if not (ROOT / "p2ptrain" / name).exists()]

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from p2ptrain.aio.threads import run_in_background
-from p2ptrain.holder.input.dataset import CheckedDataset, Collated
+from p2ptrain.holder.input.checked_dataset import CheckedDataset, Collated
 from p2ptrain.holder.input.sample_order import SampleOrder, ordered_batches
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.logs import get_logger

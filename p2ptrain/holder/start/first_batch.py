@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, ScriptError, UserError
-from p2ptrain.holder.input.dataset import Collated
+from p2ptrain.holder.input.checked_dataset import Collated
 from p2ptrain.model.capture.export_errors import FailsItself, user_place
 from p2ptrain.model.capture.scored_module import call_model
 from p2ptrain.model.capture.trial_runs import silence_torch_logs

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.holder.input.dataset import CheckedDataset
+from p2ptrain.holder.input.checked_dataset import CheckedDataset
 from p2ptrain.holder.start.model_limits import Across
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import AUTO, Job, MicroBatch

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import CaptureError, OptionError, ScriptError, UserError
-from p2ptrain.holder.input.dataset import CheckedDataset
+from p2ptrain.holder.input.checked_dataset import CheckedDataset
 from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.metrics import check_evaluation, tried_metrics
 from p2ptrain.holder.input.sample_order import SampleOrder

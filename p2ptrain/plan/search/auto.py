@@ -29,8 +29,8 @@ from p2ptrain.plan.problem.question import Answer, Constraints, Question
 from p2ptrain.plan.search.annealing import annealed, annealing_tasks
 from p2ptrain.plan.search.balanced_groups import Drafter
 from p2ptrain.plan.search.climb import climb_fine
+from p2ptrain.plan.search.left_out_reasons import no_faster_than, no_gain, no_place, too_small
 from p2ptrain.plan.search.pipelines import PipelineSearch
-from p2ptrain.plan.search.reasons import no_faster_than, no_gain, no_place, too_small
 from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.search.zero_bubble import annealed_split, with_split

@@ -27,7 +27,7 @@ from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.unsent import MissingPiece
-from p2ptrain.runtime.io.arrivals import StageArrival
+from p2ptrain.runtime.io.arrival_norms import StageArrival
 from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
 
 log = get_logger(__name__)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2ptrain.holder.input.dataset import CheckedDataset
+from p2ptrain.holder.input.checked_dataset import CheckedDataset
 from p2ptrain.holder.input.sample_order import MicroBatchIndices, SampleOrder
 from p2ptrain.job.job import Job
 from p2ptrain.model.capture.capture import capture

@@ -14,7 +14,7 @@ import pytest
 from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.errors import DeviceLost, PeerError, PlanError
 from p2ptrain.events import Failure, PlanEvent, Step, Warned
-from p2ptrain.holder.input.dataset import CheckedDataset
+from p2ptrain.holder.input.checked_dataset import CheckedDataset
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import default_collate
 
 from p2ptrain.errors import ScriptError
-from p2ptrain.holder.input.dataset import CheckedDataset
+from p2ptrain.holder.input.checked_dataset import CheckedDataset
 
 
 def same(a: Any, b: Any) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from p2ptrain.errors import ScriptError
-from p2ptrain.holder.input.dataset import CheckedDataset, tensor_rows
+from p2ptrain.holder.input.checked_dataset import CheckedDataset, tensor_rows
 
 INPUTS, TARGETS = torch.randn(12, 3, 4, 4), torch.randint(9, (12,))
 WHOLE = TensorDataset(INPUTS, TARGETS)
