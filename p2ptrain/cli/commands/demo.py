@@ -119,7 +119,7 @@ async def _interface() -> str | None:
 
 
 def _train_arguments() -> list[str]:
-    script = Path(__file__).parents[1] / "demo" / "digits.py"
+    script = Path(__file__).parents[2] / "demo" / "digits.py"
     devices = str(1 + len(MEMBERS))
     return [
         *(str(script), "--steps", str(STEPS), "--planner", "pp"),

@@ -31,7 +31,7 @@ from p2ptrain.model.tracing.function_modes import BatchLength
 
 _TORCH = str(Path(torch.__file__).parent)
 
-_OURS = str(Path(__file__).parent.parent)
+_OURS = str(Path(__file__).parents[2])
 
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
