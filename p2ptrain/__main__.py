@@ -8,18 +8,15 @@ import os
 import sys
 from typing import NoReturn
 
-from p2ptrain.cli import pairing_code as codes
-from p2ptrain.cli import startup as early
-from p2ptrain.cli import startup as merging_heap
-from p2ptrain.cli import startup as standard_streams
+from p2ptrain.cli import pairing_code, startup
 
 
 def main() -> int:
     """Run the command line; returns the exit code."""
-    codes.take_out_of_sight(sys.argv[1:])
-    merging_heap.ensure_merging_heap(sys.argv[1:])
-    early.keep_signals()
-    standard_streams.complete_standard_streams()
+    pairing_code.take_out_of_sight(sys.argv[1:])
+    startup.ensure_merging_heap(sys.argv[1:])
+    startup.keep_signals()
+    startup.complete_standard_streams()
     if "P2PTRAIN_FAILPOINT" in os.environ and not _arm_failpoints():
         return 2
     from p2ptrain.cli.main import main as run  # after `keep`: it loads for a second

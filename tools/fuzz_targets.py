@@ -34,8 +34,7 @@ from p2ptrain.mesh.election import election_wire
 from p2ptrain.mesh.identity import identity
 from p2ptrain.mesh.identity.device_record import DeviceRecord
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.links import hello
-from p2ptrain.mesh.links import router as remote_errors
+from p2ptrain.mesh.links import hello, router
 from p2ptrain.mesh.membership import membership_wire
 from p2ptrain.mesh.trust import pairing, trust
 from p2ptrain.mesh.trust.known_codes import KnownCodes
@@ -91,7 +90,7 @@ from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.stall_detector import ProgressCounters
 from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Era, Lineage, Version
-from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checksums import read_digest
 
 LIMIT_BYTES = 1 << 20
@@ -296,7 +295,7 @@ def _mesh() -> list[Target]:
         for kind in election_wire.ElectionKind
     ]
     said = hello.Hello("pi", "0" * 16, 3.0, 4000, addresses=("192.168.1.2",), info={"threads": 4})
-    error = remote_errors.to_fields(ProtocolError("no"))
+    error = router.to_fields(ProtocolError("no"))
     client = pairing.PairingClient(me, "pi", "12345678", me.certificate_der)
     service = b"\x00\x00\x84\x00\x00\x00\x00\x01\x00\x00\x00\x00\x09_p2ptrain\x04_tcp\x05local\x00"
     return [
@@ -313,7 +312,7 @@ def _mesh() -> list[Target]:
             [cbor.dumps(hello.refused(reason).fields) for reason in hello.LinkRefusal],
         ),
         Target("trust_record", trust.decode_record, [trust.encode_record(record)]),
-        Target("remote_error", of_fields(remote_errors.from_fields), [cbor.dumps(error)]),
+        Target("remote_error", of_fields(router.from_fields), [cbor.dumps(error)]),
         Target("pairing_hello", _pairing_server, [client.hello()]),
         Target("pairing_answer", _pairing_client, [_pairing_answer()]),
         Target("certificate", identity.can_be_a_device, [me.certificate_der]),
@@ -625,19 +624,21 @@ def _in_folder(name: str, read: Callable[[StateFolder], object]) -> Callable[[by
 def _checkpoint() -> tempfile.TemporaryDirectory[str]:
     """A folder with a whole one, for as long as the process runs."""
     place = tempfile.TemporaryDirectory()
-    progress = checkpoint.CheckpointProgress(3, "d", 16, 8, 0, "sgd")
-    checkpoint.save(Path(place.name), checkpoint.Checkpoint(progress, {"w": torch.zeros(2)}, {}))
+    progress = checkpoint_files.CheckpointProgress(3, "d", 16, 8, 0, "sgd")
+    checkpoint_files.save(
+        Path(place.name), checkpoint_files.Checkpoint(progress, {"w": torch.zeros(2)}, {})
+    )
     return place
 
 
 def _checkpoint_index() -> bytes:
-    return (Path(_checkpoint().name) / checkpoint.INDEX).read_bytes()
+    return (Path(_checkpoint().name) / checkpoint_files.INDEX).read_bytes()
 
 
 def _in_checkpoint(data: bytes) -> object:
     folder = Path(_checkpoint().name)
-    (folder / checkpoint.INDEX).write_bytes(data)
-    return checkpoint.load(folder, lambda _warning: None)
+    (folder / checkpoint_files.INDEX).write_bytes(data)
+    return checkpoint_files.load(folder, lambda _warning: None)
 
 
 def _trust_store(folder: StateFolder) -> object:

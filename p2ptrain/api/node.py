@@ -345,12 +345,12 @@ class Node:
 
     def _make_member(self) -> DeviceServices:
         from p2ptrain.api.device_services import DeviceServices
-        from p2ptrain.profiling import boxed_measure as boxed
+        from p2ptrain.profiling import boxed_measure
         from p2ptrain.profiling.profile_cache import ProfileCache
 
         box = forked_box()
         if box is None:
-            box = self._own_box = started_box([boxed.__name__])
+            box = self._own_box = started_box([boxed_measure.__name__])
         member = DeviceServices(
             self._mesh,
             profiles=ProfileCache(self._config.state_dir / "profiles"),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain import torch_version
 from p2ptrain.aio import event_loop
-from p2ptrain.aio import event_loop as own_thread
 from p2ptrain.api.event_stream import call_watch, check_on_event
 from p2ptrain.api.node import Node, check_limits
 from p2ptrain.api.progress import ProgressBoard
@@ -54,7 +53,7 @@ def train(
         asyncio.get_running_loop()
     except RuntimeError:
         return event_loop.run(coroutine)
-    return own_thread.run_in_own_thread(coroutine)
+    return event_loop.run_in_own_thread(coroutine)
 
 
 async def _train_together(

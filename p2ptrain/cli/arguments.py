@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from p2ptrain.cli import pairing_code as codes
+from p2ptrain.cli import pairing_code
 from p2ptrain.cli.pairing_code import PROMPT
 from p2ptrain.control.lease import NodeOptions
 from p2ptrain.errors import OptionError
@@ -197,15 +197,15 @@ def add_node(parser: argparse.ArgumentParser) -> None:
     )
     pairing = group.add_mutually_exclusive_group()
     pairing.add_argument(
-        codes.OPTION,
+        pairing_code.OPTION,
         type=code,
         help="the pairing code (eight digits), needed once on each device; - asks for it",
     )
     pairing.add_argument(
-        codes.FILE_OPTION,
+        pairing_code.FILE_OPTION,
         metavar="FILE",
         type=path,
-        help=f"read the code from this file (or set ${codes.VARIABLE})",
+        help=f"read the code from this file (or set ${pairing_code.VARIABLE})",
     )
     group.add_argument(
         "--peer",
@@ -239,7 +239,7 @@ def add_node(parser: argparse.ArgumentParser) -> None:
 
 def find_code(args: argparse.Namespace) -> None:
     """Put the code in its place in `args`, wherever it stands: it may have to be asked for."""
-    args.code = codes.chosen(args.code, args.code_file)
+    args.code = pairing_code.chosen(args.code, args.code_file)
 
 
 def node_options(args: argparse.Namespace) -> NodeOptions:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from p2ptrain._version import __version__
-from p2ptrain.cli import startup as early
+from p2ptrain.cli import startup
 from p2ptrain.cli.commands import (
     demo,
     devices,
@@ -89,7 +89,7 @@ def build_parser() -> Parser:
 
 def _run(args: argparse.Namespace, output: Output) -> int:
     try:
-        if args.run is not join.run and early.release_signals():
+        if args.run is not join.run and startup.release_signals():
             raise KeyboardInterrupt
         exit_code: int = args.run(args, output)
     except KeyboardInterrupt as interrupt:

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-from p2ptrain.cli import startup as early
-from p2ptrain.cli import startup as merging_heap
+from p2ptrain.cli import startup
 from p2ptrain.cli.usage import UsageError
 from p2ptrain.errors import OptionError
 from p2ptrain.mesh.trust.pairing_window import normalised_code
@@ -45,7 +44,7 @@ def take_out_of_sight(
         arguments: what follows the program's name.
     """
     code, rest = _split(arguments)
-    if code is None or os.name != "posix" or not merging_heap.is_whole_process(arguments):
+    if code is None or os.name != "posix" or not startup.is_whole_process(arguments):
         return
     program = sys.orig_argv[1 : -len(arguments)]
     with contextlib.suppress(OSError):  # then it stays as it is
@@ -115,7 +114,7 @@ def _read(file: Path) -> str:
 
 def _asked() -> str:
     """A line of standard input."""
-    if early.release_signals():
+    if startup.release_signals():
         raise KeyboardInterrupt
     if sys.stdin.isatty():
         sys.stderr.write("pairing code (the other device shows it): ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2ptrain import events as ev
+from p2ptrain import events
 from p2ptrain.net.read_form import one_line
 
 _MEMBER_WORDS = {
@@ -26,7 +26,7 @@ _ALLOCATION_WORDS = {
 }
 
 
-def describe(event: ev.Event) -> str:
+def describe(event: events.Event) -> str:
     """`event` in a line (a plan in several), without the end of line; "" where no user needs it.
 
     Texts of other devices were checked where they came in; here nothing passes that a terminal
@@ -35,68 +35,80 @@ def describe(event: ev.Event) -> str:
     return "\n".join(map(one_line, _describe(event).split("\n")))
 
 
-def _describe(event: ev.Event) -> str:
+def _describe(event: events.Event) -> str:
     match event:
-        case ev.PlanEvent():
+        case events.PlanEvent():
             return "\n".join(plan_lines(event))
-        case ev.Step() | ev.Eval() | ev.Waiting() | ev.Failure() | ev.Recovered() | ev.Done():
+        case (
+            events.Step()
+            | events.Eval()
+            | events.Waiting()
+            | events.Failure()
+            | events.Recovered()
+            | events.Done()
+        ):
             return _describe_job(event)
-        case ev.Warned(message=message):
+        case events.Warned(message=message):
             return f"note: {message}"
-        case ev.Failed(message=message):
+        case events.Failed(message=message):
             return f"error: {message}"
         case _:
             return _describe_member(event)
 
 
-def _describe_member(event: ev.Event) -> str:
+def _describe_member(event: events.Event) -> str:
     match event:
-        case ev.Ready():
+        case events.Ready():
             return f"{event.name} is ready at {event.address} port {event.port}"
-        case ev.Pairing(code=code):
+        case events.Pairing(code=code):
             return pairing_line(code)
-        case ev.PairingFailed():
+        case events.PairingFailed():
             return f"pairing failed: {event.message} ({event.attempts_left} tries left)"
-        case ev.PairingClosed(reason=reason):
+        case events.PairingClosed(reason=reason):
             return f"No device can pair now: {reason}. To let one in, run  p2ptrain invite"
-        case ev.Renamed():
+        case events.Renamed():
             return f"{event.previous} is another device's name: this one is now {event.name}"
-        case ev.CoordinatorEvent() | ev.MemberEvent(state="suspect"):
+        case events.CoordinatorEvent() | events.MemberEvent(state="suspect"):
             return ""  # the household sorts it out by itself
-        case ev.MemberEvent():
+        case events.MemberEvent():
             return f"{event.name} {_MEMBER_WORDS.get(event.state, event.state)}"
-        case ev.Stopped():
+        case events.Stopped():
             return "stopped"
         case _:
             return f"{event.event}: {event.to_json()}"
 
 
 def _describe_job(
-    event: ev.Step | ev.Eval | ev.Waiting | ev.Failure | ev.Recovered | ev.Done,
+    event: events.Step
+    | events.Eval
+    | events.Waiting
+    | events.Failure
+    | events.Recovered
+    | events.Done,
 ) -> str:
     match event:
-        case ev.Step():
+        case events.Step():
             return f"step {event.step}  loss {event.loss:.4f}  {event.samples_per_s:,.1f} samples/s"
-        case ev.Eval():
+        case events.Eval():
             return f"step {event.step}  {metrics_text(event)}"
-        case ev.Waiting():
+        case events.Waiting():
             return f"Training waits until {event.waiting_for} is back."
-        case ev.Failure():
+        case events.Failure():
             return f"Lost {event.name}. The others go on without it."
-        case ev.Recovered():
+        case events.Recovered():
             again = f", {counted(event.replayed_steps, 'step')} repeated"
             lost = f"{event.seconds:.1f} s lost{again if event.replayed_steps else ''}"
             return f"Training goes on ({lost})."
-        case ev.Done():
+        case events.Done():
             return done_line(event)
 
 
-def metrics_text(event: ev.Eval) -> str:
+def metrics_text(event: events.Eval) -> str:
     """The metrics by name, such as `accuracy 0.978`."""
     return "  ".join(f"{name} {value:.4g}" for name, value in event.metrics.items())
 
 
-def done_line(event: ev.Done) -> str:
+def done_line(event: events.Done) -> str:
     """The last line of a job."""
     kept = f", weights in {event.out}" if event.out else ""
     return (
@@ -118,7 +130,7 @@ def spaced_code(code: str) -> str:
     return f"{code[:4]} {code[4:]}"
 
 
-def plan_lines(event: ev.PlanEvent) -> list[str]:
+def plan_lines(event: events.PlanEvent) -> list[str]:
     """The plan: its reason, who computes which layers, and who is not used and why."""
     lines = [f"  {devices_text(stage)}: {layers_text(stage)}" for stage in event.stages]
     if event.mode_reason:
@@ -129,14 +141,14 @@ def plan_lines(event: ev.PlanEvent) -> list[str]:
     return [plan_head(event), *lines, *unused]
 
 
-def plan_head(event: ev.PlanEvent) -> str:
+def plan_head(event: events.PlanEvent) -> str:
     """Why there is a plan, how a batch is computed and how fast that should be."""
     reason = _PLAN_WORDS.get(event.reason, f"New plan ({event.reason})")
     speed = float(f"{event.predicted_samples_per_s:.3g}")
     return f"{reason}: {_pieces(event)}, about {speed:,.10g} samples/s"
 
 
-def _pieces(event: ev.PlanEvent) -> str:
+def _pieces(event: events.PlanEvent) -> str:
     if event.mode == "async" and event.micro_batches == 1:
         return f"batches of {event.micro_batch}, {len(event.stages)} at a time"
     if event.micro_batches == 1:
@@ -144,7 +156,7 @@ def _pieces(event: ev.PlanEvent) -> str:
     return f"batches in {event.micro_batches} pieces of {event.micro_batch}"
 
 
-def layers_text(stage: ev.PlanEventStage) -> str:
+def layers_text(stage: events.PlanEventStage) -> str:
     """A stage's first and last layer that has weights, such as `layers conv1 to layer3.0`."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in stage.parameters))
     if not layers:
@@ -152,7 +164,7 @@ def layers_text(stage: ev.PlanEventStage) -> str:
     return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
 
 
-def devices_text(stage: ev.PlanEventStage) -> str:
+def devices_text(stage: events.PlanEventStage) -> str:
     """The devices of a stage, such as `laptop` or `laptop + pi (sharing whole pieces 5:3)`."""
     names = " + ".join(device.name for device in stage.devices)
     if len(stage.devices) == 1:

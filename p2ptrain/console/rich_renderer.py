@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from p2ptrain import events as ev
+from p2ptrain import events
 from p2ptrain.console.describe import describe, devices_text, layers_text, metrics_text, plan_head
 from p2ptrain.net.read_form import one_line
 
@@ -31,22 +31,22 @@ class RichRenderer:
         self._total_steps = total_steps
         self._task: TaskID | None = None
 
-    def show(self, event: ev.Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show `event`."""
         match event:
-            case ev.Step():
+            case events.Step():
                 self._show_step(event)
-            case ev.PlanEvent():
+            case events.PlanEvent():
                 self._line(plan_head(event), "bold")  # a table's title breaks at its width
                 self._console.print(plan_table(event))
-            case ev.Eval():
+            case events.Eval():
                 self._line(f"after step {event.step}: {metrics_text(event)}", "bold")
-            case ev.Done():
+            case events.Done():
                 self.close()
                 self._line(describe(event), "bold green")
-            case ev.Failure() | ev.Failed():
+            case events.Failure() | events.Failed():
                 self._line(describe(event), "bold red")
-            case ev.Waiting() | ev.Warned() | ev.PairingFailed():
+            case events.Waiting() | events.Warned() | events.PairingFailed():
                 self._line(describe(event), "yellow")
             case _:
                 self._line(describe(event), "dim")
@@ -59,7 +59,7 @@ class RichRenderer:
         if text:
             self._console.print(Text(_lines(text), style=style), soft_wrap=True)
 
-    def _show_step(self, event: ev.Step) -> None:
+    def _show_step(self, event: events.Step) -> None:
         if self._task is None:
             self._progress.start()
             self._task = self._progress.add_task(
@@ -83,7 +83,7 @@ def _cell(text: str) -> Text:
     return Text(one_line(text))
 
 
-def plan_table(event: ev.PlanEvent) -> Table:
+def plan_table(event: events.PlanEvent) -> Table:
     """Which devices compute which layers, then the devices not used with their reasons."""
     table = Table()
     table.add_column("device")

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from p2ptrain import failpoints
 from p2ptrain.aio.threads import run_in_background
-from p2ptrain.coordinator import replan_decision as consideration
+from p2ptrain.coordinator import replan_decision
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.measured_cluster import (
     MeasuredCluster,
@@ -73,9 +73,9 @@ class ReplanEvaluation:
         request = self._request
         household = await self._household()
         plan = self._plan_in_force()
-        fixed = consideration.fixed_request(request.planning, request.in_force.plan)
+        fixed = replan_decision.fixed_request(request.planning, request.in_force.plan)
         present = await run_in_background(
-            partial(consideration.present_plan, fixed, household, plan, request.work)
+            partial(replan_decision.present_plan, fixed, household, plan, request.work)
         )
         decision = await self._with_newcomers(fixed, household, present)
         if decision is None:
@@ -97,13 +97,13 @@ class ReplanEvaluation:
         self,
         fixed: JobPlanRequest,
         household: MeasuredCluster,
-        present: consideration.PresentPlan,
+        present: replan_decision.PresentPlan,
         found: list[Plan],
     ) -> ReplanDecision:
         ages = () if fixed.ftpipehd is not None else self._request.moved_seconds_ago
         return await run_in_background(
             partial(
-                consideration.decide_replan,
+                replan_decision.decide_replan,
                 fixed,
                 household,
                 present,
@@ -114,7 +114,10 @@ class ReplanEvaluation:
         )
 
     async def _with_newcomers(
-        self, fixed: JobPlanRequest, household: MeasuredCluster, present: consideration.PresentPlan
+        self,
+        fixed: JobPlanRequest,
+        household: MeasuredCluster,
+        present: replan_decision.PresentPlan,
     ) -> ReplanDecision | None:
         """Planner pp is for all devices: those who came have a part, if that pays at all.
 
@@ -140,7 +143,10 @@ class ReplanEvaluation:
         return plan_in_force(self._request.in_force, self._request.planning, self._mesh)
 
     async def _best(
-        self, fixed: JobPlanRequest, household: MeasuredCluster, present: consideration.PresentPlan
+        self,
+        fixed: JobPlanRequest,
+        household: MeasuredCluster,
+        present: replan_decision.PresentPlan,
     ) -> ReplanDecision:
         """From a plan close to the one in force, and the best of all kinds if that may be another.
 
@@ -165,7 +171,7 @@ class ReplanEvaluation:
             and haste is SearchPriority.IDLE
         )
         has_new = bool(self._newcomers(household))
-        wanted = consideration.wants_search(fixed, present, has_new=has_new)
+        wanted = replan_decision.wants_search(fixed, present, has_new=has_new)
         if wanted and not household.leaving and not paid:
             try:
                 found.append(await self._search(PlanQuestion(fixed, household), haste))
@@ -177,13 +183,13 @@ class ReplanEvaluation:
         return decision
 
     def _haste(
-        self, household: MeasuredCluster, present: consideration.PresentPlan
+        self, household: MeasuredCluster, present: replan_decision.PresentPlan
     ) -> SearchPriority:
         """Of a search during training."""
         waited_for = household.leaving or self._newcomers(household)
         return (
             SearchPriority.PROMPT
-            if waited_for or present.slower > consideration.URGENT
+            if waited_for or present.slower > replan_decision.URGENT
             else SearchPriority.IDLE
         )
 
@@ -191,7 +197,7 @@ class ReplanEvaluation:
         self,
         fixed: JobPlanRequest,
         household: MeasuredCluster,
-        present: consideration.PresentPlan,
+        present: replan_decision.PresentPlan,
         *,
         on_all: bool = False,
     ) -> Plan:
@@ -266,7 +272,9 @@ class ReplanEvaluation:
 
     async def _measured(self, new: Mapping[str, str], count: int) -> list[MeasuredDevice]:
         """Those newcomers that can be measured."""
-        planning = consideration.fixed_request(self._request.planning, self._request.in_force.plan)
+        planning = replan_decision.fixed_request(
+            self._request.planning, self._request.in_force.plan
+        )
         holder = self._request.holder
         found = await self._surveyor.profile(planning, holder, new, count)
         for out in found.values():

@@ -12,7 +12,7 @@ from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.forms import Range, Text
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types import json_fields as fields
+from p2ptrain.plan.types import json_fields
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, Overheads
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.unit_times import TimeTable, bytes_by_flop
@@ -209,7 +209,7 @@ def _measured(candidate: MeasuredDevice) -> DeviceProfile:
     gain = _gain(measured.get("faster"))
     return DeviceProfile(
         kind=kind if isinstance(kind, str) else "",
-        wall_by_cpu=fields.number(
+        wall_by_cpu=json_fields.number(
             measured.get("wall_by_cpu", 1.0), f"{where}: wall_by_cpu", above_zero=True
         ),
         times=times if gain is None else times.before_gain(*gain),

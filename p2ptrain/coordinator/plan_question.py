@@ -25,7 +25,7 @@ from p2ptrain.net.forms import By, Flat, Length, Range, Row, Text
 from p2ptrain.net.parts import HOUSEHOLD, LARGE, decoded
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
-from p2ptrain.plan import planner_registry as planners
+from p2ptrain.plan import planner_registry
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import LeftOut, Plan
@@ -120,7 +120,7 @@ class PlanQuestion:
             raise ProtocolError("a plan with a device that leaves")
         if plan.stages[-1].units[1] != _units(household):
             raise ProtocolError("a plan for another model")
-        if plan.planner not in planners.PLANNERS and plan.planner != TILES:
+        if plan.planner not in planner_registry.PLANNERS and plan.planner != TILES:
             raise ProtocolError("a plan of a planner that is not known here")
         self._check_results(plan)
         peaks = plan.predicted.peak_bytes

@@ -28,7 +28,7 @@ from p2ptrain.holder.reconfiguration import Reconfiguration
 from p2ptrain.holder.replan_watcher import ReplanContext, ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.snapshot_manager import SnapshotManager
-from p2ptrain.holder.start import job_registry as unfinished
+from p2ptrain.holder.start import job_registry
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, Mesh, MeshEvent
@@ -37,8 +37,7 @@ from p2ptrain.messages.calls import Hangs
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, send_passed_over
 from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.recovery.choose_version import FullSnapshot
-from p2ptrain.recovery.cores import holder_events as rules
-from p2ptrain.recovery.cores import holder_instructions as to_do
+from p2ptrain.recovery.cores import holder_events, holder_instructions
 from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
 from p2ptrain.recovery.generation_request import (
     GenerationRequest,
@@ -128,7 +127,7 @@ class JobDriver:
             replans=replans,
             settings=settings,
         )
-        self._todo: deque[to_do.HolderInstruction] = deque()
+        self._todo: deque[holder_instructions.HolderInstruction] = deque()
         self._carrying_out = False
         self._changed = asyncio.Event()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -161,7 +160,7 @@ class JobDriver:
         if self._memory.in_force is not None:
             self.reports.trouble(since)
         try:
-            self._do(self._core.handle(rules.FullSnapshotsAre(self._copies()), since))
+            self._do(self._core.handle(holder_events.FullSnapshotsAre(self._copies()), since))
             for error in self._surveyor.hanging:
                 self._is_hanging(error)
             self._do(self._core.start(since))
@@ -177,20 +176,24 @@ class JobDriver:
 
     def counts(self, step: int) -> None:
         """`step` updates count."""
-        self._do(self._core.handle(rules.StepCommitted(step), monotonic()))
+        self._do(self._core.handle(holder_events.StepCommitted(step), monotonic()))
 
     def note_link(self, one: str, other: str, back: bool) -> None:
         """The link between two devices broke, or is back."""
         if back or self._runs.link_ended(one, other):
-            self._on_sign(rules.LinkRestored(one, other) if back else rules.LinkBroken(one, other))
+            self._on_sign(
+                holder_events.LinkRestored(one, other)
+                if back
+                else holder_events.LinkBroken(one, other)
+            )
 
-    def _on_sign(self, sign: rules.HolderEvent) -> None:
+    def _on_sign(self, sign: holder_events.HolderEvent) -> None:
         match sign:
-            case rules.MemberDied(device) if self._runs.epoch is not None:
+            case holder_events.MemberDied(device) if self._runs.epoch is not None:
                 self.reports.hint(device, self._runs.epoch.memory_hint(device))
-            case rules.MemberAppeared(device) if device != self._mesh.self_id:
+            case holder_events.MemberAppeared(device) if device != self._mesh.self_id:
                 self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
-            case rules.LinkRestored(one, device) if one == self._mesh.self_id:
+            case holder_events.LinkRestored(one, device) if one == self._mesh.self_id:
                 # others may have reported it alive before it could receive anything
                 self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
         self._post(sign)
@@ -198,7 +201,7 @@ class JobDriver:
 
     async def _welcome(self, device: str) -> None:
         seconds = self._settings.answer_seconds
-        await unfinished.end_other_jobs(self._mesh, device, self._planning.job, seconds)
+        await job_registry.end_other_jobs(self._mesh, device, self._planning.job, seconds)
         await self._runs.welcome(device, lambda: self._core.phase is HolderPhase.TRAINING)
 
     async def _tick(self) -> None:
@@ -220,12 +223,12 @@ class JobDriver:
 
     # -- the rules -------------------------------------------------------------------------------
 
-    def _post(self, event: rules.HolderEvent) -> None:
+    def _post(self, event: holder_events.HolderEvent) -> None:
         now = monotonic()
-        self._do(self._core.handle(rules.FullSnapshotsAre(self._copies()), now))
+        self._do(self._core.handle(holder_events.FullSnapshotsAre(self._copies()), now))
         self._do(self._core.handle(event, now))
 
-    def _do(self, instructions: list[to_do.HolderInstruction]) -> None:
+    def _do(self, instructions: list[holder_instructions.HolderInstruction]) -> None:
         self._changed.set()
         self._todo.extend(instructions)
         if not self._carrying_out and not self._over.done():
@@ -238,7 +241,7 @@ class JobDriver:
         try:
             while self._todo and writing is None:
                 instruction = self._todo.popleft()
-                if isinstance(instruction, to_do.WriteJournal):
+                if isinstance(instruction, holder_instructions.WriteJournal):
                     writing = self._memory.write_down(instruction, self._answer)
                 else:
                     self._carry_out(instruction)
@@ -254,34 +257,34 @@ class JobDriver:
         self._carrying_out = False
         self._do([])
 
-    def _carry_out(self, instruction: to_do.HolderInstruction) -> None:
+    def _carry_out(self, instruction: holder_instructions.HolderInstruction) -> None:
         match instruction:
-            case to_do.StopRounds():
+            case holder_instructions.StopRounds():
                 self._freeze()
-            case to_do.DrainRounds():
+            case holder_instructions.DrainRounds():
                 self._memory.pause()
                 self._runs.drain()
-            case to_do.AskCoordinator(ask):
+            case holder_instructions.AskCoordinator(ask):
                 if self._asking is not None:
                     self._asking.cancel()
                 self._asking = self._tasks.spawn(self._ask(ask), "make an epoch ready")
-            case to_do.BeginGeneration(_, _, reason, alive):
+            case holder_instructions.BeginGeneration(_, _, reason, alive):
                 self._begin(reason, alive)
-            case to_do.RetainOnly(versions, alive):
+            case holder_instructions.RetainOnly(versions, alive):
                 self.copies.keep_only(versions, alive)
-            case to_do.CollectWeights():
+            case holder_instructions.CollectWeights():
                 self._runs.bring_home(self._give_up_first_weights)
-            case to_do.ReportFailure(device):
+            case holder_instructions.ReportFailure(device):
                 self.reports.failure(device, is_short=self._runs.is_short(device))
-            case to_do.ReportWaiting(devices):
+            case holder_instructions.ReportWaiting(devices):
                 self.reports.waiting(devices)
-            case to_do.GrantLeave(device):
+            case holder_instructions.GrantLeave(device):
                 self.elastic.let_go(device)
-            case to_do.DenyLeave(device, reason):
+            case holder_instructions.DenyLeave(device, reason):
                 self.elastic.keep(device, reason)
-            case to_do.PartEnds(first, end, devices):
+            case holder_instructions.PartEnds(first, end, devices):
                 self._fail(self._part_ends(first, end, devices))
-            case to_do.StopJob(reason, _):
+            case holder_instructions.StopJob(reason, _):
                 self._stop(reason)
             case _:
                 raise InternalError(f"unexpected instruction {type(instruction).__name__}")
@@ -336,7 +339,9 @@ class JobDriver:
     def _take(self, reply: ReconfigureReply, number: int) -> None:
         # The rules may refuse it; then the plan in force stays the old one.
         old, self._answer = self._answer, reply
-        self._post(rules.GenerationReady(number, placement_of(reply.assignment), reply.choice))
+        self._post(
+            holder_events.GenerationReady(number, placement_of(reply.assignment), reply.choice)
+        )
         placed = self._core.history.placed
         if placed is None or placed.epoch != reply.assignment.key.epoch:
             self._answer = old
@@ -352,7 +357,7 @@ class JobDriver:
         self.reports.warn(f"{error}: this job goes on without {name} until it starts again", name)
         if device == self._planner.coordinator:
             self._distrust(device)
-        self._on_sign(rules.MemberDied(device, certain=False))
+        self._on_sign(holder_events.MemberDied(device, certain=False))
 
     def _pass_over(self, device: str, why: str) -> None:
         """Ask a coordinator no more for a while, and notify the devices of this job."""
@@ -397,7 +402,7 @@ class JobDriver:
 
     def _on_stable(self, version: Version) -> None:
         self._memory.stable(version)
-        self._post(rules.SnapshotStable(version, self.copies.read))
+        self._post(holder_events.SnapshotStable(version, self.copies.read))
 
     def _give_up_first_weights(self) -> None:
         """The trained ones take their place, in the same memory."""
@@ -454,7 +459,7 @@ class MembershipAdapter:
     """
 
     def __init__(
-        self, mesh: Mesh, alone: bool, notify: Callable[[rules.HolderEvent], None]
+        self, mesh: Mesh, alone: bool, notify: Callable[[holder_events.HolderEvent], None]
     ) -> None:
         self._mesh = mesh
         self._alone = alone
@@ -473,17 +478,19 @@ class MembershipAdapter:
             case MemberChanged(member, _, certain):
                 self._on_member(member.id, member.state, certain=certain)
             case LinkLost(peer):
-                self._notify(rules.LinkBroken(self._mesh.self_id, peer))
+                self._notify(holder_events.LinkBroken(self._mesh.self_id, peer))
             case LinkUp(peer):
-                self._notify(rules.LinkRestored(self._mesh.self_id, peer))
+                self._notify(holder_events.LinkRestored(self._mesh.self_id, peer))
 
     def _on_member(self, device: str, state: MemberState, *, certain: bool = False) -> None:
         if self._alone and device != self._mesh.self_id:
             return
         match state:
             case MemberState.ALIVE:
-                self._notify(rules.MemberAppeared(device))
+                self._notify(holder_events.MemberAppeared(device))
             case MemberState.DEAD | MemberState.LEFT:
-                self._notify(rules.MemberDied(device, certain, left=state is MemberState.LEFT))
+                self._notify(
+                    holder_events.MemberDied(device, certain, left=state is MemberState.LEFT)
+                )
             case MemberState.SUSPECT:
                 pass  # it may refute

@@ -54,7 +54,7 @@ from p2ptrain.messages.stage_reports import (
 )
 from p2ptrain.messages.tensors import MicroBatchKey, StreamId, Value
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.stage import cross_stage_gradients as clip
+from p2ptrain.model.stage import cross_stage_gradients
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
 from p2ptrain.recovery.commit import Coefficient
@@ -374,7 +374,7 @@ class HolderGeneration:
         report = NormsReport.read(message.fields)
         coefficient = self._norms.add(stage, report.first, report.norms)
         if coefficient is not None:
-            self._coefficients.put(report.round, clip.to_number(coefficient))
+            self._coefficients.put(report.round, cross_stage_gradients.to_number(coefficient))
 
     async def _failed(self, peer: str, message: Message) -> None:
         stage = self._stage(peer, message)

@@ -23,7 +23,7 @@ from p2ptrain.messages.kinds import ALIVE
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message
 from p2ptrain.process.memory_budget import is_out_of_memory, smaller_budget
-from p2ptrain.recovery.cores import holder_events as rules
+from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.retry_policy import Complaints
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import RecoverySettings
@@ -71,7 +71,7 @@ class GenerationRunner:
         work: GenerationWork,
         reports: JobReports,
         tasks: TaskOwner,
-        post: Callable[[rules.HolderEvent], None],
+        post: Callable[[holder_events.HolderEvent], None],
         hangs: Callable[[Hangs], None],
         settings: RecoverySettings,
     ) -> None:
@@ -166,7 +166,7 @@ class GenerationRunner:
         except Exception as error:
             self._disturbed(epoch, error)
         else:
-            self._post(rules.StepsDone() if is_done else rules.RoundsDrained())
+            self._post(holder_events.StepsDone() if is_done else holder_events.RoundsDrained())
         finally:
             for task in watching:
                 task.cancel()
@@ -178,7 +178,7 @@ class GenerationRunner:
         except Exception as error:
             self._disturbed(epoch, error)
         else:
-            self._post(rules.WeightsHome())
+            self._post(holder_events.WeightsHome())
 
     # -- what disturbs it ------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class GenerationRunner:
         devices = await detect_stall(self._mesh, epoch, self._settings)
         names = ", ".join(sorted(self._reports.name(device) for device in devices))
         self._reports.warn(f"nothing moves any more, and {names} did not finish: making a new plan")
-        self._post(rules.RoundStalled(devices))
+        self._post(holder_events.RoundStalled(devices))
 
     async def _watch_silence(self, epoch: HolderGeneration) -> None:
         found = await silence(self._mesh, epoch, self._reports.warn, self._settings)
@@ -230,7 +230,7 @@ class GenerationRunner:
             elif error.device == self._mesh.self_id:
                 why = f"{name} refuses what this device sends ({error})"
             self._name(device, why)
-        self._post(rules.Faulty(device, cleared))
+        self._post(holder_events.Faulty(device, cleared))
 
     def _name(self, device: str, why: str) -> None:
         name = self._reports.name(device)
@@ -247,7 +247,7 @@ class GenerationRunner:
         elif self._complaints.ends_job(failed.device):
             raise failed.error
         self._name(failed.device, f"{failed}; continuing without {failed.name}")
-        self._post(rules.Faulty(failed.device))
+        self._post(holder_events.Faulty(failed.device))
 
     def link_ended(self, one: str, other: str) -> bool:
         """The first of them says so; whether that is believed."""
@@ -257,7 +257,7 @@ class GenerationRunner:
         if name in self._reports.faulty:
             return False
         self._name(one, f"{name} says again and again that its connection to {whose} has ended")
-        self._post(rules.Faulty(one))
+        self._post(holder_events.Faulty(one))
         return False
 
     def _note_short(self, epoch: HolderGeneration, error: StageOutOfMemory) -> None:
@@ -271,14 +271,14 @@ class GenerationRunner:
         when = f"after step {step}" if has_begun else "in the first round"
         self._reports.warn(f"{error} {when}: planning with what it has")
         most = min(error.memory_bytes, smaller_budget(asked, self._settings.less_memory_share))
-        self._post(rules.DeviceOutOfMemory(error.device, most))
+        self._post(holder_events.DeviceOutOfMemory(error.device, most))
 
     def _lose_touch(self, epoch: HolderGeneration, error: Exception) -> None:
         """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""
         why = str(error) or "a device took too long"
         log.info("epoch_disturbed", why=why)
         if self.epoch is epoch:
-            self._post(rules.RoundInterrupted(why))
+            self._post(holder_events.RoundInterrupted(why))
 
 
 ASK_TIMEOUT_SECONDS = 5.0

@@ -10,7 +10,7 @@ from p2ptrain.holder.full_snapshots import CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.start.journal import FIRST_EPOCH, Journal, JournalEntry
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.recovery.choose_version import FullSnapshot
-from p2ptrain.recovery.cores import holder_instructions as to_do
+from p2ptrain.recovery.cores import holder_instructions
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
@@ -53,12 +53,12 @@ class JobRecord:
         self._noted = None if is_new else entry.noted
 
     @property
-    def noted(self) -> to_do.WriteJournal | None:
+    def noted(self) -> holder_instructions.WriteJournal | None:
         """What the journal says; None = a new job."""
         return self._noted
 
     def write_down(
-        self, noted: to_do.WriteJournal, answer: ReconfigureReply | None
+        self, noted: holder_instructions.WriteJournal, answer: ReconfigureReply | None
     ) -> Coroutine[Any, Any, None] | None:
         """Put down what the rules say; returns what must have ended before it is announced.
 

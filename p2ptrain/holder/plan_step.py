@@ -38,7 +38,7 @@ from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.cores import reconfigure_events as rules
+from p2ptrain.recovery.cores import reconfigure_events
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds
@@ -116,7 +116,7 @@ class PlanStep:
             device, reason = self._trouble
             self._planner.was_useless(device, f"made a plan that cannot be used ({reason})")
 
-    async def plan(self, make: rules.MakePlan) -> PlannedAttempt:
+    async def plan(self, make: reconfigure_events.MakePlan) -> PlannedAttempt:
         """With backup peers for its copies.
 
         Raises:
@@ -140,7 +140,7 @@ class PlanStep:
         planning, holder = self._request.planning, self._request.ask.holder
         return plan_backups(planning, made.plan, stages, made.candidates, links, holder)
 
-    async def _make_plan(self, make: rules.MakePlan) -> PlannedAttempt:
+    async def _make_plan(self, make: reconfigure_events.MakePlan) -> PlannedAttempt:
         in_force = self._request.in_force
         if make.present is not None and in_force is not None and not self._findings.unable:
             return await self._as_it_was(make.present, len(make.devices))
@@ -186,7 +186,7 @@ class PlanStep:
             return {}
         return said if request.planning.ftpipehd is None else with_times_of_holder(holder, said)
 
-    def _later(self, make: rules.MakePlan) -> Mapping[str, str]:
+    def _later(self, make: reconfigure_events.MakePlan) -> Mapping[str, str]:
         """Names, by id, of who has come while training stands still: it is measured afterwards."""
         ask, in_force = self._request.ask, self._request.in_force
         if ask.reason is not ReconfigureReason.FAILURE or in_force is None:
@@ -196,7 +196,9 @@ class PlanStep:
         )
         return {d: self._name(d) for d in sorted(new) if not self._is_known(d)}
 
-    async def _chosen(self, make: rules.MakePlan, later: Mapping[str, str]) -> PlannedAttempt:
+    async def _chosen(
+        self, make: reconfigure_events.MakePlan, later: Mapping[str, str]
+    ) -> PlannedAttempt:
         """From all but those of `later`."""
         candidates, unmeasured = await self._candidates(make, later)
         left_out = (*unmeasured, *self._left_out(make))
@@ -215,7 +217,9 @@ class PlanStep:
             candidates.values(), self._surveyor.links, self._name(ask.holder), ask.without
         )
 
-    async def _found(self, make: rules.MakePlan, household: MeasuredCluster) -> tuple[Plan, str]:
+    async def _found(
+        self, make: reconfigure_events.MakePlan, household: MeasuredCluster
+    ) -> tuple[Plan, str]:
         question = self._question(make, household)
         proposed = self._proposed(make, question)
         if proposed is not None:
@@ -224,7 +228,9 @@ class PlanStep:
             return await search(question, SearchPriority.ALONE), self._mesh.self_id
         return await self._planner.plan(question)
 
-    def _question(self, make: rules.MakePlan, household: MeasuredCluster) -> PlanQuestion:
+    def _question(
+        self, make: reconfigure_events.MakePlan, household: MeasuredCluster
+    ) -> PlanQuestion:
         request = self._request
         is_published = request.planning.ftpipehd is not None
         from_zero = request.in_force is None or self._is_first(make)
@@ -236,7 +242,7 @@ class PlanStep:
         near = Near(self._present(), replicas, request.recovery)
         return PlanQuestion(request.planning, household, near)
 
-    def _proposed(self, make: rules.MakePlan, question: PlanQuestion) -> Plan | None:
+    def _proposed(self, make: reconfigure_events.MakePlan, question: PlanQuestion) -> Plan | None:
         """The plan that was found while training went on, where nothing has come between."""
         proposed, is_first = self._request.proposed, self._request.in_force is None
         if proposed is None or is_first or self._is_first(make):
@@ -249,7 +255,7 @@ class PlanStep:
             log.info("not_as_proposed", why=str(error))
             return None
 
-    def _is_first(self, make: rules.MakePlan) -> bool:
+    def _is_first(self, make: reconfigure_events.MakePlan) -> bool:
         """Whether nothing has been trained yet: then no plan has to be close to another."""
         return (
             make.choice.version.step
@@ -262,7 +268,7 @@ class PlanStep:
         return plan_in_force(self._request.in_force, self._request.planning, self._mesh)
 
     async def _candidates(
-        self, make: rules.MakePlan, later: Mapping[str, str]
+        self, make: reconfigure_events.MakePlan, later: Mapping[str, str]
     ) -> tuple[dict[str, MeasuredDevice], tuple[LeftOut, ...]]:
         """Who may take part or give, with the memory it proved to have.
 
@@ -308,7 +314,7 @@ class PlanStep:
         """A device by its state report for this request."""
         return MeasuredDevice.of(device, self._name(device), self._findings.stock[device])
 
-    def _left_out(self, make: rules.MakePlan) -> list[LeftOut]:
+    def _left_out(self, make: reconfigure_events.MakePlan) -> list[LeftOut]:
         reasons = {
             **self._findings.silent,
             **self._findings.unable,

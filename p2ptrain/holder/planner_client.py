@@ -26,7 +26,7 @@ from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited, part_of
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import SearchPriority
-from p2ptrain.recovery.cores import planner_core as rules
+from p2ptrain.recovery.cores import planner_core
 from p2ptrain.recovery.recovery_settings import HOME, Patience
 
 log = get_logger(__name__)
@@ -69,7 +69,7 @@ class Planner:
         self._mesh = mesh
         self._surveyor = surveyor
         self._pass_over = pass_over
-        self._core = rules.PlannerCore(mesh.self_id, patience)
+        self._core = planner_core.PlannerCore(mesh.self_id, patience)
 
     @property
     def coordinator(self) -> str | None:
@@ -142,7 +142,7 @@ class _PendingQuestion(Generic[T]):
     def __init__(
         self,
         mesh: Mesh,
-        core: rules.AskedPlan,
+        core: planner_core.AskedPlan,
         question: _PlannerQuestion[T],
         pass_over: Callable[[str, str], None],
     ) -> None:
@@ -150,7 +150,7 @@ class _PendingQuestion(Generic[T]):
         self._core = core
         self._question = question
         self._pass_over = pass_over
-        self._events: asyncio.Queue[tuple[rules.PlannerEvent, T | None]] = asyncio.Queue(64)
+        self._events: asyncio.Queue[tuple[planner_core.PlannerEvent, T | None]] = asyncio.Queue(64)
         self._found: tuple[T, bool] | None = None  # and whether it was found here
         self._asks_for_sign = False
         self._without_plan: tuple[str, str] | None = None  # who found none, and why
@@ -174,7 +174,7 @@ class _PendingQuestion(Generic[T]):
                     self._do(core.tick(monotonic()), spawn)
                     continue
                 if answer is not None and not core.is_over:
-                    self._found = answer, isinstance(event, rules.FoundHere)
+                    self._found = answer, isinstance(event, planner_core.FoundHere)
                 self._do(core.handle(event, monotonic()), spawn)
             for task in tasks:
                 task.cancel()
@@ -186,19 +186,19 @@ class _PendingQuestion(Generic[T]):
 
     def _do(
         self,
-        instructions: list[rules.PlannerInstruction],
+        instructions: list[planner_core.PlannerInstruction],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         for instruction in instructions:
             match instruction:
-                case rules.AskPlanner(device):
+                case planner_core.AskPlanner(device):
                     spawn(self._ask(device))
-                case rules.AskForSign(device) if not self._asks_for_sign:
+                case planner_core.AskForSign(device) if not self._asks_for_sign:
                     self._asks_for_sign = True
                     spawn(self._ask_for_sign(device))
-                case rules.PlanHere():
+                case planner_core.PlanHere():
                     spawn(self._find_here())
-                case rules.PassOver(device, why):
+                case planner_core.PassOver(device, why):
                     self._pass_over(device, why)
 
     async def _ask(self, device: str) -> None:
@@ -211,32 +211,32 @@ class _PendingQuestion(Generic[T]):
                 reply_parts=limited(LARGE.most_bytes),
             )
             answer = await read_beside(question.read, part_of(reply))
-            self._handle(rules.PlanAnswered(), answer)
+            self._handle(planner_core.PlanAnswered(), answer)
         except PlanError as error:  # no device is to blame where none is found here either
             self._without_plan = device, str(error)
-            self._handle(rules.NoAnswer())
+            self._handle(planner_core.NoAnswer())
         except (Error, TimeoutError) as error:
             why = str(error) or "it took too long"
             log.info("not_answered", by=device[:12], why=why)
             pardoned = question.pardons(error)
             self._handle(
-                rules.NoAnswer()
+                planner_core.NoAnswer()
                 if pardoned
-                else rules.Useless(f"gave an answer that cannot be used ({why})")
+                else planner_core.Useless(f"gave an answer that cannot be used ({why})")
             )
 
     async def _ask_for_sign(self, device: str) -> None:
         try:
             seconds = self._question.seconds
             reply = await self._mesh.call(device, Message(WORKS), timeout_seconds=seconds)
-            self._handle(rules.Sign(reply.fields.get("works") is True))
+            self._handle(planner_core.Sign(reply.fields.get("works") is True))
         except (Error, TimeoutError) as error:
             log.info("no_sign_of_work", by=device[:12], why=str(error) or "no answer")
         finally:
             self._asks_for_sign = False
 
     async def _find_here(self) -> None:
-        self._handle(rules.FoundHere(), await self._question.here())
+        self._handle(planner_core.FoundHere(), await self._question.here())
 
-    def _handle(self, event: rules.PlannerEvent, answer: T | None = None) -> None:
+    def _handle(self, event: planner_core.PlannerEvent, answer: T | None = None) -> None:
         self._events.put_nowait((event, answer))

@@ -29,7 +29,7 @@ from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.choose_version import VersionChoice
-from p2ptrain.recovery.cores import reconfigure_events as rules
+from p2ptrain.recovery.cores import reconfigure_events
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
 from p2ptrain.recovery.fetch_plan import Fetch, relayable_fetches
@@ -71,7 +71,7 @@ class Reconfiguration:
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
         gathers = request.recovery is ReplanMethod.HEAVY and request.in_force is not None
         self._core = ChangeCore(request.ask, self._alive, gathers=gathers, settings=settings)
-        self._events: asyncio.Queue[rules.ChangeEvent] = asyncio.Queue(EVENTS_LIMIT)
+        self._events: asyncio.Queue[reconfigure_events.ChangeEvent] = asyncio.Queue(EVENTS_LIMIT)
         self._made: dict[int, PlannedAttempt] = {}  # by generation
         self._no_plan: str | None = None  # why no plan fits, where that is so
         self._moved_bytes = 0
@@ -102,22 +102,24 @@ class Reconfiguration:
 
     def _carry_out(
         self,
-        instructions: list[rules.ChangeInstruction],
+        instructions: list[reconfigure_events.ChangeInstruction],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        prepares = [one for one in instructions if isinstance(one, rules.PrepareDevice)]
+        prepares = [
+            one for one in instructions if isinstance(one, reconfigure_events.PrepareDevice)
+        ]
         wanted = relayable_fetches({one.device: one.fetches for one in prepares})
         for instruction in instructions:
             match instruction:
-                case rules.AskStateReport():
+                case reconfigure_events.AskStateReport():
                     spawn(self._ask_state(instruction))
-                case rules.GatherUnits(device, placed, fetches):
+                case reconfigure_events.GatherUnits(device, placed, fetches):
                     spawn(self._gather(device, placed, fetches))
-                case rules.MakePlan():
+                case reconfigure_events.MakePlan():
                     spawn(self._plan(instruction))
-                case rules.PrepareDevice(device, placed):
+                case reconfigure_events.PrepareDevice(device, placed):
                     spawn(self._prepare(device, placed, wanted[device]))
-                case rules.EpochReady(_, placed, choice):
+                case reconfigure_events.EpochReady(_, placed, choice):
                     self._planning.was_ready()
                     self._reply = self._answered(placed, choice)
                 case ReconfigureFailure():
@@ -134,11 +136,11 @@ class Reconfiguration:
     def _is_hanging(self, error: Hangs) -> None:
         """A device that hangs is not asked again: it is as if it had died."""
         self._hangs(error)
-        self._events.put_nowait(rules.MemberGone(error.device))
+        self._events.put_nowait(reconfigure_events.MemberGone(error.device))
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
         if isinstance(event, MemberChanged) and event.member.state in GONE:
-            self._events.put_nowait(rules.MemberGone(event.member.id))
+            self._events.put_nowait(reconfigure_events.MemberGone(event.member.id))
 
     async def _reach(self, name: str) -> None:
         await failpoints.reach(name, device=self._mesh.self_id)
@@ -148,7 +150,7 @@ class Reconfiguration:
 
     # -- stock -----------------------------------------------------------------------------------
 
-    async def _ask_state(self, asked: rules.AskStateReport) -> None:
+    async def _ask_state(self, asked: reconfigure_events.AskStateReport) -> None:
         forward = asked.forward
         request = StateRequest(
             self._request.planning.job,
@@ -177,31 +179,31 @@ class Reconfiguration:
             self._findings.silent[asked.device] = reason
             if isinstance(error, Hangs):
                 self._is_hanging(error)
-            failed = rules.StateReportFailed(asked.epoch, asked.device, reason)
+            failed = reconfigure_events.StateReportFailed(asked.epoch, asked.device, reason)
             self._events.put_nowait(failed)
             return
         self._findings.silent.pop(asked.device, None)
         self._findings.stock[asked.device] = replace(inventory, device=asked.device)
         self._surveyor.learn(asked.device, inventory.speeds)
         self._events.put_nowait(
-            rules.StateReported(asked.epoch, self._findings.stock[asked.device])
+            reconfigure_events.StateReported(asked.epoch, self._findings.stock[asked.device])
         )
 
     # -- plan ------------------------------------------------------------------------------------
 
-    async def _plan(self, make: rules.MakePlan) -> None:
+    async def _plan(self, make: reconfigure_events.MakePlan) -> None:
         try:
             made = await self._planning.plan(make)
         except UserError as error:
             self._refuse_plan(make.epoch, str(error))
             return
         self._made[make.epoch] = made
-        self._events.put_nowait(rules.PlanMade(make.epoch, made.protected.stages))
+        self._events.put_nowait(reconfigure_events.PlanMade(make.epoch, made.protected.stages))
 
     def _refuse_plan(self, epoch: int, reason: str) -> None:
         if epoch == self._core.epoch:
             self._no_plan = reason
-        self._events.put_nowait(rules.PlanFailed(epoch, reason))
+        self._events.put_nowait(reconfigure_events.PlanFailed(epoch, reason))
 
     # -- making ready ----------------------------------------------------------------------------
 
@@ -211,14 +213,14 @@ class Reconfiguration:
         assignment = assignment_on_one(in_force.assignment, placed)
         request = PrepareRequest(0, gather=True)
         trouble = await self._made_ready(device, assignment, request, wanted)
-        self._events.put_nowait(rules.DeviceReady(placed.epoch, device, trouble))
+        self._events.put_nowait(reconfigure_events.DeviceReady(placed.epoch, device, trouble))
 
     async def _prepare(self, device: str, placed: Placement, wanted: tuple[Fetch, ...]) -> None:
         made, name = self._made[placed.epoch], self._name(device)
         assignment = assignment_of(self._request.planning, made.plan, placed)
         request = PrepareRequest(made.plan.predicted.peak_bytes.get(name, 0))
         trouble = await self._made_ready(device, assignment, request, wanted)
-        self._events.put_nowait(rules.DeviceReady(placed.epoch, device, trouble))
+        self._events.put_nowait(reconfigure_events.DeviceReady(placed.epoch, device, trouble))
 
     async def _made_ready(
         self,

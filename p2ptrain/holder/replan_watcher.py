@@ -27,9 +27,9 @@ from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.net.message import Message
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.cpu_share import CpuSpan
-from p2ptrain.recovery import replan_trigger as rules
+from p2ptrain.recovery import replan_trigger
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.cores import holder_events as holder
+from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.drift_watch import DriftWatch, is_off
 from p2ptrain.recovery.ftpipehd_repartition import RepartitionSchedule, capacities, expected_with
 from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason
@@ -90,7 +90,7 @@ class ReplanWatcher:
         planning: JobPlanRequest,
         planner: Planner,
         household: ReplanContext,
-        want: Callable[[holder.ChangeWanted], None],
+        want: Callable[[holder_events.ChangeWanted], None],
         *,
         replans: bool,
         settings: RecoverySettings = HOME,
@@ -102,7 +102,7 @@ class ReplanWatcher:
         self._planner = planner
         self._household = household
         self._want = want
-        self._core = rules.ReplanTrigger(mesh.self_id, replans=replans, settings=settings)
+        self._core = replan_trigger.ReplanTrigger(mesh.self_id, replans=replans, settings=settings)
         self._answer: ReconfigureReply | None = None
         self._expected: Mapping[Seat, ExpectedSeconds] = {}
         self._promised: Mapping[Seat, ExpectedSeconds] = {}  # as the plan in force was made
@@ -139,14 +139,14 @@ class ReplanWatcher:
 
     # -- what happens ----------------------------------------------------------------------------
 
-    def note(self, sign: holder.HolderEvent) -> None:
+    def note(self, sign: holder_events.HolderEvent) -> None:
         """What the mesh says of a device."""
         match sign:
-            case holder.MemberAppeared(device):
-                self._post(rules.DeviceJoined(device))
-            case holder.MemberDied(device):
+            case holder_events.MemberAppeared(device):
+                self._post(replan_trigger.DeviceJoined(device))
+            case holder_events.MemberDied(device):
                 self.let_go(device)  # its next process may leave too
-                self._post(rules.DeviceGone(device))
+                self._post(replan_trigger.DeviceGone(device))
 
     @property
     def knows_plan(self) -> bool:
@@ -157,7 +157,7 @@ class ReplanWatcher:
         """A generation is asked for; returns the plan that was found for it already."""
         self._cancel_look()
         self._watch, self._was_asked_for = None, ask.reason
-        self._post(rules.ReconfigureStarted())
+        self._post(replan_trigger.ReconfigureStarted())
         if self._proposed is None or self._proposed[0] is not ask.reason:
             return None
         return self._proposed[1]
@@ -181,7 +181,7 @@ class ReplanWatcher:
             self._was_asked_for is ReconfigureReason.FAILURE and is_new and bool(answer.expected)
         )
         devices = frozenset(answer.assignment.devices)
-        self._post(rules.GenerationBegan(devices, answer.considered, in_haste))
+        self._post(replan_trigger.GenerationBegan(devices, answer.considered, in_haste))
 
     def busy(self, spans: Mapping[Seat, CpuSpan], *, copying: bool) -> None:
         """What a round of training has taken; `copying`: beside copies of stages on their way."""
@@ -208,7 +208,7 @@ class ReplanWatcher:
         # A plan that was asked for by name is obeyed as long as devices do what it expects.
         off = any(is_off(factor) for factor in factors.values())
         if self._planning.planner == "auto" or self._core.in_haste or off:
-            self._post(rules.DriftChecked())
+            self._post(replan_trigger.DriftChecked())
 
     def pause_over(self) -> None:
         """Something that is no training took the time until now: an evaluation."""
@@ -223,7 +223,7 @@ class ReplanWatcher:
         self._expected = expected_with(self._expected, before, self.corrections)
         by_name = {self._name(d): round(c, 3) for d, c in self.corrections.devices.items()}
         log.info("capacities", devices=by_name)
-        self._post(rules.DriftChecked())
+        self._post(replan_trigger.DriftChecked())
 
     # -- leaving ---------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class ReplanWatcher:
         if waiting is None:
             waiting = self._leavers[peer] = asyncio.get_running_loop().create_future()
             log.info("device_leaves", name=self._name(peer))
-            self._post(rules.DeviceLeaving(peer))
+            self._post(replan_trigger.DeviceLeaving(peer))
         refused = await asyncio.shield(waiting)  # one without a part is let go at once
         if failpoints.armed:
             await self._reach("leave.answer.before")
@@ -260,20 +260,20 @@ class ReplanWatcher:
 
     # -- the rules -------------------------------------------------------------------------------
 
-    def _post(self, event: rules.ElasticEvent) -> None:
+    def _post(self, event: replan_trigger.ElasticEvent) -> None:
         self._do(self._core.handle(event, monotonic()))
 
-    def _do(self, instructions: list[rules.ElasticInstruction]) -> None:
+    def _do(self, instructions: list[replan_trigger.ElasticInstruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case rules.EvaluateNow():
+                case replan_trigger.EvaluateNow():
                     self._cancel_look()
                     look = self._look(instruction)
                     self._looking = self._tasks.spawn(look, "look for a better plan")
-                case rules.RefuseLeave(device, reason):
+                case replan_trigger.RefuseLeave(device, reason):
                     self.keep(device, reason)
-                case rules.AdoptPlan(reason, leaver):
-                    self._want(holder.ChangeWanted(reason, leaver))
+                case replan_trigger.AdoptPlan(reason, leaver):
+                    self._want(holder_events.ChangeWanted(reason, leaver))
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -296,7 +296,7 @@ class ReplanWatcher:
     async def _end_look(self) -> None:
         await self._planner.end_look(self._planning.job)
 
-    async def _look(self, look: rules.EvaluateNow) -> None:
+    async def _look(self, look: replan_trigger.EvaluateNow) -> None:
         limit = _LIMITS_SECONDS.get(look.reason, LOOK_SECONDS)
         if failpoints.armed:
             await self._reach("look.ask.before")
@@ -309,7 +309,7 @@ class ReplanWatcher:
             if isinstance(error, TimeoutError):  # the coordinator still looks
                 self._tasks.spawn(self._end_look(), "end a look")
             why = str(error) if isinstance(error, PlanError) else None
-            self._post(rules.EvaluationFailed(look.number, why))
+            self._post(replan_trigger.EvaluationFailed(look.number, why))
             return
         log.info("looked", reason=look.reason.value, gain=found.gain, found=found.reason)
         if failpoints.armed:
@@ -317,9 +317,11 @@ class ReplanWatcher:
         self._looking = None
         if found.plan is not None:
             self._proposed = self._reason_for(look, devices), found.plan
-        self._post(rules.EvaluationAnswered(look.number, devices, found.in_sight))
+        self._post(replan_trigger.EvaluationAnswered(look.number, devices, found.in_sight))
 
-    def _reason_for(self, look: rules.EvaluateNow, devices: frozenset[str]) -> ReconfigureReason:
+    def _reason_for(
+        self, look: replan_trigger.EvaluateNow, devices: frozenset[str]
+    ) -> ReconfigureReason:
         assert self._answer is not None
         if look.reason is ReconfigureReason.LEAVE:
             return ReconfigureReason.LEAVE
@@ -329,7 +331,7 @@ class ReplanWatcher:
             else ReconfigureReason.DRIFT
         )
 
-    async def _ask(self, look: rules.EvaluateNow, limit_seconds: float) -> ReplanReply:
+    async def _ask(self, look: replan_trigger.EvaluateNow, limit_seconds: float) -> ReplanReply:
         answer = self._answer
         if answer is None:
             raise PeerError("no plan is in force")

@@ -27,7 +27,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.messages.findings import NonFiniteFinding, earliest
 from p2ptrain.messages.round_orders import RoundReport
-from p2ptrain.model.stage import cross_stage_gradients as clip
+from p2ptrain.model.stage import cross_stage_gradients
 from p2ptrain.recovery.commit import CommitTracker, Seat
 
 
@@ -142,7 +142,7 @@ class NormGatherer:
         self._norms, self._reported = {}, 0
         if not norms:
             return torch.tensor(1.0)
-        return clip.clip_coefficient(norms, self._max_norm)
+        return cross_stage_gradients.clip_coefficient(norms, self._max_norm)
 
 
 log = get_logger(__name__)

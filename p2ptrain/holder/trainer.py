@@ -30,7 +30,7 @@ from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, is_round_of, judged, noted
-from p2ptrain.holder.start import job_registry as unfinished
+from p2ptrain.holder.start import job_registry
 from p2ptrain.holder.start.job_start import JobStart, StartedJob
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
@@ -153,7 +153,7 @@ class JobTrainer:
             if self._feeding is not None:
                 self._feeding.close()
             seconds = self._settings.answer_seconds
-            await unfinished.end_job(self._mesh, self._id, reason, seconds)
+            await job_registry.end_job(self._mesh, self._id, reason, seconds)
 
     # -- before ----------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
     Take,
 )
-from p2ptrain.mesh.links import link_probe as probe
+from p2ptrain.mesh.links import link_probe
 from p2ptrain.mesh.links.connections import Connections
 from p2ptrain.mesh.links.hello import REFUSED_KIND, Hello, new_token
 from p2ptrain.mesh.links.router import Router
@@ -256,7 +256,7 @@ class NetworkMesh:
         self._left = False
 
     def _route_own_kinds(self) -> None:
-        probe.ProbeReceiver().install(self)
+        link_probe.ProbeReceiver().install(self)
         self.route_now(MEMBERSHIP_KIND, self._membership_driver.take_membership)
         self.route_now(ELECTION_KIND, self._membership_driver.take_election)
         self.route(TRUST_KIND, self.household_trust.exchange.take)
@@ -348,7 +348,7 @@ class NetworkMesh:
         return link.statistics() if link is not None else None
 
     async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
-        return await probe.measure_link(self, peer_id, duration_seconds)
+        return await link_probe.measure_link(self, peer_id, duration_seconds)
 
     def path(self, peer_id: str) -> Mapping[str, str]:
         """Where the link to a device goes: its `address`, our `interface`; empty without a link."""

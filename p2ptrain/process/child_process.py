@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.logs import get_logger
-from p2ptrain.process import child_process_main as apart_process
+from p2ptrain.process import child_process_main
 from p2ptrain.process.child_process_main import LENGTH
 from p2ptrain.process.memory_budget import available_memory_bytes
 
@@ -106,7 +106,7 @@ class ChildProcess:
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         rest = ["rest"] * (self._haste is SearchPriority.IDLE)
         with subprocess.Popen(
-            [sys.executable, "-P", "-m", apart_process.__name__, *rest],
+            [sys.executable, "-P", "-m", child_process_main.__name__, *rest],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.messages.round_orders import RoundOrder
-from p2ptrain.model.stage import cross_stage_gradients as clip
+from p2ptrain.model.stage import cross_stage_gradients
 from p2ptrain.model.stage.finite import Broken, FiniteUpdates
 from p2ptrain.model.stage.mutated_state import SavedBuffers, written_names
 from p2ptrain.model.stage.optimizer import StageOptimizer
@@ -266,7 +266,10 @@ class LiveStage(TrainedStage):
         assert self._order is not None
         with self._whole_or_torn():
             if coefficient is not None and coefficient != AS_IT_IS:
-                clip.scale_(self.optimizer.gradients().values(), clip.to_tensor(*coefficient))
+                cross_stage_gradients.scale_(
+                    self.optimizer.gradients().values(),
+                    cross_stage_gradients.to_tensor(*coefficient),
+                )
             self.optimizer.step(self._order.lr_factor)
             self.optimizer.zero_grad()
             self._round_counts()

@@ -31,8 +31,7 @@ from p2ptrain.messages.round_orders import RoundOrder, RoundReport, StageKey
 from p2ptrain.messages.stage_reports import NORMS_PER_MESSAGE, DoneFields, NormsReport
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, StreamId, Value
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.stage import cross_stage_gradients as clip
-from p2ptrain.model.stage import cross_stage_gradients as ties
+from p2ptrain.model.stage import cross_stage_gradients
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.process.memory_budget import available_memory_bytes
@@ -187,7 +186,9 @@ class LiveStageSender:
         """Send this stage's norms to the holder, where the job clips."""
         if self._leads and self._assignment.clip:
             owned = {name: self._gradient(name) for name in self._owned_names()}
-            norms = await self._shell.compute.run((0,), lambda: clip.tensor_norms(owned))
+            norms = await self._shell.compute.run(
+                (0,), lambda: cross_stage_gradients.tensor_norms(owned)
+            )
             if failpoints.armed:
                 await self._reach("norms.send.before", order.round.step)
             await self._report_norms(order, norms)
@@ -311,7 +312,7 @@ class LiveStageSender:
 
         def merge() -> None:
             for name, uses in parts.items():
-                self._stage.parameters()[name].grad = ties.merge(uses)
+                self._stage.parameters()[name].grad = cross_stage_gradients.merge(uses)
 
         if parts:
             await self._shell.compute.run((0,), merge)

@@ -27,7 +27,7 @@ from p2ptrain.model.stage.result_sizes import stage_needs
 from p2ptrain.plan.types.allocation import Allocation, sample_ranges
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.memory_budget import is_out_of_memory
-from p2ptrain.recovery.cores import worker_events as rules
+from p2ptrain.recovery.cores import worker_events
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
@@ -62,7 +62,7 @@ class GenerationBuild:
         around: WorkerContext,
         store: JobStore,
         tasks: TaskOwner,
-        feed: Callable[[rules.DeviceEvent], None],
+        feed: Callable[[worker_events.DeviceEvent], None],
         look: Callable[[Version], None],
         planned_bytes: int,
         *,
@@ -121,7 +121,9 @@ class GenerationBuild:
     ) -> None:
         epoch = self.assignment.key.epoch
         if short_bytes is not None:
-            self._feed(rules.PrepareFailed(epoch, "out of memory", memory_bytes=short_bytes))
+            self._feed(
+                worker_events.PrepareFailed(epoch, "out of memory", memory_bytes=short_bytes)
+            )
             return
         try:
             if not self._gathers and self.assignment.holder != self._mesh.self_id:
@@ -131,7 +133,7 @@ class GenerationBuild:
         except Exception as error:  # reported to the holder, which plans around it
             self._feed(self._failure(error))
         else:
-            self._feed(rules.Fetched(epoch))
+            self._feed(worker_events.Fetched(epoch))
 
     async def _know_sizes(self, short_of: Callable[[int], int | None]) -> None:
         """Of a model of another device's, whatever the plan says."""
@@ -171,7 +173,9 @@ class GenerationBuild:
             self._store.offer(version)
             if failpoints.armed:
                 await failpoints.reach("fetch.between", device=self._mesh.self_id)
-            self._feed(rules.PartFetched(assignment.key.epoch, wanted.first, wanted.end, version))
+            self._feed(
+                worker_events.PartFetched(assignment.key.epoch, wanted.first, wanted.end, version)
+            )
 
         async with task_scope() as group:
             for wanted in fetches:
@@ -188,7 +192,7 @@ class GenerationBuild:
             self._feed(self._failure(error))
         else:
             trim_heap()  # what the weights' way here has taken
-            self._feed(rules.Built(self.assignment.key.epoch))
+            self._feed(worker_events.Built(self.assignment.key.epoch))
 
     async def _build_stages(self) -> None:
         description = await self._description()
@@ -221,7 +225,7 @@ class GenerationBuild:
         read = partial(optimizer_from_fields, self.assignment.optimizer)
         return await self._compute.run((0,), read)
 
-    def _failure(self, error: Exception) -> rules.PrepareFailed:
+    def _failure(self, error: Exception) -> worker_events.PrepareFailed:
         memory_bytes, source = None, None
         if isinstance(error, StageTooLarge):
             memory_bytes = error.memory_bytes
@@ -235,7 +239,7 @@ class GenerationBuild:
         elif not isinstance(error, Error):
             log.error("not_made_ready", why=repr(error), exc_info=error)
         reason = str(error) or type(error).__name__
-        return rules.PrepareFailed(self.assignment.key.epoch, reason, source, memory_bytes)
+        return worker_events.PrepareFailed(self.assignment.key.epoch, reason, source, memory_bytes)
 
 
 KNOWN_WITHIN = 1.25

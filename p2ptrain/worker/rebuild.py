@@ -32,7 +32,7 @@ from p2ptrain.model.wire.tensor_codec import copy_into
 from p2ptrain.net.message import Message
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.commit import Coefficient
-from p2ptrain.recovery.cores import worker_events as rules
+from p2ptrain.recovery.cores import worker_events
 from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.runtime.device import LocalDevice
@@ -70,7 +70,7 @@ class StageRebuilder:
         shell: LocalDevice,
         store: JobStore,
         tasks: TaskOwner,
-        feed: Callable[[rules.DeviceEvent], None],
+        feed: Callable[[worker_events.DeviceEvent], None],
     ) -> None:
         self._shell = shell
         self._store = store
@@ -109,7 +109,7 @@ class StageRebuilder:
         except Exception as error:  # all devices go back instead
             known = isinstance(error, Error) or is_out_of_memory(error)
             log.warning("stage_not_made_anew", why=str(error), exc_info=None if known else error)
-        self._feed(rules.RebuildDone(request, what, is_here))
+        self._feed(worker_events.RebuildDone(request, what, is_here))
 
 
 def lines_key(job: str, epoch: int) -> GenerationKey:

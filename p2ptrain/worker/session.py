@@ -27,8 +27,7 @@ from p2ptrain.messages.round_orders import Commit, GenerationKey, RoundOrder
 from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.net.message import Message
 from p2ptrain.process.allocator import trim_heap
-from p2ptrain.recovery.cores import worker_events as rules
-from p2ptrain.recovery.cores import worker_instructions as to_do
+from p2ptrain.recovery.cores import worker_events, worker_instructions
 from p2ptrain.recovery.cores.worker_core import WorkerCore, WorkerPhase
 from p2ptrain.recovery.state_report import StateReport
 from p2ptrain.recovery.version import Version
@@ -66,7 +65,7 @@ class WorkerSession:
         self._others: frozenset[str] = frozenset()  # seen alive by the holder
         self._committed: Version | None = None  # newest committed to this device
         self._answers = PendingReplies()
-        self._todo: deque[to_do.DeviceInstruction] = deque()
+        self._todo: deque[worker_instructions.DeviceInstruction] = deque()
         self._is_queued = False  # whether the order that is taken in counts
         self._carrying_out = False
         self._tasks = TaskOwner(self._on_failed)
@@ -122,7 +121,7 @@ class WorkerSession:
         if self._core.phase is WorkerPhase.IDLE:  # nothing runs that must be stopped first
             await wait_until_linked(self._around.mesh, others)
         number, me = self._answers.number(), self._around.mesh.self_id
-        asked = rules.StateReportAsked(
+        asked = worker_events.StateReportAsked(
             request=number,
             peer=peer,
             epoch=request.epoch,
@@ -153,7 +152,7 @@ class WorkerSession:
         number = self._answers.number()
         placed = placement_of(assignment)
         request = PrepareRequest.read(message.fields)
-        asked = rules.PrepareAsked(number, peer, placed, fetches)
+        asked = worker_events.PrepareAsked(number, peer, placed, fetches)
         self._asked = GenerationBuild(
             *(assignment, self._around, self._store, self._tasks, self._feed, self._look),
             request.needed_bytes,
@@ -166,7 +165,7 @@ class WorkerSession:
         return answer
 
     async def _answer(
-        self, number: int, asked: rules.StateReportAsked | rules.PrepareAsked
+        self, number: int, asked: worker_events.StateReportAsked | worker_events.PrepareAsked
     ) -> Message:
         with self._answers.open(number) as answer:
             self._feed(asked)
@@ -176,13 +175,13 @@ class WorkerSession:
         """A generation is in force."""
         if failpoints.armed:
             failpoints.reach_now("begin.receive.before", device=self._around.mesh.self_id)
-        self._feed(rules.BeginReceived(peer, epoch))
+        self._feed(worker_events.BeginReceived(peer, epoch))
 
     async def order(self, peer: str, key: GenerationKey, order: RoundOrder) -> None:
         """A round of an epoch."""
         self._is_queued = False
         heard = (peer, key.epoch, order.round.step, order.keep, order.stay, order.offer)
-        self._feed(rules.RoundOrdered(*heard))
+        self._feed(worker_events.RoundOrdered(*heard))
         engagement = self.engagement
         if self._is_queued and engagement is not None:
             if order.keep and engagement.keeps:
@@ -200,25 +199,25 @@ class WorkerSession:
     def commit(self, peer: str, key: GenerationKey, commit: Commit) -> None:
         """An update counts."""
         self._report_progress()
-        self._feed(rules.CommitReceived(peer, key.epoch, commit.step, commit.coefficient))
+        self._feed(worker_events.CommitReceived(peer, key.epoch, commit.step, commit.coefficient))
 
-    def holder_is(self, state: rules.HolderState) -> None:
+    def holder_is(self, state: worker_events.HolderState) -> None:
         """What became of the holder, or of its job."""
-        if state is rules.HolderState.GONE and self.alone_since is None:
+        if state is worker_events.HolderState.GONE and self.alone_since is None:
             self.alone_since = monotonic()
-        self._feed(rules.HolderChanged(state))
+        self._feed(worker_events.HolderChanged(state))
 
     def link_ended(self, peer: str) -> None:
         """What was queued on the link to `peer` is lost."""
-        self._feed(rules.LinkEnded(peer))
+        self._feed(worker_events.LinkEnded(peer))
 
     def link_started(self, peer: str) -> None:
         """There is a link to `peer`, perhaps again."""
-        self._feed(rules.LinkStarted(peer))
+        self._feed(worker_events.LinkStarted(peer))
 
     async def close(self) -> None:
         """Leave the job at once."""
-        self.holder_is(rules.HolderState.ENDED)
+        self.holder_is(worker_events.HolderState.ENDED)
         await self.replication.stop()
         await self._tasks.done()
 
@@ -227,7 +226,7 @@ class WorkerSession:
 
     # -- the rules -------------------------------------------------------------------------------
 
-    def _feed(self, event: rules.DeviceEvent) -> None:
+    def _feed(self, event: worker_events.DeviceEvent) -> None:
         self._todo.extend(self._core.handle(event))
         if self._carrying_out:
             return
@@ -239,49 +238,49 @@ class WorkerSession:
             self._carrying_out = False
         self._around.changed()
 
-    def _carry_out(self, instruction: to_do.DeviceInstruction) -> None:
+    def _carry_out(self, instruction: worker_instructions.DeviceInstruction) -> None:
         match instruction:
-            case to_do.AnswerStateReport():
+            case worker_instructions.AnswerStateReport():
                 self._send_inventory(instruction)
-            case to_do.AnswerReady():
+            case worker_instructions.AnswerReady():
                 self._send_ready(instruction)
-            case to_do.RefuseCommand(request, _, reason):
+            case worker_instructions.RefuseCommand(request, _, reason):
                 self._answers.refuse(request, reason)
-            case to_do.StopStages(epoch):
+            case worker_instructions.StopStages(epoch):
                 self._tasks.spawn(self._stop(), f"stop epoch {epoch}")
-            case to_do.RebuildStage(request, what):
+            case worker_instructions.RebuildStage(request, what):
                 self._rebuilder.make(request, what, self._core.epoch)
-            case to_do.CancelRebuild():
+            case worker_instructions.CancelRebuild():
                 self._rebuilder.cancel()
-            case to_do.FetchParts(_, _, fetches):
+            case worker_instructions.FetchParts(_, _, fetches):
                 assert self._asked is not None
                 self._making = self._asked
                 self._making.fetch(fetches)
-            case to_do.BuildStages():
+            case worker_instructions.BuildStages():
                 assert self._making is not None
                 self._making.build()
-            case to_do.CancelPrepare():
+            case worker_instructions.CancelPrepare():
                 self._give_up("is made ready for another plan")
-            case to_do.StartStages():
+            case worker_instructions.StartStages():
                 self._start()
-            case to_do.QueueRound():
+            case worker_instructions.QueueRound():
                 self._is_queued = True
-            case to_do.ApplyUpdate():
+            case worker_instructions.ApplyUpdate():
                 self._apply(instruction)
-            case to_do.DropState(holdings):
+            case worker_instructions.DropState(holdings):
                 self._store.drop(holdings)
-            case to_do.ReportLink(_, epoch, peer, back):
+            case worker_instructions.ReportLink(_, epoch, peer, back):
                 self._report_link(epoch, peer, back=back)
-            case to_do.ReportOrphaned(holder):
+            case worker_instructions.ReportOrphaned(holder):
                 log.info("holder_gone", job=self.job)
                 self._around.waits(holder)
-            case to_do.ReleaseJob():
+            case worker_instructions.ReleaseJob():
                 self._release()
             case (
-                to_do.TakeSnapshot()
-                | to_do.OfferSnapshot()
-                | to_do.CollectSnapshot()
-                | to_do.ReportSnapshot()
+                worker_instructions.TakeSnapshot()
+                | worker_instructions.OfferSnapshot()
+                | worker_instructions.CollectSnapshot()
+                | worker_instructions.ReportSnapshot()
             ):
                 self.replication.carry_out(instruction)
             case _:
@@ -298,18 +297,18 @@ class WorkerSession:
         await self.replication.stop()
         held = await self._store.rest()
         self._store.keep(self._core.holdings)
-        self._feed(rules.GenerationStopped(held))
+        self._feed(worker_events.GenerationStopped(held))
 
     def _look(self, version: Version) -> None:
         """Something of that version does not fit its digests: what it is must not be counted on."""
 
         async def look() -> None:
             for holding in await self._store.look(version):
-                self._feed(rules.SnapshotDamaged(holding))
+                self._feed(worker_events.SnapshotDamaged(holding))
 
         self._tasks.spawn(look(), f"look through version {version.step}")
 
-    def _send_inventory(self, answer: to_do.AnswerStateReport) -> None:
+    def _send_inventory(self, answer: worker_instructions.AnswerStateReport) -> None:
         self.alone_since = None  # this is asked for a holder that resumes
         mesh = self._around.mesh
         inventory = StateReport(
@@ -323,7 +322,7 @@ class WorkerSession:
         blob = memoryview(whole.to_bytes())
         self._answers.give(answer.request, Message(INVENTORY, {}, (blob,)))
 
-    def _apply(self, what: to_do.ApplyUpdate) -> None:
+    def _apply(self, what: worker_instructions.ApplyUpdate) -> None:
         self._committed = what.version
         engagement = self.engagement
         assert engagement is not None
@@ -333,16 +332,18 @@ class WorkerSession:
         else:
             self._tasks.spawn(self._catch_up(engagement, what), f"apply {what.version.step}")
 
-    async def _catch_up(self, engagement: HostedStages, what: to_do.ApplyUpdate) -> None:
+    async def _catch_up(
+        self, engagement: HostedStages, what: worker_instructions.ApplyUpdate
+    ) -> None:
         """An update that counts elsewhere already; nothing else of the stages runs."""
         outcome = await engagement.apply_ready(what.version, what.coefficient)
         for first, error in outcome.items():
             if error is not None:
                 log.warning("update_failed", step=what.version.step, why=str(error))
-                self._feed(rules.UpdateTorn(what.epoch, first))
+                self._feed(worker_events.UpdateTorn(what.epoch, first))
             else:
                 self._store.offer(what.version)
-                self._feed(rules.Applied(what.epoch, first, what.version, what.coefficient))
+                self._feed(worker_events.Applied(what.epoch, first, what.version, what.coefficient))
 
     def _report_progress(self) -> None:
         """What the stages have done since, before the rules decide by it."""
@@ -353,9 +354,9 @@ class WorkerSession:
             first, live = engagement.assignment.stages[index].first, runner.live
             epoch = engagement.assignment.key.epoch
             if live.version.computed == epoch:
-                self._feed(rules.Applied(epoch, first, live.version, live.coefficient))
+                self._feed(worker_events.Applied(epoch, first, live.version, live.coefficient))
             if live.ready is not None and live.ready != self._committed:
-                self._feed(rules.GradientsReady(epoch, first, live.ready.step - 1))
+                self._feed(worker_events.GradientsReady(epoch, first, live.ready.step - 1))
 
     @property
     def works(self) -> bool:
@@ -367,7 +368,7 @@ class WorkerSession:
         """What came for the generation that is made ready here, as it comes."""
         return 0 if self._making is None else self._making.fetched_bytes
 
-    def _send_ready(self, answer: to_do.AnswerReady) -> None:
+    def _send_ready(self, answer: worker_instructions.AnswerReady) -> None:
         trouble = answer.trouble
         moved_bytes = 0 if self._making is None else self._making.moved_bytes
         if trouble is None:

@@ -32,8 +32,7 @@ from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.messages.snapshots import BackupAssignment, SnapshotKept, SnapshotOffer
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.process.memory_budget import available_memory_bytes, is_out_of_memory
-from p2ptrain.recovery.cores import worker_events as rules
-from p2ptrain.recovery.cores import worker_instructions as to_do
+from p2ptrain.recovery.cores import worker_events, worker_instructions
 from p2ptrain.recovery.snapshot_schedule import ReadPacing, ReadRates, paced_seconds
 from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
@@ -48,7 +47,10 @@ from p2ptrain.worker.job_store import JobStore
 log = get_logger(__name__)
 
 CopyInstruction = (
-    to_do.TakeSnapshot | to_do.OfferSnapshot | to_do.CollectSnapshot | to_do.ReportSnapshot
+    worker_instructions.TakeSnapshot
+    | worker_instructions.OfferSnapshot
+    | worker_instructions.CollectSnapshot
+    | worker_instructions.ReportSnapshot
 )
 
 
@@ -56,7 +58,11 @@ class SnapshotService:
     """See the module. One a job; `stop` before a generation ends."""
 
     def __init__(
-        self, mesh: Mesh, job: str, store: JobStore, notify: Callable[[rules.DeviceEvent], None]
+        self,
+        mesh: Mesh,
+        job: str,
+        store: JobStore,
+        notify: Callable[[worker_events.DeviceEvent], None],
     ) -> None:
         """Nothing is copied yet; `notify` receives the outcome of each snapshot."""
         self._mesh = mesh
@@ -76,27 +82,29 @@ class SnapshotService:
     def offered(self, peer: str, epoch: int, offer: SnapshotOffer) -> None:
         """`peer` has a copy to be kept here."""
         self._offered_bytes = offer.nbytes
-        self._notify(rules.OfferReceived(peer, epoch, offer.first, offer.end, offer.version))
+        self._notify(
+            worker_events.OfferReceived(peer, epoch, offer.first, offer.end, offer.version)
+        )
 
     def keeper_is(self, peer: str, epoch: int, keeper: BackupAssignment) -> None:
         """Copies of a stage here go to another device from now on."""
         place = (keeper.first, keeper.end, keeper.version)
-        self._notify(rules.BackupPeerAssigned(peer, epoch, *place, keeper.keeper))
+        self._notify(worker_events.BackupPeerAssigned(peer, epoch, *place, keeper.keeper))
 
     def keep(self, peer: str, versions: tuple[Version, ...]) -> None:
         """Older versions than these may go."""
-        self._notify(rules.RetainReceived(peer, versions))
+        self._notify(worker_events.RetainReceived(peer, versions))
 
     def carry_out(self, instruction: CopyInstruction) -> None:
         """What the rules say must be done."""
         match instruction:
-            case to_do.TakeSnapshot():
+            case worker_instructions.TakeSnapshot():
                 self._tasks.spawn(self._copy(), "copy the stages")
-            case to_do.OfferSnapshot():
+            case worker_instructions.OfferSnapshot():
                 self._tasks.spawn(self._offer(instruction), "offer a copy")
-            case to_do.CollectSnapshot():
+            case worker_instructions.CollectSnapshot():
                 self._collecting.collect(instruction, self._offered_bytes)
-            case to_do.ReportSnapshot():
+            case worker_instructions.ReportSnapshot():
                 self._tasks.spawn(self._notify_holder(instruction), "tell of a copy")
 
     async def stop(self) -> None:
@@ -121,7 +129,9 @@ class SnapshotService:
         place, epoch = engagement.assignment.stages[stage], engagement.assignment.key.epoch
         if why_not is not None:
             log.warning("no_copy", stage=stage, step=version.step, why=why_not)
-            self._notify(rules.SnapshotFailed(epoch, place.first, place.end, version, why_not))
+            self._notify(
+                worker_events.SnapshotFailed(epoch, place.first, place.end, version, why_not)
+            )
             return
         holding = StateEntry(place.first, place.end, version, StateKind.KEPT)
         self._tasks.spawn(self._seal(engagement, stage, holding), f"checksums of stage {stage}")
@@ -137,11 +147,11 @@ class SnapshotService:
         digests = await run_in_background(partial(digests_of, copy.tensors))
         if engagement.store.seal(holding, copy, digests):
             self._store.offer(holding.version)
-            self._notify(rules.SnapshotTaken(holding.first, holding.end, holding.version))
+            self._notify(worker_events.SnapshotTaken(holding.first, holding.end, holding.version))
 
     # -- messages --------------------------------------------------------------------------------
 
-    async def _offer(self, what: to_do.OfferSnapshot) -> None:
+    async def _offer(self, what: worker_instructions.OfferSnapshot) -> None:
         try:
             found = await self._store.find(what.version, what.first, what.end)
         except PeerError as error:  # dropped since: there is a newer one
@@ -153,7 +163,7 @@ class SnapshotService:
         if failpoints.armed:
             await failpoints.reach("replica.offer.after", device=self._mesh.self_id)
 
-    async def _notify_holder(self, what: to_do.ReportSnapshot) -> None:
+    async def _notify_holder(self, what: worker_instructions.ReportSnapshot) -> None:
         if failpoints.armed:
             await failpoints.reach("replica.kept.before", device=self._mesh.self_id)
         kept = SnapshotKept(what.version, what.first, what.end, what.failed)
@@ -181,7 +191,7 @@ class SnapshotCollector:
         mesh: Mesh,
         job: str,
         store: JobStore,
-        notify: Callable[[rules.DeviceEvent], None],
+        notify: Callable[[worker_events.DeviceEvent], None],
     ) -> None:
         """Nothing is read yet.
 
@@ -204,7 +214,7 @@ class SnapshotCollector:
         then."""
         self._begun = self._clock()
 
-    def collect(self, order: to_do.CollectSnapshot, nbytes: int) -> None:
+    def collect(self, order: worker_instructions.CollectSnapshot, nbytes: int) -> None:
         """Read a copy of `nbytes`; what is being read of an older one is given up."""
         units = (order.first, order.end)
         under_way = self._tasks.pop(units, None)
@@ -233,7 +243,9 @@ class SnapshotCollector:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("copy_not_kept", units=units, exc_info=error)
 
-    async def _collect(self, order: to_do.CollectSnapshot, nbytes: int, pacing: ReadPacing) -> None:
+    async def _collect(
+        self, order: worker_instructions.CollectSnapshot, nbytes: int, pacing: ReadPacing
+    ) -> None:
         try:
             await self._read(order, nbytes, pacing)
         except (PeerError, TimeoutError, RuntimeError, MemoryError) as error:
@@ -242,15 +254,17 @@ class SnapshotCollector:
             reason = "not enough memory" if is_out_of_memory(error) else str(error) or "too slow"
             log.info("copy_failed", step=order.version.step, why=reason)
             place = (order.epoch, order.first, order.end, order.version)
-            self._notify(rules.SnapshotFailed(*place, reason))
+            self._notify(worker_events.SnapshotFailed(*place, reason))
         else:
             if failpoints.armed:
                 await failpoints.reach("replica.whole.before", device=self._mesh.self_id)
             self._notify(
-                rules.SnapshotCollected(order.epoch, order.first, order.end, order.version)
+                worker_events.SnapshotCollected(order.epoch, order.first, order.end, order.version)
             )
 
-    async def _read(self, order: to_do.CollectSnapshot, nbytes: int, pacing: ReadPacing) -> None:
+    async def _read(
+        self, order: worker_instructions.CollectSnapshot, nbytes: int, pacing: ReadPacing
+    ) -> None:
         place = (StateKind.REPLICA, order.first, order.end)
         check, versions = self._store.check, self._store.copies
         if check is None or versions is None:
@@ -279,7 +293,7 @@ class SnapshotCollector:
     def _reading(
         self,
         versions: SnapshotStore,
-        order: to_do.CollectSnapshot,
+        order: worker_instructions.CollectSnapshot,
         check: Check,
         slot: Named,
         pace: Pace,

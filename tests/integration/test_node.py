@@ -234,7 +234,7 @@ async def test_cancelling_twice_lets_the_others_go_all_the_same(
         letting_go.set()
         await go_on.wait()
 
-    monkeypatch.setattr("p2ptrain.holder.trainer.unfinished.end_job", end)
+    monkeypatch.setattr("p2ptrain.holder.trainer.job_registry.end_job", end)
     node = await start("desk")
     run = await node.train(make_job(epochs=500), over(1, "single"))
     await events_until(run, Step)

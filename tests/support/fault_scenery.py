@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from p2ptrain.coordinator import replan_decision as consideration
+from p2ptrain.coordinator import replan_decision
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.generation import HolderGeneration
@@ -21,7 +21,7 @@ from p2ptrain.plan.replan.migration import plan_migration
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanRequest
-from p2ptrain.recovery.cores import holder_events as holder
+from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.group_plans import Stage, plan
 
@@ -70,7 +70,7 @@ class Gate:
                 await self._changed.wait()
             await order(epoch, what)
 
-        def watched(epochs: JobDriver, instruction: holder.HolderInstruction) -> None:
+        def watched(epochs: JobDriver, instruction: holder_events.HolderInstruction) -> None:
             carry_out(epochs, instruction)
             self._changed.set()
 
@@ -112,7 +112,7 @@ def nothing_better() -> Iterator[None]:
     def decide(
         request: JobPlanRequest,
         household: MeasuredCluster,
-        present: consideration.PresentPlan,
+        present: replan_decision.PresentPlan,
         *_: Any,
         **_rest: Any,
     ) -> ReplanDecision:
@@ -121,7 +121,7 @@ def nothing_better() -> Iterator[None]:
         nothing = plan_migration(profile, cluster, present.plan, held, present.plan)
         return ReplanDecision(ReplanAction.STAY, present.plan, nothing, 0.0, "a test wants it")
 
-    with patch.object(consideration, "decide_replan", decide):
+    with patch.object(replan_decision, "decide_replan", decide):
         yield
 
 
@@ -132,7 +132,7 @@ def taken_in(stages: Sequence[Stage], places: Sequence[str]) -> Iterator[None]:
     def decide(
         request: JobPlanRequest,
         household: MeasuredCluster,
-        present: consideration.PresentPlan,
+        present: replan_decision.PresentPlan,
         found: Sequence[Plan],
         **_rest: Any,
     ) -> ReplanDecision:
@@ -144,5 +144,5 @@ def taken_in(stages: Sequence[Stage], places: Sequence[str]) -> Iterator[None]:
         migration = plan_migration(profile, cluster, present.plan, held, better)
         return ReplanDecision(ReplanAction.MOVE, better, migration, None, "a test wants it")
 
-    with patch.object(consideration, "decide_replan", decide):
+    with patch.object(replan_decision, "decide_replan", decide):
         yield

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2ptrain import failpoints
-from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import plan_cluster
 from p2ptrain.events import Eval, Event, PlanEvent, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -395,7 +395,7 @@ async def outcome_of(fault: Fault) -> Outcome:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         complaints = stack.enter_context(_complaints())
-        stack.enter_context(patch.object(household_plan, "make_plan", forced))
+        stack.enter_context(patch.object(plan_cluster, "make_plan", forced))
         settings = SETTINGS
         if fault.copies:  # the first weights are no way back
             stack.enter_context(kept_early())

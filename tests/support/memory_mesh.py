@@ -22,7 +22,7 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
     Take,
 )
-from p2ptrain.mesh.links import link_probe as probe
+from p2ptrain.mesh.links import link_probe
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.net.frame import decode_header, encode_header
 from p2ptrain.net.message import Message, PartsAllocator, Priority
@@ -85,7 +85,7 @@ class MemoryMesh:
         self.moved = asyncio.Event()  # something changed for those who wait before a frozen device
         self.arrivals: deque[tuple[MemoryMesh, int, bytes, Message]] = deque()
         self._held: list[MeshEvent] = []
-        probe.ProbeReceiver().install(self)
+        link_probe.ProbeReceiver().install(self)
 
     @property
     def self_id(self) -> str:
@@ -153,7 +153,9 @@ class MemoryMesh:
 
     async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
         self._peer(peer_id)
-        return self._around.link_speed or await probe.measure_link(self, peer_id, duration_seconds)
+        return self._around.link_speed or await link_probe.measure_link(
+            self, peer_id, duration_seconds
+        )
 
     async def close(self) -> None:
         """Stop the handlers; calls of this device raise LinkClosed."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.holder.start import prepare as preparation
+from p2ptrain.holder.start import prepare
 from tests.support import captures
 
 
 @pytest.fixture(autouse=True)
 def equal_models_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs are prepared at once where an equal model was captured before."""
-    monkeypatch.setattr(preparation, "capture", captures.captured)
-    monkeypatch.setattr(preparation, "rehearse", captures.rehearsed)
+    monkeypatch.setattr(prepare, "capture", captures.captured)
+    monkeypatch.setattr(prepare, "rehearse", captures.rehearsed)

@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
-from p2ptrain.cli import startup as merging_heap
+from p2ptrain.cli import startup
 from p2ptrain.demo.device_process import LINE_LIMIT_BYTES, DeviceProcess
 
 _ENTER = "--net="
 
-os.environ.setdefault(merging_heap.VARIABLE, merging_heap.SETTING)  # forks do not start anew
+os.environ.setdefault(startup.VARIABLE, startup.SETTING)  # forks do not start anew
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.system.preloaded"])
 

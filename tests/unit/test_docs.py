@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain import events as ev
+from p2ptrain import events
 from p2ptrain.cli.main import build_parser
 from p2ptrain.events import Event
 
@@ -55,7 +55,7 @@ def test_every_event_stands_in_its_page_with_its_keys(kind: type[Event]) -> None
     page = (ROOT / "docs" / "user" / "events.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| `{kind.event}` |")]
     keys = re.findall(r"`(\w+)`", row.split("|")[2])
-    assert keys == [ev.name(field) for field in dataclasses.fields(kind)]
+    assert keys == [events.name(field) for field in dataclasses.fields(kind)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

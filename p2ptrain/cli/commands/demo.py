@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.signals import sigterm_interrupts
 from p2ptrain.cli.usage import DONE
@@ -41,14 +41,14 @@ share its cores. Nothing is left behind."""
 
 def add_parser(commands: Any) -> None:
     """Add `demo` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "demo",
         summary="try it: three devices on this computer train a real model",
         description=_DESCRIPTION,
         example="  p2ptrain demo",
     )
-    groups.add_common(parser)
+    arguments.add_common(parser)
     parser.set_defaults(run=run)
 
 

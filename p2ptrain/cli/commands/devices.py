@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments
 from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.cli.output import Output, aligned, words
 from p2ptrain.cli.usage import DONE
@@ -17,20 +17,20 @@ Lists the devices that are paired with this household, running or not."""
 
 def add_parser(commands: Any) -> None:
     """Add `devices` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "devices",
         summary="list the paired devices",
         description=_DESCRIPTION,
         example="  p2ptrain devices\n  p2ptrain devices --json",
     )
-    groups.add_common(parser)
+    arguments.add_common(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """List them."""
-    devices = ask_member(groups.state_dir_of(args), lambda member: member.devices())
+    devices = ask_member(arguments.state_dir_of(args), lambda member: member.devices())
     output.result({"event": "devices", "devices": devices}, devices_text(devices))
     return DONE
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.usage import DONE
 
@@ -26,20 +26,20 @@ warn or bad, and says what to do."""
 
 def add_parser(commands: Any) -> None:
     """Add `doctor` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "doctor",
         summary="why devices don't find each other or are slow",
         description=_DESCRIPTION,
         example="  p2ptrain doctor\n  p2ptrain doctor --json",
     )
-    groups.add_common(parser)
+    arguments.add_common(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Ask everything, show each answer as it comes."""
-    asyncio.run(_examine(groups.state_dir_of(args), output))
+    asyncio.run(_examine(arguments.state_dir_of(args), output))
     return DONE
 
 
@@ -51,8 +51,6 @@ async def _examine(folder: Path, output: Output) -> None:
 
 async def _checks(folder: Path) -> AsyncIterator[Check]:
     from p2ptrain.cli.checks import machine, multicast, network
-    from p2ptrain.cli.checks import network as firewall
-    from p2ptrain.cli.checks import network as links
 
     for check in machine.versions():
         yield check
@@ -62,12 +60,12 @@ async def _checks(folder: Path) -> AsyncIterator[Check]:
     yield machine.state_folder(folder)
     for check in network.interfaces():
         yield check
-    yield firewall.firewall()
+    yield network.firewall()
     for check in await multicast.echoes():
         yield check
     for check in await multicast.neighbours():
         yield check
-    for check in await links.links(folder):
+    for check in await network.links(folder):
         yield check
 
 

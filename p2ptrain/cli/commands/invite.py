@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments
 from p2ptrain.cli import output as qr
 from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.cli.output import Output
@@ -19,20 +19,20 @@ on the new device within that time. `p2ptrain join` must be running on this devi
 
 def add_parser(commands: Any) -> None:
     """Add `invite` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "invite",
         summary="show the pairing code and let new devices in for 10 minutes",
         description=_DESCRIPTION,
         example="  p2ptrain invite",
     )
-    groups.add_common(parser)
+    arguments.add_common(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Show the code."""
-    code = ask_member(groups.state_dir_of(args), lambda member: member.invite())
+    code = ask_member(arguments.state_dir_of(args), lambda member: member.invite())
     output.show(Pairing(code=code))
     if output.is_terminal:
         output.writer.write(qr.terminal_code(f"p2ptrain join --code {code}"))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain.aio import event_loop
 from p2ptrain.api.loading import load_training
-from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments, startup
 from p2ptrain.cli import output as qr
-from p2ptrain.cli import startup as early
 from p2ptrain.cli.arguments import name as device_name
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.signals import first_of, sigterm_interrupts, stop_event
@@ -38,14 +37,14 @@ _EXAMPLE = """\
 
 def add_parser(commands: Any) -> None:
     """Add `join` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "join",
         summary="let this device compute for the household until you stop it",
         description=_DESCRIPTION,
         example=_EXAMPLE,
     )
-    groups.add_node(parser)
+    arguments.add_node(parser)
     parser.add_argument(
         "--only-for",
         metavar="NAME",
@@ -54,14 +53,14 @@ def add_parser(commands: Any) -> None:
         type=device_name,
         help="compute only for trainings started on device NAME; may be repeated",
     )
-    groups.add_common(parser)
+    arguments.add_common(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Be a member until Ctrl-C or SIGTERM."""
-    groups.find_code(args)
-    options = groups.node_options(args)
+    arguments.find_code(args)
+    options = arguments.node_options(args)
     options["only_for"] = tuple(args.only_for)
     from p2ptrain.control.server import ControlServer  # before signals count: it loads for a while
 
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 await _join(options, output, stop, lender, control, lock)
 
     try:
-        if not early.release_signals():
+        if not startup.release_signals():
             with sigterm_interrupts():
                 event_loop.run(main())
     except KeyboardInterrupt:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.cli import arguments as groups
-from p2ptrain.cli import arguments as options
+from p2ptrain.cli import arguments
 from p2ptrain.cli.files import read_cluster, read_profile, write_whole
 from p2ptrain.cli.output import Output, aligned
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
@@ -48,18 +47,20 @@ _TITLES = (
 
 def add_parser(commands: Any) -> None:
     """Add `plan` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "plan",
         summary="plan a model's training from files, without a network",
         description=_DESCRIPTION,
         example=_EXAMPLE,
     )
-    groups.add_planning_files(parser)
+    arguments.add_planning_files(parser)
     _add_question(parser)
     _add_constraints(parser)
-    parser.add_argument("--out", metavar="FILE", type=options.path, help="write the plan here too")
-    groups.add_common(parser)
+    parser.add_argument(
+        "--out", metavar="FILE", type=arguments.path, help="write the plan here too"
+    )
+    arguments.add_common(parser)
     _add_experimental(Experimental(parser))
     parser.set_defaults(run=run, logs=False)
 
@@ -69,14 +70,14 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--batch-size",
         metavar="N",
-        type=options.positive,
+        type=arguments.positive,
         required=True,
         help="samples of one update",
     )
     group.add_argument(
         "--micro-batch",
         metavar="B",
-        type=options.positive,
+        type=arguments.positive,
         help="samples computed at once, as parts of a batch (default: the planner chooses); "
         "ignored with --mode async",
     )
@@ -142,7 +143,7 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=PART",
         action="append",
         default=[],
-        type=options.name_and_part,
+        type=arguments.name_and_part,
         help="give a device at most this part of the work, such as pi=0.25; may be repeated",
     )
 

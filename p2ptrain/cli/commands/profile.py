@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.cli import arguments as groups
-from p2ptrain.cli import arguments as options
+from p2ptrain.cli import arguments
 from p2ptrain.cli.files import write_whole
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.script import load_job
@@ -35,31 +34,31 @@ forward and the backward for each batch size. `p2ptrain plan` needs this file
 
 def add_parser(commands: Any) -> None:
     """Add `profile` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "profile",
         summary="measure a script's model on this device",
         description=_DESCRIPTION,
         example="  p2ptrain profile digits.py --out digits.json --batch-sizes 1,4,16",
     )
-    groups.add_script_options(parser)
+    arguments.add_script_options(parser)
     parser.add_argument(
-        "--out", metavar="P.json", required=True, type=options.path, help="write the profile here"
+        "--out", metavar="P.json", required=True, type=arguments.path, help="write the profile here"
     )
     parser.add_argument(
         "--batch-sizes",
         metavar="N,N,...",
-        type=options.whole_numbers,
+        type=arguments.whole_numbers,
         default=DEFAULT_BATCH_SIZES,
         help="numbers of samples to measure with (default: 1,4,16)",
     )
     parser.add_argument(
         "--threads",
         metavar="T",
-        type=options.threads,
+        type=arguments.threads,
         help="CPU threads to compute with (default: as many as torch chooses)",
     )
-    groups.add_common(parser)
+    arguments.add_common(parser)
     parser.set_defaults(run=run)
 
 

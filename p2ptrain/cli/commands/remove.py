@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments
 from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.usage import DONE
@@ -17,7 +17,7 @@ to come back. Trainings that it computes for go on without it."""
 
 def add_parser(commands: Any) -> None:
     """Add `remove` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "remove",
         summary="take a device out of the household at once",
@@ -25,14 +25,14 @@ def add_parser(commands: Any) -> None:
         example="  p2ptrain remove old-laptop",
     )
     parser.add_argument("name", metavar="NAME", help="the device's name, as `devices` shows it")
-    groups.add_common(parser)
+    arguments.add_common(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Remove it."""
     name: str = args.name
-    ask_member(groups.state_dir_of(args), lambda member: member.remove(name))
+    ask_member(arguments.state_dir_of(args), lambda member: member.remove(name))
     output.result(
         {"event": "removed", "name": name}, f"{name} is not part of the household any more"
     )

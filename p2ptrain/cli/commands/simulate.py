@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.cli import arguments as groups
-from p2ptrain.cli import arguments as options
+from p2ptrain.cli import arguments
 from p2ptrain.cli.files import naming, read_cluster, read_plan, read_profile, write_whole
 from p2ptrain.cli.output import Output, aligned
 from p2ptrain.cli.usage import DONE, UsageError
@@ -29,25 +28,25 @@ _EXAMPLE = """\
 
 def add_parser(commands: Any) -> None:
     """Add `simulate` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "simulate",
         summary="predict the timeline of a plan, without a network",
         description=_DESCRIPTION,
         example=_EXAMPLE,
     )
-    groups.add_planning_files(parser)
+    arguments.add_planning_files(parser)
     parser.add_argument(
         "--plan",
         metavar="PLAN.json",
         required=True,
-        type=options.path,
+        type=arguments.path,
         help="the plan, as `p2ptrain plan` writes it",
     )
     parser.add_argument(
         "--batch-size",
         metavar="N",
-        type=options.positive,
+        type=arguments.positive,
         help="samples of one update (default: computed from the plan)",
     )
     parser.add_argument(
@@ -63,12 +62,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--gantt", metavar="FILE.svg", type=_svg_file, help="draw the timeline into this file"
     )
-    groups.add_common(parser)
+    arguments.add_common(parser)
     parser.set_defaults(run=run, logs=False)
 
 
 def _svg_file(text: str) -> Path:
-    path = options.path(text)
+    path = arguments.path(text)
     if path.suffix.lower() != ".svg":
         raise argparse.ArgumentTypeError(f"{text!r} must end in .svg")
     return path

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from p2ptrain.cli import arguments as groups
+from p2ptrain.cli import arguments
 from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.cli.output import Output, aligned, words
 from p2ptrain.cli.usage import DONE
@@ -18,20 +18,20 @@ Shows which devices are here, which one plans the work, what runs and how fast.
 
 def add_parser(commands: Any) -> None:
     """Add `status` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "status",
         summary="which devices are here and what runs",
         description=_DESCRIPTION,
         example="  p2ptrain status\n  p2ptrain status --json",
     )
-    groups.add_common(parser)
+    arguments.add_common(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Show it."""
-    status = ask_member(groups.state_dir_of(args), lambda member: member.status())
+    status = ask_member(arguments.state_dir_of(args), lambda member: member.status())
     output.result({"event": "status", **status}, status_text(status))
     return DONE
 

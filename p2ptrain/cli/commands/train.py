@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain.aio import event_loop
 from p2ptrain.api.loading import collector_at_rest, load_training
-from p2ptrain.cli import arguments as groups
-from p2ptrain.cli import arguments as options
+from p2ptrain.cli import arguments
 from p2ptrain.cli.commands.train_arguments import (
     add_asynchronous,
     add_files,
@@ -43,19 +42,19 @@ _EXAMPLE = """\
 
 def add_parser(commands: Any) -> None:
     """Add `train` to the command line."""
-    parser = groups.command(
+    parser = arguments.command(
         commands,
         "train",
         summary="train a script's model with the household",
         description=_DESCRIPTION,
         example=_EXAMPLE,
     )
-    groups.add_script_options(parser)
+    arguments.add_script_options(parser)
     add_household(parser)
     add_overrides(parser)
     add_files(parser)
-    groups.add_node(parser)
-    groups.add_common(parser)
+    arguments.add_node(parser)
+    arguments.add_common(parser)
     _add_experimental(Experimental(parser))
     parser.set_defaults(run=run)
 
@@ -71,7 +70,7 @@ def _add_experimental(group: Experimental) -> None:
     group.add(
         "--whole-copies",
         metavar="N",
-        type=options.positive,
+        type=arguments.positive,
         text="keep a copy of everything in this device's memory, renewed about every N updates; "
         "used when several devices fail at once",
     )
@@ -81,7 +80,7 @@ def _add_experimental(group: Experimental) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Train; returns when the weights are written."""
     check_options(args)
-    groups.find_code(args)
+    arguments.find_code(args)
     here = Path.cwd()
     with collector_at_rest():
         job = override(load_job(args.script, args.job_options), args)
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             if args.local:
                 _train_here(job, chosen, args, shown)
             else:
-                event_loop.run(_train(job, chosen, groups.node_options(args), shown))
+                event_loop.run(_train(job, chosen, arguments.node_options(args), shown))
         except KeyboardInterrupt as error:
             raise Interrupted(_stopped_at(shown.step, steps, args.checkpoint)) from error
     return DONE
@@ -124,7 +123,7 @@ def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, shown:
         job,
         options=chosen,
         on_event=shown,
-        state_dir=groups.state_dir_of(args),
+        state_dir=arguments.state_dir_of(args),
         memory_bytes=args.memory,
         threads=args.threads,
     )

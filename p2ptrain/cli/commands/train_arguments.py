@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2ptrain.cli import arguments as options
+from p2ptrain.cli import arguments
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
 from p2ptrain.cli.usage import Experimental, UsageError
 from p2ptrain.errors import OptionError
@@ -23,14 +23,14 @@ def add_household(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--wait-for",
         metavar="N",
-        type=options.positive,
+        type=arguments.positive,
         default=1,
         help="start when N devices are here, this one included (default: 1)",
     )
     group.add_argument(
         "--wait-timeout",
         metavar="S",
-        type=options.seconds,
+        type=arguments.seconds,
         help="give up waiting after S seconds (default: never)",
     )
     group.add_argument(
@@ -79,7 +79,7 @@ def add_asynchronous(group: Experimental) -> None:
     group.add(
         "--aggregate",
         metavar="K",
-        type=options.positive,
+        type=arguments.positive,
         text="with --mode async: from time to time continue with the mean of the weights of "
         "different ages; a larger K does it less often",
     )
@@ -100,14 +100,14 @@ def add_asynchronous(group: Experimental) -> None:
     group.add(
         "--repartition",
         metavar="FIRST,EVERY",
-        type=options.two_counts,
+        type=arguments.two_counts,
         text="with --mode async --planner ftpipehd: divide the layers again where that is faster, "
         "after FIRST updates and then every EVERY (default: 10,100)",
     )
     group.add(
         "--replicate",
         metavar="CHAIN,WHOLE",
-        type=options.two_counts,
+        type=arguments.two_counts,
         text="with --mode async --planner ftpipehd: copy each device's weights to a neighbour "
         "every CHAIN updates, and to this device every WHOLE (default: 50,100)",
     )
@@ -116,20 +116,20 @@ def add_asynchronous(group: Experimental) -> None:
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("instead of what the script's Job says")
     group.add_argument(
-        "--epochs", metavar="E", type=options.positive, help="how often to go through the data"
+        "--epochs", metavar="E", type=arguments.positive, help="how often to go through the data"
     )
     group.add_argument(
-        "--batch-size", metavar="N", type=options.positive, help="samples of one update"
+        "--batch-size", metavar="N", type=arguments.positive, help="samples of one update"
     )
     group.add_argument(
         "--micro-batch",
         metavar="B",
-        type=options.positive_or_auto,
+        type=arguments.positive_or_auto,
         help="samples computed at once, as parts of a batch; auto: what is fastest, even if "
         "results differ (default: what is fastest without changing results)",
     )
     group.add_argument(
-        "--steps", metavar="S", type=options.positive, help="stop after S updates in total"
+        "--steps", metavar="S", type=arguments.positive, help="stop after S updates in total"
     )
 
 
@@ -141,20 +141,20 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--checkpoint",
         metavar="DIR",
-        type=options.path,
+        type=arguments.path,
         help="save the training into this folder from time to time, so that --resume can continue",
     )
     group.add_argument(
         "--checkpoint-every",
         metavar="STEPS",
-        type=options.positive,
+        type=arguments.positive,
         help="save every STEPS updates and after each epoch (default: after each epoch, and "
         "between where that takes little time)",
     )
     group.add_argument(
         "--resume",
         metavar="DIR",
-        type=options.path,
+        type=arguments.path,
         help="continue from the checkpoint in this folder",
     )
     group.add_argument(
@@ -165,7 +165,7 @@ def add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def _weights_file(text: str) -> Path:
-    path = options.path(text)
+    path = arguments.path(text)
     if path.suffix != ".safetensors":
         raise argparse.ArgumentTypeError(f"{text!r} must end in .safetensors")
     return path

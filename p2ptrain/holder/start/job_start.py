@@ -19,8 +19,7 @@ from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import OptionError, UserError
 from p2ptrain.events import Event, Warned
-from p2ptrain.holder.start import job_registry as unfinished
-from p2ptrain.holder.start import journal
+from p2ptrain.holder.start import job_registry, journal
 from p2ptrain.holder.start.job_registry import job_fingerprint, job_id, job_prefix, weights_digest
 from p2ptrain.holder.start.journal import JournalEntry
 from p2ptrain.holder.start.prepare import PreparedJob, prepare
@@ -120,7 +119,7 @@ class JobStart:
             return
         if found is not None:
             left = self._since + START_SECONDS - monotonic()
-            await unfinished.wait_for_devices(self._mesh, self._others(found), max(left, 0.0))
+            await job_registry.wait_for_devices(self._mesh, self._others(found), max(left, 0.0))
             return
         with timed(log, "members_gathered"):
             await wait_for_members(
@@ -143,7 +142,7 @@ class JobStart:
         """The job to go on with, if there is one; others of this device's are over then."""
         kept = {}
         if not self._options.local:
-            kept = await unfinished.ask_unfinished_jobs(self._mesh, self._answer_seconds)
+            kept = await job_registry.ask_unfinished_jobs(self._mesh, self._answer_seconds)
         verdict = decide_resume(
             job_prefix(mark),
             None if found is None else (found.job, found.fingerprint == mark),
@@ -160,7 +159,7 @@ class JobStart:
         if verdict.ending:
             if self._folder is not None:
                 ended_jobs.note_ended(self._folder, verdict.ending)
-            await unfinished.end_earlier_jobs(self._mesh, verdict.ending, self._answer_seconds)
+            await job_registry.end_earlier_jobs(self._mesh, verdict.ending, self._answer_seconds)
         if verdict.start is ResumeMode.GO_ON:
             return found
         if self._folder is not None:

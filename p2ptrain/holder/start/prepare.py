@@ -47,7 +47,7 @@ from p2ptrain.model.stage.optimizer import optimizer_state_ratio, state_slots
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.runtime.tiled.tile_layout import tileable
-from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress
 from p2ptrain.state.snapshot_store import as_laid_out, tensors_of_units
 from p2ptrain.state.weights_files import check_space, check_weights_file
@@ -144,7 +144,7 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     if options.out is not None:
         check_weights_file(options.out)
     if options.checkpoint is not None:
-        checkpoint.check_folder(options.checkpoint)
+        checkpoint_files.check_folder(options.checkpoint)
     job.lr_factor(0)
     samples = CheckedDataset(job.data, lock=randomness_lock)
     check_fits(len(samples), job.batch_size)
@@ -345,7 +345,7 @@ def _sharing(captured: Captured, across: Across) -> SharingLimits:
 def _resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:
     assert options.resume is not None
     damages: list[str] = []
-    found = checkpoint.load(options.resume, damages.append)
+    found = checkpoint_files.load(options.resume, damages.append)
     wanted = prepared.progress(found.progress.step)
     for field in ("digest", "samples", "batch_size", "seed", "optimizer"):
         if getattr(found.progress, field) != getattr(wanted, field):

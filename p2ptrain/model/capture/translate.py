@@ -33,7 +33,7 @@ from p2ptrain.model.graph.nodes import (
     TargetRef,
 )
 from p2ptrain.model.graph.values import Polynomial
-from p2ptrain.model.tracing import autograd_functions as traced_functions
+from p2ptrain.model.tracing import autograd_functions
 from p2ptrain.model.tracing.autograd_graph import storages, written_storages
 from p2ptrain.model.tracing.backward_graph import ARRIVING, backward_graph
 from p2ptrain.model.tracing.opaque_operators import aten_name
@@ -190,9 +190,9 @@ class _Walk:
             return self.run(args[1], args[2:], grad_enabled=grad_enabled and args[0])
         if target is torch.ops.higher_order.wrap_with_autocast:
             return self._autocast(args, grad_enabled)
-        if target is traced_functions.ARRIVING:
+        if target is autograd_functions.ARRIVING:
             return self._add(node, ARRIVING, args, (), grad_enabled)
-        if target is traced_functions.JOINED:
+        if target is autograd_functions.JOINED:
             return self._own_backward(node, args)
         name = aten_name(operators.name_of(target))
         if name is not None and _CHECKS.match(name):

@@ -22,8 +22,7 @@ import torch
 from torch._ops import OpOverload
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.model.graph import checked_operators as trusting
-from p2ptrain.model.graph import packed_sequences as packed
+from p2ptrain.model.graph import checked_operators, packed_sequences
 from p2ptrain.model.graph.argument_types import ArgumentTypes, can_be_checked
 from p2ptrain.model.graph.custom_operators import (
     ARGUMENTS,
@@ -240,8 +239,8 @@ _WITHOUT_GRADIENT = words(
 
 _CHECKED: Mapping[str, Callable[..., Any]] = {
     GROUPED_MM: grouped_mm,
-    **packed.CHECKED,
-    **trusting.CHECKED,
+    **packed_sequences.CHECKED,
+    **checked_operators.CHECKED,
 }
 """Operators that are called through a function which looks at their arguments' values first."""
 

@@ -15,7 +15,7 @@ from itertools import permutations
 from typing import Any
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types import json_fields as fields
+from p2ptrain.plan.types import json_fields
 from p2ptrain.plan.types.unit_times import TimeTable
 
 OF_OLDER_FILES = ("pack_byte_seconds", "unpack_byte_seconds")
@@ -52,8 +52,8 @@ class Overheads:
     def from_json(cls, value: object, where: str) -> Overheads:
         """Read a device's "overheads"; OptionError names the field that is missing or wrong."""
         names = [field.name for field in dataclasses.fields(cls)]
-        entry = fields.members(value, where, names, OF_OLDER_FILES)
-        return cls(*(fields.number(entry[name], f"{where}.{name}") for name in names))
+        entry = json_fields.members(value, where, names, OF_OLDER_FILES)
+        return cls(*(json_fields.number(entry[name], f"{where}.{name}") for name in names))
 
 
 REFERENCE = Overheads(
@@ -164,13 +164,13 @@ class Cluster:
     @classmethod
     def from_json(cls, value: object, where: str = "cluster") -> Cluster:
         """Read the file's content; OptionError names the field that is missing or wrong."""
-        fields.file_format(value, where, FORMAT)
-        entry = fields.members(value, where, ("format", "devices"), ("default_link", "links"))
-        listed = fields.items(entry["devices"], f"{where}.devices")
+        json_fields.file_format(value, where, FORMAT)
+        entry = json_fields.members(value, where, ("format", "devices"), ("default_link", "links"))
+        listed = json_fields.items(entry["devices"], f"{where}.devices")
         default: ClusterLink | None = None
         if "default_link" in entry:
             at = f"{where}.default_link"
-            default = _link(fields.members(entry["default_link"], at, _LINK_FIELDS), at)
+            default = _link(json_fields.members(entry["default_link"], at, _LINK_FIELDS), at)
         return cls(
             devices=tuple(_device(d, f"{where}.devices[{i}]") for i, d in enumerate(listed)),
             default_link=default,
@@ -206,14 +206,14 @@ def _check_links(cluster: Cluster, names: set[str]) -> None:
 
 def _device(value: object, where: str) -> ClusterDevice:
     optional = ("slowdown", "holder", "times", "overheads")
-    entry = fields.members(value, where, ("name", "memory_bytes"), optional)
+    entry = json_fields.members(value, where, ("name", "memory_bytes"), optional)
     slowdown = entry.get("slowdown", 1.0)
     own = entry.get("times")
     return ClusterDevice(
-        name=fields.text(entry["name"], f"{where}.name"),
-        memory_bytes=fields.whole(entry["memory_bytes"], f"{where}.memory_bytes"),
-        slowdown=fields.number(slowdown, f"{where}.slowdown", above_zero=True),
-        holder=fields.truth(entry.get("holder", False), f"{where}.holder"),
+        name=json_fields.text(entry["name"], f"{where}.name"),
+        memory_bytes=json_fields.whole(entry["memory_bytes"], f"{where}.memory_bytes"),
+        slowdown=json_fields.number(slowdown, f"{where}.slowdown", above_zero=True),
+        holder=json_fields.truth(entry.get("holder", False), f"{where}.holder"),
         times=None if "times" not in entry else TimeTable.from_json(own, f"{where}.times"),
         overheads=(
             Overheads.from_json(entry["overheads"], f"{where}.overheads")
@@ -225,10 +225,13 @@ def _device(value: object, where: str) -> ClusterDevice:
 
 def _links(value: object, where: str) -> dict[tuple[str, str], ClusterLink]:
     links: dict[tuple[str, str], ClusterLink] = {}
-    for i, item in enumerate(fields.items(value, where)):
+    for i, item in enumerate(json_fields.items(value, where)):
         at = f"{where}[{i}]"
-        entry = fields.members(item, at, ("from", "to", *_LINK_FIELDS))
-        ends = fields.text(entry["from"], f"{at}.from"), fields.text(entry["to"], f"{at}.to")
+        entry = json_fields.members(item, at, ("from", "to", *_LINK_FIELDS))
+        ends = (
+            json_fields.text(entry["from"], f"{at}.from"),
+            json_fields.text(entry["to"], f"{at}.to"),
+        )
         if ends in links:
             raise OptionError(f'{at}: the link from "{ends[0]}" to "{ends[1]}" is given twice')
         links[ends] = _link(entry, at)
@@ -236,8 +239,8 @@ def _links(value: object, where: str) -> dict[tuple[str, str], ClusterLink]:
 
 
 def _link(entry: dict[str, object], where: str) -> ClusterLink:
-    rate = fields.number(entry["bytes_per_s"], f"{where}.bytes_per_s", above_zero=True)
-    return ClusterLink(rate, fields.number(entry["latency_s"], f"{where}.latency_s"))
+    rate = json_fields.number(entry["bytes_per_s"], f"{where}.bytes_per_s", above_zero=True)
+    return ClusterLink(rate, json_fields.number(entry["latency_s"], f"{where}.latency_s"))
 
 
 def _link_to_json(link: ClusterLink) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from p2ptrain.errors import OptionError
 from p2ptrain.net.read_form import one_line
-from p2ptrain.plan.types import json_fields as fields
+from p2ptrain.plan.types import json_fields
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
 from p2ptrain.plan.types.request import PlanMode
@@ -147,16 +147,16 @@ class Plan:
         The file does not hold the batch size. Without `batch_size` it follows from `predicted`
         where that fits the number of micro-batches, else the last micro-batch is a full one.
         """
-        fields.file_format(value, where, FORMAT)
+        json_fields.file_format(value, where, FORMAT)
         required = ("format", "planner", "micro_batch", "micro_batches", "stages", "predicted")
-        entry = fields.members(
+        entry = json_fields.members(
             value, where, (*required, "left_out"), ("found_by", "mode", "mode_reason")
         )
-        stages = fields.items(entry["stages"], f"{where}.stages")
-        left_out = fields.items(entry["left_out"], f"{where}.left_out")
+        stages = json_fields.items(entry["stages"], f"{where}.stages")
+        left_out = json_fields.items(entry["left_out"], f"{where}.left_out")
         found_by = entry.get("found_by")
-        size = fields.whole(entry["micro_batch"], f"{where}.micro_batch", least=1)
-        count = fields.whole(entry["micro_batches"], f"{where}.micro_batches", least=1)
+        size = json_fields.whole(entry["micro_batch"], f"{where}.micro_batch", least=1)
+        count = json_fields.whole(entry["micro_batches"], f"{where}.micro_batches", least=1)
         predicted = _predicted(entry["predicted"], f"{where}.predicted")
         mode = _mode(entry.get("mode", "sync"), f"{where}.mode")
         if mode is PlanMode.ASYNC:
@@ -168,14 +168,14 @@ class Plan:
                 f"{split.micro_batches} micro-batches of {size}"
             )
         return cls(
-            planner=fields.text(entry["planner"], f"{where}.planner"),
+            planner=json_fields.text(entry["planner"], f"{where}.planner"),
             split=split,
             stages=tuple(_stage(stage, f"{where}.stages[{i}]") for i, stage in enumerate(stages)),
             predicted=predicted,
             left_out=tuple(_left_out(o, f"{where}.left_out[{i}]") for i, o in enumerate(left_out)),
-            found_by=None if found_by is None else fields.text(found_by, f"{where}.found_by"),
+            found_by=None if found_by is None else json_fields.text(found_by, f"{where}.found_by"),
             mode=mode,
-            mode_reason=fields.text(entry["mode_reason"], f"{where}.mode_reason")
+            mode_reason=json_fields.text(entry["mode_reason"], f"{where}.mode_reason")
             if "mode_reason" in entry
             else "",
         )
@@ -292,22 +292,26 @@ def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> i
 
 def _stage(value: object, where: str) -> PlannedStage:
     optional = ("allocation", "held", "ahead", "turn", "bucket_bytes", *_TILED, *_OF_OLDER_FILES)
-    entry = fields.members(value, where, ("units", "devices", "warmup"), optional)
-    units = fields.items(entry["units"], f"{where}.units")
+    entry = json_fields.members(value, where, ("units", "devices", "warmup"), optional)
+    units = json_fields.items(entry["units"], f"{where}.units")
     if len(units) != 2:
         raise OptionError(f"{where}.units: expected [first, end), found {len(units)} numbers")
-    first, end = (fields.whole(unit, f"{where}.units[{i}]") for i, unit in enumerate(units))
-    devices = fields.items(entry["devices"], f"{where}.devices")
+    first, end = (json_fields.whole(unit, f"{where}.units[{i}]") for i, unit in enumerate(units))
+    devices = json_fields.items(entry["devices"], f"{where}.devices")
     return PlannedStage(
         units=(first, end),
         devices=tuple(_share(d, f"{where}.devices[{i}]") for i, d in enumerate(devices)),
-        warmup=fields.whole(entry["warmup"], f"{where}.warmup", least=1),
+        warmup=json_fields.whole(entry["warmup"], f"{where}.warmup", least=1),
         allocation=_allocation(entry.get("allocation", "samples"), f"{where}.allocation"),
-        held=fields.whole(entry["held"], f"{where}.held", least=1) if "held" in entry else None,
+        held=json_fields.whole(entry["held"], f"{where}.held", least=1)
+        if "held" in entry
+        else None,
         tiling=_tiling(entry, where) if any(name in entry for name in _TILED) else None,
-        goes_ahead=fields.truth(entry.get("ahead", False), f"{where}.ahead"),
-        turn=fields.whole(entry["turn"], f"{where}.turn", least=1) if "turn" in entry else None,
-        bucket_bytes=fields.whole(
+        goes_ahead=json_fields.truth(entry.get("ahead", False), f"{where}.ahead"),
+        turn=json_fields.whole(entry["turn"], f"{where}.turn", least=1)
+        if "turn" in entry
+        else None,
+        bucket_bytes=json_fields.whole(
             entry.get("bucket_bytes", USUAL.least_bytes), f"{where}.bucket_bytes", least=1
         ),
     )
@@ -324,8 +328,8 @@ def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
     if "grid" not in entry or "groups" not in entry:
         raise OptionError(f"{where}: a tiled stage has a grid and groups")
     grid = [
-        fields.whole(size, f"{where}.grid[{i}]", least=1)
-        for i, size in enumerate(fields.items(entry["grid"], f"{where}.grid"))
+        json_fields.whole(size, f"{where}.grid[{i}]", least=1)
+        for i, size in enumerate(json_fields.items(entry["grid"], f"{where}.grid"))
     ]
     if len(grid) != 2:
         raise OptionError(f"{where}.grid: expected [rows, columns], found {len(grid)} numbers")
@@ -335,28 +339,31 @@ def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
         _parts(entry.get(name, [1.0 / size] * size), size, f"{where}.{name}")
         for name, size in zip(("rows", "columns"), grid, strict=True)
     ]
-    aligned = fields.truth(entry.get("aligned", True), f"{where}.aligned")
-    borders = _borders(fields.items(entry["groups"], f"{where}.groups"), f"{where}.groups")
+    aligned = json_fields.truth(entry.get("aligned", True), f"{where}.aligned")
+    borders = _borders(json_fields.items(entry["groups"], f"{where}.groups"), f"{where}.groups")
     early = tuple(
-        fields.whole(border, f"{where}.early[{i}]", least=1)
-        for i, border in enumerate(fields.items(entry.get("early", []), f"{where}.early"))
+        json_fields.whole(border, f"{where}.early[{i}]", least=1)
+        for i, border in enumerate(json_fields.items(entry.get("early", []), f"{where}.early"))
     )
     return TileShape(parts[0], parts[1], borders, aligned, early)
 
 
 def _parts(value: object, count: int, where: str) -> tuple[float, ...]:
-    given = fields.items(value, where)
+    given = json_fields.items(value, where)
     if len(given) != count:
         raise OptionError(f"{where}: expected {count} numbers, found {len(given)}")
     return tuple(
-        float(fields.number(part, f"{where}[{i}]", above_zero=True)) for i, part in enumerate(given)
+        float(json_fields.number(part, f"{where}[{i}]", above_zero=True))
+        for i, part in enumerate(given)
     )
 
 
 def _borders(groups: list[Any], where: str) -> tuple[int, ...]:
     borders = [0]
     for i, group in enumerate(groups):
-        ends = [fields.whole(n, f"{where}[{i}]") for n in fields.items(group, f"{where}[{i}]")]
+        ends = [
+            json_fields.whole(n, f"{where}[{i}]") for n in json_fields.items(group, f"{where}[{i}]")
+        ]
         if len(ends) != 2 or ends[0] != borders[-1] or ends[1] <= ends[0]:
             raise OptionError(f"{where}[{i}]: groups [first, end) follow each other from 0 on")
         borders.append(ends[1])
@@ -364,14 +371,14 @@ def _borders(groups: list[Any], where: str) -> tuple[int, ...]:
 
 
 def _mode(value: object, where: str) -> PlanMode:
-    name = fields.text(value, where)
+    name = json_fields.text(value, where)
     if name not in set(PlanMode):
         raise OptionError(f'{where}: "{name}" is not known here (known: {", ".join(PlanMode)})')
     return PlanMode(name)
 
 
 def _allocation(value: object, where: str) -> Allocation:
-    name = fields.text(value, where)
+    name = json_fields.text(value, where)
     if name not in set(Allocation):
         known = ", ".join(Allocation)
         raise OptionError(f'{where}: "{name}" is not known here (known: {known})')
@@ -379,13 +386,13 @@ def _allocation(value: object, where: str) -> Allocation:
 
 
 def _share(value: object, where: str) -> DeviceShare:
-    entry = fields.members(value, where, ("name", "share"))
-    name = fields.text(entry["name"], f"{where}.name")
-    return DeviceShare(name, fields.whole(entry["share"], f"{where}.share", least=1))
+    entry = json_fields.members(value, where, ("name", "share"))
+    name = json_fields.text(entry["name"], f"{where}.name")
+    return DeviceShare(name, json_fields.whole(entry["share"], f"{where}.share", least=1))
 
 
 def _predicted(value: object, where: str) -> Predicted:
-    entry = fields.members(value, where, ("round_seconds", "samples_per_s", "peak_bytes"))
+    entry = json_fields.members(value, where, ("round_seconds", "samples_per_s", "peak_bytes"))
     peaks = entry["peak_bytes"]
     if not isinstance(peaks, dict):
         raise OptionError(f"{where}.peak_bytes: expected bytes by device name")
@@ -393,7 +400,7 @@ def _predicted(value: object, where: str) -> Predicted:
         round_seconds=_computed(entry["round_seconds"], f"{where}.round_seconds"),
         samples_per_s=_computed(entry["samples_per_s"], f"{where}.samples_per_s"),
         peak_bytes={
-            fields.text(name, f"{where}.peak_bytes"): fields.whole(
+            json_fields.text(name, f"{where}.peak_bytes"): json_fields.whole(
                 peak, f'{where}.peak_bytes["{name}"]'
             )
             for name, peak in peaks.items()
@@ -402,15 +409,15 @@ def _predicted(value: object, where: str) -> Predicted:
 
 
 def _computed(value: object, where: str) -> float:
-    return fields.number(value, where, most=fields.LARGEST)
+    return json_fields.number(value, where, most=json_fields.LARGEST)
 
 
 def _left_out(value: object, where: str) -> LeftOut:
-    entry = fields.members(value, where, ("name", "reason"))
+    entry = json_fields.members(value, where, ("name", "reason"))
     reason = entry["reason"]
     if not isinstance(reason, str):  # a text to be shown: any, even an empty one
         raise OptionError(f"{where}.reason: expected a text")
-    return LeftOut(fields.text(entry["name"], f"{where}.name"), one_line(reason))
+    return LeftOut(json_fields.text(entry["name"], f"{where}.name"), one_line(reason))
 
 
 def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:

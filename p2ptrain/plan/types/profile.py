@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types import json_fields as fields
+from p2ptrain.plan.types import json_fields
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.unit_times import TimeTable
 
@@ -89,17 +89,17 @@ class Profile:
     @classmethod
     def from_json(cls, value: object, where: str = "profile") -> Profile:
         """Read the file's content; OptionError names the field that is missing or wrong."""
-        fields.file_format(value, where, FORMAT)
+        json_fields.file_format(value, where, FORMAT)
         required = ("format", "model", "input_bytes", "target_bytes", "units")
-        entry = fields.members(value, where, (*required, "optimizer_state_ratio", "times"))
-        units = fields.items(entry["units"], f"{where}.units")
+        entry = json_fields.members(value, where, (*required, "optimizer_state_ratio", "times"))
+        units = json_fields.items(entry["units"], f"{where}.units")
         ratio = entry["optimizer_state_ratio"]
         return cls(
-            model=fields.text(entry["model"], f"{where}.model"),
-            input_bytes=fields.whole(entry["input_bytes"], f"{where}.input_bytes"),
-            target_bytes=fields.whole(entry["target_bytes"], f"{where}.target_bytes"),
+            model=json_fields.text(entry["model"], f"{where}.model"),
+            input_bytes=json_fields.whole(entry["input_bytes"], f"{where}.input_bytes"),
+            target_bytes=json_fields.whole(entry["target_bytes"], f"{where}.target_bytes"),
             units=tuple(_unit(unit, f"{where}.units[{i}]") for i, unit in enumerate(units)),
-            optimizer_state_ratio=fields.number(ratio, f"{where}.optimizer_state_ratio"),
+            optimizer_state_ratio=json_fields.number(ratio, f"{where}.optimizer_state_ratio"),
             times=TimeTable.from_json(entry["times"], f"{where}.times"),
         )
 
@@ -107,37 +107,39 @@ class Profile:
 def _unit(value: object, where: str) -> Unit:
     required = ("name", "parameter_bytes", "output_bytes", "activation_bytes")
     optional = ("flops", "spatial", "compression")  # the last of older files: read and not used
-    entry = fields.members(value, where, required, optional)
+    entry = json_fields.members(value, where, required, optional)
     return Unit(
-        name=fields.text(entry["name"], f"{where}.name"),
-        parameter_bytes=fields.whole(entry["parameter_bytes"], f"{where}.parameter_bytes"),
-        output_bytes=fields.whole(entry["output_bytes"], f"{where}.output_bytes"),
-        activation_bytes=fields.whole(entry["activation_bytes"], f"{where}.activation_bytes"),
-        flops=fields.whole(entry.get("flops", 0), f"{where}.flops"),
+        name=json_fields.text(entry["name"], f"{where}.name"),
+        parameter_bytes=json_fields.whole(entry["parameter_bytes"], f"{where}.parameter_bytes"),
+        output_bytes=json_fields.whole(entry["output_bytes"], f"{where}.output_bytes"),
+        activation_bytes=json_fields.whole(entry["activation_bytes"], f"{where}.activation_bytes"),
+        flops=json_fields.whole(entry.get("flops", 0), f"{where}.flops"),
         spatial=_spatial(entry["spatial"], f"{where}.spatial") if "spatial" in entry else None,
     )
 
 
 def _spatial(value: object, where: str) -> Spatial:
     windows = ("kernel", "stride", "padding", "dilation")
-    entry = fields.members(value, where, (*windows, "height", "width"))
+    entry = json_fields.members(value, where, (*windows, "height", "width"))
     return Spatial(
         kernel=_pair(entry["kernel"], f"{where}.kernel", least=1),
         stride=_pair(entry["stride"], f"{where}.stride", least=1),
         padding=_pair(entry["padding"], f"{where}.padding", least=0),
         dilation=_pair(entry["dilation"], f"{where}.dilation", least=1),
-        height=fields.whole(entry["height"], f"{where}.height", least=1),
-        width=fields.whole(entry["width"], f"{where}.width", least=1),
+        height=json_fields.whole(entry["height"], f"{where}.height", least=1),
+        width=json_fields.whole(entry["width"], f"{where}.width", least=1),
     )
 
 
 def _pair(value: object, where: str, least: int) -> Pair:
     if not isinstance(value, list):
-        both = fields.whole(value, where, least=least)
+        both = json_fields.whole(value, where, least=least)
         return both, both
     if len(value) != 2:
         raise OptionError(f"{where}: expected one number or two, found {len(value)}")
-    rows, columns = (fields.whole(v, f"{where}[{i}]", least=least) for i, v in enumerate(value))
+    rows, columns = (
+        json_fields.whole(v, f"{where}[{i}]", least=least) for i, v in enumerate(value)
+    )
     return rows, columns
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types import json_fields as fields
+from p2ptrain.plan.types import json_fields
 
 MIN_OF_A_SAMPLE = 0.85
 """Beyond the largest size a further sample costs this part of one there, at least."""
@@ -259,7 +259,7 @@ def _batch_size(key: object, where: str) -> int:
 
 
 def _unit_times(value: object, where: str) -> UnitTimes:
-    entry = fields.members(value, where, ("forward", "backward"), ("weight",))
+    entry = json_fields.members(value, where, ("forward", "backward"), ("weight",))
     forward = _seconds(entry["forward"], f"{where}.forward")
     backward = _seconds(entry["backward"], f"{where}.backward")
     if len(forward) != len(backward):
@@ -285,10 +285,10 @@ def _listed(times: UnitTimes) -> dict[str, list[float]]:
 
 
 def _seconds(value: object, where: str) -> tuple[float, ...]:
-    listed = fields.items(value, where)
+    listed = json_fields.items(value, where)
     if not listed:
         raise OptionError(f"{where}: expected one time a unit, found none")
-    return tuple(fields.number(item, f"{where}[{i}]") for i, item in enumerate(listed))
+    return tuple(json_fields.number(item, f"{where}[{i}]") for i, item in enumerate(listed))
 
 
 def _scaled(times: UnitTimes, factor: float) -> UnitTimes:

@@ -18,8 +18,7 @@ from enum import StrEnum
 
 from p2ptrain.errors import InternalError
 from p2ptrain.recovery.choose_version import VersionChoice
-from p2ptrain.recovery.cores import holder_events as events
-from p2ptrain.recovery.cores import holder_instructions as to_do
+from p2ptrain.recovery.cores import holder_events, holder_instructions
 from p2ptrain.recovery.cores.job_history import JobHistory
 from p2ptrain.recovery.cores.liveness import DeviceLiveness, FailureGracePeriod
 from p2ptrain.recovery.cores.retry_policy import (
@@ -79,7 +78,7 @@ class HolderCore:
         units: int,
         reported: int,
         *,
-        journal: to_do.WriteJournal | None = None,
+        journal: holder_instructions.WriteJournal | None = None,
         clips: bool = False,
         asynchronous: bool = False,
         settings: RecoverySettings = HOME,
@@ -106,7 +105,7 @@ class HolderCore:
         self._due = _NEVER  # of the present phase
         self._waits_for: tuple[str, ...] | None = None  # as reported last
         self._now = float("-inf")
-        self._out: list[to_do.HolderInstruction] = []
+        self._out: list[holder_instructions.HolderInstruction] = []
 
     @property
     def next_wakeup(self) -> float:
@@ -133,20 +132,22 @@ class HolderCore:
         """Devices that get no work any more."""
         return frozenset(self._faulty)
 
-    def start(self, now: float) -> list[to_do.HolderInstruction]:
+    def start(self, now: float) -> list[holder_instructions.HolderInstruction]:
         """Begin; a holder that was started again gives its members a moment to be found."""
         self._now = max(now, self._now)
         self._due = now + START_SECONDS if self.history.placed is not None else now
         self._step()
         return self._finish()
 
-    def tick(self, now: float) -> list[to_do.HolderInstruction]:
+    def tick(self, now: float) -> list[holder_instructions.HolderInstruction]:
         """Do what is due."""
         self._now = max(now, self._now)
         self._step()
         return self._finish()
 
-    def handle(self, event: events.HolderEvent, now: float) -> list[to_do.HolderInstruction]:
+    def handle(
+        self, event: holder_events.HolderEvent, now: float
+    ) -> list[holder_instructions.HolderInstruction]:
         """Take in one event."""
         self._now = max(now, self._now)
         if self.phase is not HolderPhase.OVER:
@@ -154,56 +155,56 @@ class HolderCore:
             self._step()
         return self._finish()
 
-    def _finish(self) -> list[to_do.HolderInstruction]:
+    def _finish(self) -> list[holder_instructions.HolderInstruction]:
         out, self._out = self._out, []
         return out
 
-    def _on(self, event: events.HolderEvent) -> None:
+    def _on(self, event: holder_events.HolderEvent) -> None:
         match event:
-            case events.MemberAppeared() | events.MemberDied():
+            case holder_events.MemberAppeared() | holder_events.MemberDied():
                 self._on_member(event)
-            case events.LinkBroken(one, other):
+            case holder_events.LinkBroken(one, other):
                 self._on_link_trouble(one, other)
-            case events.LinkRestored(one, other):
+            case holder_events.LinkRestored(one, other):
                 self._settling.link_back(one, other)
-            case events.DeviceOutOfMemory(device, memory_bytes):
+            case holder_events.DeviceOutOfMemory(device, memory_bytes):
                 self._refusals.lowered[device] = memory_bytes
                 self._trouble()
-            case events.RoundInterrupted(reason):
+            case holder_events.RoundInterrupted(reason):
                 if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
                     self._settling.broke_off(reason, self._now)
                     self._trouble()
-            case events.RoundStalled(devices):
+            case holder_events.RoundStalled(devices):
                 if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
                     self._settling.stood_still(devices)
                     self._trouble()
-            case events.Faulty(device, cleared):
+            case holder_events.Faulty(device, cleared):
                 self._faulty -= cleared
                 if device is not None:
                     self._faulty.add(device)
                     self.finishing = False
                 self._trouble()
-            case events.StepCommitted(step):
+            case holder_events.StepCommitted(step):
                 if step > self.history.reported:
                     self.history.reported = step
                     self._settling.progress()
                     self._early.progress()
                     self._refusals.progress()
-            case events.SnapshotStable(version, besides):
+            case holder_events.SnapshotStable(version, besides):
                 self.history.stable = version
                 self._write_down()
-                self._out.append(to_do.RetainOnly((version, *besides), self.alive))
+                self._out.append(holder_instructions.RetainOnly((version, *besides), self.alive))
                 if self.phase is HolderPhase.TRAINING:
                     self._let_go()
-            case events.FullSnapshotsAre(copies):
+            case holder_events.FullSnapshotsAre(copies):
                 self.history.copies = copies
-            case events.GenerationReady() | ReconfigureFailure():
+            case holder_events.GenerationReady() | ReconfigureFailure():
                 self._on_answer(event)
             case (
-                events.ChangeWanted()
-                | events.RoundsDrained()
-                | events.StepsDone()
-                | events.WeightsHome()
+                holder_events.ChangeWanted()
+                | holder_events.RoundsDrained()
+                | holder_events.StepsDone()
+                | holder_events.WeightsHome()
             ):
                 self._on_course(event)
             case _:
@@ -211,9 +212,9 @@ class HolderCore:
 
     # -- signs of trouble --------------------------------------------------------------------
 
-    def _on_member(self, event: events.MemberAppeared | events.MemberDied) -> None:
+    def _on_member(self, event: holder_events.MemberAppeared | holder_events.MemberDied) -> None:
         device = event.device
-        if isinstance(event, events.MemberAppeared):
+        if isinstance(event, holder_events.MemberAppeared):
             self._there.appeared(device)
             if self.phase is HolderPhase.WAITING:
                 self._ask_soon()
@@ -224,7 +225,7 @@ class HolderCore:
         self._settling.died(device, in_plan=in_plan)
         if in_plan:
             if self._there.first_report(device):
-                self._out.append(to_do.ReportFailure(device))
+                self._out.append(holder_instructions.ReportFailure(device))
             self._reason = ReconfigureReason.FAILURE
             self._trouble()
             if event.certain and not event.left:
@@ -237,7 +238,7 @@ class HolderCore:
         part = self._early.part
         if part is not None:
             self.phase = HolderPhase.OVER
-            self._out.append(to_do.PartEnds(*part, tuple(self._early.devices)))
+            self._out.append(holder_instructions.PartEnds(*part, tuple(self._early.devices)))
 
     def _on_link_trouble(self, one: str, other: str) -> None:
         self._there.link_broke(one, other)
@@ -251,7 +252,7 @@ class HolderCore:
     def _trouble(self) -> None:
         """The generation in force is over, whatever was under way."""
         if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
-            self._out.append(to_do.StopRounds())
+            self._out.append(holder_instructions.StopRounds())
             self.phase = HolderPhase.SETTLING
             self._reason = ReconfigureReason.FAILURE
 
@@ -286,7 +287,7 @@ class HolderCore:
         self._due = _NEVER
         if useless is not None:
             self.phase = HolderPhase.OVER
-            self._out.append(to_do.StopJob(useless))
+            self._out.append(holder_instructions.StopJob(useless))
             return
         self.phase = HolderPhase.ASKING
         self._there.asked()
@@ -306,7 +307,7 @@ class HolderCore:
             lowered=self.lowered,
         )
         self._write_down()  # else a restart could use these numbers again
-        self._out.append(to_do.AskCoordinator(ask))
+        self._out.append(holder_instructions.AskCoordinator(ask))
 
     def _write_down(self) -> None:
         took_part = tuple(sorted(self._there.took_part.items()))
@@ -314,11 +315,11 @@ class HolderCore:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _on_answer(self, event: events.GenerationReady | ReconfigureFailure) -> None:
+    def _on_answer(self, event: holder_events.GenerationReady | ReconfigureFailure) -> None:
         if self.phase is not HolderPhase.ASKING or event.number != self._number:
             return  # of a request that was given up
         match event:
-            case events.GenerationReady(_, placed, choice):
+            case holder_events.GenerationReady(_, placed, choice):
                 if self._there.stand_ready(placed.devices):
                     self._accept(placed, choice)
                 else:
@@ -338,7 +339,7 @@ class HolderCore:
                 self.phase = HolderPhase.WAITING
                 self._due = _NEVER if seconds is None else self._now + seconds
                 self._report_waiting(devices)
-            case to_do.StopJob():
+            case holder_instructions.StopJob():
                 self.phase = HolderPhase.OVER
                 self._out.append(verdict)
 
@@ -352,15 +353,15 @@ class HolderCore:
         self._waits_for = None
         self._write_down()
         reason, self._reason = self._reason, ReconfigureReason.FAILURE
-        self._out.append(to_do.BeginGeneration(placed, choice, reason, self.alive))
+        self._out.append(holder_instructions.BeginGeneration(placed, choice, reason, self.alive))
         self._let_go()
         if self.finishing and placed.version.step >= self.history.reported:
-            self._out.append(to_do.CollectWeights(placed))
+            self._out.append(holder_instructions.CollectWeights(placed))
 
     def _report_waiting(self, devices: tuple[str, ...]) -> None:
         if devices != self._waits_for:
             self._waits_for = devices
-            self._out.append(to_do.ReportWaiting(devices))
+            self._out.append(holder_instructions.ReportWaiting(devices))
 
     def _on_leaver(self, device: str) -> None:
         placed = self.history.placed
@@ -369,14 +370,14 @@ class HolderCore:
             and placed is not None
             and device not in placed.places()
         ):
-            self._out.append(to_do.GrantLeave(device))
+            self._out.append(holder_instructions.GrantLeave(device))
         else:
             self._leaving.add(device)  # `_step` drains as soon as that is possible
 
     def _keep_leavers(self, reason: str) -> None:
         """No plan fits without them: deny their leaves and continue with them."""
         for device in sorted(self._leaving):
-            self._out.append(to_do.DenyLeave(device, reason))
+            self._out.append(holder_instructions.DenyLeave(device, reason))
         self._leaving.clear()
         self._ask_soon()
 
@@ -387,7 +388,7 @@ class HolderCore:
             return
         for device in sorted(self._leaving - placed.places().keys()):
             self._leaving.discard(device)
-            self._out.append(to_do.GrantLeave(device))
+            self._out.append(holder_instructions.GrantLeave(device))
 
     # -- the undisturbed course ------------------------------------------------------------------
 
@@ -395,31 +396,34 @@ class HolderCore:
         if not self.finishing:
             self._reason = reason
             self.phase = HolderPhase.DRAINING
-            self._out.append(to_do.DrainRounds())
+            self._out.append(holder_instructions.DrainRounds())
 
     def _on_course(
         self,
-        event: events.ChangeWanted | events.RoundsDrained | events.StepsDone | events.WeightsHome,
+        event: holder_events.ChangeWanted
+        | holder_events.RoundsDrained
+        | holder_events.StepsDone
+        | holder_events.WeightsHome,
     ) -> None:
         match event:
-            case events.ChangeWanted(reason, leaver):
+            case holder_events.ChangeWanted(reason, leaver):
                 if leaver is not None:
                     self._on_leaver(leaver)
                 elif self.phase is HolderPhase.TRAINING:
                     self._drain(reason)
-            case events.RoundsDrained():
+            case holder_events.RoundsDrained():
                 if self.phase is HolderPhase.DRAINING:
-                    self._out.append(to_do.StopRounds())
+                    self._out.append(holder_instructions.StopRounds())
                     self._ask()
-            case events.StepsDone():
+            case holder_events.StepsDone():
                 self.finishing, placed = True, self.history.placed
                 if (
                     self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING)
                     and placed is not None
                 ):
                     self.phase = HolderPhase.TRAINING
-                    self._out.append(to_do.CollectWeights(placed))
-            case events.WeightsHome():
+                    self._out.append(holder_instructions.CollectWeights(placed))
+            case holder_events.WeightsHome():
                 if self.phase is HolderPhase.TRAINING and self.finishing:
                     self.phase = HolderPhase.OVER
-                    self._out.append(to_do.StopJob())
+                    self._out.append(holder_instructions.StopJob())

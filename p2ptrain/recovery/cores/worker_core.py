@@ -19,8 +19,7 @@ import dataclasses
 from enum import StrEnum
 
 from p2ptrain.errors import InternalError
-from p2ptrain.recovery.cores import worker_events as events
-from p2ptrain.recovery.cores import worker_instructions as to_do
+from p2ptrain.recovery.cores import worker_events, worker_instructions
 from p2ptrain.recovery.cores.worker_state import HeldSnapshots, PartnerLinks, TrainedStages
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.state_report import StateEntry, StateKind
@@ -66,15 +65,17 @@ class WorkerCore:
         self._holder: str | None = None
         self._trained = TrainedStages()
         self._copies = HeldSnapshots()
-        self._asked: events.StateReportAsked | None = None  # answered once everything stands still
+        self._asked: worker_events.StateReportAsked | None = (
+            None  # answered once everything stands still
+        )
         self._rebuilds = False  # a lost stage, before that answer
-        self._preparing: events.PrepareAsked | None = None
+        self._preparing: worker_events.PrepareAsked | None = None
         self._park = False  # the stop under way is because the holder is gone
         self._abandoned: Placement | None = None  # whose preparation was given up last
         self._left_out = False  # it is because a generation began without this device
         self._links = PartnerLinks(device)
         self._keeps: dict[int, bool] = {}  # by step, of orders not committed
-        self._out: list[to_do.DeviceInstruction] = []
+        self._out: list[worker_instructions.DeviceInstruction] = []
 
     @property
     def holder(self) -> str | None:
@@ -94,41 +95,52 @@ class WorkerCore:
         """What is here, as far as is known without stopping."""
         return (*self._trained.holdings, *self._copies.holdings)
 
-    def handle(self, event: events.DeviceEvent) -> list[to_do.DeviceInstruction]:
+    def handle(
+        self, event: worker_events.DeviceEvent
+    ) -> list[worker_instructions.DeviceInstruction]:
         """Take in one event."""
         match event:
-            case events.StateReportAsked():
+            case worker_events.StateReportAsked():
                 self._on_inventory(event)
-            case events.RebuildDone():
+            case worker_events.RebuildDone():
                 self._on_rebuilt(event)
-            case events.GenerationStopped(held):
+            case worker_events.GenerationStopped(held):
                 self._on_stopped(held)
-            case events.PrepareAsked():
+            case worker_events.PrepareAsked():
                 self._on_prepare(event)
-            case events.PartFetched() | events.Fetched() | events.Built() | events.PrepareFailed():
+            case (
+                worker_events.PartFetched()
+                | worker_events.Fetched()
+                | worker_events.Built()
+                | worker_events.PrepareFailed()
+            ):
                 self._on_preparation(event)
-            case events.BeginReceived(peer, epoch):
+            case worker_events.BeginReceived(peer, epoch):
                 self._on_begin(peer, epoch)
-            case events.RoundOrdered():
+            case worker_events.RoundOrdered():
                 self._on_order(event)
-            case events.GradientsReady() | events.Applied() | events.UpdateTorn():
+            case (
+                worker_events.GradientsReady()
+                | worker_events.Applied()
+                | worker_events.UpdateTorn()
+            ):
                 self._on_seat(event)
-            case events.CommitReceived():
+            case worker_events.CommitReceived():
                 self._on_commit(event)
             case (
-                events.SnapshotTaken()
-                | events.SnapshotFailed()
-                | events.OfferReceived()
-                | events.SnapshotCollected()
+                worker_events.SnapshotTaken()
+                | worker_events.SnapshotFailed()
+                | worker_events.OfferReceived()
+                | worker_events.SnapshotCollected()
             ):
                 self._on_copies(event)
-            case events.RetainReceived() | events.BackupPeerAssigned():
+            case worker_events.RetainReceived() | worker_events.BackupPeerAssigned():
                 self._on_copies(event)
-            case events.SnapshotDamaged(holding):
+            case worker_events.SnapshotDamaged(holding):
                 self._copies.discard(holding)
-            case events.HolderChanged(state):
+            case worker_events.HolderChanged(state):
                 self._on_holder(state)
-            case events.LinkEnded() | events.LinkStarted():
+            case worker_events.LinkEnded() | worker_events.LinkStarted():
                 self._on_link(event)
             case _:
                 raise InternalError(f"a device has no rule for {type(event).__name__}")
@@ -137,7 +149,7 @@ class WorkerCore:
 
     # -- taking stock ----------------------------------------------------------------------
 
-    def _on_inventory(self, asked: events.StateReportAsked) -> None:
+    def _on_inventory(self, asked: worker_events.StateReportAsked) -> None:
         if not self._obeys(asked.request, asked.peer, asked.epoch):
             return
         self._abandon_preparation()
@@ -145,7 +157,7 @@ class WorkerCore:
             self._refuse(self._asked.request, self._asked.peer, "asked again since")
         if self._rebuilds:
             self._rebuilds = False
-            self._out.append(to_do.CancelRebuild())
+            self._out.append(worker_instructions.CancelRebuild())
         self._asked = asked
         self._park = False
         if self.phase is WorkerPhase.RUNNING:
@@ -168,13 +180,13 @@ class WorkerCore:
 
     def _refuse(self, request: int, peer: str, reason: str) -> None:
         self.refused += 1
-        self._out.append(to_do.RefuseCommand(request, peer, reason))
+        self._out.append(worker_instructions.RefuseCommand(request, peer, reason))
 
     def _stop(self) -> None:
         assert self.running is not None
         self.phase = WorkerPhase.STOPPING
         self._keeps.clear()
-        self._out.append(to_do.StopStages(self.running.epoch))
+        self._out.append(worker_instructions.StopStages(self.running.epoch))
 
     def _on_stopped(self, held: tuple[StateEntry, ...]) -> None:
         if self.phase is not WorkerPhase.STOPPING:
@@ -198,18 +210,22 @@ class WorkerCore:
         if asked.apply is not None and self._trained.are_ready_for(asked.apply):
             self._trained.catch_up(asked.apply)
             epoch = asked.apply.computed
-            self._out.append(to_do.ApplyUpdate(epoch, asked.apply, asked.coefficient, keep=False))
+            self._out.append(
+                worker_instructions.ApplyUpdate(epoch, asked.apply, asked.coefficient, keep=False)
+            )
             return
         if asked.rebuild is not None:
             self._rebuilds = True
-            self._out.append(to_do.RebuildStage(asked.request, asked.rebuild))
+            self._out.append(worker_instructions.RebuildStage(asked.request, asked.rebuild))
             return
         self._asked = None
         self._out.append(
-            to_do.AnswerStateReport(asked.request, asked.peer, self.epoch, self.holdings)
+            worker_instructions.AnswerStateReport(
+                asked.request, asked.peer, self.epoch, self.holdings
+            )
         )
 
-    def _on_rebuilt(self, rebuilt: events.RebuildDone) -> None:
+    def _on_rebuilt(self, rebuilt: worker_events.RebuildDone) -> None:
         asked, what = self._asked, rebuilt.what
         if asked is None or not self._rebuilds or asked.request != rebuilt.request:
             return  # no peer waits for it
@@ -222,7 +238,7 @@ class WorkerCore:
 
     # -- preparing -------------------------------------------------------------------------
 
-    def _on_prepare(self, asked: events.PrepareAsked) -> None:
+    def _on_prepare(self, asked: worker_events.PrepareAsked) -> None:
         placed = asked.placed
         if placed.holder != asked.peer:
             self._refuse(asked.request, asked.peer, "that plan is another device's")
@@ -236,33 +252,37 @@ class WorkerCore:
         self.phase = WorkerPhase.PREPARING
         self.prepared, self._preparing = placed, asked
         self._out += self._copies.drop({StateKind.FETCHED}, but=(placed.version,))
-        self._out.append(to_do.FetchParts(placed.epoch, placed.version, asked.fetches))
+        self._out.append(
+            worker_instructions.FetchParts(placed.epoch, placed.version, asked.fetches)
+        )
 
-    def _on_preparation(self, event: events.AboutPreparation) -> None:
+    def _on_preparation(self, event: worker_events.AboutPreparation) -> None:
         asked, placed = self._preparing, self.prepared
         if asked is None or placed is None or event.epoch != placed.epoch:
             return  # of a preparation that was abandoned
         match event:
-            case events.PartFetched(_, first, end, version):
+            case worker_events.PartFetched(_, first, end, version):
                 if version == placed.version:
                     self._copies.put(StateEntry(first, end, version, StateKind.FETCHED))
-            case events.Fetched(epoch):
-                self._out.append(to_do.BuildStages(epoch))
-            case events.Built(epoch):
+            case worker_events.Fetched(epoch):
+                self._out.append(worker_instructions.BuildStages(epoch))
+            case worker_events.Built(epoch):
                 self.phase = WorkerPhase.READY
                 self._preparing = None
-                self._out.append(to_do.AnswerReady(asked.request, asked.peer, epoch))
-            case events.PrepareFailed(epoch):
+                self._out.append(worker_instructions.AnswerReady(asked.request, asked.peer, epoch))
+            case worker_events.PrepareFailed(epoch):
                 self.phase = WorkerPhase.STOPPED
                 self.prepared = self._preparing = None
-                self._out.append(to_do.AnswerReady(asked.request, asked.peer, epoch, event))
+                self._out.append(
+                    worker_instructions.AnswerReady(asked.request, asked.peer, epoch, event)
+                )
 
     def _abandon_preparation(self) -> None:
         if self.prepared is None:
             return
         if self._preparing is not None:
             self._refuse(self._preparing.request, self._preparing.peer, "asked again since")
-        self._out.append(to_do.CancelPrepare(self.prepared.epoch))
+        self._out.append(worker_instructions.CancelPrepare(self.prepared.epoch))
         self._abandoned = self.prepared
         self.prepared = self._preparing = None
         self.phase = WorkerPhase.STOPPED
@@ -279,7 +299,9 @@ class WorkerCore:
                 self._begin(self.prepared)
         elif self._abandoned is not None and self._abandoned.gives_part(self._device, epoch):
             # the holder believes that it still stands: all of it would wait for this device
-            self._out += [to_do.ReportLink(peer, epoch, peer, back) for back in (False, True)]
+            self._out += [
+                worker_instructions.ReportLink(peer, epoch, peer, back) for back in (False, True)
+            ]
         else:
             self._leave_epoch(epoch)
 
@@ -289,14 +311,14 @@ class WorkerCore:
         self.phase = WorkerPhase.RUNNING
         self._copies.begin()
         self._trained.begin(placed.ranges_of(self._device), placed.version)
-        self._out.append(to_do.StartStages(placed))
+        self._out.append(worker_instructions.StartStages(placed))
         self._out += self._copies.drop({StateKind.FETCHED})
         # copies that never came to count; the one to go back to and the one we begin with stay
         self._out += self._copies.drop(
             {StateKind.KEPT, StateKind.REPLICA}, but=(placed.stable, placed.version)
         )
         if placed.keeps:
-            self._out.append(to_do.TakeSnapshot(placed.epoch, placed.version))
+            self._out.append(worker_instructions.TakeSnapshot(placed.epoch, placed.version))
 
     def _leave_epoch(self, epoch: int) -> None:
         """A generation began without this device: what it trained is of no use any more."""
@@ -311,13 +333,13 @@ class WorkerCore:
 
     def _free_live(self) -> None:
         if self._trained.holdings:
-            self._out.append(to_do.DropState(self._trained.holdings))
+            self._out.append(worker_instructions.DropState(self._trained.holdings))
         self._trained.clear()
         self.phase = WorkerPhase.IDLE
 
     # -- rounds ----------------------------------------------------------------------------
 
-    def _on_order(self, order: events.RoundOrdered) -> None:
+    def _on_order(self, order: worker_events.RoundOrdered) -> None:
         prepared = self.prepared
         if prepared is not None and order.epoch == prepared.epoch:
             self._on_begin(order.peer, order.epoch)  # it overtook `epoch.begin`
@@ -328,7 +350,7 @@ class WorkerCore:
                 self._out += self._copies.drop({StateKind.KEPT, StateKind.REPLICA}, but=order.stay)
             if order.keep and not order.offer:
                 self._copies.keep_to_itself(Version(order.step + 1, order.epoch))
-            self._out.append(to_do.QueueRound(order.epoch, order.step, order.keep))
+            self._out.append(worker_instructions.QueueRound(order.epoch, order.step, order.keep))
 
     def _is_of_running(self, peer: str, epoch: int) -> bool:
         running = self.running
@@ -340,7 +362,7 @@ class WorkerCore:
         self.refused += not good
         return good
 
-    def _on_commit(self, commit: events.CommitReceived) -> None:
+    def _on_commit(self, commit: worker_events.CommitReceived) -> None:
         if not self._is_of_running(commit.peer, commit.epoch):
             return
         version = Version(commit.step + 1, commit.epoch)
@@ -348,9 +370,13 @@ class WorkerCore:
             self.refused += 1
             return
         keep = self._keeps.pop(commit.step, False)
-        self._out.append(to_do.ApplyUpdate(commit.epoch, version, commit.coefficient, keep))
+        self._out.append(
+            worker_instructions.ApplyUpdate(commit.epoch, version, commit.coefficient, keep)
+        )
 
-    def _on_seat(self, event: events.GradientsReady | events.Applied | events.UpdateTorn) -> None:
+    def _on_seat(
+        self, event: worker_events.GradientsReady | worker_events.Applied | worker_events.UpdateTorn
+    ) -> None:
         running = self.running
         if running is None or event.epoch != running.epoch:
             return
@@ -361,29 +387,31 @@ class WorkerCore:
 
     # -- copies ----------------------------------------------------------------------------
 
-    def _on_copies(self, event: events.AboutCopies) -> None:
+    def _on_copies(self, event: worker_events.AboutCopies) -> None:
         if self._holder is None:
             return  # the job is over: what was under way has no place any more
         match event:
-            case events.SnapshotTaken(first, end, version):
+            case worker_events.SnapshotTaken(first, end, version):
                 self._copies.put(StateEntry(first, end, version, StateKind.KEPT))
                 if self.phase is WorkerPhase.RUNNING and self.running is not None:
                     self._out += self._copies.offer(self.running, first, end, version)
-            case events.OfferReceived(peer, epoch, first, end, version):
+            case worker_events.OfferReceived(peer, epoch, first, end, version):
                 # a device notified late of a generation is only prepared for it
                 plan = self.running if self.phase is WorkerPhase.RUNNING else self.prepared
                 if plan and plan.epoch == epoch and (first, end) in plan.ranges_of(peer):
-                    self._out.append(to_do.CollectSnapshot(peer, epoch, first, end, version))
-            case events.SnapshotCollected(epoch, first, end, version):
+                    self._out.append(
+                        worker_instructions.CollectSnapshot(peer, epoch, first, end, version)
+                    )
+            case worker_events.SnapshotCollected(epoch, first, end, version):
                 self._copies.put(StateEntry(first, end, version, StateKind.REPLICA))
                 self._report_snapshot(epoch, first, end, version)
-            case events.SnapshotFailed(epoch, first, end, version, reason):
+            case worker_events.SnapshotFailed(epoch, first, end, version, reason):
                 self._report_snapshot(epoch, first, end, version, reason)
-            case events.BackupPeerAssigned(peer, epoch, first, end, version, keeper):
+            case worker_events.BackupPeerAssigned(peer, epoch, first, end, version, keeper):
                 if self._is_of_running(peer, epoch) and self.running is not None:
                     units = (first, end)
                     self._out += self._copies.offer_to(keeper, self.running, *units, version)
-            case events.RetainReceived(peer, versions):
+            case worker_events.RetainReceived(peer, versions):
                 if peer == self._holder and versions:
                     self._out += self._copies.keep_only(versions)
 
@@ -392,14 +420,18 @@ class WorkerCore:
     ) -> None:
         for plan in (self.running, self.prepared):  # notified late: snapshots come early
             if plan is not None and plan.epoch == epoch:
-                report = to_do.ReportSnapshot(plan.holder, epoch, first, end, version, failed)
+                report = worker_instructions.ReportSnapshot(
+                    plan.holder, epoch, first, end, version, failed
+                )
                 self._out.append(report)
 
     # -- trouble ---------------------------------------------------------------------------
 
-    def _on_holder(self, state: events.HolderState) -> None:
+    def _on_holder(self, state: worker_events.HolderState) -> None:
         parked = self._park or self.phase is WorkerPhase.PARKED
-        if state is events.HolderState.ENDED or (state is events.HolderState.LEFT and not parked):
+        if state is worker_events.HolderState.ENDED or (
+            state is worker_events.HolderState.LEFT and not parked
+        ):
             self._forget()
         elif parked:
             pass  # another process of that device came and went: the job's own is still missing
@@ -420,7 +452,7 @@ class WorkerCore:
         self._rebuilds = False
         self._trained.clear()
         self._copies.clear()
-        self._out.append(to_do.ReleaseJob())
+        self._out.append(worker_instructions.ReleaseJob())
 
     def _rest(self) -> None:
         """Keep everything for the holder's next process; where there is nothing, await nothing."""
@@ -429,9 +461,13 @@ class WorkerCore:
             self.phase = WorkerPhase.IDLE
         elif self._holder is not None:
             self.phase = WorkerPhase.PARKED
-            self._out.append(to_do.ReportOrphaned(self._holder))
+            self._out.append(worker_instructions.ReportOrphaned(self._holder))
 
-    def _on_link(self, event: events.AboutLinks) -> None:
+    def _on_link(self, event: worker_events.AboutLinks) -> None:
         if self.phase is WorkerPhase.RUNNING and self.running is not None:
-            note = self._links.ended if isinstance(event, events.LinkEnded) else self._links.started
+            note = (
+                self._links.ended
+                if isinstance(event, worker_events.LinkEnded)
+                else self._links.started
+            )
             self._out += note(self.running, event.peer)

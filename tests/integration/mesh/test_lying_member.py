@@ -15,7 +15,7 @@ import pytest
 from p2ptrain.events import MemberEvent, Warned
 from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage
 from p2ptrain.mesh.election.election_wire import encode as encode_election
-from p2ptrain.mesh.identity import device_record as disk_writer
+from p2ptrain.mesh.identity import device_record
 from p2ptrain.mesh.identity.device_record import DEVICE_FILE
 from p2ptrain.mesh.identity.identity import device_id, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -148,7 +148,7 @@ async def test_renames_without_end_are_neither_written_nor_heard(
     warned = anna.told(Warned)[-1]
     assert "changes its name again and again" in warned.message
     assert written <= 2
-    assert disk_writer.PAUSE_SECONDS >= 1.0
+    assert device_record.PAUSE_SECONDS >= 1.0
     await still_alive(anna, bert)
 
 

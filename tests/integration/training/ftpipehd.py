@@ -14,7 +14,7 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.runtime.stage_sender import LiveStageSender
-from p2ptrain.worker import device_profile as device_measures
+from p2ptrain.worker import device_profile
 from tests.integration.training.delayed import options
 from tests.integration.training.household import Devices
 from tests.integration.training.made_up import UNIT_SECONDS, made_up
@@ -49,7 +49,7 @@ class Speeds:
             return await made_up(*asked, **more)
 
         with (
-            patch.object(device_measures, "measure", counted),
+            patch.object(device_profile, "measure", counted),
             patch.object(LiveStageSender, "report", reported),
         ):
             yield

@@ -26,8 +26,7 @@ from unittest.mock import patch
 
 import torch
 
-from p2ptrain.coordinator import plan_cluster as household_plan
-from p2ptrain.coordinator import replan_decision as consideration
+from p2ptrain.coordinator import plan_cluster, replan_decision
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.errors import DeviceLost, PeerError, UserError
 from p2ptrain.events import Event, PlanEvent, Step
@@ -43,7 +42,7 @@ from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest
-from p2ptrain.process import child_process as apart
+from p2ptrain.process import child_process
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.group_plans import Stage, dealt, divided, plan
 from tests.integration.training.household import Devices, devices
@@ -377,7 +376,7 @@ class AnyPlans:
         self,
         request: JobPlanRequest,
         household: MeasuredCluster,
-        present: consideration.PresentPlan,
+        present: replan_decision.PresentPlan,
         *_: Any,
         **_rest: Any,
     ) -> ReplanDecision:
@@ -401,9 +400,11 @@ class AnyPlans:
     def in_place(self) -> Iterator[None]:
         """Whoever plans gets them."""
         with (
-            patch.object(household_plan, "make_plan", self.make),
-            patch.object(consideration, "decide_replan", self.decide),
-            patch.object(apart, "_can_be_had", lambda: False),  # another process has no patches
+            patch.object(plan_cluster, "make_plan", self.make),
+            patch.object(replan_decision, "decide_replan", self.decide),
+            patch.object(
+                child_process, "_can_be_had", lambda: False
+            ),  # another process has no patches
         ):
             yield
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import plan_cluster
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
@@ -51,7 +51,7 @@ def device_count(stages: Sequence[Stage]) -> int:
 
 def force(monkeypatch: pytest.MonkeyPatch, stages: Sequence[Stage]) -> None:
     """Let every coordinator of this test plan just these stages, over equal parts of the units."""
-    monkeypatch.setattr(household_plan, "make_plan", partial(plan, stages))
+    monkeypatch.setattr(plan_cluster, "make_plan", partial(plan, stages))
 
 
 def plan(

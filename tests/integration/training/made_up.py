@@ -11,7 +11,7 @@ from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.profile_cache import Measuring, ProfileCache, measure
 from p2ptrain.recovery.recovery_settings import RecoverySettings
-from p2ptrain.worker import device_profile as device_measures
+from p2ptrain.worker import device_profile
 
 UNIT_SECONDS = (1.0, 2.0)
 """Of a unit's forward and backward, whatever the size of a micro-batch: no link costs as much."""
@@ -48,4 +48,4 @@ async def made_up(
 
 def make_up_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """By which a unit is worth a device of its own."""
-    monkeypatch.setattr(device_measures, "measure", made_up)
+    monkeypatch.setattr(device_profile, "measure", made_up)

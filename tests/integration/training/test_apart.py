@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.process import child_process as apart
+from p2ptrain.process import child_process
 from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.process.child_process_main import LENGTH, NICENESS, RESTS
 from tests.integration.training.apart_work import computed, only_in, opened
@@ -65,7 +65,7 @@ async def test_it_ends_with_the_wish_for_its_answer(tmp_path: Path, haste: Searc
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     work = partial(opened, str(pipe))
-    waiting = asyncio.create_task(apart.run_in_child(lambda run: run(work), haste))
+    waiting = asyncio.create_task(child_process.run_in_child(lambda run: run(work), haste))
     with await asyncio.to_thread(pipe.open) as there:
         assert await asyncio.to_thread(there.read, 4) == "here"
         waiting.cancel()
@@ -75,6 +75,6 @@ async def test_it_ends_with_the_wish_for_its_answer(tmp_path: Path, haste: Searc
 
 
 async def test_what_is_found_in_time_comes_back() -> None:
-    assert await apart.run_in_child(
+    assert await child_process.run_in_child(
         lambda run: run(os.getpid) != os.getpid(), SearchPriority.PROMPT
     )

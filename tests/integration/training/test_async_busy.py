@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import plan_cluster
 from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import Job
@@ -149,7 +149,7 @@ def sleeping(setting: Setting, found: Found) -> Iterator[None]:
         stack.enter_context(patch.object(Stage, "backward", slow_backward))
         stack.enter_context(patch.object(ReplanWatcher, "busy", noted))
         forced = partial(plan, setting)
-        stack.enter_context(patch.object(household_plan, "make_plan", forced))
+        stack.enter_context(patch.object(plan_cluster, "make_plan", forced))
         yield
 
 

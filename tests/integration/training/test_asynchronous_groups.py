@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2ptrain import failpoints
-from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import plan_cluster
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder.snapshot_manager import SnapshotManager
@@ -70,7 +70,7 @@ def _shares(own: Sequence[int], split: BatchSplit) -> Sequence[int]:
 
 
 def force(monkeypatch: pytest.MonkeyPatch, shares: Shares) -> None:
-    monkeypatch.setattr(household_plan, "make_plan", partial(dealt, shares))
+    monkeypatch.setattr(plan_cluster, "make_plan", partial(dealt, shares))
 
 
 @pytest.mark.parametrize(

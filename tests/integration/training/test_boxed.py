@@ -13,7 +13,7 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.process.box import Box, BoxTask, Zygote
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.profiling import boxed_measure as boxed
+from p2ptrain.profiling import boxed_measure
 from p2ptrain.profiling.profile_cache import ProfileCache, measure, measure_boxed
 from tests.integration.training import crashing
 from tests.integration.training.household import devices
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="one process for
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    made = Zygote([boxed.__name__, crashing.__name__])
+    made = Zygote([boxed_measure.__name__, crashing.__name__])
     yield made
     made.close()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW
-from p2ptrain.runtime import stage_sender as epoch_links
+from p2ptrain.runtime import stage_sender
 from tests.support import zoo
 from tests.support.curves import Case, difference, household_run, plain_torch, with_p2ptrain
 
@@ -75,7 +75,7 @@ async def test_a_large_tied_weight_is_summed_stage_by_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Then the stages' sums are added, in another order than plain torch: float64 is the test."""
-    monkeypatch.setattr(epoch_links, "SEPARATE_LIMIT_BYTES", 0)
+    monkeypatch.setattr(stage_sender, "SEPARATE_LIMIT_BYTES", 0)
     case = Case("gpt", devices=3, dtype=torch.float64, clip_grad_norm=0.5, steps=10)
     found = difference(await with_p2ptrain(case), plain_torch(case))
     assert 0.0 < found.loss < 1e-8

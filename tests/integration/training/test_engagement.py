@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain import failpoints
-from p2ptrain.coordinator import memory_model as memory_needs
+from p2ptrain.coordinator import memory_model
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.kinds import COMMIT
@@ -142,7 +142,7 @@ def _model(engagements: dict[str, HostedStages], version: Version) -> dict[str, 
 def ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether stages make updates before they count, where nothing else forbids it."""
     if not request.param:
-        monkeypatch.setattr(memory_needs, "_may_go_ahead", lambda *_: False)
+        monkeypatch.setattr(memory_model, "_may_go_ahead", lambda *_: False)
     return bool(request.param)
 
 
@@ -203,7 +203,7 @@ async def test_who_is_ready_still_has_the_version_before(monkeypatch: pytest.Mon
 
 async def test_what_is_torn_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     force(monkeypatch, ALONE)
-    monkeypatch.setattr(memory_needs, "_may_go_ahead", lambda *_: False)
+    monkeypatch.setattr(memory_model, "_may_go_ahead", lambda *_: False)
     async with _broken_off(monkeypatch, BATCH_NORM) as engagements:
         engagement = engagements["b"]
         (runner,), (holding,) = engagement.runners.values(), engagement.held()

@@ -18,7 +18,7 @@ import torch
 from p2ptrain import failpoints
 from p2ptrain.events import Event, Failure, Recovered, Step, Warned
 from p2ptrain.failpoints import Reached
-from p2ptrain.holder import full_snapshots as whole_copies
+from p2ptrain.holder import full_snapshots
 from p2ptrain.holder.full_snapshots import FullSnapshots
 from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
 from p2ptrain.recovery.version import Version
@@ -188,7 +188,7 @@ async def test_neighbours_are_silent_and_the_whole_copy_is_gone_back_to() -> Non
 async def test_without_memory_for_it_there_is_no_whole_copy_and_people_hear_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(whole_copies, "usable_memory_bytes", lambda: 100)
+    monkeypatch.setattr(full_snapshots, "usable_memory_bytes", lambda: 100)
     async with devices(3, settings=SETTINGS) as household:
         await course(household, 3, None)
     told = [event.message for event in household.events if isinstance(event, Warned)]

@@ -9,7 +9,7 @@ import pytest
 
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage import stage as model_stage
-from p2ptrain.runtime import sync_executor as stage_runner
+from p2ptrain.runtime import sync_executor
 from p2ptrain.runtime.live_stage import LiveStage
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import devices
@@ -23,7 +23,7 @@ class Counting:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.limits: dict[model_stage.Stage, int] = {}
         self.most: dict[model_stage.Stage, int] = {}
-        forward, connect = model_stage.Stage.forward, stage_runner.SyncStageExecutor.__init__
+        forward, connect = model_stage.Stage.forward, sync_executor.SyncStageExecutor.__init__
 
         def counted(stage: model_stage.Stage, *args: Any, **kwargs: Any) -> Any:
             outputs = forward(stage, *args, **kwargs)
@@ -31,8 +31,8 @@ class Counting:
             return outputs
 
         def connected(
-            runner: stage_runner.SyncStageExecutor,
-            task: stage_runner.StageSpec,
+            runner: sync_executor.SyncStageExecutor,
+            task: sync_executor.StageSpec,
             live: LiveStage,
             *rest: Any,
         ) -> None:
@@ -40,7 +40,7 @@ class Counting:
             connect(runner, task, live, *rest)
 
         monkeypatch.setattr(model_stage.Stage, "forward", counted)
-        monkeypatch.setattr(stage_runner.SyncStageExecutor, "__init__", connected)
+        monkeypatch.setattr(sync_executor.SyncStageExecutor, "__init__", connected)
 
 
 @pytest.mark.parametrize(

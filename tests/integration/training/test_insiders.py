@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import plan_cluster
 from p2ptrain.events import PlanEvent, Warned
 from p2ptrain.messages.kinds import FAILED
 from p2ptrain.messages.tensors import MicroBatchSlice, StreamId, Value
@@ -116,7 +116,7 @@ async def test_of_a_group_whose_sums_are_spoiled_one_after_the_other_is_left_out
         shares = (*plans[len(here)][:-1], 4 - sum(plans[len(here)][:-1]))
         return group_plans.plan([divided(*shares)], profile, cluster, request, names=here)
 
-    monkeypatch.setattr(household_plan, "make_plan", planned)
+    monkeypatch.setattr(plan_cluster, "make_plan", planned)
     wanted, job = undisturbed(momentum_job()), momentum_job()
     async with devices(len(names)) as household:
         spoil_sums(monkeypatch, liar)

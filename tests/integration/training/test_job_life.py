@@ -32,8 +32,7 @@ from p2ptrain.messages.kinds import PLAN
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.message import Message
-from p2ptrain.state import checkpoint_files as checkpoint
-from p2ptrain.state import weights_files
+from p2ptrain.state import checkpoint_files, weights_files
 from p2ptrain.state.transfer_server import TransferServer
 from tests.integration.training.household import LocalJob, devices
 from tests.integration.training.jobs import (
@@ -123,7 +122,7 @@ async def test_an_evaluation_that_was_cut_off_is_made_when_the_job_is_resumed(
             with suppress(TrainingError):
                 await household.holder_run(job(), options).run()
             assert evaluated() == ([3] if cut_off else [3, 6])
-    assert checkpoint.load(tmp_path, pytest.fail).progress.step == 6
+    assert checkpoint_files.load(tmp_path, pytest.fail).progress.step == 6
     async with devices(1) as household:
         await household.holder_run(job(), TrainOptions(resume=tmp_path)).run()
         assert evaluated() == ([6] if cut_off else [])
@@ -174,14 +173,14 @@ async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
     async with devices(2) as household:
         options = TrainOptions(wait_for=2, planner="pp", checkpoint=tmp_path / "c", steps=3)
         await household.holder_run(make_job(), options).run()
-        for module in (checkpoint, weights_files):
+        for module in (checkpoint_files, weights_files):
             monkeypatch.setattr(module, "write_tensors", full)
         again = dataclasses.replace(options, steps=6, out=tmp_path / "weights.safetensors")
         with pytest.raises(TrainingError, match="No space left on device"):
             await household.holder_run(make_job(), again).run()
     assert any(isinstance(event, Warned) for event in household.events)
     assert len(household.losses) == 9
-    assert checkpoint.load(tmp_path / "c", pytest.fail).progress.step == 3
+    assert checkpoint_files.load(tmp_path / "c", pytest.fail).progress.step == 3
     assert not list((tmp_path / "c").glob(".*.partial"))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2ptrain.console.describe import describe
-from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import plan_cluster
 from p2ptrain.errors import OptionError
 from p2ptrain.events import PlanEvent, Warned
 from p2ptrain.job.asynchrony import Asynchrony
@@ -47,7 +47,7 @@ def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Each of the two outcomes."""
     torch.set_num_threads(1)
     made = Deciding(request.param)
-    monkeypatch.setattr(household_plan, "choose_mode", made)
+    monkeypatch.setattr(plan_cluster, "choose_mode", made)
     return made
 
 
@@ -121,7 +121,7 @@ async def test_a_private_job_may_choose_too(decided: Deciding) -> None:
 async def test_a_job_that_needs_the_barrier_keeps_it_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(household_plan, "choose_mode", Deciding(PlanMode.ASYNC))
+    monkeypatch.setattr(plan_cluster, "choose_mode", Deciding(PlanMode.ASYNC))
     job = delayed_job(micro_batch=4, clip_grad_norm=1.0)
     async with devices(2) as household:
         await household.holder_run(job, may_choose(2)).run()

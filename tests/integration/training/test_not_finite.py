@@ -19,7 +19,7 @@ from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, Adam
-from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state import checkpoint_files
 from tests.integration.training.delayed import options as asynchronous
 from tests.integration.training.ftpipehd import Speeds, as_published
 from tests.integration.training.group_plans import dealt, device_count, divided, force
@@ -214,7 +214,7 @@ async def test_the_newest_checkpoint_is_of_the_last_good_step_and_goes_on(tmp_pa
         options = TrainOptions(wait_for=2, planner="pp", checkpoint=tmp_path, checkpoint_every=1)
         with pytest.raises(TrainingError, match="weights of step 5"):
             await household.holder_run(job(), options).run()
-    found = checkpoint.load(tmp_path, lambda _: None)
+    found = checkpoint_files.load(tmp_path, lambda _: None)
     assert 1 <= found.progress.step <= GOOD
     assert all(tensor.isfinite().all() for tensor in found.model.values())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import plan_cluster
 from p2ptrain.errors import DeviceLost, PeerError, PlanError
 from p2ptrain.events import Failure, PlanEvent, Step, Warned
 from p2ptrain.holder.input.checked_dataset import CheckedDataset
@@ -21,14 +21,13 @@ from p2ptrain.messages.assignment import Assignment
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.recovery_settings import RecoverySettings
-from p2ptrain.runtime import stage_sender as epoch_links
+from p2ptrain.runtime import stage_sender
 from p2ptrain.runtime.allreduce import RingAllReduce
 from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
 from p2ptrain.state.fetch import fetch_units as fetch_state
-from p2ptrain.worker import device_profile as device_measures
-from p2ptrain.worker import generation_builder as making_ready
+from p2ptrain.worker import device_profile, generation_builder
 from p2ptrain.worker.device_profile import DeviceProfiler
 from p2ptrain.worker.session import WorkerSession
 from tests.integration.training.group_plans import Stage as GroupStage
@@ -122,8 +121,8 @@ async def test_memory_that_is_gone_when_a_part_is_handed_out_is_planned_around(
 ) -> None:
     """Between profile and preparation something else took it."""
     left = iter([0])
-    monkeypatch.setattr(device_measures, "available_memory_bytes", lambda: next(left, 1 << 30))
-    monkeypatch.setattr(device_measures, "usable_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(device_profile, "available_memory_bytes", lambda: next(left, 1 << 30))
+    monkeypatch.setattr(device_profile, "usable_memory_bytes", lambda: 1 << 30)
     async with devices(2, memory_bytes=None) as household:
         assert len(await _losses(household)) == 3
         assert household.plan.reason == "start"
@@ -151,7 +150,7 @@ async def test_a_stage_that_is_larger_than_its_plan_says_is_neither_fetched_nor_
 
     monkeypatch.setattr(WorkerSession, "prepare", lied_to)
     monkeypatch.setattr(DeviceProfiler, "short_of", short_of)
-    monkeypatch.setattr(making_ready, "fetch_units", fetch)
+    monkeypatch.setattr(generation_builder, "fetch_units", fetch)
     async with devices(3) as household:
         tight = household.members["c"].service
         with pytest.raises(PlanError, match="c has 0 bytes"):
@@ -190,7 +189,7 @@ async def test_a_device_that_is_gone_may_have_run_out_of_memory(
     monkeypatch: pytest.MonkeyPatch, free_mib: int, hint: bool
 ) -> None:
     """The kernel kills without a word: what the device last said of its memory is all there is."""
-    monkeypatch.setattr(epoch_links, "available_memory_bytes", lambda: free_mib << 20)
+    monkeypatch.setattr(stage_sender, "available_memory_bytes", lambda: free_mib << 20)
     async with devices(2, settings=NO_FIRST_WEIGHTS) as household:
         killing: list[asyncio.Task[None]] = []
 
@@ -345,7 +344,7 @@ async def test_no_memory_for_samples_is_planned_around(
 
 async def test_samples_that_never_fit_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that has no stage: there is no plan that asks less of it."""
-    monkeypatch.setattr(household_plan, "make_plan", partial(forced_plan, [divided(4)], names="b"))
+    monkeypatch.setattr(plan_cluster, "make_plan", partial(forced_plan, [divided(4)], names="b"))
     job = make_job()
     data = Filling(job.data)
     async with devices(2, settings=RecoverySettings(verdict_seconds=0.0)) as household:

@@ -16,7 +16,7 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer import state_layout
 from p2ptrain.model.stage.optimizer_spec import SGD, Adam
 from p2ptrain.model.wire.tensor_layout import ALIGNMENT
-from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checkpoint_files import Checkpoint
 
 
@@ -44,7 +44,7 @@ def test_what_was_evaluated_before_the_checkpoint_is_known(
     first = prepared()
     model = {name.removeprefix("model:"): tensor for name, tensor in first.state.items()}
     progress = replace(first.progress(2), evaluated=noted)
-    checkpoint.save(tmp_path, Checkpoint(progress, model, {}))
+    checkpoint_files.save(tmp_path, Checkpoint(progress, model, {}))
     resumed = prepared(tmp_path)
     assert (resumed.first_step, resumed.evaluated) == (2, evaluated)
 
@@ -74,7 +74,7 @@ def test_what_a_checkpoint_gives_lies_in_memory_as_in_the_model(tmp_path: Path) 
     model = {name: torch.randn(first.state[f"model:{name}"].shape) for name in names}
     slots = {f"{name}.momentum_buffer": tensor + 1 for name, tensor in model.items()}
     others = {"a constant of another loss": torch.ones(3)}
-    checkpoint.save(tmp_path, Checkpoint(first.progress(2), {**model, **others}, slots))
+    checkpoint_files.save(tmp_path, Checkpoint(first.progress(2), {**model, **others}, slots))
     resumed = prepared(tmp_path)
     assert resumed.first_step == 2
     for name in names:
@@ -97,7 +97,7 @@ def kept(folder: Path, optimizer: SGD | Adam) -> None:
     model = {name.removeprefix("model:"): tensor for name, tensor in first.state.items()}
     layout = state_layout(optimizer, model)
     slots = {name: torch.ones(shape, dtype=dtype) for name, (dtype, shape) in layout.items()}
-    checkpoint.save(folder, Checkpoint(first.progress(2), model, slots))
+    checkpoint_files.save(folder, Checkpoint(first.progress(2), model, slots))
 
 
 @pytest.mark.parametrize(

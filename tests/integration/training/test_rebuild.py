@@ -28,8 +28,7 @@ from p2ptrain.messages.tensors import (
 from p2ptrain.net.message import Message
 from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, TensorRouter
-from p2ptrain.worker import hosted_stages as engagement
-from p2ptrain.worker import rebuild as rebuilding
+from p2ptrain.worker import hosted_stages, rebuild
 from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -90,7 +89,7 @@ async def test_two_stages_that_are_not_neighbours_are_made_anew_together() -> No
 async def test_what_is_not_kept_any_more_is_done_again_by_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engagement, "replay_log_bytes", lambda _planned: 1)
+    monkeypatch.setattr(hosted_stages, "replay_log_bytes", lambda _planned: 1)
     async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         recovered = await _run(household, _job(), "b")
         assert recovered.version == KEPT_AT
@@ -102,7 +101,7 @@ async def test_who_cannot_make_it_anew_says_so_and_all_go_back(
     async def fails(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(rebuilding._RebuildRun, "run", fails)
+    monkeypatch.setattr(rebuild._RebuildRun, "run", fails)
     async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         recovered = await _run(household, _job(), "b")
         assert recovered.version == KEPT_AT
@@ -159,7 +158,7 @@ async def test_what_comes_too_late_for_an_attempt_is_not_the_next_epochs() -> No
         inlet = TensorReceiver(contents, sources, capacity=4, largest=4)
         here.connect_inlet(StreamId(GenerationKey("job", 10), 1, ACTIVATIONS), inlet, [sender])
         piece = MicroBatchSlice.whole(MicroBatchKey(0, 0), RoundMode.TRAIN, 4)
-        late = StreamId(rebuilding.lines_key("job", 10), 1, ACTIVATIONS)
+        late = StreamId(rebuild.lines_key("job", 10), 1, ACTIVATIONS)
         for line in (late, StreamId(GenerationKey("job", 10), 1, ACTIVATIONS)):
             await other.send_values(me, line, piece, [torch.zeros(4)])
         await inlet.take(piece.key)

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from p2ptrain.events import Event, Recovered, Step, Warned
-from p2ptrain.holder import full_snapshots as checkpoint_copies
+from p2ptrain.holder import full_snapshots
 from p2ptrain.job.job import Job
 from p2ptrain.state.checkpoint_files import INDEX, MODEL, WrittenCheckpoint
 from tests.integration.training.household import Devices, devices
@@ -55,13 +55,13 @@ async def test_training_goes_on_from_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    load = checkpoint_copies.load_written
+    load = full_snapshots.load_written
 
     def counting(written: WrittenCheckpoint, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
         read.append(int(written.place.name.removeprefix("step-")))
         return load(written, wanted)
 
-    monkeypatch.setattr(checkpoint_copies, "load_written", counting)
+    monkeypatch.setattr(full_snapshots, "load_written", counting)
     wanted, job = undisturbed(momentum_job(), STEPS), momentum_job()
     async with devices(3) as household:
         await _with_a_death(household, job, tmp_path)

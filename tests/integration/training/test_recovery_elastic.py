@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.coordinator import evaluate_replan as considering
-from p2ptrain.coordinator import plan_cluster as household_plan
-from p2ptrain.coordinator import plan_search
+from p2ptrain.coordinator import evaluate_replan, plan_cluster, plan_search
 from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster
 from p2ptrain.coordinator.plan_question import ReplanReply
@@ -23,10 +21,10 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.process import child_process as apart
+from p2ptrain.process import child_process
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.runtime.stage_sender import LiveStageSender
-from p2ptrain.worker import device_profile as device_measures
+from p2ptrain.worker import device_profile
 from p2ptrain.worker.leave import hand_over
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import (
@@ -111,7 +109,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     make_up_profiles(monkeypatch)
     monkeypatch.setattr(LiveStageSender, "report", reported)
     # plans are found here: another process is begun in a second, in which all rounds may end
-    monkeypatch.setattr(apart, "_can_be_had", lambda: False)
+    monkeypatch.setattr(child_process, "_can_be_had", lambda: False)
     return factors
 
 
@@ -184,7 +182,7 @@ async def test_planner_pp_takes_in_who_comes_though_the_others_could_be_faster_w
     """Only auto leaves devices out. Here whatever has no part for the newcomer looks better."""
     options = replace(PIPELINE, wait_for=2, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
-    plan = household_plan.replan_cluster
+    plan = plan_cluster.replan_cluster
 
     def tempting(
         request: JobPlanRequest,
@@ -197,7 +195,7 @@ async def test_planner_pp_takes_in_who_comes_though_the_others_could_be_faster_w
         if on_all:
             return plan(request, around, present, *rest, on_all=True, **named)
         those = [c for c in around.candidates if c.name in present.device_names]
-        found = household_plan.plan_cluster(request, replace(around, candidates=those))
+        found = plan_cluster.plan_cluster(request, replace(around, candidates=those))
         borders = [stage.units[1] for stage in found.stages]
         moved = replace(found.stages[0], units=(0, borders[0] - 1))
         other = replace(found.stages[1], units=(borders[0] - 1, borders[1]))
@@ -207,7 +205,7 @@ async def test_planner_pp_takes_in_who_comes_though_the_others_could_be_faster_w
             predicted=replace(found.predicted, round_seconds=1e-3),
         )
 
-    monkeypatch.setattr(considering, "replan_cluster", tempting)
+    monkeypatch.setattr(evaluate_replan, "replan_cluster", tempting)
     async with devices(2, settings=SOON) as household:
 
         async def join() -> None:
@@ -260,7 +258,7 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
     options = replace(PIPELINE, steps=LONG)
     wanted, job = undisturbed(momentum_job(20), LONG), momentum_job(20)
     may_be_measured = asyncio.Event()
-    made_up, plan = device_measures.measure, household_plan.replan_cluster
+    made_up, plan = device_profile.measure, plan_cluster.replan_cluster
     async with devices(3, settings=SOON) as household:
 
         async def measured(*args: Any, **more: Any) -> Mapping[str, Any]:
@@ -288,7 +286,7 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
                 may_be_measured.set()
 
         loop = asyncio.get_running_loop()
-        monkeypatch.setattr(device_measures, "measure", measured)
+        monkeypatch.setattr(device_profile, "measure", measured)
         if alone:
             monkeypatch.setattr(plan_search, "replan_cluster", short)
         course = Course(household, {5: come_and_die})
@@ -370,7 +368,7 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
     monkeypatch: pytest.MonkeyPatch, looked: bool
 ) -> None:
     """Found out while training goes on, or, where that look fails, at a round's border."""
-    plan = household_plan.replan_cluster
+    plan = plan_cluster.replan_cluster
 
     def short(request: JobPlanRequest, around: MeasuredCluster, *rest: Any, **named: Any) -> Plan:
         if around.leaving:
@@ -380,7 +378,7 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
     async def fails(look: ReplanEvaluation) -> ReplanReply:
         raise PeerError("a device does not answer")
 
-    monkeypatch.setattr(considering, "replan_cluster", short)
+    monkeypatch.setattr(evaluate_replan, "replan_cluster", short)
     monkeypatch.setattr(plan_search, "replan_cluster", short)
     if not looked:
         monkeypatch.setattr(ReplanEvaluation, "answer", fails)

@@ -20,7 +20,7 @@ from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.message import Message
 from p2ptrain.state.transfer_client import TransferredState
 from p2ptrain.state.transfer_server import TransferServer
-from p2ptrain.worker import generation_builder as making_ready
+from p2ptrain.worker import generation_builder
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import make_job, undisturbed
 from tests.support.memory_household import memory_id
@@ -93,7 +93,7 @@ async def test_a_thawed_coordinator_is_refused_every_time(monkeypatch: pytest.Mo
 
 async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither whose job it is, nor that what is being made ready is only to be gathered."""
-    fetch = making_ready.fetch_units
+    fetch = generation_builder.fetch_units
     refused: list[str] = []
 
     async with devices(3) as household:
@@ -120,7 +120,7 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
                 assert service.holder == memory_id("a")
             return await fetch(mesh, states, assignment, *given)
 
-        monkeypatch.setattr(making_ready, "fetch_units", interrupted)
+        monkeypatch.setattr(generation_builder, "fetch_units", interrupted)
         options = TrainOptions(wait_for=3, planner="pp", steps=2)
         await household.holder_run(make_job(), options).run()
         assert refused == [INVENTORY, PREPARE]

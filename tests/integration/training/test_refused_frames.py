@@ -11,7 +11,7 @@ from p2ptrain.events import PlanEvent, Warned
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.recovery_settings import RecoverySettings
-from p2ptrain.runtime.io import tensor_router as switchboard
+from p2ptrain.runtime.io import tensor_router
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job
@@ -21,7 +21,7 @@ SETTINGS = RecoverySettings(verdict_seconds=0.0)
 
 def send_one_too_many(monkeypatch: pytest.MonkeyPatch, times: float) -> Callable[[], int]:
     """So often something else goes with the activations; returns how often it did."""
-    to_messages, sent = switchboard.to_messages, 0
+    to_messages, sent = tensor_router.to_messages, 0
 
     def wrong(kind: str, address: Any, piece: Any, values: Any, *rest: Any) -> list[Message]:
         nonlocal sent
@@ -30,7 +30,7 @@ def send_one_too_many(monkeypatch: pytest.MonkeyPatch, times: float) -> Callable
             values = [*values, *values]
         return to_messages(kind, address, piece, values, *rest)
 
-    monkeypatch.setattr(switchboard, "to_messages", wrong)
+    monkeypatch.setattr(tensor_router, "to_messages", wrong)
     return lambda: sent
 
 

@@ -28,7 +28,7 @@ from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.live_stage import LiveStage
 from p2ptrain.state.checksums import digests_of
 from p2ptrain.state.snapshot_store import SnapshotStore
-from p2ptrain.worker import snapshot_service as collecting
+from p2ptrain.worker import snapshot_service
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (
     STEPS,
@@ -324,7 +324,7 @@ async def test_no_memory_for_a_copy_is_told_and_training_goes_on(
 
 async def test_a_keeper_without_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account(monkeypatch, 4)
-    monkeypatch.setattr(collecting, "available_memory_bytes", lambda: 100)
+    monkeypatch.setattr(snapshot_service, "available_memory_bytes", lambda: 100)
     account.gates[6] = lambda: len(account.kept) >= 3
     async with devices(3) as household:
         await Dying(household).train(momentum_job())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import plan_cluster
 from p2ptrain.errors import Error
 from p2ptrain.events import Eval, Event, Step
 from p2ptrain.job.asynchrony import Asynchrony
@@ -46,7 +46,7 @@ def forced(
 
     The rest is a stage on each device of `behind`.
     """
-    monkeypatch.setattr(household_plan, "make_plan", partial(_plan, shape, shares, behind))
+    monkeypatch.setattr(plan_cluster, "make_plan", partial(_plan, shape, shares, behind))
 
 
 def _plan(
@@ -227,7 +227,7 @@ async def test_a_group_may_follow(
         behind = replace(found.stages[1], devices=group, allocation=how)
         return replace(found, stages=(found.stages[0], behind))
 
-    monkeypatch.setattr(household_plan, "make_plan", plan)
+    monkeypatch.setattr(plan_cluster, "make_plan", plan)
     async with devices(4) as household:
         ours = await trained(household, job(), 6)
     found = difference(ours, by_plain_torch(job(), 6))
@@ -305,10 +305,8 @@ async def test_where_the_mode_is_open_rounds_may_be_in_tiles(
             return make_plan(profile, cluster, replace(request, planner="pp"))
         return _plan(*GRIDS["1x2"], "a", profile, cluster, request)
 
-    monkeypatch.setattr(household_plan, "make_plan", plan)
-    monkeypatch.setattr(
-        household_plan, "choose_mode", lambda rounds, seconds, free, weights: rounds
-    )
+    monkeypatch.setattr(plan_cluster, "make_plan", plan)
+    monkeypatch.setattr(plan_cluster, "choose_mode", lambda rounds, seconds, free, weights: rounds)
     options = TrainOptions(
         wait_for=2, steps=6, asynchrony=Asynchrony(), chooses_mode=True, replan=False
     )

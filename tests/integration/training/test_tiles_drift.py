@@ -11,7 +11,7 @@ from torch import nn
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster
 from p2ptrain.coordinator.plan_expectations import expected_seconds
 from p2ptrain.events import Event, PlanEvent, Step
-from p2ptrain.holder import plan_step as change_planning
+from p2ptrain.holder import plan_step
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import RoundReport
@@ -61,7 +61,7 @@ class Rounds:
             await report(links, replace(said, busy=CpuSpan(due.wall * factor, due.cpu)))
 
         make_up_profiles(monkeypatch)
-        monkeypatch.setattr(change_planning, "expected_seconds", expected)
+        monkeypatch.setattr(plan_step, "expected_seconds", expected)
         monkeypatch.setattr(LiveStageSender, "report", reported)
 
     def note(self, step: int) -> None:

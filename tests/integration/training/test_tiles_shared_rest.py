@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2ptrain.coordinator import plan_cluster as household_plan
+from p2ptrain.coordinator import plan_cluster
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.plan.types.allocation import Allocation
@@ -37,7 +37,7 @@ def long_rest(monkeypatch: pytest.MonkeyPatch) -> None:
         alike = tuple(replace(d, slowdown=1.0, times=None, overheads=None) for d in cluster.devices)
         return make_plan(replace(profile, times=times), replace(cluster, devices=alike), request)
 
-    monkeypatch.setattr(household_plan, "make_plan", plan)
+    monkeypatch.setattr(plan_cluster, "make_plan", plan)
 
 
 def normalised() -> Job:

@@ -11,7 +11,7 @@ import torch
 
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
-from p2ptrain.holder import trainer as holder
+from p2ptrain.holder import trainer
 from p2ptrain.holder.full_snapshots import FullSnapshots
 from p2ptrain.holder.reports import plan_event
 from p2ptrain.job.train_options import TrainOptions
@@ -84,7 +84,7 @@ async def test_the_plan_says_what_they_take_of_the_holder(
         beside.append({d: n - known[d] for d, n in event.predicted_peak_bytes.items()})
         return event
 
-    monkeypatch.setattr(holder, "plan_event", announced)
+    monkeypatch.setattr(trainer, "plan_event", announced)
     job = momentum_job()
     weights = sum(tensor.nbytes for tensor in job.model.state_dict().values())
     async with devices(3) as household:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.recovery.cores import holder_events as h
-from p2ptrain.recovery.cores import planner_core as rules
-from p2ptrain.recovery.cores import reconfigure_events as c
+from p2ptrain.recovery.cores import holder_events, planner_core, reconfigure_events
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
 from p2ptrain.recovery.generation_request import (
     GenerationRequest,
@@ -38,39 +36,39 @@ class Changing:
 
     def on_died(self, peer: str) -> None:
         """A device is dead."""
-        self._feed(c.MemberGone(peer))
+        self._feed(reconfigure_events.MemberGone(peer))
 
-    def _feed(self, event: c.ChangeEvent) -> None:
+    def _feed(self, event: reconfigure_events.ChangeEvent) -> None:
         if self._node.change is self:
             self._do(self._core.handle(event))
 
-    def _do(self, out: list[c.ChangeInstruction]) -> None:
+    def _do(self, out: list[reconfigure_events.ChangeInstruction]) -> None:
         for instruction in out:
             self._node.world.failpoint(self._node)
             match instruction:
-                case c.AskStateReport():
+                case reconfigure_events.AskStateReport():
                     self._ask_inventory(instruction)
-                case c.MakePlan():
+                case reconfigure_events.MakePlan():
                     self._plan(instruction)
-                case c.PrepareDevice():
+                case reconfigure_events.PrepareDevice():
                     self._prepare(instruction)
-                case c.EpochReady(number, placed, choice):
-                    self._tell(h.GenerationReady(number, placed, choice))
+                case reconfigure_events.EpochReady(number, placed, choice):
+                    self._tell(holder_events.GenerationReady(number, placed, choice))
                 case ReconfigureFailure():
                     self._tell(instruction)
 
-    def _tell(self, event: h.HolderEvent) -> None:
+    def _tell(self, event: holder_events.HolderEvent) -> None:
         self._node.later(0.001, "changed", lambda: self._node.tell(event))
 
-    def _ask_inventory(self, asked: c.AskStateReport) -> None:
+    def _ask_inventory(self, asked: reconfigure_events.AskStateReport) -> None:
         device, epoch, forward = asked.device, asked.epoch, asked.forward
 
         def got(fields: dict[str, Any] | None) -> None:
             if fields is None or "inventory" not in fields:
                 reason = "no link" if fields is None else fields["refused"]
-                self._feed(c.StateReportFailed(epoch, device, reason))
+                self._feed(reconfigure_events.StateReportFailed(epoch, device, reason))
             else:
-                self._feed(c.StateReported(epoch, fields["inventory"]))
+                self._feed(reconfigure_events.StateReported(epoch, fields["inventory"]))
 
         self._node.call(
             device,
@@ -82,7 +80,7 @@ class Changing:
             rebuild=asked.rebuild,
         )
 
-    def _prepare(self, order: c.PrepareDevice) -> None:
+    def _prepare(self, order: reconfigure_events.PrepareDevice) -> None:
         epoch, device = order.placed.epoch, order.device
 
         def got(fields: dict[str, Any] | None) -> None:
@@ -91,22 +89,26 @@ class Changing:
                 trouble = PrepareFailed(epoch, fields["refused"], device)
             elif fields is not None:
                 trouble = fields["trouble"]
-            self._feed(c.DeviceReady(epoch, device, trouble))
+            self._feed(reconfigure_events.DeviceReady(epoch, device, trouble))
 
         self._node.call(device, "prepare", got, placed=order.placed, fetches=order.fetches)
 
-    def _plan(self, order: c.MakePlan) -> None:
+    def _plan(self, order: reconfigure_events.MakePlan) -> None:
         """Any plan will do: a random one, where the present one cannot stay."""
         node = self._node
         if self._is_leave and node.world.rng.random() < node.world.no_plan_share:
-            self._feed(c.PlanFailed(order.epoch, "no plan fits without it"))
+            self._feed(reconfigure_events.PlanFailed(order.epoch, "no plan fits without it"))
             return
         if order.present is not None:
             stages = order.present.stages
-            self._feed(c.PlanMade(order.epoch, stages))
+            self._feed(reconfigure_events.PlanMade(order.epoch, stages))
             return
         devices = sorted(order.devices)
-        Asking(node, devices, lambda stages: self._feed(c.PlanMade(order.epoch, stages))).start()
+        Asking(
+            node,
+            devices,
+            lambda stages: self._feed(reconfigure_events.PlanMade(order.epoch, stages)),
+        ).start()
 
 
 class Asking:
@@ -125,7 +127,7 @@ class Asking:
         self._do(self._core.start())
         self._wake()
 
-    def _feed(self, event: rules.PlannerEvent) -> None:
+    def _feed(self, event: planner_core.PlannerEvent) -> None:
         self._do(self._core.handle(event, self._node.world.now))
 
     def _wake(self) -> None:
@@ -137,37 +139,41 @@ class Asking:
         self._do(self._core.tick(self._node.world.now))
         self._wake()
 
-    def _do(self, out: list[rules.PlannerInstruction]) -> None:
+    def _do(self, out: list[planner_core.PlannerInstruction]) -> None:
         node = self._node
         for instruction in out:
             match instruction:
-                case rules.AskPlanner(device):
+                case planner_core.AskPlanner(device):
                     node.call(device, "plan", self._got, devices=self._devices)
-                case rules.AskForSign(device):
+                case planner_core.AskForSign(device):
                     node.call(device, "works", self._signed)
-                case rules.PlanHere():
+                case planner_core.PlanHere():
                     node.later(node.world.rng.uniform(0.0, 0.2), "planned", self._plan_here)
-                case rules.PassOver(device, _):
+                case planner_core.PassOver(device, _):
                     node.passed_over(device)
 
     def _got(self, fields: dict[str, Any] | None) -> None:
         if fields is None:
-            self._feed(rules.NoAnswer())
+            self._feed(planner_core.NoAnswer())
             return
         stages = fields["stages"]
         if not is_plan(stages, self._devices, self._node.world.truth.units):
-            self._feed(rules.Useless("gave no plan"))
+            self._feed(planner_core.Useless("gave no plan"))
             return
-        self._take(stages, rules.PlanAnswered())
+        self._take(stages, planner_core.PlanAnswered())
 
     def _signed(self, fields: dict[str, Any] | None) -> None:
-        self._feed(rules.Sign(fields is not None))
+        self._feed(planner_core.Sign(fields is not None))
 
     def _plan_here(self) -> None:
-        self._take(random_stages(self._node, self._devices, self._node.id), rules.FoundHere())
+        self._take(
+            random_stages(self._node, self._devices, self._node.id), planner_core.FoundHere()
+        )
 
     def _take(
-        self, stages: tuple[PlacedStage, ...], event: rules.PlanAnswered | rules.FoundHere
+        self,
+        stages: tuple[PlacedStage, ...],
+        event: planner_core.PlanAnswered | planner_core.FoundHere,
     ) -> None:
         is_over = self._core.is_over
         self._feed(event)

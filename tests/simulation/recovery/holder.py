@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.recovery import snapshot_tracker as k
+from p2ptrain.recovery import snapshot_tracker
 from p2ptrain.recovery.choose_version import FullSnapshot, StateLost
 from p2ptrain.recovery.commit import CommitTracker
-from p2ptrain.recovery.cores import holder_events as h
-from p2ptrain.recovery.cores import holder_instructions as to_do
+from p2ptrain.recovery.cores import holder_events, holder_instructions
 from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
 from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.planner_core import PlannerCore
@@ -32,7 +31,7 @@ class Holder(Node):
 
     holder_core_type: type[HolderCore] = HolderCore
     change_type: type[ChangeCore] = ChangeCore
-    keeping_type: type[k.SnapshotTracker] = k.SnapshotTracker
+    keeping_type: type[snapshot_tracker.SnapshotTracker] = snapshot_tracker.SnapshotTracker
 
     def __init__(self, id_: str, world: World, steps: int) -> None:
         super().__init__(id_, world)
@@ -63,14 +62,14 @@ class Holder(Node):
         )
         self._wakes = float("inf")
         copy = FullSnapshot(first, self.id, StateKind.INITIAL, most_replayed=world.replay_limit)
-        self.tell(h.FullSnapshotsAre((copy,)))
+        self.tell(holder_events.FullSnapshotsAre((copy,)))
         self._do_all(self.holder.start(world.now))
 
-    def tell(self, event: h.HolderEvent) -> None:
+    def tell(self, event: holder_events.HolderEvent) -> None:
         """Hand an event to the holder's core."""
         self._do_all(self.holder.handle(event, self.world.now))
 
-    def _do_all(self, out: list[to_do.HolderInstruction]) -> None:
+    def _do_all(self, out: list[holder_instructions.HolderInstruction]) -> None:
         for instruction in out:
             self._carry_out(instruction)
         wakes = self.holder.next_wakeup
@@ -86,25 +85,25 @@ class Holder(Node):
 
     def on_link_up(self, peer: str) -> None:
         """To a member."""
-        self.tell(h.LinkRestored(self.id, peer))
+        self.tell(holder_events.LinkRestored(self.id, peer))
 
     def on_appeared(self, peer: str) -> None:
         """A member."""
-        self.tell(h.MemberAppeared(peer))
+        self.tell(holder_events.MemberAppeared(peer))
         if self.holder.phase is HolderPhase.TRAINING and self.world.rng.random() < 0.5:
-            self.tell(h.ChangeWanted(ReconfigureReason.JOIN))
+            self.tell(holder_events.ChangeWanted(ReconfigureReason.JOIN))
 
     def on_link_lost(self, peer: str) -> None:
         """To a member."""
         super().on_link_lost(peer)
-        self.tell(h.LinkBroken(self.id, peer))
+        self.tell(holder_events.LinkBroken(self.id, peer))
 
     def on_died(self, peer: str, *, certain: bool) -> None:
         """A member."""
         super().on_died(peer, certain=certain)
         if self.change is not None:
             self.change.on_died(peer)
-        self.tell(h.MemberDied(peer, certain))
+        self.tell(holder_events.MemberDied(peer, certain))
 
     @property
     def coordinator(self) -> str | None:
@@ -128,45 +127,47 @@ class Holder(Node):
                 self._on_kept(peer, **fields)
             case "link":
                 if self.epoch is not None and fields["epoch"] == self.epoch.epoch:
-                    sign = h.LinkRestored if fields["back"] else h.LinkBroken
+                    sign = (
+                        holder_events.LinkRestored if fields["back"] else holder_events.LinkBroken
+                    )
                     self.tell(sign(peer, fields["peer"]))
             case "leaving":
-                self.tell(h.ChangeWanted(ReconfigureReason.LEAVE, peer))
+                self.tell(holder_events.ChangeWanted(ReconfigureReason.LEAVE, peer))
             case _:
                 super().receive(peer, kind, fields)
 
     # -- what the core says ----------------------------------------------------------------------
 
-    def _carry_out(self, instruction: to_do.HolderInstruction) -> None:
+    def _carry_out(self, instruction: holder_instructions.HolderInstruction) -> None:
         world = self.world
         match instruction:
-            case to_do.StopRounds():
+            case holder_instructions.StopRounds():
                 self.epoch = self.committing = None
                 self.keeping.end()
                 self.draining = False
-            case to_do.DrainRounds():
+            case holder_instructions.DrainRounds():
                 self.draining = True
                 self._check_drained()
-            case to_do.WriteJournal():
+            case holder_instructions.WriteJournal():
                 world.failpoint(self)
                 world.disk.journal = instruction
                 world.failpoint(self)
-            case to_do.AskCoordinator(ask):
+            case holder_instructions.AskCoordinator(ask):
                 self.change = Changing(self, ask)
                 self.later(0.0, "change", self.change.start)
-            case to_do.BeginGeneration(placed, _, _, alive):
+            case holder_instructions.BeginGeneration(placed, _, _, alive):
                 self._begin(placed, sorted(alive))
-            case to_do.RetainOnly(versions, alive):
+            case holder_instructions.RetainOnly(versions, alive):
                 self._tell_all(sorted(alive), "keep", versions=versions)
-            case to_do.GrantLeave(device):
+            case holder_instructions.GrantLeave(device):
                 world.send(self.id, device, "let.go")
-            case to_do.DenyLeave(device):
+            case holder_instructions.DenyLeave(device):
                 world.send(self.id, device, "stay")
-            case to_do.CollectWeights(placed):
+            case holder_instructions.CollectWeights(placed):
                 self._bring_home(placed)
-            case to_do.PartEnds():
+            case holder_instructions.PartEnds():
                 self._is_over("a part ends devices")  # by chance, here
-            case to_do.StopJob(reason, lost):
+            case holder_instructions.StopJob(reason, lost):
                 self._end(reason, lost)
 
     def _tell_all(self, devices: list[str], kind: str, **fields: Any) -> None:
@@ -177,7 +178,7 @@ class Holder(Node):
                 self._no_link(device)
 
     def _no_link(self, device: str) -> None:
-        self.later(0.001, "no link", lambda: self.tell(h.LinkBroken(self.id, device)))
+        self.later(0.001, "no link", lambda: self.tell(holder_events.LinkBroken(self.id, device)))
 
     def _begin(self, placed: Placement, alive: list[str]) -> None:
         self.world.truth.began(placed)
@@ -188,7 +189,7 @@ class Holder(Node):
         self.keeping.begin(placed)
         self._tell_all(alive, "begin", epoch=placed.epoch)
         if placed.version.step == self.steps and not self.holder.finishing:
-            self.tell(h.StepsDone())
+            self.tell(holder_events.StepsDone())
         self._order()
 
     def _order(self) -> None:
@@ -223,9 +224,9 @@ class Holder(Node):
         self.commits += 1
         self._report(step + 1)
         self._commit(placed, step)
-        self.tell(h.StepCommitted(step + 1))
+        self.tell(holder_events.StepCommitted(step + 1))
         if step + 1 == self.steps and self.epoch is placed:
-            self.tell(h.StepsDone())
+            self.tell(holder_events.StepsDone())
         self._check_drained()
         self._order()
 
@@ -247,19 +248,19 @@ class Holder(Node):
 
     def _drained(self) -> None:
         if self.draining:
-            self.tell(h.RoundsDrained())
+            self.tell(holder_events.RoundsDrained())
 
     def _on_kept(
         self, peer: str, epoch: int, first: int, end: int, version: Version, failed: str | None
     ) -> None:
         for result in self.keeping.acknowledged(peer, epoch, (first, end), version, failed):
             match result:
-                case k.SnapshotComplete(version):
-                    self.tell(h.SnapshotStable(version))
-                case k.TryBackupPeer(owner, keeper):
+                case snapshot_tracker.SnapshotComplete(version):
+                    self.tell(holder_events.SnapshotStable(version))
+                case snapshot_tracker.TryBackupPeer(owner, keeper):
                     units = {"first": result.first, "end": result.end, "version": version}
                     self.world.send(self.id, owner, "keeper", epoch=epoch, keeper=keeper, **units)
-                case k.SnapshotAbandoned():
+                case snapshot_tracker.SnapshotAbandoned():
                     self.abandoned += 1
 
     # -- the end -----------------------------------------------------------------------------------
@@ -280,7 +281,7 @@ class Holder(Node):
                 raise InvariantViolated("the weights that came home are not the trained ones")
             missing.discard(stage)
             if not missing:
-                self.tell(h.WeightsHome())
+                self.tell(holder_events.WeightsHome())
 
         def read(stage: Any) -> None:
             if self.epoch is placed:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from p2ptrain.recovery.cores import worker_events as d
-from p2ptrain.recovery.cores import worker_instructions as to_do
+from p2ptrain.recovery.cores import worker_events, worker_instructions
 from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
@@ -23,20 +22,26 @@ from tests.simulation.recovery.run import Build
 class AppliesInAnyEpoch(WorkerCore):
     """Takes a commit of whatever epoch for the one that runs."""
 
-    def _on_commit(self, commit: d.CommitReceived) -> None:
+    def _on_commit(self, commit: worker_events.CommitReceived) -> None:
         if self.running is not None and self._trained.holdings:
             version = Version(commit.step + 1, self.running.epoch)
-            self._out.append(to_do.ApplyUpdate(self.running.epoch, version, None, keep=False))
+            self._out.append(
+                worker_instructions.ApplyUpdate(self.running.epoch, version, None, keep=False)
+            )
 
 
 class AppliesWhenOrdered(WorkerCore):
     """Does not wait for the commit."""
 
-    def _on_seat(self, event: d.GradientsReady | d.Applied | d.UpdateTorn) -> None:
+    def _on_seat(
+        self, event: worker_events.GradientsReady | worker_events.Applied | worker_events.UpdateTorn
+    ) -> None:
         super()._on_seat(event)
-        if isinstance(event, d.GradientsReady):
+        if isinstance(event, worker_events.GradientsReady):
             version = Version(event.step + 1, event.epoch)
-            self._out.append(to_do.ApplyUpdate(event.epoch, version, None, keep=False))
+            self._out.append(
+                worker_instructions.ApplyUpdate(event.epoch, version, None, keep=False)
+            )
 
 
 class ObeysAnyCommand(WorkerCore):
@@ -68,10 +73,14 @@ class DropsTooEarly(WorkerCore):
     """Frees the version to go back to as soon as it has copied a newer one."""
 
     def _on_copies(
-        self, event: d.SnapshotTaken | d.OfferReceived | d.SnapshotCollected | d.RetainReceived
+        self,
+        event: worker_events.SnapshotTaken
+        | worker_events.OfferReceived
+        | worker_events.SnapshotCollected
+        | worker_events.RetainReceived,
     ) -> None:
         super()._on_copies(event)
-        if isinstance(event, d.SnapshotTaken):
+        if isinstance(event, worker_events.SnapshotTaken):
             self._out += self._copies.keep_only([event.version])
 
 
@@ -100,8 +109,10 @@ class ReadsAnyVersion(Node):
 class AcknowledgesEarly(Node):
     """Says that a copy is whole when its first unit has come."""
 
-    def _collect(self, order: to_do.CollectSnapshot) -> None:
-        self.feed(d.SnapshotCollected(order.epoch, order.first, order.end, order.version))
+    def _collect(self, order: worker_instructions.CollectSnapshot) -> None:
+        self.feed(
+            worker_events.SnapshotCollected(order.epoch, order.first, order.end, order.version)
+        )
 
 
 class TrustsTheFirst(SnapshotTracker):

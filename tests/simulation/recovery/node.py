@@ -8,8 +8,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from p2ptrain.recovery.cores import worker_events as d
-from p2ptrain.recovery.cores import worker_instructions as to_do
+from p2ptrain.recovery.cores import worker_events, worker_instructions
 from p2ptrain.recovery.cores.worker_core import WorkerCore
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.placement import Placement
@@ -155,13 +154,13 @@ class Node:
     def on_link_lost(self, peer: str) -> None:
         """A link broke."""
         self._fail_calls(peer)
-        self.feed(d.LinkEnded(peer))
+        self.feed(worker_events.LinkEnded(peer))
 
     def on_died(self, peer: str, *, certain: bool) -> None:
         """A device is dead."""
         self._fail_calls(peer)
         if peer == self.core.holder:
-            self.feed(d.HolderChanged(d.HolderState.GONE))
+            self.feed(worker_events.HolderChanged(worker_events.HolderState.GONE))
 
     def on_left(self, peer: str) -> None:
         """A device said goodbye."""
@@ -202,9 +201,9 @@ class Node:
                 number = fields.pop("number")
                 self._answered(number, fields)
             case "inventory":
-                self.feed(d.StateReportAsked(peer=peer, **fields))
+                self.feed(worker_events.StateReportAsked(peer=peer, **fields))
             case "prepare":
-                self.feed(d.PrepareAsked(peer=peer, **fields))
+                self.feed(worker_events.PrepareAsked(peer=peer, **fields))
             case "plan":
                 self._on_plan(peer, **fields)
             case "works":
@@ -214,21 +213,21 @@ class Node:
                 if peer == self.core.holder:
                     self.world.distrust(self.id, fields["device"], PASSED_OVER_SECONDS)
             case "begin":
-                self.feed(d.BeginReceived(peer, fields["epoch"]))
+                self.feed(worker_events.BeginReceived(peer, fields["epoch"]))
             case "order":
                 stay = fields.pop("stay")
                 if fields["keep"]:
-                    self.feed(d.RetainReceived(peer, stay))
-                self.feed(d.RoundOrdered(peer, **fields))
+                    self.feed(worker_events.RetainReceived(peer, stay))
+                self.feed(worker_events.RoundOrdered(peer, **fields))
             case "commit":
-                self.feed(d.CommitReceived(peer, **fields))
+                self.feed(worker_events.CommitReceived(peer, **fields))
             case "offer":
-                self.feed(d.OfferReceived(peer, **fields))
+                self.feed(worker_events.OfferReceived(peer, **fields))
             case "keeper":
-                self.feed(d.BackupPeerAssigned(peer, **fields))
+                self.feed(worker_events.BackupPeerAssigned(peer, **fields))
             case "keep":
                 versions = fields["versions"]
-                self.feed(d.RetainReceived(peer, versions))
+                self.feed(worker_events.RetainReceived(peer, versions))
                 if peer == self.core.holder and versions:
                     self.log.forget_before(max(versions, key=lambda version: version.age).step)
             case "log":
@@ -236,7 +235,7 @@ class Node:
                 self.reply(peer, fields["request"], sent=number)
             case "end":
                 if peer == self.core.holder:
-                    self.feed(d.HolderChanged(d.HolderState.ENDED))
+                    self.feed(worker_events.HolderChanged(worker_events.HolderState.ENDED))
             case "read":
                 self._on_read(peer, **fields)
             case "value":
@@ -261,16 +260,16 @@ class Node:
 
     # -- the core --------------------------------------------------------------------------
 
-    def feed(self, event: d.DeviceEvent) -> None:
+    def feed(self, event: worker_events.DeviceEvent) -> None:
         """Hand an event to the core and do what it says."""
         self.changed = True
         for instruction in self.core.handle(event):
             self._do(instruction)
         self._pass_on()
 
-    def _do(self, instruction: to_do.DeviceInstruction) -> None:
+    def _do(self, instruction: worker_instructions.DeviceInstruction) -> None:
         match instruction:
-            case to_do.AnswerStateReport(request, peer, epoch, holdings):
+            case worker_instructions.AnswerStateReport(request, peer, epoch, holdings):
                 inventory = StateReport(
                     self.id,
                     epoch,
@@ -279,52 +278,52 @@ class Node:
                     logged=ReplayWindow(self.log.epoch, self.log.since) if self.log.epoch else None,
                 )
                 self.reply(peer, request, inventory=inventory)
-            case to_do.AnswerReady(request, peer, epoch, trouble):
+            case worker_instructions.AnswerReady(request, peer, epoch, trouble):
                 self.world.failpoint(self)
                 self.reply(peer, request, trouble=trouble)
-            case to_do.RefuseCommand(request, peer, reason):
+            case worker_instructions.RefuseCommand(request, peer, reason):
                 self.reply(peer, request, refused=reason)
-            case to_do.StopStages(epoch):
+            case worker_instructions.StopStages(epoch):
                 self._stop(epoch)
-            case to_do.RebuildStage(request, what):
+            case worker_instructions.RebuildStage(request, what):
                 self._rebuild(request, what)
-            case to_do.CancelRebuild():
+            case worker_instructions.CancelRebuild():
                 self.rebuilding += 1
-            case to_do.FetchParts():
+            case worker_instructions.FetchParts():
                 self._fetch(instruction)
-            case to_do.BuildStages(epoch):
+            case worker_instructions.BuildStages(epoch):
                 self.later(self.world.rng.uniform(0.01, 0.2), "build", lambda: self._build(epoch))
-            case to_do.CancelPrepare():
+            case worker_instructions.CancelPrepare():
                 self.next_seats.clear()
                 self.early.clear()
-            case to_do.StartStages(placed):
+            case worker_instructions.StartStages(placed):
                 self._start(placed)
-            case to_do.QueueRound(_, step, keep):
+            case worker_instructions.QueueRound(_, step, keep):
                 self.orders.append((step, keep))
                 self._work()
-            case to_do.ApplyUpdate():
+            case worker_instructions.ApplyUpdate():
                 self._apply(instruction)
-            case to_do.TakeSnapshot(epoch, version):
+            case worker_instructions.TakeSnapshot(epoch, version):
                 self._task(lambda: self._copy(version), epoch)
-            case to_do.OfferSnapshot(keeper, epoch, first, end, version):
+            case worker_instructions.OfferSnapshot(keeper, epoch, first, end, version):
                 self.world.send(
                     self.id, keeper, "offer", epoch=epoch, first=first, end=end, version=version
                 )
-            case to_do.CollectSnapshot():
+            case worker_instructions.CollectSnapshot():
                 self._collect(instruction)
-            case to_do.DropState(holdings):
+            case worker_instructions.DropState(holdings):
                 for holding in holdings:
                     self.copies.pop(holding, None)
                     if holding.kind is StateKind.LIVE:
                         self.seats.pop(holding.first, None)
-            case to_do.ReportSnapshot(holder, epoch, first, end, version, failed):
+            case worker_instructions.ReportSnapshot(holder, epoch, first, end, version, failed):
                 copy = {"epoch": epoch, "first": first, "end": end, "version": version}
                 self.world.send(self.id, holder, "kept", **copy, failed=failed)
-            case to_do.ReportLink(holder, epoch, peer, back):
+            case worker_instructions.ReportLink(holder, epoch, peer, back):
                 self.world.send(self.id, holder, "link", epoch=epoch, peer=peer, back=back)
-            case to_do.ReportOrphaned(holder):
+            case worker_instructions.ReportOrphaned(holder):
                 self.waited_for.append(holder)
-            case to_do.ReleaseJob():
+            case worker_instructions.ReleaseJob():
                 self._stop(self.engaged or 0)
                 self.seats.clear()
                 self.copies.clear()
@@ -376,7 +375,7 @@ class Node:
             StateEntry(seat.first, seat.end, seat.version, StateKind.LIVE, seat.ready)
             for seat in self.seats.values()
         ]
-        self.feed(d.GenerationStopped(tuple(held)))
+        self.feed(worker_events.GenerationStopped(tuple(held)))
 
     # -- rounds ----------------------------------------------------------------------------
 
@@ -470,17 +469,17 @@ class Node:
         mates = set(placed.stages[seat.index].devices) - {self.id}
         if seat.sums.get(seat.step, set()) >= mates:
             seat.ready = Version(seat.step + 1, epoch)
-            self.feed(d.GradientsReady(epoch, seat.first, seat.step))
+            self.feed(worker_events.GradientsReady(epoch, seat.first, seat.step))
             self.world.send(
                 self.id, placed.holder, "done", epoch=epoch, stage=seat.index, step=seat.step
             )
 
-    def _apply(self, order: to_do.ApplyUpdate) -> None:
+    def _apply(self, order: worker_instructions.ApplyUpdate) -> None:
         for seat in self.seats.values():
             seconds = self.world.rng.uniform(0.002, 0.03)
             self._enqueue(Task(seconds, partial(self._update, seat, order)))
 
-    def _update(self, seat: Seat, order: to_do.ApplyUpdate) -> None:
+    def _update(self, seat: Seat, order: worker_instructions.ApplyUpdate) -> None:
         running = self._placed()
         salt = running.epoch if len(running.stages[seat.index].devices) > 1 else 0
         seat.states = tuple(
@@ -493,7 +492,7 @@ class Node:
         seat.ready, seat.gradients, seat.forwards = None, [], []
         seat.sums.pop(seat.step, None)
         seat.step, seat.own_sum = -1, False
-        self.feed(d.Applied(order.epoch, seat.first, order.version))
+        self.feed(worker_events.Applied(order.epoch, seat.first, order.version))
         if order.keep:
             self._keep(seat)
         self._work()
@@ -512,7 +511,7 @@ class Node:
         making, running = self.rebuilding, self.core.running
 
         def end(*, is_here: bool) -> None:
-            self.feed(d.RebuildDone(request, what, is_here))
+            self.feed(worker_events.RebuildDone(request, what, is_here))
 
         def came(neighbour: int, name: str, step: int, then: Callable[[int | None], None]) -> None:
             assert running is not None
@@ -574,7 +573,7 @@ class Node:
 
     def _keep(self, seat: Seat) -> None:
         self.store(seat.first, seat.end, seat.version, StateKind.KEPT, seat.states)
-        self.feed(d.SnapshotTaken(seat.first, seat.end, seat.version))
+        self.feed(worker_events.SnapshotTaken(seat.first, seat.end, seat.version))
 
     def store(
         self, first: int, end: int, version: Version, kind: StateKind, states: tuple[int, ...]
@@ -637,7 +636,7 @@ class Node:
 
         ask()
 
-    def _fetch(self, order: to_do.FetchParts) -> None:
+    def _fetch(self, order: worker_instructions.FetchParts) -> None:
         missing = set(order.fetches)
 
         def one(fetch: Fetch) -> None:
@@ -646,15 +645,19 @@ class Node:
                 if prepared is None or prepared.epoch != order.epoch or fetch not in missing:
                     return
                 if states is None:
-                    self.feed(d.PrepareFailed(order.epoch, "a source failed", fetch.peer))
+                    self.feed(
+                        worker_events.PrepareFailed(order.epoch, "a source failed", fetch.peer)
+                    )
                     return
                 missing.discard(fetch)
                 if fetch.peer != self.id:
                     self.store(fetch.first, fetch.end, order.version, StateKind.FETCHED, states)
-                    part = d.PartFetched(order.epoch, fetch.first, fetch.end, order.version)
+                    part = worker_events.PartFetched(
+                        order.epoch, fetch.first, fetch.end, order.version
+                    )
                     self.feed(part)
                 if not missing:
-                    self.feed(d.Fetched(order.epoch))
+                    self.feed(worker_events.Fetched(order.epoch))
 
             relayed = order.epoch if fetch.relayed else 0
             units = range(fetch.first, fetch.end)
@@ -669,7 +672,7 @@ class Node:
             return
         short = self.world.short_share
         if short and self.world.rng.random() < short:
-            self.feed(d.PrepareFailed(epoch, "out of memory", memory_bytes=1))
+            self.feed(worker_events.PrepareFailed(epoch, "out of memory", memory_bytes=1))
             return
         seats: dict[int, Seat] = {}
         for index, stage in enumerate(prepared.stages):
@@ -677,19 +680,21 @@ class Node:
                 continue
             states = [self.state(u, prepared.version) for u in range(stage.first, stage.end)]
             if any(state is None for state in states):
-                self.feed(d.PrepareFailed(epoch, "what was fetched is gone"))
+                self.feed(worker_events.PrepareFailed(epoch, "what was fetched is gone"))
                 return
             whole = [state for state in states if state is not None]
             seats[stage.first] = Seat(index, stage.first, stage.end, prepared.version, tuple(whole))
         self.next_seats = seats
-        self.feed(d.Built(epoch))
+        self.feed(worker_events.Built(epoch))
 
-    def _collect(self, order: to_do.CollectSnapshot) -> None:
+    def _collect(self, order: worker_instructions.CollectSnapshot) -> None:
         """Read a copy from its owner; a stop ends it."""
         number = self.collecting
         if self.world.rng.random() < self.world.no_memory_share:
             self.feed(
-                d.SnapshotFailed(order.epoch, order.first, order.end, order.version, "no memory")
+                worker_events.SnapshotFailed(
+                    order.epoch, order.first, order.end, order.version, "no memory"
+                )
             )
             return
 
@@ -698,6 +703,8 @@ class Node:
                 return
             self.world.failpoint(self)
             self.store(order.first, order.end, order.version, StateKind.REPLICA, states)
-            self.feed(d.SnapshotCollected(order.epoch, order.first, order.end, order.version))
+            self.feed(
+                worker_events.SnapshotCollected(order.epoch, order.first, order.end, order.version)
+            )
 
         self._read(order.owner, range(order.first, order.end), order.version, got)

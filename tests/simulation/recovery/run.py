@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
-from p2ptrain.recovery.cores import holder_events as h
+from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
 from p2ptrain.recovery.cores.worker_core import WorkerCore
@@ -200,10 +200,10 @@ class Household:
             return
         if holder.runs and not holder.frozen and not self.world.ended:
             device = self.more.choice(self.devices).id
-            signs: tuple[h.HolderEvent, ...] = (
-                h.RoundInterrupted("a round"),
-                h.RoundStalled(frozenset({device})),
-                h.DeviceOutOfMemory(device, 1),
+            signs: tuple[holder_events.HolderEvent, ...] = (
+                holder_events.RoundInterrupted("a round"),
+                holder_events.RoundStalled(frozenset({device})),
+                holder_events.DeviceOutOfMemory(device, 1),
             )
             sign = self.more.choice(signs)
             self.faults.append(f"{self.world.now:.2f} {sign}")

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from p2ptrain.aio import event_loop
-from p2ptrain.aio import event_loop as own_thread
 
 SECONDS = 10.0
 """Far longer than any of this takes: a thread that is not stopped must not hang the tests."""
@@ -35,7 +34,7 @@ async def test_a_result_comes_back_from_beside_a_running_loop() -> None:
         await asyncio.sleep(0)
         return threading.current_thread().name
 
-    assert own_thread.run_in_own_thread(main()) == "p2ptrain"
+    assert event_loop.run_in_own_thread(main()) == "p2ptrain"
 
 
 async def test_an_error_comes_back() -> None:
@@ -43,7 +42,7 @@ async def test_an_error_comes_back() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError, match="x"):
-        own_thread.run_in_own_thread(main())
+        event_loop.run_in_own_thread(main())
 
 
 @needs_signals
@@ -59,7 +58,7 @@ def test_an_interrupted_caller_ends_what_it_waits_for() -> None:
             told.append("left")
 
     with pytest.raises(KeyboardInterrupt):
-        own_thread.run_in_own_thread(main())
+        event_loop.run_in_own_thread(main())
     assert told == ["left"]
 
 
@@ -69,14 +68,14 @@ def test_an_interrupt_before_its_loop_runs_counts_too(
 ) -> None:
     """Loading an event loop takes a moment, and so does the thread's start."""
     cancelled = threading.Event()
-    run, cancel = event_loop.run, own_thread._LoopThread._cancel
+    run, cancel = event_loop.run, event_loop._LoopThread._cancel
 
     def late_run(main: Coroutine[Any, Any, None]) -> None:
         _press_stop()
         assert cancelled.wait(SECONDS)
         run(main)
 
-    def cancel_early(self: own_thread._LoopThread[None]) -> None:
+    def cancel_early(self: event_loop._LoopThread[None]) -> None:
         cancel(self)
         cancelled.set()
 
@@ -84,9 +83,9 @@ def test_an_interrupt_before_its_loop_runs_counts_too(
         await asyncio.wait_for(asyncio.Event().wait(), SECONDS)
 
     monkeypatch.setattr(event_loop, "run", late_run)
-    monkeypatch.setattr(own_thread._LoopThread, "_cancel", cancel_early)
+    monkeypatch.setattr(event_loop._LoopThread, "_cancel", cancel_early)
     with pytest.raises(KeyboardInterrupt):
-        own_thread.run_in_own_thread(main())
+        event_loop.run_in_own_thread(main())
 
 
 @needs_signals
@@ -105,7 +104,7 @@ def test_a_second_interrupt_does_not_wait_and_hurries_the_leaving() -> None:
                 hurried.set()
 
     with pytest.raises(KeyboardInterrupt):
-        own_thread.run_in_own_thread(main())
+        event_loop.run_in_own_thread(main())
     assert hurried.wait(SECONDS)
 
 
@@ -119,5 +118,5 @@ def test_what_fails_while_it_is_stopped_is_logged(caplog: pytest.LogCaptureFixtu
             raise OSError("the disk is full")
 
     with pytest.raises(KeyboardInterrupt):
-        own_thread.run_in_own_thread(main())
+        event_loop.run_in_own_thread(main())
     assert "the disk is full" in caplog.text

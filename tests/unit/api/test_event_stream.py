@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import p2ptrain
-from p2ptrain.api import event_stream as callbacks
+from p2ptrain.api import event_stream
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Warned
 
@@ -35,7 +35,7 @@ def test_what_cannot_be_called_with_an_event_is_refused_before_anything_runs(
 
 @pytest.mark.parametrize("on_event", [None, print, lambda event, more=None: None, [].append])
 def test_what_can_be_is_taken(on_event: Any) -> None:
-    callbacks.check_on_event(on_event)
+    event_stream.check_on_event(on_event)
 
 
 def test_one_that_does_not_return_is_said() -> None:
@@ -46,6 +46,6 @@ def test_one_that_does_not_return_is_said() -> None:
         words.append(text)
         said.set()
 
-    callbacks.CallWatch(0.001, 0.0, warn).call(lambda _: said.wait(10), Warned("so"))
+    event_stream.CallWatch(0.001, 0.0, warn).call(lambda _: said.wait(10), Warned("so"))
     assert said.is_set()
     assert "on_event, at the event 'warning', has not returned for" in words[0]

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.cli import arguments as options
+from p2ptrain.cli import arguments
 from p2ptrain.errors import OptionError
-from p2ptrain.mesh.identity import state_folder as default_folder
+from p2ptrain.mesh.identity import state_folder
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from p2ptrain.mesh.identity import state_folder as default_folder
     ],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert options.size_bytes(text) == size
+    assert arguments.size_bytes(text) == size
 
 
 @pytest.mark.parametrize(
@@ -34,36 +34,36 @@ def test_sizes(text: str, size: int) -> None:
 )
 def test_no_sizes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        options.size_bytes(text)
+        arguments.size_bytes(text)
 
 
 @given(st.integers(min_value=1, max_value=10**15))
 def test_whole_sizes_are_exact(size: int) -> None:
-    assert options.size_bytes(str(size)) == size
+    assert arguments.size_bytes(str(size)) == size
 
 
 @given(st.text())
 def test_a_size_is_understood_or_refused(text: str) -> None:
     with contextlib.suppress(argparse.ArgumentTypeError):
-        assert options.size_bytes(text) >= 1
+        assert arguments.size_bytes(text) >= 1
 
 
 @pytest.mark.parametrize("text", ["12345678", "1234 5678", "1234-5678", " 12-34 56-78 "])
 def test_codes_lose_spaces_and_dashes(text: str) -> None:
-    assert options.code(text) == "12345678"
+    assert arguments.code(text) == "12345678"
 
 
 @pytest.mark.parametrize("text", ["1234567", "123456789", "abcdefgh", "", "١٢٣٤٥٦٧٨"])
 def test_no_codes(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="8 digits"):
-        options.code(text)
+        arguments.code(text)
 
 
 @pytest.mark.parametrize(
     "text", ["laptop", "192.168.1.20", "laptop.local:4000", "[fe80::1]:4000", "[::1]", "fe80::1"]
 )
 def test_peers(text: str) -> None:
-    assert options.peer(text) == text
+    assert arguments.peer(text) == text
 
 
 @pytest.mark.parametrize(
@@ -71,59 +71,59 @@ def test_peers(text: str) -> None:
 )
 def test_no_peers(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        options.peer(text)
+        arguments.peer(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "x", "1_000"])
 def test_no_counts(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        options.positive(text)
+        arguments.positive(text)
 
 
 def test_two_counts() -> None:
-    assert options.two_counts("10,100") == (10, 100)
+    assert arguments.two_counts("10,100") == (10, 100)
 
 
 @pytest.mark.parametrize("text", ["", "10", "10,", ",10", "10,0", "1,2,3"])
 def test_no_two_counts(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        options.two_counts(text)
+        arguments.two_counts(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "nan", "inf", "soon"])
 def test_no_times(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        options.seconds(text)
+        arguments.seconds(text)
 
 
 def test_batch_sizes_are_sorted_and_unique() -> None:
-    assert options.whole_numbers("16,1, 4,16") == (1, 4, 16)
+    assert arguments.whole_numbers("16,1, 4,16") == (1, 4, 16)
 
 
 @pytest.mark.parametrize("text", ["hidden", "=3", "a b=3", "1x=3"])
 def test_no_settings(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        options.key_value(text)
+        arguments.key_value(text)
 
 
 def test_a_setting_may_hold_equals_signs() -> None:
-    assert options.key_value("path=a=b") == ("path", "a=b")
+    assert arguments.key_value("path=a=b") == ("path", "a=b")
 
 
 def test_the_variable_names_the_state_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    monkeypatch.setenv(default_folder.STATE_DIR_VARIABLE, str(tmp_path))
-    assert str(default_folder.default_state_dir()) == str(tmp_path)
+    monkeypatch.setenv(state_folder.STATE_DIR_VARIABLE, str(tmp_path))
+    assert str(state_folder.default_state_dir()) == str(tmp_path)
 
 
 NOBODY = "~no-such-user/folder"
 
 
 def test_a_home_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for parse in (options.path, options.state_dir):
+    for parse in (arguments.path, arguments.state_dir):
         with pytest.raises(argparse.ArgumentTypeError, match="there is no such user"):
             parse(NOBODY)
-    monkeypatch.setenv(default_folder.STATE_DIR_VARIABLE, NOBODY)
+    monkeypatch.setenv(state_folder.STATE_DIR_VARIABLE, NOBODY)
     with pytest.raises(OptionError, match=r"\$P2PTRAIN_STATE_DIR is '~no-such-user/folder'"):
-        default_folder.default_state_dir()
+        state_folder.default_state_dir()

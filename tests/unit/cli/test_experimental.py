@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.cli import main as cli
+from p2ptrain.cli import main
 
 HIDDEN = {
     "train": (
@@ -17,7 +17,7 @@ HIDDEN = {
 
 def _help(command: str, option: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as end:
-        cli.main([command, option])
+        main.main([command, option])
     assert end.value.code in (None, 0)
     return capsys.readouterr().out
 

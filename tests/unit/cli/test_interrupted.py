@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.cli import main as cli
+from p2ptrain.cli import main
 from p2ptrain.events import Event, Step
 
 _SCRIPT = """
@@ -48,7 +48,7 @@ def test_an_interrupted_training_says_where_it_stopped_and_what_is_kept(
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
-    assert cli.main(["train", str(script), "--local", *options]) == 130
+    assert main.main(["train", str(script), "--local", *options]) == 130
     line = capfd.readouterr().err.splitlines()[-1]
     assert line.startswith("Stopped at step 709 of 1,200. ")
     assert advice in line

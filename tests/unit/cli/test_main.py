@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.cli import main as cli
+from p2ptrain.cli import main
 from p2ptrain.cli.commands import status
 from p2ptrain.cli.usage import UsageError
 from p2ptrain.errors import DeviceLost, TrainingError
@@ -38,7 +38,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_explains_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main([command, "--help"])
+        main.main([command, "--help"])
     assert end.value.code == 0
     assert f"example:\n  p2ptrain {command}" in capsys.readouterr().out
 
@@ -71,7 +71,7 @@ def test_help_explains_with_an_example(command: str, capsys: pytest.CaptureFixtu
 )
 def test_wrong_usage_is_exit_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(argv)
+        main.main(argv)
     assert end.value.code == 2
     assert "error:" in capsys.readouterr().err
 
@@ -88,7 +88,7 @@ def test_json_tells_wrong_usage_on_stdout_too(
     argv: list[str], what: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(argv)
+        main.main(argv)
     assert end.value.code == 2
     said = capfd.readouterr()
     event = json.loads(said.out)
@@ -102,7 +102,7 @@ def test_a_planner_that_is_not_here_names_those_that_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["train", "x.py", "--planner", "fast"])
+        main.main(["train", "x.py", "--planner", "fast"])
     assert "unknown planner 'fast': choose from auto, hybrid, pipedream" in capsys.readouterr().err
 
 
@@ -110,7 +110,7 @@ def test_usage_found_late_is_exit_code_2(
     failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(UsageError("-o x: unknown"))
-    assert cli.main(["status"]) == 2
+    assert main.main(["status"]) == 2
     assert capsys.readouterr().err == "p2ptrain: error: -o x: unknown\n"
 
 
@@ -128,7 +128,7 @@ def test_a_failure_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     failing(error)
-    assert cli.main(["status"]) == 1
+    assert main.main(["status"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("p2ptrain: error: ")
@@ -140,7 +140,7 @@ def test_a_bug_says_how_to_see_more(
     failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(KeyError("x"))
-    assert cli.main(["status"]) == 1
+    assert main.main(["status"]) == 1
     err = capsys.readouterr().err
     assert re.search(
         r"internal error in cli/main\.py, line \d+: KeyError: 'x' \(run again with --debug", err
@@ -155,7 +155,7 @@ def test_what_is_no_exception_is_one_line_too(
         """As a library in Rust raises it."""
 
     failing(BaseExceptionGroup("tasks", [Panic("odd")]))
-    assert cli.main(["status", "--json"]) == 1
+    assert main.main(["status", "--json"]) == 1
     captured = capfd.readouterr()
     assert "Panic: odd" in json.loads(captured.out)["message"]
     assert captured.err.count("\n") == 1
@@ -165,7 +165,7 @@ def test_a_descriptor_that_is_none_is_a_bug_of_ours(
     failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(OSError(errno.EBADF, "Bad file descriptor"))
-    assert cli.main(["status"]) == 1
+    assert main.main(["status"]) == 1
     assert "internal error in cli/main.py, line" in capsys.readouterr().err
 
 
@@ -173,7 +173,7 @@ def test_debug_shows_the_traceback(
     failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(KeyError("x"))
-    assert cli.main(["status", "--debug"]) == 1
+    assert main.main(["status", "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -181,7 +181,7 @@ def test_an_interrupt_is_130(
     failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing(KeyboardInterrupt())
-    assert cli.main(["status"]) == 130
+    assert main.main(["status"]) == 130
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -189,7 +189,7 @@ def test_json_tells_errors_on_stdout_too(
     failing: Callable[[BaseException], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     failing(TrainingError("the disk is full"))
-    assert cli.main(["status", "--json"]) == 1
+    assert main.main(["status", "--json"]) == 1
     captured = capfd.readouterr()
     assert json.loads(captured.out) == {"event": "error", "message": "the disk is full"}
     assert "p2ptrain: error: the disk is full" in captured.err
@@ -199,5 +199,5 @@ def test_without_a_member_questions_end_in_one_line(
     tmp_path: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for command in (["status"], ["invite"], ["devices"], ["remove", "pi"]):
-        assert cli.main([*command, "--state-dir", f"{tmp_path}/none"]) == 1
+        assert main.main([*command, "--state-dir", f"{tmp_path}/none"]) == 1
         assert "Start it: p2ptrain join" in capsys.readouterr().err

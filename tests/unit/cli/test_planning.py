@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from p2ptrain.cli import main as cli
+from p2ptrain.cli import main
 from p2ptrain.cli.commands.plan import plan_request
 from p2ptrain.cli.planner_arguments import PLANNERS
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
@@ -51,7 +51,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixt
     monkeypatch.chdir(folder)
 
     def run(command: str, *more: str) -> str:
-        assert cli.main([command, "--profile", "p.json", "--cluster", "c.json", *more]) == 0
+        assert main.main([command, "--profile", "p.json", "--cluster", "c.json", *more]) == 0
         captured = capfd.readouterr()
         assert captured.err == ""
         return captured.out
@@ -127,7 +127,7 @@ def test_the_request_is_what_the_options_say() -> None:
 
 def _parsed(*argv: str) -> argparse.Namespace:
     files = ("--profile", "p.json", "--cluster", "c.json")
-    return cli.build_parser().parse_args(["plan", *files, *argv])
+    return main.build_parser().parse_args(["plan", *files, *argv])
 
 
 def test_a_simulation_tells_the_round_and_every_entry(run: Run) -> None:
@@ -200,7 +200,7 @@ def test_a_plan_with_tiles_has_a_timeline_and_a_chart(run: Run, folder: Path) ->
     root = ElementTree.parse(folder / "round.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     asked = ["simulate", "--profile", "p.json", "--cluster", "c.json", "--plan", "plan.json"]
-    assert cli.main([*asked, "--schedule", "1f1b"]) == 2
+    assert main.main([*asked, "--schedule", "1f1b"]) == 2
 
 
 def test_the_command_line_knows_every_planner() -> None:

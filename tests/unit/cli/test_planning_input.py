@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.cli import files
-from p2ptrain.cli import main as cli
+from p2ptrain.cli import files, main
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.request import PlanRequest
@@ -58,7 +57,7 @@ class Room:
 
     def error(self, command: str, *more: str) -> str:
         """The one line of a command that fails with exit code 1."""
-        assert cli.main([*self.argv(command), *more]) == 1
+        assert main.main([*self.argv(command), *more]) == 1
         captured = self._capsys.readouterr()
         assert captured.out == ""
         assert captured.err.startswith("p2ptrain: error: ")
@@ -204,7 +203,7 @@ def test_a_key_given_twice_among_many_is_found_at_once() -> None:
 
 def test_a_byte_order_mark_is_harmless(room: Room) -> None:
     room.path("profile").write_bytes(b"\xef\xbb\xbf" + json.dumps(MODEL.to_json()).encode())
-    assert cli.main(room.argv("plan")) == 0
+    assert main.main(room.argv("plan")) == 0
 
 
 def test_missing_files_and_folders_are_named(room: Room) -> None:
@@ -213,7 +212,7 @@ def test_missing_files_and_folders_are_named(room: Room) -> None:
     room.path("profile").mkdir()
     assert "profile.json: cannot be read: Is a directory" in room.error("plan")
     room.path("profile").rmdir()
-    assert cli.main(argv) == 1
+    assert main.main(argv) == 1
 
 
 def test_a_huge_file_is_not_read_whole(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +267,7 @@ def test_too_little_memory_names_the_unit_and_the_bytes(room: Room) -> None:
 )
 def test_wrong_usage_is_exit_code_2(room: Room, more: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main([*room.argv("plan"), *more])
+        main.main([*room.argv("plan"), *more])
     assert end.value.code == 2
 
 
@@ -283,13 +282,13 @@ def test_wrong_usage_is_exit_code_2(room: Room, more: list[str]) -> None:
     ],
 )
 def test_options_that_contradict_each_other_are_exit_code_2(room: Room, more: list[str]) -> None:
-    assert cli.main([*room.argv("plan"), *more]) == 2
+    assert main.main([*room.argv("plan"), *more]) == 2
 
 
 def test_usage_found_late_is_exit_code_2(room: Room) -> None:
-    assert cli.main([*room.argv("plan"), "--cap", "pi=0.5", "--cap", "pi=0.6"]) == 2
-    assert cli.main([*room.argv("plan"), "--out", str(room.folder / "no" / "p.json")]) == 2
-    assert cli.main([*room.argv("simulate"), "--gantt", str(room.folder / "no" / "g.svg")]) == 2
+    assert main.main([*room.argv("plan"), "--cap", "pi=0.5", "--cap", "pi=0.6"]) == 2
+    assert main.main([*room.argv("plan"), "--out", str(room.folder / "no" / "p.json")]) == 2
+    assert main.main([*room.argv("simulate"), "--gantt", str(room.folder / "no" / "g.svg")]) == 2
 
 
 def test_a_batch_size_that_is_not_the_plans_is_refused(room: Room) -> None:

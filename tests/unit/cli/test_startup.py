@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.cli import main as cli
-from p2ptrain.cli import startup as early
+from p2ptrain.cli import main, startup
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -22,7 +21,7 @@ def handlers() -> Iterator[None]:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     yield
-    early.release_signals()
+    startup.release_signals()
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -31,9 +30,9 @@ def handlers() -> Iterator[None]:
 def test_join_ends_in_order(
     number: signal.Signals, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    early.keep_signals()
+    startup.keep_signals()
     signal.raise_signal(number)
-    assert cli.main(["join", "--json", "--state-dir", str(tmp_path / "state")]) == 0
+    assert main.main(["join", "--json", "--state-dir", str(tmp_path / "state")]) == 0
     out, err = capfd.readouterr()
     assert [json.loads(line) for line in out.splitlines()] == [{"event": "stopped"}]
     assert err == ""
@@ -44,23 +43,23 @@ def test_join_ends_in_order(
 def test_other_commands_are_interrupted(
     number: signal.Signals, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    early.keep_signals()
+    startup.keep_signals()
     signal.raise_signal(number)
-    assert cli.main(["status", "--state-dir", str(tmp_path)]) == 130
+    assert main.main(["status", "--state-dir", str(tmp_path)]) == 130
     assert capfd.readouterr().err == "p2ptrain: interrupted\n"
 
 
 def test_without_a_signal_everything_is_as_before(tmp_path: Path) -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    early.keep_signals()
+    startup.keep_signals()
     assert [signal.getsignal(number) for number in SIGNALS] != before
-    assert not early.release_signals()
+    assert not startup.release_signals()
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_what_is_ignored_stays_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    early.keep_signals()
+    startup.keep_signals()
     signal.raise_signal(signal.SIGINT)
-    assert not early.release_signals()
+    assert not startup.release_signals()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -9,41 +9,43 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from p2ptrain import events as ev
+from p2ptrain import events
 from p2ptrain.console.describe import describe
 from p2ptrain.console.renderers import JsonRenderer, LineWriter, PlainRenderer
 from p2ptrain.console.rich_renderer import RichRenderer
 from p2ptrain.demo.device_process import parse_event
 
-PLAN = ev.PlanEvent(
+PLAN = events.PlanEvent(
     epoch=1,
     reason="start",
     stages=(
-        ev.PlanEventStage((0, 3), (ev.PlanEventDevice("laptop", 16),), ("0.weight", "0.bias")),
-        ev.PlanEventStage(
-            (3, 5), (ev.PlanEventDevice("pi", 10), ev.PlanEventDevice("tv", 6)), ("4.w",)
+        events.PlanEventStage(
+            (0, 3), (events.PlanEventDevice("laptop", 16),), ("0.weight", "0.bias")
+        ),
+        events.PlanEventStage(
+            (3, 5), (events.PlanEventDevice("pi", 10), events.PlanEventDevice("tv", 6)), ("4.w",)
         ),
     ),
     micro_batch=16,
     micro_batches=4,
     predicted_samples_per_s=1234.5,
-    left_out=(ev.PlanEventLeftOut("[red]phone", "slower than its share would take"),),
+    left_out=(events.PlanEventLeftOut("[red]phone", "slower than its share would take"),),
 )
 EVENTS = [
-    ev.Ready(name="laptop", id="0" * 64, address="10.0.0.2", port=4000),
-    ev.Pairing(code="12345678"),
-    ev.PairingFailed(message="wrong code", attempts_left=4),
-    ev.Renamed(name="laptop-2", previous="laptop"),
-    ev.MemberEvent(name="pi", state="suspect"),
-    ev.CoordinatorEvent(name="pi", term=3),
-    ev.Waiting(waiting_for="desk"),
+    events.Ready(name="laptop", id="0" * 64, address="10.0.0.2", port=4000),
+    events.Pairing(code="12345678"),
+    events.PairingFailed(message="wrong code", attempts_left=4),
+    events.Renamed(name="laptop-2", previous="laptop"),
+    events.MemberEvent(name="pi", state="suspect"),
+    events.CoordinatorEvent(name="pi", term=3),
+    events.Waiting(waiting_for="desk"),
     PLAN,
-    ev.Eval(step=9, metrics={"accuracy": 0.978}),
-    ev.Warned(message="the disk is nearly full"),
-    ev.Failure(name="pi"),
-    ev.Done(steps=9, seconds=1.5, samples_per_s=64.0, out="w.safetensors"),
-    ev.Stopped(),
-    ev.Failed(message="no"),
+    events.Eval(step=9, metrics={"accuracy": 0.978}),
+    events.Warned(message="the disk is nearly full"),
+    events.Failure(name="pi"),
+    events.Done(steps=9, seconds=1.5, samples_per_s=64.0, out="w.safetensors"),
+    events.Stopped(),
+    events.Failed(message="no"),
 ]
 
 
@@ -61,12 +63,12 @@ def test_a_mode_that_was_chosen_is_reported_with_its_reason(mode: str, words: st
     assert words not in describe(replace(PLAN, mode=mode))
 
 
-def _step(number: int) -> ev.Step:
-    return ev.Step(step=number, loss=0.5, samples_per_s=100.0, seconds=0.01)
+def _step(number: int) -> events.Step:
+    return events.Step(step=number, loss=0.5, samples_per_s=100.0, seconds=0.01)
 
 
 @pytest.mark.parametrize("event", [*EVENTS, _step(1)], ids=lambda event: type(event).__name__)
-def test_json_reads_back_as_the_same_event(event: ev.Event) -> None:
+def test_json_reads_back_as_the_same_event(event: events.Event) -> None:
     assert parse_event(json.loads(json.dumps(event.to_json()))) == event
 
 
@@ -74,20 +76,23 @@ def test_events_of_newer_versions_are_passed_over() -> None:
     assert parse_event({"event": "teleported", "name": "pi"}) is None
     assert parse_event({"event": "step", "step": 1}) is None
     assert parse_event({}) is None
-    assert parse_event({"event": "failure", "name": "pi", "extra": 1}) == ev.Failure("pi")
+    assert parse_event({"event": "failure", "name": "pi", "extra": 1}) == events.Failure("pi")
 
 
 def test_json_lines_hold_no_nan() -> None:
     out = io.StringIO()
     JsonRenderer(LineWriter(out)).show(
-        ev.Step(step=1, loss=float("nan"), samples_per_s=float("inf"), seconds=0.0)
+        events.Step(step=1, loss=float("nan"), samples_per_s=float("inf"), seconds=0.0)
     )
     assert json.loads(out.getvalue())["loss"] is None
     assert out.getvalue().count("\n") == 1
 
 
 def test_events_have_words_unless_the_household_sorts_them_out_by_itself() -> None:
-    silent = (ev.CoordinatorEvent(name="pi", term=3), ev.MemberEvent(name="pi", state="suspect"))
+    silent = (
+        events.CoordinatorEvent(name="pi", term=3),
+        events.MemberEvent(name="pi", state="suspect"),
+    )
     for event in EVENTS:
         assert bool(describe(event)) is (event not in silent)
         assert "{" not in describe(event)
@@ -120,7 +125,7 @@ def test_a_part_is_named_by_its_layers(parameters: tuple[str, ...], text: str) -
     ("steps", "text"), [(0, "(0.3 s lost)"), (1, "1 step repeated"), (2, "2 steps repeated")]
 )
 def test_a_recovery_says_what_it_cost(steps: int, text: str) -> None:
-    event = ev.Recovered(
+    event = events.Recovered(
         epoch=2,
         seconds=0.3,
         replayed_steps=steps,
@@ -136,7 +141,7 @@ def test_an_election_is_no_line() -> None:
     out, screen = io.StringIO(), io.StringIO()
     renderers = PlainRenderer(LineWriter(out)), RichRenderer(Console(file=screen))
     for renderer in renderers:
-        renderer.show(ev.CoordinatorEvent(name="pi", term=3))
+        renderer.show(events.CoordinatorEvent(name="pi", term=3))
         renderer.close()
     assert out.getvalue() + screen.getvalue().strip() == ""
 
@@ -148,7 +153,7 @@ def test_plain_lines_hold_at_most_a_step_a_second_and_the_last_one() -> None:
     for number in range(1, 27):
         renderer.show(_step(number))
         now[0] += 0.125
-    renderer.show(ev.Stopped())
+    renderer.show(events.Stopped())
     renderer.close()
     steps = [line.split()[1] for line in out.getvalue().splitlines() if "loss" in line]
     assert steps == ["1", "9", "17", "25", "26"]
@@ -159,7 +164,7 @@ def test_the_console_shows_markup_of_peers_as_it_is() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
     renderer = RichRenderer(console, total_steps=2)
-    for event in [PLAN, _step(1), _step(2), ev.MemberEvent(name="[bold]x", state="alive")]:
+    for event in [PLAN, _step(1), _step(2), events.MemberEvent(name="[bold]x", state="alive")]:
         renderer.show(event)
     renderer.show(EVENTS[-3])
     renderer.close()
@@ -188,7 +193,7 @@ def test_names_that_the_output_s_encoding_lacks_are_spelled_out() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, "cp1252", newline="\n")
     writer = LineWriter(stream)
-    PlainRenderer(writer).show(ev.MemberEvent(name="台所", state="alive"))
+    PlainRenderer(writer).show(events.MemberEvent(name="台所", state="alive"))
     writer.write("Küche")
     assert raw.getvalue().decode("cp1252") == "\\u53f0\\u6240 is here\nKüche\n"
 
@@ -198,7 +203,7 @@ def test_a_progress_display_spells_them_out_too() -> None:
     stream = io.TextIOWrapper(raw, "cp1252", newline="\n")
     LineWriter(stream)
     renderer = RichRenderer(Console(file=stream, width=100, color_system=None), total_steps=2)
-    kitchen = ev.PlanEventStage((0, 3), (ev.PlanEventDevice("台所", 16),), ("0.weight",))
+    kitchen = events.PlanEventStage((0, 3), (events.PlanEventDevice("台所", 16),), ("0.weight",))
     renderer.show(replace(PLAN, stages=(kitchen,)))
     stream.flush()
     assert "\\u53f0\\u6240" in raw.getvalue().decode("cp1252")

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 
-from p2ptrain.control import member_lock as lock
+from p2ptrain.control import member_lock
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.errors import UserError
 
@@ -60,7 +60,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_process(
     def refuse(_descriptor: int) -> NoReturn:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(lock, "_lock", refuse)
+    monkeypatch.setattr(member_lock, "_lock", refuse)
     with pytest.raises(UserError, match=r"cannot be used: No locks") as caught:
         FolderLock(tmp_path, "join").__enter__()
     assert not isinstance(caught.value, FolderBusy)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import OptionError, PeerError
-from p2ptrain.holder import full_snapshots as checkpoint_copies
+from p2ptrain.holder import full_snapshots
 from p2ptrain.holder.full_snapshots import CheckpointSnapshots
 from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.recovery.version import Version
@@ -74,7 +74,7 @@ async def test_the_event_loop_goes_on_while_a_checkpoint_is_read(
         go_on.wait()
         return load_written(written, wanted)
 
-    monkeypatch.setattr(checkpoint_copies, "load_written", slow)
+    monkeypatch.setattr(full_snapshots, "load_written", slow)
     reading = asyncio.create_task(read(Copies(tmp_path)))
     waiting = asyncio.create_task(begun.wait())
     await asyncio.wait([reading, waiting], return_when="FIRST_COMPLETED")
@@ -89,7 +89,7 @@ async def test_one_that_two_cannot_read_is_told_once_and_not_offered_again(
     def damaged(written: WrittenCheckpoint, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
         raise OptionError("it is damaged")
 
-    monkeypatch.setattr(checkpoint_copies, "load_written", damaged)
+    monkeypatch.setattr(full_snapshots, "load_written", damaged)
     copies = Copies(tmp_path)
     found = await asyncio.gather(copies.read(), copies.read_here(), return_exceptions=True)
     assert [type(one) for one in found] == [PeerError, PeerError]

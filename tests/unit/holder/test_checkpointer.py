@@ -15,7 +15,7 @@ from p2ptrain.errors import PeerError, TrainingError
 from p2ptrain.holder import checkpointer
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule
 from p2ptrain.recovery.version import Version
-from p2ptrain.state import checkpoint_files as checkpoint
+from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress
 
 
@@ -57,7 +57,7 @@ class Run:
     @property
     def written(self) -> int:
         """The newest step on disk."""
-        return checkpoint.load(self.folder, pytest.fail).progress.step
+        return checkpoint_files.load(self.folder, pytest.fail).progress.step
 
 
 async def _stages(version: Version) -> Mapping[str, Tensor]:
@@ -141,7 +141,7 @@ async def test_a_disk_that_stays_full_is_told_of_once_and_once_it_has_room_again
         run.checkpointer.take(Version(step, 1))
         await run.checkpointer.idle()
 
-    def full(folder: Path, content: Checkpoint) -> checkpoint.WrittenCheckpoint:
+    def full(folder: Path, content: Checkpoint) -> checkpoint_files.WrittenCheckpoint:
         raise TrainingError(f"could not write a checkpoint to {folder}: no space left")
 
     for first in (2, 12):  # twice
@@ -230,10 +230,10 @@ async def test_a_checkpoint_says_whether_its_evaluation_was_told(tmp_path: Path)
     assert await run.wants(2)
     run.checkpointer.take(Version(2, 1))
     await run.checkpointer.idle()
-    assert checkpoint.load(tmp_path, pytest.fail).progress.evaluated is None
+    assert checkpoint_files.load(tmp_path, pytest.fail).progress.evaluated is None
     run.evaluate(2)
     assert await run.wants(4), "no two write at once"
-    assert checkpoint.load(tmp_path, pytest.fail).progress.evaluated == 2
+    assert checkpoint_files.load(tmp_path, pytest.fail).progress.evaluated == 2
 
 
 async def test_an_evaluation_told_while_its_checkpoint_is_written_stands_in_it(
@@ -242,8 +242,8 @@ async def test_an_evaluation_told_while_its_checkpoint_is_written_stands_in_it(
     run = Run(tmp_path)
     loop = asyncio.get_running_loop()
 
-    def save(folder: Path, content: Checkpoint) -> checkpoint.WrittenCheckpoint:
-        written = checkpoint.save(folder, content)
+    def save(folder: Path, content: Checkpoint) -> checkpoint_files.WrittenCheckpoint:
+        written = checkpoint_files.save(folder, content)
         loop.call_soon_threadsafe(run.evaluate, 2)
         return written
 
@@ -251,7 +251,7 @@ async def test_an_evaluation_told_while_its_checkpoint_is_written_stands_in_it(
     assert await run.wants(2)
     run.checkpointer.take(Version(2, 1))
     await run.checkpointer.idle()
-    assert checkpoint.load(tmp_path, pytest.fail).progress.evaluated == 2
+    assert checkpoint_files.load(tmp_path, pytest.fail).progress.evaluated == 2
 
 
 async def test_what_is_being_written_is_written_to_its_end(
@@ -264,7 +264,7 @@ async def test_what_is_being_written_is_written_to_its_end(
     def slow(folder: Path, content: Checkpoint) -> None:
         loop.call_soon_threadsafe(begun.set)
         go_on.wait()
-        checkpoint.save(folder, content)
+        checkpoint_files.save(folder, content)
 
     monkeypatch.setattr(checkpointer, "save", slow)
     assert await run.wants(2)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import PeerError
-from p2ptrain.holder import full_snapshots as whole_copies
+from p2ptrain.holder import full_snapshots
 from p2ptrain.holder.full_snapshots import FullSnapshots
 from p2ptrain.job.asynchrony import FtpipehdOptions
 from p2ptrain.model.graph.description import ModelDescription
@@ -120,7 +120,7 @@ async def test_one_that_cannot_be_read_is_left_out() -> None:
 
 
 async def test_it_is_not_begun_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_copies, "usable_memory_bytes", lambda: 1999)
+    monkeypatch.setattr(full_snapshots, "usable_memory_bytes", lambda: 1999)
     made = Making()
     await made.stable(10, 20)
     assert made.asked == []

@@ -10,7 +10,7 @@ import pytest
 
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.events import Event
-from p2ptrain.holder import replan_watcher as elastic
+from p2ptrain.holder import replan_watcher
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.generation_runner import GenerationWork
 from p2ptrain.holder.job_record import JobRecord
@@ -35,7 +35,7 @@ DUE = ExpectedSeconds(0.5, 0.5)
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(elastic, "monotonic", lambda: self.now)
+        monkeypatch.setattr(replan_watcher, "monotonic", lambda: self.now)
 
     def passes(self, seconds: float) -> None:
         self.now += seconds

@@ -13,7 +13,7 @@ from typing import TypeVar
 import pytest
 
 from p2ptrain.errors import PlanError
-from p2ptrain.process import child_process as apart
+from p2ptrain.process import child_process
 from p2ptrain.process.child_process import ChildCancelled, ChildProcess, SearchPriority
 
 T = TypeVar("T")
@@ -48,7 +48,9 @@ def test_an_app_that_embeds_python_is_not_started_again(
 
 
 def test_with_little_memory_it_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "available_memory_bytes", lambda: apart.ROOM_BYTES - 1)
+    monkeypatch.setattr(
+        child_process, "available_memory_bytes", lambda: child_process.ROOM_BYTES - 1
+    )
     assert run(os.getpid, SearchPriority.PROMPT) == os.getpid()
 
 

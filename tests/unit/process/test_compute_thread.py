@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
-from p2ptrain.process import compute_thread as module
+from p2ptrain.process import compute_thread
 from p2ptrain.process.compute_thread import SWITCH_SECONDS, ComputeThread
 from p2ptrain.process.cpu_share import CpuSpan
 
@@ -127,8 +127,8 @@ async def test_the_time_in_a_queue_is_not_a_tasks_own(
         return 10.0 * len(log)
 
     first = await held.begin(compute)
-    monkeypatch.setattr(module, "perf_counter", clock)
-    monkeypatch.setattr(module, "thread_clock", lambda: lambda: float(len(log)))
+    monkeypatch.setattr(compute_thread, "perf_counter", clock)
+    monkeypatch.setattr(compute_thread, "thread_clock", lambda: lambda: float(len(log)))
     waiting = asyncio.create_task(compute.run_timed((0,), lambda: log.append("works")))
     await asyncio.sleep(0)
     log.append("waits")

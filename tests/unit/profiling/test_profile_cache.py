@@ -16,7 +16,7 @@ from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.plan.types.cluster import REFERENCE
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.profiling import profile_cache as profiling
+from p2ptrain.profiling import profile_cache
 from p2ptrain.profiling.measure_units import measure_units
 from p2ptrain.profiling.profile_cache import (
     Measuring,
@@ -80,7 +80,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         made.append(kwargs["batch_sizes"])
         return measure_units(*args, **kwargs)
 
-    monkeypatch.setattr(profiling, "measure_units", measured)
+    monkeypatch.setattr(profile_cache, "measure_units", measured)
     yield made
 
 
@@ -95,8 +95,8 @@ async def test_overheads_take_as_much_more_wall_time_as_units(
     def on_a_quarter(*args: Any, **kwargs: Any) -> Any:
         return replace(measure_units(*args, **kwargs), wall_by_cpu=4.0)
 
-    monkeypatch.setattr(profiling, "measure_units", on_a_quarter)
-    monkeypatch.setattr(profiling, "measure_overheads", lambda _seconds: REFERENCE)
+    monkeypatch.setattr(profile_cache, "measure_units", on_a_quarter)
+    monkeypatch.setattr(profile_cache, "measure_overheads", lambda _seconds: REFERENCE)
     compute = ComputeThread()
     measured = await measure(described(), [1], compute, ProfileCache(None, AT_ONCE), 10**9)
     await compute.close()

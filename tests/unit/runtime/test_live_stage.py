@@ -15,7 +15,7 @@ from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.stage import cross_stage_gradients as clip
+from p2ptrain.model.stage import cross_stage_gradients
 from p2ptrain.model.stage.mutated_state import written_names
 from p2ptrain.model.stage.optimizer import StageOptimizer
 from p2ptrain.model.stage.optimizer_spec import SGD, Adam
@@ -204,8 +204,10 @@ def test_clipping_is_part_of_the_update(captured: Captured) -> None:
         compute_round(stage)
     parameters = plain.stage.parameters().values()
     gradients = {name: p.grad for name, p in live.stage.parameters().items()}
-    norms = list(clip.tensor_norms(gradients).values())
-    coefficient = clip.to_number(clip.clip_coefficient(norms, 0.01))
+    norms = list(cross_stage_gradients.tensor_norms(gradients).values())
+    coefficient = cross_stage_gradients.to_number(
+        cross_stage_gradients.clip_coefficient(norms, 0.01)
+    )
     torch.nn.utils.clip_grad_norm_(parameters, 0.01)
     for stage, number in ((live, coefficient), (plain, None)):
         stage.get_ready(make_order())

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from p2ptrain import failpoints
 from p2ptrain.errors import OptionError
 from p2ptrain.files import open_json, seal_json
-from p2ptrain.state import checkpoint_files as checkpoint
-from p2ptrain.state import weights_files
+from p2ptrain.state import checkpoint_files, weights_files
 from p2ptrain.state.checkpoint_files import (
     INDEX,
     MODEL,
@@ -282,7 +281,7 @@ def test_weights_that_cannot_be_written_go_elsewhere_and_over_nothing(tmp_path: 
 
 
 def test_a_folder_that_takes_no_checkpoints_is_found_at_once(tmp_path: Path) -> None:
-    checkpoint.check_folder(tmp_path / "new")
+    checkpoint_files.check_folder(tmp_path / "new")
     (tmp_path / "file").write_text("")
     with pytest.raises(OptionError, match="checkpoints cannot be written to"):
-        checkpoint.check_folder(tmp_path / "file")
+        checkpoint_files.check_folder(tmp_path / "file")

@@ -21,7 +21,7 @@ from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
-from p2ptrain.state import transfer_client as state_reading
+from p2ptrain.state import transfer_client
 from p2ptrain.state.fetch import fetch_units, version_source
 from p2ptrain.state.relay import HOP_SECONDS, MAX_RELAYS, Entries, StateRelay, StateRelays
 from p2ptrain.state.transfer_server import TransferServer, in_memory
@@ -39,7 +39,7 @@ FIRST = version_source(Version(0, 0))
 
 @pytest.fixture(autouse=True)
 def _small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_reading, "RANGE_BYTES", RANGE_BYTES)
+    monkeypatch.setattr(transfer_client, "RANGE_BYTES", RANGE_BYTES)
 
 
 def _check(name: str) -> tuple[torch.dtype, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
 from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.state import transfer_client as state_reading
+from p2ptrain.state import transfer_client
 from p2ptrain.state.checksums import (
     CHUNK_BYTES,
     ChecksumMismatch,
@@ -341,7 +341,7 @@ def test_ranges_hold_every_byte_once() -> None:
     large = 3 * CHUNK_BYTES, 5, CHUNK_BYTES, 0, 7 * CHUNK_BYTES + 1
     sizes: list[int | None] = [0, 10, *large, *[1] * 100]
     for limit in (1, 4096, CHUNK_BYTES, 2 * CHUNK_BYTES):
-        spans = list(state_reading._spans(sizes, lambda most=limit: most))  # type: ignore[misc]
+        spans = list(transfer_client._spans(sizes, lambda most=limit: most))  # type: ignore[misc]
         assert sum(span.nbytes for span in spans) == sum(filter(None, sizes))
         covered = [index for span in spans for index in range(span.first, span.end)]
         assert sorted(set(covered)) == list(range(len(sizes)))
@@ -349,5 +349,5 @@ def test_ranges_hold_every_byte_once() -> None:
 
 
 def test_what_is_here_is_in_no_range() -> None:
-    spans = state_reading._spans([10, None, 10, 10, None, None, 10], lambda: 100)
+    spans = transfer_client._spans([10, None, 10, 10, None, None, 10], lambda: 100)
     assert [(span.first, span.end) for span in spans] == [(0, 1), (2, 4), (6, 7)]

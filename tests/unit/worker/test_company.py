@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.worker import device_profile as company_module
+from p2ptrain.worker import device_profile
 from p2ptrain.worker.device_profile import KeepBusy
 
 
@@ -74,7 +74,7 @@ async def test_a_new_beginning_ends_what_was(compute: ComputeThread) -> None:
 async def test_it_ends_by_itself_where_nobody_says_so(
     compute: ComputeThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(company_module, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(device_profile, "MAX_SECONDS", 0.0)
     company, steps = KeepBusy(compute), Steps()
     company.begin(company.steps(iter(steps)))
     await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.runtime.device import KnownModel
-from p2ptrain.worker import device_profile as device_measures
+from p2ptrain.worker import device_profile
 from p2ptrain.worker.device_profile import DeviceProfiler
 from tests.support.memory_household import MemoryHousehold
 from tests.support.memory_mesh import MemoryMesh
@@ -32,9 +32,9 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free, self.own = 2000 * MIB, 100 * MIB
-        monkeypatch.setattr(device_measures, "available_memory_bytes", lambda: self.free)
-        monkeypatch.setattr(device_measures, "usable_memory_bytes", lambda: self.free * 8 // 10)
-        monkeypatch.setattr(device_measures, "anonymous_bytes", lambda: self.own)
+        monkeypatch.setattr(device_profile, "available_memory_bytes", lambda: self.free)
+        monkeypatch.setattr(device_profile, "usable_memory_bytes", lambda: self.free * 8 // 10)
+        monkeypatch.setattr(device_profile, "anonymous_bytes", lambda: self.own)
 
     def takes(self, mib: int) -> None:
         """This process does."""
@@ -164,8 +164,8 @@ async def test_it_works_on_until_all_have_measured(monkeypatch: pytest.MonkeyPat
         finally:
             loop.call_soon_threadsafe(ended.set)
 
-    monkeypatch.setattr(device_measures, "measure", measure)
-    monkeypatch.setattr(device_measures, "work_on", work_on)
+    monkeypatch.setattr(device_profile, "measure", measure)
+    monkeypatch.setattr(device_profile, "work_on", work_on)
     async with measured() as measures:
         asked = {"job": "j", "digest": MODEL, "holder": "a", "batch_sizes": [4]}
         await measures.measure_profile(Message("measure", {**asked, "company": True}))

@@ -10,7 +10,7 @@ import pytest
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.plan_question import ReplanReply, ReplanRequest
 from p2ptrain.errors import InternalError
-from p2ptrain.holder import replan_watcher as elastic
+from p2ptrain.holder import replan_watcher
 from p2ptrain.holder.planner_client import Planner
 from p2ptrain.holder.replan_watcher import ReplanContext, ReplanWatcher
 from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, LEAVING
@@ -18,7 +18,7 @@ from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.recovery.choose_version import VersionChoice
-from p2ptrain.recovery.cores import holder_events as holder
+from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.replan_trigger import DriftChecked
 from p2ptrain.recovery.version import Version
@@ -28,7 +28,9 @@ from tests.unit.holder.start.test_journal import PLAN
 from tests.unit.messages.test_assignment import assignment, shared
 
 
-def _elasticity(mesh: MemoryHousehold, wanted: asyncio.Queue[holder.ChangeWanted]) -> ReplanWatcher:
+def _elasticity(
+    mesh: MemoryHousehold, wanted: asyncio.Queue[holder_events.ChangeWanted]
+) -> ReplanWatcher:
     around = ReplanContext(frozenset, dict, lambda: 9)
     planner = Planner(mesh["a"], ClusterProfiler(mesh["a"]), lambda device, why: None)
     return ReplanWatcher(mesh["a"], request(8), planner, around, wanted.put_nowait, replans=True)
@@ -41,7 +43,7 @@ def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
 
 
 async def _training_with_b(
-    mesh: MemoryHousehold, wanted: asyncio.Queue[holder.ChangeWanted] | None = None
+    mesh: MemoryHousehold, wanted: asyncio.Queue[holder_events.ChangeWanted] | None = None
 ) -> ReplanWatcher:
     """b coordinates."""
     mesh.elect("b")
@@ -56,15 +58,15 @@ async def _training_with_b(
 
 async def test_a_device_that_died_while_it_waited_may_leave_again() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        wanted: asyncio.Queue[holder.ChangeWanted] = asyncio.Queue()
+        wanted: asyncio.Queue[holder_events.ChangeWanted] = asyncio.Queue()
         elasticity, device = _elasticity(mesh, wanted), mesh["b"].self_id
         elasticity.start()
         for _ in range(2):
             leaves = _leave(mesh)
-            assert await wanted.get() == holder.ChangeWanted(ReconfigureReason.LEAVE, device)
-            elasticity.note(holder.MemberDied(device, certain=True))
+            assert await wanted.get() == holder_events.ChangeWanted(ReconfigureReason.LEAVE, device)
+            elasticity.note(holder_events.MemberDied(device, certain=True))
             await leaves  # so that no process waits for a word to the one before it
-            elasticity.note(holder.MemberAppeared(device))
+            elasticity.note(holder_events.MemberAppeared(device))
         await elasticity.close()
 
 
@@ -88,11 +90,11 @@ async def test_a_look_that_fails_in_whatever_way_keeps_nobody(plan: dict[str, in
             return Message(CONSIDER, {}, (memoryview(found),))
 
         mesh["b"].route(CONSIDER, consider, limited(LARGE.most_bytes))
-        wanted: asyncio.Queue[holder.ChangeWanted] = asyncio.Queue()
+        wanted: asyncio.Queue[holder_events.ChangeWanted] = asyncio.Queue()
         device = mesh["b"].self_id
         elasticity = await _training_with_b(mesh, wanted)
         leaves = _leave(mesh)
-        assert await wanted.get() == holder.ChangeWanted(ReconfigureReason.LEAVE, device)
+        assert await wanted.get() == holder_events.ChangeWanted(ReconfigureReason.LEAVE, device)
         await elasticity.close()
         await leaves
 
@@ -115,7 +117,7 @@ async def _looking(mesh: MemoryHousehold) -> tuple[asyncio.Queue[str], ReplanWat
     """The looks of b, and a at the first of them, which never ends."""
     looks = _endless_looks(mesh)
     elasticity = await _training_with_b(mesh)
-    elasticity.note(holder.MemberAppeared(mesh["b"].self_id))
+    elasticity.note(holder_events.MemberAppeared(mesh["b"].self_id))
     elasticity._post(DriftChecked())
     assert await looks.get() == "drift"
     return looks, elasticity
@@ -135,7 +137,7 @@ async def test_a_look_that_takes_too_long_is_ended_at_the_coordinator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else it would go on looking beside the training, for nobody."""
-    monkeypatch.setitem(elastic._LIMITS_SECONDS, ReconfigureReason.DRIFT, 0.01)
+    monkeypatch.setitem(replan_watcher._LIMITS_SECONDS, ReconfigureReason.DRIFT, 0.01)
     async with MemoryHousehold(["a", "b"]) as mesh:
         looks, elasticity = await _looking(mesh)
         assert await looks.get() == "end"

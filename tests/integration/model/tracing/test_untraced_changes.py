@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.capture import capture
-from p2ptrain.model.tracing import untraced_changes as unseen
+from p2ptrain.model.tracing import untraced_changes
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
 
@@ -118,7 +118,7 @@ def test_a_large_tensor_that_is_written_to_is_refused(monkeypatch: pytest.Monkey
         return x - model.mean
 
     assert capture(_Model(writes), mse_loss, _EXAMPLE).description.units
-    monkeypatch.setattr(unseen, "_COPIED_BYTES", 16)
+    monkeypatch.setattr(untraced_changes, "_COPIED_BYTES", 16)
     with pytest.raises(CaptureError, match="large tensor 'mean'"):
         capture(_Model(writes), mse_loss, _EXAMPLE)
 

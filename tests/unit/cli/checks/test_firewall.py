@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.cli.checks import network as checks
+from p2ptrain.cli.checks import network
 from p2ptrain.cli.checks.check import Severity
 from p2ptrain.cli.checks.network import firewall
 from p2ptrain.mesh.config import DEFAULT_PORT
@@ -57,9 +57,9 @@ def test_firewalld_is_on_while_its_folder_is_there(tmp_path: Path) -> None:
 def test_other_systems_are_asked(
     monkeypatch: pytest.MonkeyPatch, platform: str, said: str, verdict: Severity
 ) -> None:
-    monkeypatch.setattr(checks, "_output_of", lambda command: said)
+    monkeypatch.setattr(network, "_output_of", lambda command: said)
     assert firewall(platform).verdict is verdict
 
 
 def test_a_command_that_is_not_there_says_nothing() -> None:
-    assert checks._output_of(["/does/not/exist"]) == ""
+    assert network._output_of(["/does/not/exist"]) == ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.cli import main as cli
+from p2ptrain.cli import main
 from p2ptrain.demo import household
 from p2ptrain.demo.household import HouseholdPlan
 from p2ptrain.errors import UserError
@@ -46,7 +46,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[HouseholdPlan]:
 def test_the_last_line_is_the_accuracy(
     plans: list[HouseholdPlan], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["demo"]) == 0
+    assert main.main(["demo"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "test accuracy 0.978"
     (plan,) = plans
     assert len({plan.holder, *plan.members}) >= 3
@@ -58,7 +58,7 @@ def test_the_last_line_is_the_accuracy(
 def test_json_ends_with_the_accuracy_too(
     plans: list[HouseholdPlan], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["demo", "--json"]) == 0
+    assert main.main(["demo", "--json"]) == 0
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert lines == [*EVENTS, {"event": "demo", "test_accuracy": 0.97812}]
 
@@ -71,7 +71,7 @@ def test_a_failed_device_is_one_line(
         raise UserError("the device old-notebook ended with exit code 1: no memory")
 
     monkeypatch.setattr(household, "train_together", fails)
-    assert cli.main(["demo"]) == 1
+    assert main.main(["demo"]) == 1
     assert "old-notebook ended" in capsys.readouterr().err
 
 
@@ -79,5 +79,5 @@ def test_without_scikit_learn_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert cli.main(["demo"]) == 1
+    assert main.main(["demo"]) == 1
     assert "p2ptrain[demo]" in capsys.readouterr().err

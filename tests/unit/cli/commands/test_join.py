@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.cli import main as cli
+from p2ptrain.cli import main
 from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.control.borrow import own_lease
 from p2ptrain.control.lease import LeasedIdentity
@@ -54,7 +54,7 @@ def test_a_signal_leaves_gracefully(
 ) -> None:
     node.on_ready = lambda _: signal.raise_signal(number)
     before = signal.getsignal(number)
-    assert cli.main(["join", "--json", "--state-dir", str(tmp_path)]) == 0
+    assert main.main(["join", "--json", "--state-dir", str(tmp_path)]) == 0
     kinds = [event["event"] for event in _events(capfd.readouterr().out)]
     assert kinds == ["ready", "pairing", "stopped"]
     assert [made.inside for made in node.made] == [False]
@@ -65,7 +65,7 @@ def test_options_reach_the_node(node: type[FakeNode], tmp_path: Path) -> None:
     node.on_ready = lambda _: signal.raise_signal(signal.SIGTERM)
     argv = ["join", "--name", "pi", "--code", "1234-5678", "--peer", "a:1", "--peer", "b"]
     argv += ["--interface", "eth0", "--port", "4001", "--memory", "2GiB", "--threads", "2"]
-    assert cli.main([*argv, "--state-dir", str(tmp_path)]) == 0
+    assert main.main([*argv, "--state-dir", str(tmp_path)]) == 0
     assert node.made[0].options == {
         "name": "pi",
         "code": "12345678",
@@ -86,7 +86,7 @@ def test_a_second_join_with_the_folder_is_refused(
     node: type[FakeNode], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FolderLock(tmp_path, "join"):
-        assert cli.main(["join", "--state-dir", str(tmp_path)]) == 1
+        assert main.main(["join", "--state-dir", str(tmp_path)]) == 1
     assert "p2ptrain join (process" in capsys.readouterr().err
     assert node.made == []
 
@@ -102,7 +102,7 @@ def test_the_place_is_lent_and_the_member_comes_back(
 
     node.on_ready = lambda _: _lend_once(node, tmp_path, use)
     argv = ["join", "--name", "pi", "--json", "--port", "4001", "--state-dir", str(tmp_path)]
-    assert cli.main(argv) == 0
+    assert main.main(argv) == 0
     ((place, was_inside),) = lent
     assert (place.name, place.port, place.window.code) == ("pi", 4001, "12345678")
     assert not was_inside
@@ -123,7 +123,7 @@ def test_a_closed_window_stays_closed_for_train_and_for_join_after_it(
         _lend_once(node, tmp_path, lambda place: lent.append(place.window))
 
     node.on_ready = close
-    assert cli.main(["join", "--code", "12345678", "--state-dir", str(tmp_path)]) == 0
+    assert main.main(["join", "--code", "12345678", "--state-dir", str(tmp_path)]) == 0
     assert lent == [None]
     assert [(made.options["code"], made.options["window"]) for made in node.made] == [
         ("12345678", None),
@@ -139,7 +139,7 @@ def test_join_goes_on_with_the_window_that_train_leaves(
         place.window = place.window.after_wrong_try()
 
     node.on_ready = lambda _: _lend_once(node, tmp_path, use)
-    assert cli.main(["join", "--state-dir", str(tmp_path)]) == 0
+    assert main.main(["join", "--state-dir", str(tmp_path)]) == 0
     first, second = (made.window for made in node.made)
     assert first is not None
     assert second is not None
@@ -164,7 +164,7 @@ def test_stopped_while_its_place_is_lent_it_leaves_the_way_to_the_borrower(
 
     borrower = _borrower(tmp_path, use)
     node.on_ready = lambda _: borrower.start()
-    assert cli.main(["join", "--state-dir", str(tmp_path)]) == 0
+    assert main.main(["join", "--state-dir", str(tmp_path)]) == 0
     join_has_ended.set()
     borrower.join(10.0)
     assert [holder.startswith("p2ptrain train (process") for holder in refused] == [True]
@@ -185,5 +185,5 @@ def test_questions_are_answered_meanwhile(
         signal.raise_signal(signal.SIGTERM)
 
     node.on_ready = lambda _: threading.Thread(target=ask_it, daemon=True).start()
-    assert cli.main(["join", "--state-dir", str(tmp_path)]) == 0
+    assert main.main(["join", "--state-dir", str(tmp_path)]) == 0
     assert answers == [node.made[0].status(), node.made[0].devices()]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.cli import main as cli
+from p2ptrain.cli import main
 from p2ptrain.cli.commands.plan import compare
 from p2ptrain.cli.planner_arguments import PLANNERS
 from p2ptrain.errors import PlanError
@@ -40,7 +40,7 @@ def run(
     def run(*more: str) -> str:
         argv = ["plan", "--profile", "p.json", "--cluster", "c.json"]
         argv += ["--batch-size", "8", "--micro-batch", "2"]
-        assert cli.main([*argv, "--compare", *more]) == 0
+        assert main.main([*argv, "--compare", *more]) == 0
         return capfd.readouterr().out
 
     return run
@@ -96,8 +96,8 @@ def test_where_auto_finds_nothing_no_planner_does() -> None:
 
 def test_a_comparison_is_not_one_plan(run: Compare, capfd: pytest.CaptureFixture[str]) -> None:
     argv = ["plan", "--profile", "p.json", "--cluster", "c.json", "--batch-size", "8", "--compare"]
-    assert cli.main([*argv, "--out", "plan.json"]) == 2
+    assert main.main([*argv, "--out", "plan.json"]) == 2
     assert "--out writes one plan" in capfd.readouterr().err
     assert not Path("plan.json").exists()
     with pytest.raises(SystemExit, match="2"):
-        cli.main([*argv, "--planner", "pp"])
+        main.main([*argv, "--planner", "pp"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2ptrain.cli import main as cli
+from p2ptrain.cli import main
 from p2ptrain.cli.files import write_whole
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.profiling import measure_units as measure
@@ -21,7 +21,7 @@ def test_a_model_is_measured_into_a_profile_file(
 ) -> None:
     out = tmp_path / "profile.json"
     argv = ["profile", script, "--out", str(out), "--batch-sizes", "4,2", "-o", "hidden=6"]
-    assert cli.main([*argv, "--json"]) == 0
+    assert main.main([*argv, "--json"]) == 0
     profile = Profile.from_json(json.loads(out.read_text()))
     assert profile.times.sizes == (2, 4)
     assert profile.input_bytes == 6 * 4
@@ -44,7 +44,7 @@ def test_denormals_are_zero_while_units_are_timed_and_only_then(
 
     monkeypatch.setattr(measure, "measure_units", noting)
     argv = ["profile", script, "--out", str(tmp_path / "p.json"), "--batch-sizes", "2"]
-    assert cli.main(argv) == 0
+    assert main.main(argv) == 0
     assert found == [0.0]
     assert faint() > 0
 
@@ -55,12 +55,12 @@ def test_the_file_is_written_where_the_command_began(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     Path(script).write_text(f"import os; os.chdir('elsewhere')\n{Path(script).read_text()}")
-    assert cli.main(["profile", script, "--out", "p.json", "--batch-sizes", "2"]) == 0
+    assert main.main(["profile", script, "--out", "p.json", "--batch-sizes", "2"]) == 0
     assert (tmp_path / "p.json").exists()
 
 
 def test_a_missing_folder_is_wrong_usage(script: str, tmp_path: Path) -> None:
-    assert cli.main(["profile", script, "--out", str(tmp_path / "no" / "p.json")]) == 2
+    assert main.main(["profile", script, "--out", str(tmp_path / "no" / "p.json")]) == 2
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_units_that_can_be_cut_into_tiles_say_their_windows(tmp_path: Path) -> N
         "                        optimizer=p2ptrain.SGD(lr=0.1), batch_size=4)\n"
     )
     argv = ["profile", str(script), "--out", str(out), "--batch-sizes", "2"]
-    assert cli.main(argv) == 0
+    assert main.main(argv) == 0
     profile = Profile.from_json(json.loads(out.read_text()))
     first, *others = (unit.spatial for unit in profile.units)
     assert first is not None

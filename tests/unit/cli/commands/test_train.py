@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.cli import main as cli
+from p2ptrain.cli import main
 from p2ptrain.control.borrow import own_lease
 from p2ptrain.control.lease import Lender
 from p2ptrain.control.member_lock import FolderLock
@@ -23,7 +23,7 @@ from tests.unit.cli.conftest import FakeNode
 def test_events_alone_stand_on_stdout(
     node: type[FakeNode], script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["train", script, "--json", "--state-dir", str(tmp_path / "s")]) == 0
+    assert main.main(["train", script, "--json", "--state-dir", str(tmp_path / "s")]) == 0
     captured = capfd.readouterr()
     kinds = [json.loads(line)["event"] for line in captured.out.splitlines()]
     assert kinds == ["ready", "pairing", "step", "step", "done"]
@@ -38,7 +38,7 @@ def test_options_reach_the_job_and_the_run(
     argv += ["--planner", "pp", "--out", str(tmp_path / "w.safetensors"), "--no-replan", "--fresh"]
     argv += ["--checkpoint", str(tmp_path / "c"), "--private", "--name", "desk"]
     argv += ["--whole-copies", "40"]
-    assert cli.main([*argv, "--state-dir", str(tmp_path / "s")]) == 0
+    assert main.main([*argv, "--state-dir", str(tmp_path / "s")]) == 0
     ((job, options),) = node.made[0].trained
     assert (job.epochs, job.batch_size, job.micro_batch) == (2, 2, 1)
     assert job.model.in_features == 6
@@ -60,12 +60,12 @@ def test_paths_are_meant_where_the_command_began(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     argv = ["train", script, "--out", "w.safetensors", "--checkpoint", "c", "--state-dir", "s"]
-    assert cli.main(argv) == 0
+    assert main.main(argv) == 0
     ((_, options),) = node.made[-1].trained
     assert (options.out, options.checkpoint) == (Path("w.safetensors"), Path("c"))
     (tmp_path / "elsewhere").mkdir()
     Path(script).write_text(f"import os; os.chdir('elsewhere')\n{Path(script).read_text()}")
-    assert cli.main(argv) == 0
+    assert main.main(argv) == 0
     ((_, options),) = node.made[-1].trained
     assert (options.out, options.checkpoint) == (tmp_path / "w.safetensors", tmp_path / "c")
 
@@ -86,7 +86,7 @@ def test_paths_are_meant_where_the_command_began(
 def test_without_a_barrier_where_that_is_asked_for(
     node: type[FakeNode], script: str, tmp_path: Path, argv: list[str], wanted: Asynchrony | None
 ) -> None:
-    assert cli.main(["train", script, *argv, "--state-dir", str(tmp_path / "s")]) == 0
+    assert main.main(["train", script, *argv, "--state-dir", str(tmp_path / "s")]) == 0
     ((_, options),) = node.made[0].trained
     assert (options.asynchrony, options.chooses_mode) == (wanted, "auto" in argv)
 
@@ -103,7 +103,7 @@ def test_ftpipehd_does_what_it_does_as_often_as_published_or_as_asked(
     node: type[FakeNode], script: str, tmp_path: Path, argv: list[str], wanted: FtpipehdOptions
 ) -> None:
     published = ["--mode", "async", "--planner", "ftpipehd", *argv]
-    assert cli.main(["train", script, *published, "--state-dir", str(tmp_path / "s")]) == 0
+    assert main.main(["train", script, *published, "--state-dir", str(tmp_path / "s")]) == 0
     ((_, options),) = node.made[0].trained
     assert options.as_ftpipehd == wanted
     assert replace(options, asynchrony=None).as_ftpipehd is None
@@ -113,7 +113,7 @@ def test_ftpipehd_does_what_it_does_as_often_as_published_or_as_asked(
 def test_local_needs_no_node(
     node: type[FakeNode], script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["train", script, "--local", "--json", "--state-dir", str(tmp_path)]) == 0
+    assert main.main(["train", script, "--local", "--json", "--state-dir", str(tmp_path)]) == 0
     assert node.made == []
     assert json.loads(capfd.readouterr().out)["event"] == "done"
 
@@ -153,7 +153,7 @@ def test_wrong_usage_is_reported_before_the_network_is_touched(
     words: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.main(["train", script, *options]) == 2
+    assert main.main(["train", script, *options]) == 2
     assert words in capsys.readouterr().err
     assert node.made == []
 
@@ -165,7 +165,7 @@ def test_a_lost_device_is_named(
         raise DeviceLost("pi stopped answering: start it again", name="pi")
 
     node.script = lose
-    assert cli.main(["train", script, "--json", "--state-dir", str(tmp_path / "s")]) == 1
+    assert main.main(["train", script, "--json", "--state-dir", str(tmp_path / "s")]) == 1
     captured = capfd.readouterr()
     assert json.loads(captured.out.splitlines()[-1]) == {
         "event": "error",
@@ -185,7 +185,7 @@ def test_an_interrupt_leaves_the_household_and_ends_with_130(
         await asyncio.Event().wait()
 
     node.script = forever
-    assert cli.main(["train", script, "--state-dir", str(tmp_path / "s")]) == 130
+    assert main.main(["train", script, "--state-dir", str(tmp_path / "s")]) == 130
     assert not node.made[0].inside
 
 
@@ -204,7 +204,7 @@ def test_two_trains_with_one_folder_do_not_fight(
                 messages.append(str(error))
 
     node.script = second
-    assert cli.main(["train", script, "--state-dir", str(folder)]) == 0
+    assert main.main(["train", script, "--state-dir", str(folder)]) == 0
     assert ["already runs with this state folder" in m for m in messages] == [True]
 
 

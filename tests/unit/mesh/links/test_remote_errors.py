@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from p2ptrain.errors import DeviceLost, Error, PeerError, PlanError
-from p2ptrain.mesh.links import router as remote_errors
+from p2ptrain.mesh.links import router
 
 
 class NeedsTwo(PeerError):
@@ -26,7 +26,7 @@ class NeedsTwo(PeerError):
     ],
 )
 def test_what_arrives_says_the_same(sent: Error, arrives: type[Error]) -> None:
-    fresh = importlib.reload(remote_errors)  # whatever was imported before
+    fresh = importlib.reload(router)  # whatever was imported before
     found = fresh.from_fields(fresh.to_fields(sent))
     assert type(found) is arrives
     assert str(found) == str(sent)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from p2ptrain.model.tracing import python_state as held
+from p2ptrain.model.tracing import python_state
 from p2ptrain.model.tracing.python_state import PythonState
 
 
@@ -48,7 +48,7 @@ def test_every_change_is_named_and_put_back() -> None:
 def test_data_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     many = SimpleNamespace(samples=[0, 1, 2, 3])
     assert len(PythonState({"": many}).places) == 2
-    monkeypatch.setattr(held, "_MAX_ITEMS", 3)
+    monkeypatch.setattr(python_state, "_MAX_ITEMS", 3)
     assert len(PythonState({"": many}).places) == 1
-    monkeypatch.setattr(held, "_MAX_PLACES", 5)
+    monkeypatch.setattr(python_state, "_MAX_PLACES", 5)
     assert len(PythonState({"": [[n] for n in range(3)] + [[[[[[[]]]]]]]}).places) <= 5

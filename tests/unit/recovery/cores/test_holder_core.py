@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2ptrain.recovery.choose_version import StateLost, VersionChoice
-from p2ptrain.recovery.cores import holder_events as h
-from p2ptrain.recovery.cores import holder_instructions as to_do
+from p2ptrain.recovery.cores import holder_events, holder_instructions
 from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
 from p2ptrain.recovery.cores.liveness import MAX_FRUITLESS
 from p2ptrain.recovery.cores.retry_policy import EARLY_STEPS, MAX_SPOILED, RETRY_SECONDS
@@ -29,107 +28,122 @@ def _placed(epoch: int, *devices: str) -> Placement:
 
 
 def _feed(
-    core: HolderCore, *events: h.HolderEvent, now: float = 1.0
-) -> list[to_do.HolderInstruction]:
+    core: HolderCore, *events: holder_events.HolderEvent, now: float = 1.0
+) -> list[holder_instructions.HolderInstruction]:
     return [instruction for event in events for instruction in core.handle(event, now)]
 
 
-def _ask_of(out: list[to_do.HolderInstruction]) -> to_do.AskCoordinator:
-    [ask] = [one for one in out if isinstance(one, to_do.AskCoordinator)]
+def _ask_of(out: list[holder_instructions.HolderInstruction]) -> holder_instructions.AskCoordinator:
+    [ask] = [one for one in out if isinstance(one, holder_instructions.AskCoordinator)]
     return ask
 
 
 def _training(*devices: str) -> HolderCore:
     core = HolderCore("h", 4, 0)
-    _feed(core, *(h.MemberAppeared(device) for device in "ab"))
+    _feed(core, *(holder_events.MemberAppeared(device) for device in "ab"))
     core.start(0.0)
-    _feed(core, h.GenerationReady(core.number, _placed(1, *devices), _CHOICE))
+    _feed(core, holder_events.GenerationReady(core.number, _placed(1, *devices), _CHOICE))
     assert core.phase is HolderPhase.TRAINING
     return core
 
 
 def test_the_journal_comes_before_the_beginning() -> None:
     core = HolderCore("h", 4, 0)
-    _feed(core, h.MemberAppeared("a"))
+    _feed(core, holder_events.MemberAppeared("a"))
     reserved, ask = core.start(0.0)
-    assert isinstance(reserved, to_do.WriteJournal)
+    assert isinstance(reserved, holder_instructions.WriteJournal)
     assert reserved.next_epoch == 1 + EPOCHS_A_REQUEST
-    assert isinstance(ask, to_do.AskCoordinator)
-    journal, begin = _feed(core, h.GenerationReady(core.number, _placed(7, "a"), _CHOICE))
-    assert isinstance(journal, to_do.WriteJournal)
+    assert isinstance(ask, holder_instructions.AskCoordinator)
+    journal, begin = _feed(
+        core, holder_events.GenerationReady(core.number, _placed(7, "a"), _CHOICE)
+    )
+    assert isinstance(journal, holder_instructions.WriteJournal)
     assert (journal.next_epoch, journal.placed) == (8, _placed(7, "a"))
     assert journal.lineage.is_valid(Version(1, 7))
-    assert isinstance(begin, to_do.BeginGeneration)
+    assert isinstance(begin, holder_instructions.BeginGeneration)
     assert begin.reason is ReconfigureReason.START
 
 
 def test_a_death_freezes_says_so_once_and_asks_at_once() -> None:
     core = _training("a", "b")
-    out = _feed(core, h.MemberDied("b", certain=True), h.MemberDied("b", certain=True))
-    assert out[0] == to_do.ReportFailure("b")
-    assert out[1] == to_do.StopRounds()
+    out = _feed(
+        core,
+        holder_events.MemberDied("b", certain=True),
+        holder_events.MemberDied("b", certain=True),
+    )
+    assert out[0] == holder_instructions.ReportFailure("b")
+    assert out[1] == holder_instructions.StopRounds()
     ask = _ask_of(out).ask
     assert (ask.reason, ask.alive) == (ReconfigureReason.FAILURE, {"h", "a"})
-    assert sum(isinstance(one, to_do.ReportFailure) for one in out) == 1
+    assert sum(isinstance(one, holder_instructions.ReportFailure) for one in out) == 1
 
 
 def test_the_death_of_somebody_else_changes_nothing() -> None:
     core = _training("a")
-    assert _feed(core, h.MemberDied("b", certain=True)) == []
+    assert _feed(core, holder_events.MemberDied("b", certain=True)) == []
 
 
 def test_a_broken_link_waits_for_the_verdict_or_the_link() -> None:
     core = _training("a", "b")
-    assert _feed(core, h.LinkBroken("h", "a")) == [to_do.StopRounds()]
+    assert _feed(core, holder_events.LinkBroken("h", "a")) == [holder_instructions.StopRounds()]
     assert core.phase is HolderPhase.SETTLING
-    assert _ask_of(_feed(core, h.LinkRestored("h", "a"))).ask.alive == {"h", "a", "b"}
+    assert _ask_of(_feed(core, holder_events.LinkRestored("h", "a"))).ask.alive == {"h", "a", "b"}
 
 
 def test_a_round_that_broke_off_waits_for_a_sign() -> None:
     core = _training("a", "b")
-    assert _feed(core, h.RoundInterrupted("no link"), now=1.0) == [to_do.StopRounds()]
+    assert _feed(core, holder_events.RoundInterrupted("no link"), now=1.0) == [
+        holder_instructions.StopRounds()
+    ]
     assert core.tick(1.0 + HOME.verdict_seconds / 2) == []
-    ask = _ask_of(_feed(core, h.MemberDied("b", certain=False), now=2.9)).ask
+    ask = _ask_of(_feed(core, holder_events.MemberDied("b", certain=False), now=2.9)).ask
     assert ask.past.silent == {"b"}
 
 
 def test_what_breaks_off_again_and_again_ends_the_job() -> None:
     core, now = _training("a"), 1.0
     for _ in range(MAX_FRUITLESS):
-        _feed(core, h.RoundInterrupted("the pipe is blocked"), now=now)
+        _feed(core, holder_events.RoundInterrupted("the pipe is blocked"), now=now)
         now += HOME.verdict_seconds
         number = _ask_of(core.tick(now)).ask.number
-        _feed(core, h.GenerationReady(number, _placed(number, "a"), _CHOICE), now=now)
-    _feed(core, h.RoundInterrupted("the pipe is blocked"), now=now)
-    assert core.tick(now + HOME.verdict_seconds) == [to_do.StopJob("the pipe is blocked")]
+        _feed(core, holder_events.GenerationReady(number, _placed(number, "a"), _CHOICE), now=now)
+    _feed(core, holder_events.RoundInterrupted("the pipe is blocked"), now=now)
+    assert core.tick(now + HOME.verdict_seconds) == [
+        holder_instructions.StopJob("the pipe is blocked")
+    ]
 
 
 def test_a_new_step_says_that_it_was_of_use() -> None:
     core, now = _training("a"), 1.0
     for step in range(3 * MAX_FRUITLESS):
-        _feed(core, h.RoundInterrupted("the pipe is blocked"), now=now)
+        _feed(core, holder_events.RoundInterrupted("the pipe is blocked"), now=now)
         now += HOME.verdict_seconds
         number = _ask_of(core.tick(now)).ask.number
-        _feed(core, h.GenerationReady(number, _placed(number, "a"), _CHOICE), now=now)
-        _feed(core, h.StepCommitted(step + 1), now=now)
+        _feed(core, holder_events.GenerationReady(number, _placed(number, "a"), _CHOICE), now=now)
+        _feed(core, holder_events.StepCommitted(step + 1), now=now)
     assert core.phase is HolderPhase.TRAINING
 
 
 def test_who_stands_still_twice_in_a_row_is_left_out_until_it_comes_anew() -> None:
     core = _training("a", "b")
-    number = _ask_of(_feed(core, h.RoundStalled(frozenset({"h", "b"})))).ask
+    number = _ask_of(_feed(core, holder_events.RoundStalled(frozenset({"h", "b"})))).ask
     assert number.without == frozenset()
-    _feed(core, h.GenerationReady(number.number, _placed(number.number, "a", "b"), _CHOICE))
-    again = _ask_of(_feed(core, h.RoundStalled(frozenset({"h", "b"})))).ask
+    _feed(
+        core,
+        holder_events.GenerationReady(number.number, _placed(number.number, "a", "b"), _CHOICE),
+    )
+    again = _ask_of(_feed(core, holder_events.RoundStalled(frozenset({"h", "b"})))).ask
     assert again.without == {"b"}
-    _feed(core, h.GenerationReady(again.number, _placed(again.number, "a"), _CHOICE))
-    _feed(core, h.MemberDied("b", certain=True), h.MemberAppeared("b"))
-    assert _ask_of(_feed(core, h.MemberDied("a", certain=True))).ask.without == frozenset()
+    _feed(core, holder_events.GenerationReady(again.number, _placed(again.number, "a"), _CHOICE))
+    _feed(core, holder_events.MemberDied("b", certain=True), holder_events.MemberAppeared("b"))
+    assert (
+        _ask_of(_feed(core, holder_events.MemberDied("a", certain=True))).ask.without == frozenset()
+    )
 
 
 def test_a_link_between_two_others_gets_a_moment() -> None:
     core = _training("a", "b")
-    _feed(core, h.LinkBroken("a", "b"), now=1.0)
+    _feed(core, holder_events.LinkBroken("a", "b"), now=1.0)
     assert core.next_wakeup == 1.0 + HOME.relink_seconds
     assert core.tick(1.0 + HOME.relink_seconds / 2) == []
     _ask_of(core.tick(1.0 + HOME.relink_seconds))
@@ -137,68 +151,80 @@ def test_a_link_between_two_others_gets_a_moment() -> None:
 
 def test_answers_of_requests_given_up_are_not_taken() -> None:
     core = _training("a")
-    _feed(core, h.MemberDied("a", certain=True))
+    _feed(core, holder_events.MemberDied("a", certain=True))
     old = core.number
     assert _feed(core, ReconfigureFailure(old, "b does not answer", again=True)) == []
     asked = _ask_of(core.tick(core.next_wakeup))
     assert asked.ask.number > old
     assert asked.ask.epoch >= old + EPOCHS_A_REQUEST
-    assert _feed(core, h.GenerationReady(old, _placed(old, "b"), _CHOICE)) == []
+    assert _feed(core, holder_events.GenerationReady(old, _placed(old, "b"), _CHOICE)) == []
     assert core.phase is HolderPhase.ASKING
 
 
 def test_an_answer_with_a_device_that_died_since_is_asked_again() -> None:
     core = _training("a")
-    _feed(core, h.RoundStalled())
-    _feed(core, h.MemberDied("b", certain=False))
-    out = _feed(core, h.GenerationReady(core.number, _placed(core.number, "b"), _CHOICE))
+    _feed(core, holder_events.RoundStalled())
+    _feed(core, holder_events.MemberDied("b", certain=False))
+    out = _feed(
+        core, holder_events.GenerationReady(core.number, _placed(core.number, "b"), _CHOICE)
+    )
     assert _ask_of(out).ask.past.silent == {"b"}
 
 
 def test_a_device_whose_link_broke_since_may_have_given_up_what_it_prepared() -> None:
     """It may have taken the holder for dead and be back in time to look alive."""
     core = _training("a", "b")
-    first = _ask_of(_feed(core, h.RoundStalled())).ask
-    _feed(core, h.LinkBroken("h", "b"), h.LinkRestored("h", "b"))
+    first = _ask_of(_feed(core, holder_events.RoundStalled())).ask
+    _feed(core, holder_events.LinkBroken("h", "b"), holder_events.LinkRestored("h", "b"))
     again = _ask_of(
-        _feed(core, h.GenerationReady(first.number, _placed(first.number, "b"), _CHOICE))
+        _feed(
+            core, holder_events.GenerationReady(first.number, _placed(first.number, "b"), _CHOICE)
+        )
     ).ask
     assert again.number > first.number
-    _feed(core, h.GenerationReady(again.number, _placed(again.number, "b"), _CHOICE))
+    _feed(core, holder_events.GenerationReady(again.number, _placed(again.number, "b"), _CHOICE))
     assert core.phase is HolderPhase.TRAINING
 
 
 def test_who_had_a_part_is_remembered_over_plans_and_restarts_until_it_ends() -> None:
     core = _training("a", "b")
-    number = _ask_of(_feed(core, h.MemberDied("b", certain=False))).ask.number
-    out = _feed(core, h.GenerationReady(number, _placed(number, "a"), _CHOICE))
-    [journal] = [one for one in out if isinstance(one, to_do.WriteJournal)]
+    number = _ask_of(_feed(core, holder_events.MemberDied("b", certain=False))).ask.number
+    out = _feed(core, holder_events.GenerationReady(number, _placed(number, "a"), _CHOICE))
+    [journal] = [one for one in out if isinstance(one, holder_instructions.WriteJournal)]
     assert dict(journal.took_part) == {"h": number, "a": number, "b": 1}
 
     restarted = HolderCore("h", 4, 0, journal=journal)
     restarted.start(0.0)
-    past = _ask_of(_feed(restarted, h.MemberAppeared("a"))).ask.past
+    past = _ask_of(_feed(restarted, holder_events.MemberAppeared("a"))).ask.past
     assert (past.silent, past.took_part) == ({"b"}, {"h", "a", "b"})
-    _feed(restarted, h.MemberDied("b", certain=True), h.MemberDied("a", certain=False))
+    _feed(
+        restarted,
+        holder_events.MemberDied("b", certain=True),
+        holder_events.MemberDied("a", certain=False),
+    )
     _feed(restarted, ReconfigureFailure(restarted.number, "b does not answer", again=True))
     assert _ask_of(restarted.tick(9.0)).ask.past.took_part == {"h", "a"}
 
 
 def test_state_that_may_come_back_is_waited_for() -> None:
     core = _training("a")
-    _feed(core, h.MemberDied("a", certain=False))
+    _feed(core, holder_events.MemberDied("a", certain=False))
     lost = StateLost((2, 3), ("a",), certain=False, reason="gone")
     assert _feed(core, ReconfigureFailure(core.number, "gone", lost)) == [
-        to_do.ReportWaiting(("a",))
+        holder_instructions.ReportWaiting(("a",))
     ]
     assert core.phase is HolderPhase.WAITING
-    assert _ask_of(_feed(core, h.MemberAppeared("a"))).ask.past.silent == set()
+    assert _ask_of(_feed(core, holder_events.MemberAppeared("a"))).ask.past.silent == set()
 
 
 def test_who_ended_for_certain_while_a_request_was_answered_is_not_waited_for() -> None:
     """It was found before; asked for again it is known."""
     core = _training("a", "b")
-    _feed(core, h.MemberDied("b", certain=False), h.MemberDied("b", certain=True))
+    _feed(
+        core,
+        holder_events.MemberDied("b", certain=False),
+        holder_events.MemberDied("b", certain=True),
+    )
     lost = StateLost((2, 3), ("b",), certain=False, reason="gone")
     assert _feed(core, ReconfigureFailure(core.number, "gone", lost), now=2.0) == []
     assert core.phase is HolderPhase.ASKING
@@ -207,19 +233,19 @@ def test_who_ended_for_certain_while_a_request_was_answered_is_not_waited_for() 
 
 def test_who_is_silent_while_no_plan_fits_without_it_is_named() -> None:
     core = _training("a", "b")
-    _feed(core, h.MemberDied("b", certain=False))
+    _feed(core, holder_events.MemberDied("b", certain=False))
     refused = ReconfigureFailure(core.number, "too little memory")
-    assert _feed(core, refused) == [to_do.ReportWaiting(("b",))]
+    assert _feed(core, refused) == [holder_instructions.ReportWaiting(("b",))]
     assert core.next_wakeup == float("inf")
-    assert "b" in _ask_of(_feed(core, h.MemberAppeared("b"))).ask.alive
+    assert "b" in _ask_of(_feed(core, holder_events.MemberAppeared("b"))).ask.alive
 
 
 def test_who_is_alive_and_gave_no_answer_is_named_and_asked_again() -> None:
     core = _training("a", "b")
-    _feed(core, h.LinkBroken("h", "b"), h.LinkRestored("h", "b"))
+    _feed(core, holder_events.LinkBroken("h", "b"), holder_events.LinkRestored("h", "b"))
     lost = StateLost((2, 3), ("b",), certain=False, reason="gone")
     out = _feed(core, ReconfigureFailure(core.number, "gone", lost), now=2.0)
-    assert out == [to_do.ReportWaiting(("b",))]
+    assert out == [holder_instructions.ReportWaiting(("b",))]
     assert core.next_wakeup == 2.0 + RETRY_SECONDS
     waits: list[float] = []
     for _ in range(6):  # each time the numbers are written down
@@ -228,137 +254,165 @@ def test_who_is_alive_and_gave_no_answer_is_named_and_asked_again() -> None:
         _feed(core, ReconfigureFailure(core.number, "gone", lost), now=now)
         waits.append(core.next_wakeup - now)
     assert waits == [2.0, 4.0, 8.0, 8.0, 8.0, 8.0]
-    assert _ask_of(_feed(core, h.MemberAppeared("b"), now=core.next_wakeup - 7.0)), (
+    assert _ask_of(_feed(core, holder_events.MemberAppeared("b"), now=core.next_wakeup - 7.0)), (
         "it is not waited out"
     )
 
 
 def test_state_that_is_gone_for_certain_ends_the_job() -> None:
     core = _training("a")
-    _feed(core, h.MemberDied("a", certain=True))
+    _feed(core, holder_events.MemberDied("a", certain=True))
     lost = StateLost((2, 3), ("a",), certain=True, reason="gone")
     assert _feed(core, ReconfigureFailure(core.number, "gone", lost)) == [
-        to_do.StopJob("gone", lost)
+        holder_instructions.StopJob("gone", lost)
     ]
-    assert _feed(core, h.MemberAppeared("a")) == []
+    assert _feed(core, holder_events.MemberAppeared("a")) == []
 
 
 def test_a_leaver_goes_once_an_epoch_without_it_is_in_force() -> None:
     core = _training("a")
-    assert _feed(core, h.ChangeWanted(ReconfigureReason.LEAVE, "a")) == [to_do.DrainRounds()]
-    out = _feed(core, h.RoundsDrained())
-    assert out[0] == to_do.StopRounds()
+    assert _feed(core, holder_events.ChangeWanted(ReconfigureReason.LEAVE, "a")) == [
+        holder_instructions.DrainRounds()
+    ]
+    out = _feed(core, holder_events.RoundsDrained())
+    assert out[0] == holder_instructions.StopRounds()
     ask = _ask_of(out).ask
     assert (ask.reason, ask.without) == (ReconfigureReason.LEAVE, {"a"})
-    out = _feed(core, h.GenerationReady(core.number, _placed(core.number, "b"), _CHOICE))
-    assert out[-1] == to_do.GrantLeave("a")
+    out = _feed(
+        core, holder_events.GenerationReady(core.number, _placed(core.number, "b"), _CHOICE)
+    )
+    assert out[-1] == holder_instructions.GrantLeave("a")
 
 
 def test_who_has_no_part_may_leave_at_once() -> None:
     core = _training("a")
-    assert _feed(core, h.ChangeWanted(ReconfigureReason.LEAVE, "b")) == [to_do.GrantLeave("b")]
+    assert _feed(core, holder_events.ChangeWanted(ReconfigureReason.LEAVE, "b")) == [
+        holder_instructions.GrantLeave("b")
+    ]
     assert core.phase is HolderPhase.TRAINING
 
 
 def test_a_leaver_stays_until_what_it_had_is_kept_elsewhere() -> None:
     core = _training("a", "b")
-    _feed(core, h.ChangeWanted(ReconfigureReason.LEAVE, "a"), h.RoundsDrained())
+    _feed(
+        core,
+        holder_events.ChangeWanted(ReconfigureReason.LEAVE, "a"),
+        holder_events.RoundsDrained(),
+    )
     placed = replace(_placed(70, "b"), keeps=True)
-    out = _feed(core, h.GenerationReady(core.number, placed, _CHOICE))
-    assert to_do.GrantLeave("a") not in out
-    assert to_do.GrantLeave("a") in _feed(core, h.SnapshotStable(Version(0, 70)))
+    out = _feed(core, holder_events.GenerationReady(core.number, placed, _CHOICE))
+    assert holder_instructions.GrantLeave("a") not in out
+    assert holder_instructions.GrantLeave("a") in _feed(
+        core, holder_events.SnapshotStable(Version(0, 70))
+    )
 
 
 def test_who_wants_to_leave_while_a_plan_is_made_drains_that_one() -> None:
     core = _training("a", "b")
-    _feed(core, h.MemberDied("b", certain=True))
-    assert _feed(core, h.ChangeWanted(ReconfigureReason.LEAVE, "a")) == []
-    out = _feed(core, h.GenerationReady(core.number, _placed(70, "a"), _CHOICE))
-    assert out[-1] == to_do.DrainRounds()
+    _feed(core, holder_events.MemberDied("b", certain=True))
+    assert _feed(core, holder_events.ChangeWanted(ReconfigureReason.LEAVE, "a")) == []
+    out = _feed(core, holder_events.GenerationReady(core.number, _placed(70, "a"), _CHOICE))
+    assert out[-1] == holder_instructions.DrainRounds()
 
 
 def test_a_death_while_a_change_is_asked_for_is_a_failure() -> None:
     core = _training("a", "b")
-    _feed(core, h.ChangeWanted(ReconfigureReason.DRIFT), h.RoundsDrained())
-    assert to_do.ReportFailure("b") in _feed(core, h.MemberDied("b", certain=True))
-    out = _feed(core, h.GenerationReady(core.number, _placed(70, "a"), _CHOICE))
-    begin = next(one for one in out if isinstance(one, to_do.BeginGeneration))
+    _feed(core, holder_events.ChangeWanted(ReconfigureReason.DRIFT), holder_events.RoundsDrained())
+    assert holder_instructions.ReportFailure("b") in _feed(
+        core, holder_events.MemberDied("b", certain=True)
+    )
+    out = _feed(core, holder_events.GenerationReady(core.number, _placed(70, "a"), _CHOICE))
+    begin = next(one for one in out if isinstance(one, holder_instructions.BeginGeneration))
     assert begin.reason is ReconfigureReason.FAILURE
 
 
 def test_a_death_while_a_leaver_drains_is_a_failure() -> None:
     core = _training("a", "b")
-    _feed(core, h.ChangeWanted(ReconfigureReason.LEAVE, "a"))
-    ask = _ask_of(_feed(core, h.MemberDied("b", certain=True))).ask
+    _feed(core, holder_events.ChangeWanted(ReconfigureReason.LEAVE, "a"))
+    ask = _ask_of(_feed(core, holder_events.MemberDied("b", certain=True))).ask
     assert (ask.reason, ask.without) == (ReconfigureReason.FAILURE, {"a"})
 
 
 def test_a_holder_started_again_believes_nothing_lost_that_it_has_not_seen() -> None:
-    journal = to_do.WriteJournal(90, Lineage().begun(7, _FIRST), _placed(7, "a", "b"), None)
+    journal = holder_instructions.WriteJournal(
+        90, Lineage().begun(7, _FIRST), _placed(7, "a", "b"), None
+    )
     core = HolderCore("h", 4, 5, journal=journal)
     assert core.start(10.0) == []
-    _feed(core, h.MemberAppeared("a"), now=10.1)
+    _feed(core, holder_events.MemberAppeared("a"), now=10.1)
     ask = _ask_of(core.tick(13.0)).ask
     assert (ask.epoch, ask.past.silent, ask.past.reported) == (90, {"b"}, 5)
 
 
 def test_what_the_others_have_was_told_though_a_power_cut_has_lost_that() -> None:
-    journal = to_do.WriteJournal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
+    journal = holder_instructions.WriteJournal(
+        90, Lineage().begun(7, _FIRST), _placed(7, "a"), None
+    )
     core = HolderCore("h", 4, 5, journal=journal)
     core.start(10.0)
-    _feed(core, h.MemberAppeared("a"), now=10.1)
+    _feed(core, holder_events.MemberAppeared("a"), now=10.1)
     later = replace(_placed(90, "a"), version=Version(8, 7))
     _feed(
         core,
-        h.GenerationReady(core.number, later, replace(_CHOICE, version=later.version)),
+        holder_events.GenerationReady(core.number, later, replace(_CHOICE, version=later.version)),
         now=11.0,
     )
-    ask = _ask_of(_feed(core, h.MemberDied("a", certain=True), now=12.0)).ask
+    ask = _ask_of(_feed(core, holder_events.MemberDied("a", certain=True), now=12.0)).ask
     assert ask.past.reported == 8
 
 
 def test_numbers_of_a_first_plan_that_never_came_are_not_used_again() -> None:
-    core = HolderCore("h", 4, 0, journal=to_do.WriteJournal(65, Lineage(), None, None))
-    _feed(core, h.MemberAppeared("a"))
+    core = HolderCore(
+        "h", 4, 0, journal=holder_instructions.WriteJournal(65, Lineage(), None, None)
+    )
+    _feed(core, holder_events.MemberAppeared("a"))
     ask = _ask_of(core.start(10.0)).ask
     assert (ask.epoch, ask.reason) == (65, ReconfigureReason.START)
 
 
 def test_it_starts_as_soon_as_all_are_back() -> None:
-    journal = to_do.WriteJournal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
+    journal = holder_instructions.WriteJournal(
+        90, Lineage().begun(7, _FIRST), _placed(7, "a"), None
+    )
     core = HolderCore("h", 4, 5, journal=journal)
     core.start(10.0)
-    _ask_of(_feed(core, h.MemberAppeared("a"), now=10.1))
+    _ask_of(_feed(core, holder_events.MemberAppeared("a"), now=10.1))
 
 
 def test_it_asks_once_where_all_are_here_before_it_starts() -> None:
-    journal = to_do.WriteJournal(90, Lineage().begun(7, _FIRST), _placed(7, "a"), None)
+    journal = holder_instructions.WriteJournal(
+        90, Lineage().begun(7, _FIRST), _placed(7, "a"), None
+    )
     core = HolderCore("h", 4, 5, journal=journal)
-    assert _feed(core, h.MemberAppeared("a"), now=12.0) == []
+    assert _feed(core, holder_events.MemberAppeared("a"), now=12.0) == []
     assert _ask_of(core.start(10.0)).ask.alive == {"h", "a"}
     assert core.next_wakeup == float("inf")
 
 
 def test_a_death_while_the_weights_come_home_does_not_end_the_job() -> None:
     core = _training("a")
-    assert _feed(core, h.StepsDone()) == [to_do.CollectWeights(_placed(1, "a"))]
-    _ask_of(_feed(core, h.MemberDied("a", certain=True)))
-    assert _feed(core, h.WeightsHome()) == []
-    out = _feed(core, h.GenerationReady(core.number, _placed(core.number, "b"), _CHOICE))
-    assert isinstance(out[-1], to_do.CollectWeights)
-    assert _feed(core, h.WeightsHome()) == [to_do.StopJob()]
+    assert _feed(core, holder_events.StepsDone()) == [
+        holder_instructions.CollectWeights(_placed(1, "a"))
+    ]
+    _ask_of(_feed(core, holder_events.MemberDied("a", certain=True)))
+    assert _feed(core, holder_events.WeightsHome()) == []
+    out = _feed(
+        core, holder_events.GenerationReady(core.number, _placed(core.number, "b"), _CHOICE)
+    )
+    assert isinstance(out[-1], holder_instructions.CollectWeights)
+    assert _feed(core, holder_events.WeightsHome()) == [holder_instructions.StopJob()]
 
 
 def test_spoiled_preparations_are_asked_for_again_ever_later_and_not_for_ever() -> None:
     core, now, waits = _training("a"), 10.0, []
     _feed(
         core,
-        h.MemberDied("b", certain=False),
-        h.LinkBroken("h", "a"),
-        h.LinkRestored("h", "a"),
+        holder_events.MemberDied("b", certain=False),
+        holder_events.LinkBroken("h", "a"),
+        holder_events.LinkRestored("h", "a"),
         now=now,
     )
-    out: list[to_do.HolderInstruction] = []
+    out: list[holder_instructions.HolderInstruction] = []
     while core.phase is HolderPhase.ASKING:
         why = "8 attempts failed: a could not deliver"
         refused = ReconfigureFailure(core.number, why, again=True, spoiled=8)
@@ -369,14 +423,14 @@ def test_spoiled_preparations_are_asked_for_again_ever_later_and_not_for_ever() 
             _ask_of(core.tick(now))
     assert waits == [RETRY_SECONDS * 2**n for n in range(MAX_SPOILED)]
     [stop] = out
-    assert isinstance(stop, to_do.StopJob)
+    assert isinstance(stop, holder_instructions.StopJob)
     assert stop.reason is not None
     assert stop.reason.endswith("a could not deliver")
 
 
 def test_what_may_pass_is_asked_for_again_without_limit() -> None:
     core, now = _training("a"), 10.0
-    _feed(core, h.LinkBroken("h", "a"), h.LinkRestored("h", "a"), now=now)
+    _feed(core, holder_events.LinkBroken("h", "a"), holder_events.LinkRestored("h", "a"), now=now)
     for _ in range(10 * MAX_SPOILED):
         _feed(core, ReconfigureFailure(core.number, "it does not answer", again=True), now=now)
         assert core.next_wakeup == now + RETRY_SECONDS
@@ -386,7 +440,7 @@ def test_what_may_pass_is_asked_for_again_without_limit() -> None:
 
 def test_memory_that_a_refused_request_found_missing_is_remembered() -> None:
     core = _training("a")
-    _feed(core, h.LinkBroken("h", "a"), h.LinkRestored("h", "a"))
+    _feed(core, holder_events.LinkBroken("h", "a"), holder_events.LinkRestored("h", "a"))
     for bytes_ in (7, 9):
         refused = ReconfigureFailure(core.number, "", again=True, spoiled=8, lowered={"a": bytes_})
         _feed(core, refused)
@@ -395,17 +449,23 @@ def test_memory_that_a_refused_request_found_missing_is_remembered() -> None:
 
 def test_a_leaver_without_whom_no_plan_fits_hears_so_and_all_goes_on_with_it() -> None:
     core = _training("a", "b")
-    assert _feed(core, h.ChangeWanted(ReconfigureReason.LEAVE, "b")) == [to_do.DrainRounds()]
-    ask = _ask_of(_feed(core, h.RoundsDrained())).ask
+    assert _feed(core, holder_events.ChangeWanted(ReconfigureReason.LEAVE, "b")) == [
+        holder_instructions.DrainRounds()
+    ]
+    ask = _ask_of(_feed(core, holder_events.RoundsDrained())).ask
     assert ask.without == {"b"}
     out = _feed(core, ReconfigureFailure(ask.number, "too little memory"))
-    assert out[0] == to_do.DenyLeave("b", "too little memory")
+    assert out[0] == holder_instructions.DenyLeave("b", "too little memory")
     again = _ask_of(out).ask
     assert (again.reason, again.without) == (ReconfigureReason.LEAVE, frozenset())
-    _feed(core, h.GenerationReady(again.number, _placed(again.number, "a", "b"), _CHOICE))
+    _feed(
+        core, holder_events.GenerationReady(again.number, _placed(again.number, "a", "b"), _CHOICE)
+    )
     assert core.phase is HolderPhase.TRAINING
     # it goes all the same: a failure like any other
-    assert to_do.ReportFailure("b") in _feed(core, h.MemberDied("b", certain=True))
+    assert holder_instructions.ReportFailure("b") in _feed(
+        core, holder_events.MemberDied("b", certain=True)
+    )
 
 
 def _begins(core: HolderCore, first: int, *devices: str, step: int = 0) -> None:
@@ -414,12 +474,14 @@ def _begins(core: HolderCore, first: int, *devices: str, step: int = 0) -> None:
     version = Version(step, 0)
     placed = Placement(core.number, "h", version, Lineage(), stages)
     choice = VersionChoice(version, (("h",),) * 4, 0, "")
-    begun = _feed(core, h.GenerationReady(core.number, placed, choice))
-    assert any(isinstance(one, to_do.BeginGeneration) for one in begun)
+    begun = _feed(core, holder_events.GenerationReady(core.number, placed, choice))
+    assert any(isinstance(one, holder_instructions.BeginGeneration) for one in begun)
 
 
-def _dies(core: HolderCore, device: str, *, left: bool = False) -> list[to_do.HolderInstruction]:
-    return _feed(core, h.MemberDied(device, certain=True, left=left))
+def _dies(
+    core: HolderCore, device: str, *, left: bool = False
+) -> list[holder_instructions.HolderInstruction]:
+    return _feed(core, holder_events.MemberDied(device, certain=True, left=left))
 
 
 def test_a_part_that_ends_two_devices_right_after_beginning_ends_the_job() -> None:
@@ -427,37 +489,37 @@ def test_a_part_that_ends_two_devices_right_after_beginning_ends_the_job() -> No
     assert _ask_of(_dies(core, "a"))
     _begins(core, 1, "b")
     out = _dies(core, "b")
-    assert out[-1] == to_do.PartEnds(2, 4, ("a", "b")), "the units that both had"
+    assert out[-1] == holder_instructions.PartEnds(2, 4, ("a", "b")), "the units that both had"
     assert core.phase is HolderPhase.OVER
 
 
 def test_a_group_may_end_at_once_of_a_part() -> None:
     core = _training("a", "b")
-    out = _feed(core, *(h.MemberDied(device, certain=True) for device in "aab"))
-    assert out[-1] == to_do.PartEnds(2, 4, ("a", "b"))
+    out = _feed(core, *(holder_events.MemberDied(device, certain=True) for device in "aab"))
+    assert out[-1] == holder_instructions.PartEnds(2, 4, ("a", "b"))
 
 
 def test_a_device_that_ends_of_its_part_twice_ends_the_job_too() -> None:
     core = _training("a")
     _dies(core, "a")
-    _feed(core, h.MemberAppeared("a"))
+    _feed(core, holder_events.MemberAppeared("a"))
     _begins(core, 3, "a")
-    assert _dies(core, "a")[-1] == to_do.PartEnds(3, 4, ("a", "a"))
+    assert _dies(core, "a")[-1] == holder_instructions.PartEnds(3, 4, ("a", "a"))
 
 
 def test_deaths_that_say_nothing_of_a_part_end_no_job() -> None:
     core = _training("a")
     _dies(core, "a", left=True)
     _begins(core, 2, "b")
-    assert _ask_of(_feed(core, h.MemberDied("b", certain=False))), "out of reach"
-    _feed(core, h.MemberAppeared("a"), h.MemberAppeared("b"))
+    assert _ask_of(_feed(core, holder_events.MemberDied("b", certain=False))), "out of reach"
+    _feed(core, holder_events.MemberAppeared("a"), holder_events.MemberAppeared("b"))
     _begins(core, 2, "a")
     assert _ask_of(_dies(core, "a"))
     _begins(core, 2, "b")
     for step in range(1, EARLY_STEPS + 1):
-        _feed(core, h.StepCommitted(step))
+        _feed(core, holder_events.StepCommitted(step))
     assert _ask_of(_dies(core, "b")), "not right after beginning"
-    _feed(core, h.MemberAppeared("a"), h.MemberAppeared("b"))
+    _feed(core, holder_events.MemberAppeared("a"), holder_events.MemberAppeared("b"))
     _begins(core, 2, "a", step=EARLY_STEPS)
     assert _ask_of(_dies(core, "a")), "the one before is forgotten"
 
@@ -467,5 +529,5 @@ def test_parts_that_have_no_unit_in_common_are_not_to_blame() -> None:
     _dies(core, "a")
     stages = (PlacedStage(0, 2, ("b",)), PlacedStage(2, 4, ("h",)))
     placed = Placement(core.number, "h", _FIRST, Lineage(), stages)
-    _feed(core, h.GenerationReady(core.number, placed, _CHOICE))
+    _feed(core, holder_events.GenerationReady(core.number, placed, _CHOICE))
     assert _ask_of(_dies(core, "b"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.recovery.choose_version import FullSnapshot, KnownPast, RollForward
-from p2ptrain.recovery.cores import reconfigure_events as c
+from p2ptrain.recovery.cores import reconfigure_events
 from p2ptrain.recovery.cores.reconfigure_core import ATTEMPTS_LIMIT, COPY_TRIES, ChangeCore
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
 from p2ptrain.recovery.generation_request import (
@@ -41,8 +41,10 @@ def _core(
 
 def _in(
     device: str, *holdings: StateEntry, epoch: int = 10, linked: str = "hab"
-) -> c.StateReported:
-    return c.StateReported(epoch, StateReport(device, 0, holdings, frozenset(linked)))
+) -> reconfigure_events.StateReported:
+    return reconfigure_events.StateReported(
+        epoch, StateReport(device, 0, holdings, frozenset(linked))
+    )
 
 
 def _live(first: int, end: int, step: int, *, ready: bool = False) -> StateEntry:
@@ -50,29 +52,31 @@ def _live(first: int, end: int, step: int, *, ready: bool = False) -> StateEntry
     return StateEntry(first, end, Version(step, 1), StateKind.LIVE, following)
 
 
-def _feed(core: ChangeCore, *events: c.ChangeEvent) -> list[c.ChangeInstruction]:
+def _feed(
+    core: ChangeCore, *events: reconfigure_events.ChangeEvent
+) -> list[reconfigure_events.ChangeInstruction]:
     return [instruction for event in events for instruction in core.handle(event)]
 
 
-def _planned(core: ChangeCore) -> list[c.ChangeInstruction]:
+def _planned(core: ChangeCore) -> list[reconfigure_events.ChangeInstruction]:
     core.start()
     _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
-    return _feed(core, c.PlanMade(10, _STAGES))
+    return _feed(core, reconfigure_events.PlanMade(10, _STAGES))
 
 
 def test_the_way_to_an_answer() -> None:
     core = _core()
-    assert core.start() == [c.AskStateReport(device, 10) for device in "abh"]
+    assert core.start() == [reconfigure_events.AskStateReport(device, 10) for device in "abh"]
     [plan] = _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
-    assert isinstance(plan, c.MakePlan)
+    assert isinstance(plan, reconfigure_events.MakePlan)
     assert plan.present == _PRESENT  # nothing speaks against it
-    first, second = _feed(core, c.PlanMade(10, _STAGES))
-    assert isinstance(first, c.PrepareDevice)
-    assert isinstance(second, c.PrepareDevice)
+    first, second = _feed(core, reconfigure_events.PlanMade(10, _STAGES))
+    assert isinstance(first, reconfigure_events.PrepareDevice)
+    assert isinstance(second, reconfigure_events.PrepareDevice)
     assert (first.placed.epoch, first.placed.version) == (10, Version(5, 1))
-    assert _feed(core, c.DeviceReady(10, "h")) == []
-    [answer] = _feed(core, c.DeviceReady(10, "a"))
-    assert isinstance(answer, c.EpochReady)
+    assert _feed(core, reconfigure_events.DeviceReady(10, "h")) == []
+    [answer] = _feed(core, reconfigure_events.DeviceReady(10, "a"))
+    assert isinstance(answer, reconfigure_events.EpochReady)
     assert core.over
 
 
@@ -86,7 +90,7 @@ def test_who_had_no_part_has_nothing_to_go_on_from(step: int) -> None:
     )
     parts = (_in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)))
     [plan] = _feed(core, *parts, _in("b", *said))
-    assert isinstance(plan, c.MakePlan)
+    assert isinstance(plan, reconfigure_events.MakePlan)
     assert plan.choice.version == Version(5, 1)
     assert plan.choice.places == (("h",), ("h",), ("a",), ("a",))
 
@@ -101,7 +105,7 @@ def test_updates_that_were_never_ordered_are_not_believed() -> None:
     said = StateEntry(0, 4, Version(7, 1), StateKind.LIVE)
     parts = (_in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5), said))
     [plan] = _feed(core, *parts, _in("b"))
-    assert isinstance(plan, c.MakePlan)
+    assert isinstance(plan, reconfigure_events.MakePlan)
     assert plan.choice.version == Version(5, 1)
 
 
@@ -109,9 +113,11 @@ def test_who_is_behind_applies_and_is_asked_again() -> None:
     core = _core()
     core.start()
     [ask] = _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 4, ready=True)), _in("b"))
-    assert ask == c.AskStateReport("a", 10, RollForward(("a",), Version(5, 1), None))
+    assert ask == reconfigure_events.AskStateReport(
+        "a", 10, RollForward(("a",), Version(5, 1), None)
+    )
     [plan] = _feed(core, _in("a", _live(2, 4, 5)))
-    assert isinstance(plan, c.MakePlan)
+    assert isinstance(plan, reconfigure_events.MakePlan)
 
 
 def test_who_does_not_apply_is_not_asked_for_ever() -> None:
@@ -120,13 +126,13 @@ def test_who_does_not_apply_is_not_asked_for_ever() -> None:
     behind = _in("a", _live(2, 4, 4, ready=True))
     _feed(core, _in("h", _live(0, 2, 5)), behind, _in("b"))
     out = _feed(core, behind)
-    assert out == [c.AskStateReport(device, 11) for device in "abh"]
+    assert out == [reconfigure_events.AskStateReport(device, 11) for device in "abh"]
 
 
-def _with_a_copy(device: str, *holdings: StateEntry) -> c.StateReported:
+def _with_a_copy(device: str, *holdings: StateEntry) -> reconfigure_events.StateReported:
     """Its log goes back to the beginning."""
     known = StateReport(device, 0, holdings, frozenset("hab"), logged=ReplayWindow(1, 0))
-    return c.StateReported(10, known)
+    return reconfigure_events.StateReported(10, known)
 
 
 _KEPT = StateEntry(2, 4, Version(2, 1), StateKind.REPLICA)
@@ -138,9 +144,9 @@ def test_a_lost_stage_is_made_anew_before_the_plan() -> None:
     core.start()
     [ask] = _feed(core, _in("b"), _with_a_copy("h", _live(0, 2, 5), _KEPT))
     made = Rebuild("h", 1, 2, 4, 1, Version(2, 1), Version(5, 1))
-    assert ask == c.AskStateReport("h", 10, rebuild=made)
+    assert ask == reconfigure_events.AskStateReport("h", 10, rebuild=made)
     [plan] = _feed(core, _with_a_copy("h", _live(0, 2, 5), _KEPT, _MADE))
-    assert isinstance(plan, c.MakePlan)
+    assert isinstance(plan, reconfigure_events.MakePlan)
     assert (plan.choice.version, plan.choice.replayed) == (Version(5, 1), 0)
 
 
@@ -149,7 +155,7 @@ def test_who_cannot_make_it_is_not_asked_again() -> None:
     core.start()
     _feed(core, _in("b"), _with_a_copy("h", _live(0, 2, 5), _KEPT))
     [plan] = _feed(core, _with_a_copy("h", _live(0, 2, 5), _KEPT))
-    assert isinstance(plan, c.MakePlan)
+    assert isinstance(plan, reconfigure_events.MakePlan)
     assert plan.choice.version == Version(0, 0)  # the first weights
 
 
@@ -157,23 +163,30 @@ def test_one_that_gathers_everything_makes_nothing_anew() -> None:
     core = _core(frozenset("hb"), gathers=True)
     core.start()
     out = _feed(core, _in("b"), _with_a_copy("h", _live(0, 2, 5), _KEPT))
-    assert [type(one) for one in out] == [c.GatherUnits]
+    assert [type(one) for one in out] == [reconfigure_events.GatherUnits]
 
 
 def test_a_death_while_preparing_begins_again_with_the_next_number() -> None:
     core = _core()
     _planned(core)
-    assert _feed(core, c.MemberGone("a")) == [c.AskStateReport(device, 11) for device in "bh"]
-    assert _feed(core, c.DeviceReady(10, "h")) == []  # of the attempt that was given up
+    assert _feed(core, reconfigure_events.MemberGone("a")) == [
+        reconfigure_events.AskStateReport(device, 11) for device in "bh"
+    ]
+    assert (
+        _feed(core, reconfigure_events.DeviceReady(10, "h")) == []
+    )  # of the attempt that was given up
 
 
 def test_a_device_short_of_memory_is_planned_for_with_less() -> None:
     core = _core()
     _planned(core)
-    _feed(core, c.DeviceReady(10, "a", PrepareFailed(10, "too little", memory_bytes=7)))
+    _feed(
+        core,
+        reconfigure_events.DeviceReady(10, "a", PrepareFailed(10, "too little", memory_bytes=7)),
+    )
     live = (_live(0, 2, 5), _live(2, 4, 5))
     [plan] = _feed(core, _in("h", *live, epoch=11), _in("a", epoch=11), _in("b", epoch=11))
-    assert isinstance(plan, c.MakePlan)
+    assert isinstance(plan, reconfigure_events.MakePlan)
     assert plan.lowered == {"a": 7}
     assert plan.present is None
 
@@ -183,7 +196,7 @@ def test_nothing_is_planned_for_a_device_without_a_link_to_the_others() -> None:
     core.start()
     events = (_in("h", _live(0, 4, 5)), _in("a", linked="hab"), _in("b", linked="h"))
     [plan] = _feed(core, *events)
-    assert isinstance(plan, c.MakePlan)
+    assert isinstance(plan, reconfigure_events.MakePlan)
     assert plan.devices == {"h", "a"}
     assert plan.left_out == {"b": ("a",)}
 
@@ -191,7 +204,7 @@ def test_nothing_is_planned_for_a_device_without_a_link_to_the_others() -> None:
 def test_without_the_holder_there_is_no_answer() -> None:
     core = _core()
     core.start()
-    events = (_in("a"), _in("b"), c.StateReportFailed(10, "h", "no link"))
+    events = (_in("a"), _in("b"), reconfigure_events.StateReportFailed(10, "h", "no link"))
     [refusal] = _feed(core, *events)
     assert isinstance(refusal, ReconfigureFailure)
     assert refusal.again
@@ -202,12 +215,14 @@ def test_an_error_that_stays_ends_the_attempts(is_link: bool) -> None:
     """And the job, unless it was only that links ended again and again."""
     core = _core()
     core.start()
-    out: list[c.ChangeInstruction] = []
+    out: list[reconfigure_events.ChangeInstruction] = []
     for epoch in range(10, 10 + ATTEMPTS_LIMIT + 1):
         stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
-        out = _feed(core, *stock, _in("b", epoch=epoch), c.PlanMade(epoch, _STAGES))
+        out = _feed(
+            core, *stock, _in("b", epoch=epoch), reconfigure_events.PlanMade(epoch, _STAGES)
+        )
         failed = PrepareFailed(epoch, "no such operator", is_link=is_link)
-        out = _feed(core, c.DeviceReady(epoch, "a", failed))
+        out = _feed(core, reconfigure_events.DeviceReady(epoch, "a", failed))
     [refusal] = out
     assert isinstance(refusal, ReconfigureFailure)
     assert "no such operator" in refusal.reason
@@ -242,8 +257,8 @@ def test_what_an_epoch_begins_with_is_kept_unless_something_is_already(
     for device, holdings in held.items():
         _feed(core, _in(device, *(holdings[:1] if device == lost else holdings)))
     _feed(core, _in("b"))
-    prepare, _ = _feed(core, c.PlanMade(10, _STAGES))
-    assert isinstance(prepare, c.PrepareDevice)
+    prepare, _ = _feed(core, reconfigure_events.PlanMade(10, _STAGES))
+    assert isinstance(prepare, reconfigure_events.PrepareDevice)
     assert prepare.placed.stable == stable
     assert prepare.placed.keeps == keeps
 
@@ -252,13 +267,13 @@ def test_the_first_weights_are_not_kept_the_holder_has_them() -> None:
     core = _core()
     core.start()
     _feed(core, _in("h"), _in("a"), _in("b"))
-    prepare, _ = _feed(core, c.PlanMade(10, _STAGES))
-    assert isinstance(prepare, c.PrepareDevice)
+    prepare, _ = _feed(core, reconfigure_events.PlanMade(10, _STAGES))
+    assert isinstance(prepare, reconfigure_events.PrepareDevice)
     assert prepare.placed.version == Version(0, 0)
     assert not prepare.placed.keeps
 
 
-def _whole(epoch: int) -> c.StateReported:
+def _whole(epoch: int) -> reconfigure_events.StateReported:
     """The holder, after it has gathered units 2 and 3."""
     parts = (_live(0, 2, 5), StateEntry(2, 4, Version(5, 1), StateKind.FETCHED))
     return _in("h", *parts, epoch=epoch, linked="hb")
@@ -269,18 +284,20 @@ def test_where_all_is_gathered_first_everything_comes_from_the_device_with_the_d
     core.start()
     kept = StateEntry(2, 4, Version(5, 1), StateKind.REPLICA)
     [gather] = _feed(core, _in("h", _live(0, 2, 5), linked="hb"), _in("b", kept, linked="hb"))
-    assert isinstance(gather, c.GatherUnits)
+    assert isinstance(gather, reconfigure_events.GatherUnits)
     assert (gather.device, gather.placed.epoch) == ("h", 10)
     assert gather.placed.stages == (PlacedStage(0, 4, ("h",)),)
     assert [(f.first, f.end, f.peer) for f in gather.fetches] == [(0, 2, "h"), (2, 4, "b")]
-    assert _feed(core, c.DeviceReady(10, "h")) == [c.AskStateReport(device, 11) for device in "bh"]
+    assert _feed(core, reconfigure_events.DeviceReady(10, "h")) == [
+        reconfigure_events.AskStateReport(device, 11) for device in "bh"
+    ]
     [plan] = _feed(core, _whole(11), _in("b", kept, epoch=11, linked="hb"))
-    assert isinstance(plan, c.MakePlan)
+    assert isinstance(plan, reconfigure_events.MakePlan)
     assert plan.choice.places == (("h",),) * 4
     stages = (PlacedStage(0, 2, ("h",)), PlacedStage(2, 4, ("b",)))
-    first, second = _feed(core, c.PlanMade(11, stages))
-    assert isinstance(first, c.PrepareDevice)
-    assert isinstance(second, c.PrepareDevice)
+    first, second = _feed(core, reconfigure_events.PlanMade(11, stages))
+    assert isinstance(first, reconfigure_events.PrepareDevice)
+    assert isinstance(second, reconfigure_events.PrepareDevice)
     assert [(f.first, f.end, f.peer) for f in second.fetches] == [(2, 4, "h")]
 
 
@@ -289,31 +306,40 @@ def test_what_could_not_be_gathered_is_looked_for_again() -> None:
     core.start()
     kept = StateEntry(2, 4, Version(5, 1), StateKind.REPLICA)
     _feed(core, _in("h", _live(0, 2, 5), linked="hb"), _in("b", kept, linked="hb"))
-    asked = _feed(core, c.DeviceReady(10, "h", PrepareFailed(10, "the link broke", source="b")))
-    assert asked == [c.AskStateReport(device, 11) for device in "bh"]
+    asked = _feed(
+        core,
+        reconfigure_events.DeviceReady(10, "h", PrepareFailed(10, "the link broke", source="b")),
+    )
+    assert asked == [reconfigure_events.AskStateReport(device, 11) for device in "bh"]
     [again] = _feed(
         core,
         _in("h", _live(0, 2, 5), epoch=11, linked="hb"),
         _in("b", kept, epoch=11, linked="hb"),
     )
-    assert isinstance(again, c.GatherUnits)
+    assert isinstance(again, reconfigure_events.GatherUnits)
 
 
 def test_nothing_is_gathered_while_every_device_of_the_plan_is_here() -> None:
     core = _core(gathers=True)
     core.start()
     [plan] = _feed(core, _in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
-    assert isinstance(plan, c.MakePlan)
+    assert isinstance(plan, reconfigure_events.MakePlan)
     assert plan.present == _PRESENT
 
 
-def _spoil(core: ChangeCore, epoch: int, trouble: PrepareFailed) -> c.ChangeInstruction:
+def _spoil(
+    core: ChangeCore, epoch: int, trouble: PrepareFailed
+) -> reconfigure_events.ChangeInstruction:
     """One attempt that ends by that; what is said then, the plan asked for included."""
     stock = (_in("h", epoch=epoch), _in("a", epoch=epoch), _in("b", epoch=epoch))
     [plan] = _feed(core, *stock)
-    if not isinstance(plan, c.MakePlan):
+    if not isinstance(plan, reconfigure_events.MakePlan):
         return plan
-    _feed(core, c.PlanMade(epoch, _STAGES), c.DeviceReady(epoch, "a", trouble))
+    _feed(
+        core,
+        reconfigure_events.PlanMade(epoch, _STAGES),
+        reconfigure_events.DeviceReady(epoch, "a", trouble),
+    )
     return plan
 
 
@@ -331,7 +357,7 @@ def test_a_whole_copy_that_cannot_be_read_gives_way_to_the_next_best() -> None:
     core, steps = _with_copies(8, 6), []
     for epoch in range(10, 10 + 3 * COPY_TRIES):
         plan = _spoil(core, epoch, PrepareFailed(epoch, "damaged", source="h"))
-        assert isinstance(plan, c.MakePlan)
+        assert isinstance(plan, reconfigure_events.MakePlan)
         steps.append(plan.choice.version.step)
     assert steps == [8] * COPY_TRIES + [6] * COPY_TRIES + [0] * COPY_TRIES
 
@@ -340,7 +366,7 @@ def test_the_last_whole_copy_is_not_given_up_for_a_link_that_breaks() -> None:
     core = _with_copies()
     for epoch in range(10, 10 + ATTEMPTS_LIMIT):
         plan = _spoil(core, epoch, PrepareFailed(epoch, "the link broke", source="h"))
-        assert isinstance(plan, c.MakePlan)
+        assert isinstance(plan, reconfigure_events.MakePlan)
         assert plan.choice.version == Version(0, 0)
 
 
@@ -359,8 +385,8 @@ def test_what_spoiled_every_preparation_is_said_and_whether_it_may_pass(
     core.start()
     for epoch in range(10, 10 + ATTEMPTS_LIMIT + 1):
         stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
-        _feed(core, *stock, _in("b", epoch=epoch), c.PlanMade(epoch, _STAGES))
-        out = _feed(core, c.DeviceReady(epoch, "a", replace(trouble, epoch=epoch)))
+        _feed(core, *stock, _in("b", epoch=epoch), reconfigure_events.PlanMade(epoch, _STAGES))
+        out = _feed(core, reconfigure_events.DeviceReady(epoch, "a", replace(trouble, epoch=epoch)))
     [refusal] = out
     assert isinstance(refusal, ReconfigureFailure)
     assert refusal.reason.endswith(trouble.reason)
@@ -379,5 +405,5 @@ def test_a_leave_that_was_refused_leaves_the_plan_as_it_is() -> None:
         core.start()
         stock = (_in("h", _live(0, 2, 5)), _in("a", _live(2, 4, 5)), _in("b"))
         [plan] = _feed(core, *stock)
-        assert isinstance(plan, c.MakePlan)
+        assert isinstance(plan, reconfigure_events.MakePlan)
         assert (plan.present == _PRESENT) is same

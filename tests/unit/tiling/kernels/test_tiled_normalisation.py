@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from p2ptrain.model.graph.nodes import GraphNode, InputRef, StateRef
-from p2ptrain.tiling.kernels import tiled_normalisation as module
+from p2ptrain.tiling.kernels import tiled_normalisation
 from p2ptrain.tiling.kernels.tiled_normalisation import Normalisation, combined, moments
 
 CHANNELS, ROWS = 3, 8
@@ -107,7 +107,7 @@ def test_everybody_finds_the_same_bits(count: list[int]) -> None:
 @pytest.mark.parametrize("elements", [1, 500, 1 << 17])
 def test_moments_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     """Also of a view with gaps, far from nought, in single precision."""
-    monkeypatch.setattr(module, "_BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(tiled_normalisation, "_BLOCK_ELEMENTS", elements)
     x = torch.randn(3, 5, 20, 31)[:, :, 2:, :-3] + 30.0
     mean, squares = moments(x)
     exact = x.double().transpose(0, 1).reshape(5, -1)

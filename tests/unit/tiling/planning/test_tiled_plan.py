@@ -16,7 +16,7 @@ from p2ptrain.plan.types.profile import Profile, Spatial, Unit
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.maps.map_codec import network_fields, read_network
-from p2ptrain.tiling.planning import tiling_search as search
+from p2ptrain.tiling.planning import tiling_search
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.profile_maps import tiled_network
 from p2ptrain.tiling.planning.tiled_plan import round_seconds, simulate_tiled
@@ -216,7 +216,7 @@ def test_auto_tiles_where_no_single_device_holds_the_maps() -> None:
 def test_a_grid_that_no_map_holds_is_refused_before_its_lines_are_drawn(
     monkeypatch: pytest.MonkeyPatch, grid: tuple[int, int], error: type[Exception], message: str
 ) -> None:
-    monkeypatch.delattr(search, "balanced_shares")
+    monkeypatch.delattr(tiling_search, "balanced_shares")
     with pytest.raises(error, match=message):
         make_plan(profile(), cluster(1.0, 1.0), asked(grid=grid))
 
