@@ -1,0 +1,80 @@
+"""What of a batch the model is given, and what its loss is given.
+
+    pair        model(x), loss(output, y)
+    dict        model(**batch), and the loss is in its output         loss=None
+    dict        model(**batch), loss(output, batch)                   a loss
+
+Mappings of any class (a tokenizer's result) become dicts, because the form of an input decides how
+the model is called; tuples keep their type, named ones too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from p2ptrain.errors import ScriptError
+
+
+class BatchParts(NamedTuple):
+    """A batch, or one sample, in two.
+
+    Attributes:
+        input: a tuple is passed as `model(*input)`, a dict as `model(**input)`.
+        target: the loss's second argument; None where the model computes the loss itself.
+    """
+
+    input: Any
+    target: Any
+
+
+def split_batch(batch: Any, *, own_loss: bool, name: str = "data[0]") -> BatchParts:
+    """Split a batch or a sample.
+
+    Args:
+        own_loss: whether the model computes its loss itself (`loss=None`).
+        name: how an error calls it.
+
+    Raises:
+        ScriptError: it is no pair and no dict, or a pair without a loss.
+    """
+    if isinstance(batch, Mapping):
+        given = as_dicts(batch)
+        if not all(isinstance(key, str) for key in given):
+            raise ScriptError(
+                f"{name} is a dict whose keys are no strings, so it cannot be passed as "
+                "model(**batch)"
+            )
+        return BatchParts(given, None if own_loss else given)
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise ScriptError(
+            f"{name} must be a pair (input, target), or a dict for model(**batch), not "
+            f"{shown(batch)}"
+        )
+    if own_loss:
+        raise ScriptError(
+            f"{name} is a pair (input, target), and loss=None: a model that computes its loss "
+            "itself is given a dict, model(**batch). Give such dicts (collate_fn of a DataLoader), "
+            "or a loss"
+        )
+    return BatchParts(as_dicts(batch[0]), as_dicts(batch[1]))
+
+
+def as_dicts(value: Any) -> Any:
+    """`value` with every mapping in it a dict, whatever its class was."""
+    if isinstance(value, Mapping):
+        return {key: as_dicts(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [as_dicts(item) for item in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
+
+
+def shown(value: object) -> str:
+    """What it is, for an error."""
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    kind = type(value).__name__
+    return f"an {kind}" if kind[0] in "AEIOaeio" else f"a {kind}"
