@@ -123,7 +123,8 @@ def _content(path: Path) -> bytes:
 
 def _decoded(content: bytes) -> object:
     try:
-        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
+        text = content.decode("utf-8-sig")
+        return json.loads(text, object_pairs_hook=_object, parse_float=_number)
     except UnicodeDecodeError as error:
         raise OptionError(f"not UTF-8 text (byte {error.start})") from error
     except json.JSONDecodeError as error:
@@ -133,6 +134,12 @@ def _decoded(content: bytes) -> object:
         raise OptionError(f"not JSON that can be read here: {error}") from error
     except RecursionError as error:
         raise OptionError("nested too deeply: this is no planning file") from error
+
+
+def _number(text: str) -> int | float:
+    """4e9 and 1.0 count as whole: where a fraction may stand, a whole number may too."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2**63 else value
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:

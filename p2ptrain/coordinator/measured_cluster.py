@@ -10,12 +10,13 @@ from p2ptrain.coordinator.memory_model import reserved_bytes
 from p2ptrain.coordinator.profile_pooling import DeviceProfile, pool_profiles
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.net.forms import Range, Text
+from p2ptrain.net.forms import Count, Key, Positive, Range, Text
+from p2ptrain.net.read_form import read_form
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types import json_fields
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, Overheads
+from p2ptrain.plan.types.planning_file import Factor
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.unit_times import TimeTable, bytes_by_flop
+from p2ptrain.plan.types.unit_times import Times, bytes_by_flop
 from p2ptrain.process.memory_budget import smaller_budget
 from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.state_report import StateReport
@@ -181,7 +182,7 @@ def overheads_of(candidate: MeasuredDevice) -> Overheads | None:
     measured = candidate.measured.get("overheads")
     if measured is None:
         return None
-    return Overheads.from_json(measured, f"overheads of {candidate.name}")
+    return read_form(Overheads, measured, f"overheads of {candidate.name}", OptionError)
 
 
 def pooled_measurements(
@@ -201,32 +202,37 @@ def pooled_measurements(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Gain:
+    """From how many samples on which units cost less at once."""
+
+    samples: Annotated[int, Range(2, 2**31), Key("from")]
+    units: frozenset[Count]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    times: Times
+    processor: str = ""
+    wall_by_cpu: Factor = 1.0
+    overheads: Overheads | None = None
+    cold: frozenset[Positive] = frozenset()
+    faster: _Gain | None = None
+
+
 def _measured(candidate: MeasuredDevice) -> DeviceProfile:
     """Raises OptionError: something in it is none."""
-    measured, where = candidate.measured, f"profile of {candidate.name}"
-    kind, cold = measured.get("processor", ""), measured.get("cold")
-    times = TimeTable.from_json(measured.get("times"), where)
-    gain = _gain(measured.get("faster"))
+    where = f"profile of {candidate.name}"
+    found = read_form(_Measured, candidate.measured, where, OptionError, extra=True)
+    gain = found.faster
     return DeviceProfile(
-        kind=kind if isinstance(kind, str) else "",
-        wall_by_cpu=json_fields.number(
-            measured.get("wall_by_cpu", 1.0), f"{where}: wall_by_cpu", above_zero=True
-        ),
-        times=times if gain is None else times.before_gain(*gain),
-        overheads=overheads_of(candidate),
-        cold=frozenset(size for size in cold if isinstance(size, int))
-        if isinstance(cold, list)
-        else frozenset(),
-        cheaper_from=None if gain is None else gain[0],
+        kind=found.processor,
+        wall_by_cpu=found.wall_by_cpu,
+        times=found.times.before_gain(gain.samples, gain.units) if gain else found.times,
+        overheads=found.overheads,
+        cold=found.cold,
+        cheaper_from=gain.samples if gain else None,
     )
-
-
-def _gain(value: object) -> tuple[int, frozenset[int]] | None:
-    """From how many samples on which units cost less at once; None where it is unknown."""
-    match value:
-        case {"from": int(samples), "units": [*units]} if samples > 1:
-            return samples, frozenset(unit for unit in units if isinstance(unit, int))
-    return None
 
 
 def to_profile(measured: Mapping[str, Any], request: JobPlanRequest) -> Profile:

@@ -17,7 +17,7 @@ A device that has measured half of a size contributes through the line through i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import copysign, exp, log
 from statistics import fmean, median
 
@@ -159,7 +159,7 @@ def _mean(own: Sequence[DeviceProfile]) -> DeviceProfile:
         )
         for size in sizes
     )
-    known = [one.overheads.to_json() for one in own if one.overheads is not None]
+    known = [asdict(one.overheads) for one in own if one.overheads is not None]
     overheads = {name: fmean(one[name] for one in known) for name in known[0]} if known else None
     return DeviceProfile(
         kind=own[0].kind,

@@ -16,7 +16,8 @@ Nothing is converted: True is no int, 1.0 neither, and NaN is no float. A value 
 one error, which names the place by its path. Unknown keys are refused, missing ones take defaults.
 
 A form's `__post_init__` raises ValueError, or an error of ours, where its fields do not fit each
-other; readers turn it into their error. It runs for forms made here too.
+other; readers turn it into their error. It runs for forms made here too. A form whose older files
+have keys that mean nothing any more names them in a class variable, `former_keys`.
 """
 
 from __future__ import annotations
@@ -96,11 +97,20 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Local:
+    """The field is neither read nor written: it keeps its default."""
+
+
+@dataclass(frozen=True, slots=True)
 class By:
-    """Of any type: `read` makes it of plain data, or raises our errors or ValueError."""
+    """Of any type: `read` makes it of a value that is declared as `of`, and `write` is its inverse.
+
+    `read` raises our errors or ValueError.
+    """
 
     read: Convert
     write: Convert
+    of: Any = Any
 
 
 Id: TypeAlias = Annotated[str, Text(64)]
@@ -127,6 +137,8 @@ def declared(form: type) -> list[tuple[dataclasses.Field[Any], Any, tuple[Any, .
         if field.init:
             hint = hints[field.name]
             marks = tuple(hint.__metadata__) if get_origin(hint) is Annotated else ()
+            if mark(marks, Local):
+                continue
             found.append((field, get_args(hint)[0] if marks else hint, marks))
     return found
 

@@ -99,7 +99,7 @@ def is_shown(character: str) -> bool:
 def _fields_reader(form: type, extra: bool = False) -> Convert:
     plain: list[tuple[str, str, Convert, bool]] = []
     flat: list[tuple[str, Convert]] = []
-    known: set[str] = set()
+    known: set[str] = set(getattr(form, "former_keys", ()))
     for field, hint, marks in declared(form):
         if mark(marks, Flat):
             flat.append((field.name, _fields_reader(hint, True)))
@@ -114,7 +114,8 @@ def _fields_reader(form: type, extra: bool = False) -> Convert:
             raise _Wrong(f"expected an object, found {shown(value)}")
         if not extra and not known.issuperset(value):
             unknown = next(key for key in value if key not in known)
-            raise _Wrong(f"unknown field {shown(unknown)}")
+            names = ", ".join(sorted({key for _, key, _, _ in plain}))
+            raise _Wrong(f"unknown field {_quoted(unknown)} (known: {names})")
         made = {name: reader(value) for name, reader in flat}
         for name, key, reader, required in plain:
             if key in value:
@@ -133,7 +134,19 @@ def _made(form: Callable[..., Any], fields: dict[str, Any]) -> Any:
     try:
         return form(**fields)
     except (Error, ValueError) as error:
-        raise _Wrong(str(error)) from None
+        raise _placed(error, form) from None
+
+
+def _placed(error: Exception, form: object) -> _Wrong:
+    """An error that begins with a field's name, as in "units: none at all", is of that place."""
+    field, _, why = str(error).partition(": ")
+    if why and isinstance(form, type) and dataclasses.is_dataclass(form) and field in keys_of(form):
+        return _Wrong(why).inside(f".{field}")
+    return _Wrong(str(error))
+
+
+def _quoted(key: object) -> str:
+    return f'"{one_line(key[:40])}"' if isinstance(key, str) else shown(key)
 
 
 def _reader(hint: Any, marks: tuple[Any, ...] = ()) -> Convert:
@@ -161,11 +174,14 @@ def _reader(hint: Any, marks: tuple[Any, ...] = ()) -> Convert:
 
 
 def _reader_by(by: By) -> Convert:
+    read_plain = _reader(by.of)
+
     def read_by(value: Any) -> Any:
+        plain = read_plain(value)
         try:
-            return by.read(value)
+            return by.read(plain)
         except (Error, ValueError) as error:
-            raise _Wrong(str(error)) from None
+            raise _placed(error, by.of) from None
 
     return read_by
 
@@ -238,7 +254,7 @@ def _reader_of_map(one: Convert, length: Length) -> Convert:
             try:
                 items[key] = one(item)
             except _Wrong as wrong:
-                raise wrong.inside(f"[{shown(key)}]") from None
+                raise wrong.inside(f"[{_quoted(key)}]") from None
         return items
 
     return read_map
@@ -246,7 +262,8 @@ def _reader_of_map(one: Convert, length: Length) -> Convert:
 
 def _check_length(value: Any, length: Length) -> None:
     if not length.least <= len(value) <= length.most:
-        raise _Wrong(f"expected {length.least} to {length.most} items, found {len(value)}")
+        least = "" if length.least == length.most else f"{length.least} to "
+        raise _Wrong(f"expected {least}{length.most} items, found {len(value)}")
 
 
 def _reader_of_int(marks: tuple[Any, ...]) -> Convert:
@@ -281,8 +298,10 @@ def _reader_of_float(marks: tuple[Any, ...]) -> Convert:
 
 def _in_range(value: T, limit: Range) -> T:
     if not limit.least <= value <= limit.most or (limit.above and value == limit.least):  # type: ignore[operator]
-        least = f"{'above' if limit.above else 'from'} {limit.least}"
-        raise _Wrong(f"expected a number {least} to {limit.most}, found {shown(value)}")
+        bound = f"{'above' if limit.above else 'at least'} {limit.least:.12g}"
+        if value > limit.most:  # type: ignore[operator]
+            bound = f"at most {limit.most:.12g}"
+        raise _Wrong(f"expected {bound}, found {shown(value)}")
     return value
 
 

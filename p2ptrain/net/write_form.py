@@ -51,7 +51,8 @@ def _writer(hint: Any, marks: tuple[Any, ...] = ()) -> Convert | None:
     if origin is Annotated:
         return _writer(inner[0], (*marks, *hint.__metadata__))
     if by := mark(marks, By):
-        return by.write
+        write_plain = _optional(_writer(by.of))
+        return lambda value: write_plain(by.write(value))
     if origin in (Union, types.UnionType):
         left = [one for one in inner if one is not type(None)]
         return _writer(left[0], marks) if len(left) == 1 else _write_by_type

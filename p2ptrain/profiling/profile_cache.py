@@ -21,6 +21,7 @@ from p2ptrain.errors import TrainingError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.net.write_form import write_form
 from p2ptrain.process.box import Box, BoxTask
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.boxed_measure import (
@@ -255,7 +256,7 @@ def _profile(units: UnitMeasurements, limits: Measuring) -> dict[str, Any]:
         "wall_by_cpu": units.wall_by_cpu,
         "cold": list(units.cold),
         "faster": {"from": ONEDNN_FROM, "units": list(units.faster)} if units.faster else None,
-        "overheads": overheads.times_slowdown(units.wall_by_cpu).to_json(),
+        "overheads": write_form(overheads.times_slowdown(units.wall_by_cpu)),
     }
 
 

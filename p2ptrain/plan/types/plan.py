@@ -7,27 +7,38 @@ The file `p2ptrain.plan/1`. `Plan.from_json` refuses what can never be a plan;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from p2ptrain.errors import OptionError
-from p2ptrain.net.read_form import one_line
-from p2ptrain.plan.types import json_fields
+from p2ptrain.net.forms import By, Range, Rare, Seconds, Text
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
+from p2ptrain.plan.types.planning_file import (
+    MANY,
+    Factor,
+    Name,
+    Whole,
+    WholeAboveZero,
+    read_file,
+    write_file,
+)
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.tile_shape import MAX_TILES, TileShape
 
 FORMAT = "p2ptrain.plan/1"
+
+TEXT_CHARACTERS = 100_000
+"""Of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
     """A device's part of a stage; what `share` counts, the stage's allocation says."""
 
-    name: str
-    share: int
+    name: Name
+    share: WholeAboveZero
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +68,117 @@ class PlannedStage:
 
 
 @dataclass(frozen=True, slots=True)
+class _StageFile:
+    """A stage in a file, which may lack the widths of its tiles: all are alike then."""
+
+    former_keys: ClassVar = frozenset({"compression", "interiors"})
+
+    units: tuple[Whole, Whole]
+    devices: Annotated[tuple[DeviceShare, ...], MANY]
+    warmup: WholeAboveZero
+    allocation: Annotated[Allocation, Rare()] = Allocation.SAMPLES
+    held: WholeAboveZero | None = None
+    ahead: Annotated[bool, Rare()] = False
+    turn: WholeAboveZero | None = None
+    bucket_bytes: Annotated[int, Range(1, MAX_BYTES)] | None = None
+    grid: tuple[WholeAboveZero, WholeAboveZero] | None = None
+    groups: Annotated[tuple[tuple[Whole, Whole], ...], MANY] | None = None
+    rows: Annotated[tuple[Factor, ...], MANY] | None = None
+    columns: Annotated[tuple[Factor, ...], MANY] | None = None
+    aligned: bool | None = None
+    early: Annotated[tuple[WholeAboveZero, ...], MANY] | None = None
+
+
+def _planned(listed: _StageFile) -> PlannedStage:
+    return PlannedStage(
+        listed.units,
+        listed.devices,
+        listed.warmup,
+        listed.allocation,
+        listed.held,
+        _tiling(listed),
+        listed.ahead,
+        listed.turn,
+        listed.bucket_bytes or USUAL.least_bytes,
+    )
+
+
+def _tiling(listed: _StageFile) -> TileShape | None:
+    if listed.grid is None or listed.groups is None:
+        tiled = ("grid", "groups", "rows", "columns", "aligned", "early")
+        if any(getattr(listed, name) is not None for name in tiled):
+            raise OptionError("a tiled stage has a grid and groups")
+        return None
+    if listed.grid[0] * listed.grid[1] > MAX_TILES:  # before there is a part for each of them
+        raise OptionError(
+            f"grid: at most {MAX_TILES} tiles, found {listed.grid[0] * listed.grid[1]}"
+        )
+    rows, columns = (
+        (1.0 / size,) * size if parts is None else parts
+        for parts, size in zip((listed.rows, listed.columns), listed.grid, strict=True)
+    )
+    if (len(rows), len(columns)) != listed.grid:
+        raise OptionError(f"expected {listed.grid[0]} rows and {listed.grid[1]} columns")
+    borders = (0, *(end for _, end in listed.groups))
+    if tuple(pairwise(borders)) != listed.groups:
+        raise OptionError("groups: [first, end) follow each other from 0 on")
+    return TileShape(rows, columns, borders, listed.aligned is not False, listed.early or ())
+
+
+def _listed(stage: PlannedStage) -> _StageFile:
+    usual = stage.bucket_bytes == USUAL.least_bytes
+    listed = _StageFile(
+        stage.units,
+        stage.devices,
+        stage.warmup,
+        stage.allocation,
+        stage.held,
+        stage.goes_ahead,
+        stage.turn,
+        None if usual else stage.bucket_bytes,
+    )
+    tiling = stage.tiling
+    if tiling is None:
+        return listed
+    return replace(
+        listed,
+        grid=tiling.grid,
+        groups=tuple(pairwise(tiling.borders)),
+        rows=tiling.rows,
+        columns=tiling.columns,
+        aligned=tiling.aligned,
+        early=tiling.early or None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Predicted:
     """What the plain cost model says of one round."""
 
-    round_seconds: float
-    samples_per_s: float
-    peak_bytes: Mapping[str, int]
+    round_seconds: Seconds
+    samples_per_s: Seconds
+    peak_bytes: Annotated[Mapping[str, Whole], MANY]
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """A device that takes no part, and why."""
 
-    name: str
-    reason: str
+    name: Name
+    reason: Annotated[str, Text(TEXT_CHARACTERS, clean=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanFile:
+    planner: Name
+    micro_batch: WholeAboveZero
+    micro_batches: WholeAboveZero
+    stages: Annotated[tuple[Annotated[PlannedStage, By(_planned, _listed, _StageFile)], ...], MANY]
+    predicted: Predicted
+    left_out: Annotated[tuple[LeftOut, ...], MANY]
+    found_by: Name | None = None
+    mode: Annotated[PlanMode, Rare()] = PlanMode.SYNC
+    mode_reason: Annotated[str, Text(TEXT_CHARACTERS), Rare()] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +200,7 @@ class Plan:
     stages: tuple[PlannedStage, ...]
     predicted: Predicted
     left_out: tuple[LeftOut, ...] = ()
-    found_by: str | None = field(default=None)
+    found_by: str | None = None
     mode: PlanMode = PlanMode.SYNC
     mode_reason: str = ""
 
@@ -121,24 +229,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""
-        content: dict[str, Any] = {"format": FORMAT, "planner": self.planner}
-        if self.found_by is not None:
-            content["found_by"] = self.found_by
-        if self.mode is not PlanMode.SYNC:
-            content["mode"] = str(self.mode)
-        if self.mode_reason:
-            content["mode_reason"] = self.mode_reason
-        return content | {
-            "micro_batch": self.micro_batch,
-            "micro_batches": self.micro_batches,
-            "stages": [_stage_to_json(stage) for stage in self.stages],
-            "predicted": {
-                "round_seconds": self.predicted.round_seconds,
-                "samples_per_s": self.predicted.samples_per_s,
-                "peak_bytes": dict(self.predicted.peak_bytes),
-            },
-            "left_out": [{"name": out.name, "reason": out.reason} for out in self.left_out],
-        }
+        listed = {field.name: getattr(self, field.name) for field in fields(_PlanFile)}
+        return write_file(_PlanFile(**listed), FORMAT)
 
     @classmethod
     def from_json(cls, value: object, where: str = "plan", batch_size: int | None = None) -> Plan:
@@ -147,38 +239,18 @@ class Plan:
         The file does not hold the batch size. Without `batch_size` it follows from `predicted`
         where that fits the number of micro-batches, else the last micro-batch is a full one.
         """
-        json_fields.file_format(value, where, FORMAT)
-        required = ("format", "planner", "micro_batch", "micro_batches", "stages", "predicted")
-        entry = json_fields.members(
-            value, where, (*required, "left_out"), ("found_by", "mode", "mode_reason")
-        )
-        stages = json_fields.items(entry["stages"], f"{where}.stages")
-        left_out = json_fields.items(entry["left_out"], f"{where}.left_out")
-        found_by = entry.get("found_by")
-        size = json_fields.whole(entry["micro_batch"], f"{where}.micro_batch", least=1)
-        count = json_fields.whole(entry["micro_batches"], f"{where}.micro_batches", least=1)
-        predicted = _predicted(entry["predicted"], f"{where}.predicted")
-        mode = _mode(entry.get("mode", "sync"), f"{where}.mode")
-        if mode is PlanMode.ASYNC:
+        listed = read_file(_PlanFile, FORMAT, value, where)
+        size, count = listed.micro_batch, listed.micro_batches
+        if listed.mode is PlanMode.ASYNC:
             batch_size = size * count  # whatever travels together, a whole mini-batch or a piece
-        split = BatchSplit(batch_size or _batch_size(size, count, predicted), size).checked()
+        split = BatchSplit(batch_size or _batch_size(size, count, listed.predicted), size).checked()
         if split.micro_batches != count:
             raise OptionError(
                 f"{where}.micro_batches: {count}, but {split.batch_size} samples are "
                 f"{split.micro_batches} micro-batches of {size}"
             )
-        return cls(
-            planner=json_fields.text(entry["planner"], f"{where}.planner"),
-            split=split,
-            stages=tuple(_stage(stage, f"{where}.stages[{i}]") for i, stage in enumerate(stages)),
-            predicted=predicted,
-            left_out=tuple(_left_out(o, f"{where}.left_out[{i}]") for i, o in enumerate(left_out)),
-            found_by=None if found_by is None else json_fields.text(found_by, f"{where}.found_by"),
-            mode=mode,
-            mode_reason=json_fields.text(entry["mode_reason"], f"{where}.mode_reason")
-            if "mode_reason" in entry
-            else "",
-        )
+        shared = {f.name: getattr(listed, f.name) for f in fields(cls) if f.name != "split"}
+        return cls(split=split, **shared)
 
 
 def _check_stages(plan: Plan) -> None:
@@ -288,163 +360,6 @@ def _batch_size(micro_batch: int, micro_batches: int, predicted: Predicted) -> i
         return full
     exact = abs(samples - round(samples)) <= 1e-6 * samples
     return round(samples) if exact else full
-
-
-def _stage(value: object, where: str) -> PlannedStage:
-    optional = ("allocation", "held", "ahead", "turn", "bucket_bytes", *_TILED, *_OF_OLDER_FILES)
-    entry = json_fields.members(value, where, ("units", "devices", "warmup"), optional)
-    units = json_fields.items(entry["units"], f"{where}.units")
-    if len(units) != 2:
-        raise OptionError(f"{where}.units: expected [first, end), found {len(units)} numbers")
-    first, end = (json_fields.whole(unit, f"{where}.units[{i}]") for i, unit in enumerate(units))
-    devices = json_fields.items(entry["devices"], f"{where}.devices")
-    return PlannedStage(
-        units=(first, end),
-        devices=tuple(_share(d, f"{where}.devices[{i}]") for i, d in enumerate(devices)),
-        warmup=json_fields.whole(entry["warmup"], f"{where}.warmup", least=1),
-        allocation=_allocation(entry.get("allocation", "samples"), f"{where}.allocation"),
-        held=json_fields.whole(entry["held"], f"{where}.held", least=1)
-        if "held" in entry
-        else None,
-        tiling=_tiling(entry, where) if any(name in entry for name in _TILED) else None,
-        goes_ahead=json_fields.truth(entry.get("ahead", False), f"{where}.ahead"),
-        turn=json_fields.whole(entry["turn"], f"{where}.turn", least=1)
-        if "turn" in entry
-        else None,
-        bucket_bytes=json_fields.whole(
-            entry.get("bucket_bytes", USUAL.least_bytes), f"{where}.bucket_bytes", least=1
-        ),
-    )
-
-
-_TILED = ("grid", "groups", "rows", "columns", "aligned", "early")
-
-_OF_OLDER_FILES = ("compression", "interiors")
-"""Read and not used."""
-
-
-def _tiling(entry: Mapping[str, Any], where: str) -> TileShape:
-    """The grid and the groups; without `rows` and `columns` all tiles are alike."""
-    if "grid" not in entry or "groups" not in entry:
-        raise OptionError(f"{where}: a tiled stage has a grid and groups")
-    grid = [
-        json_fields.whole(size, f"{where}.grid[{i}]", least=1)
-        for i, size in enumerate(json_fields.items(entry["grid"], f"{where}.grid"))
-    ]
-    if len(grid) != 2:
-        raise OptionError(f"{where}.grid: expected [rows, columns], found {len(grid)} numbers")
-    if grid[0] * grid[1] > MAX_TILES:  # before there is a part for each row and column
-        raise OptionError(f"{where}.grid: at most {MAX_TILES} tiles, found {grid[0] * grid[1]}")
-    parts = [
-        _parts(entry.get(name, [1.0 / size] * size), size, f"{where}.{name}")
-        for name, size in zip(("rows", "columns"), grid, strict=True)
-    ]
-    aligned = json_fields.truth(entry.get("aligned", True), f"{where}.aligned")
-    borders = _borders(json_fields.items(entry["groups"], f"{where}.groups"), f"{where}.groups")
-    early = tuple(
-        json_fields.whole(border, f"{where}.early[{i}]", least=1)
-        for i, border in enumerate(json_fields.items(entry.get("early", []), f"{where}.early"))
-    )
-    return TileShape(parts[0], parts[1], borders, aligned, early)
-
-
-def _parts(value: object, count: int, where: str) -> tuple[float, ...]:
-    given = json_fields.items(value, where)
-    if len(given) != count:
-        raise OptionError(f"{where}: expected {count} numbers, found {len(given)}")
-    return tuple(
-        float(json_fields.number(part, f"{where}[{i}]", above_zero=True))
-        for i, part in enumerate(given)
-    )
-
-
-def _borders(groups: list[Any], where: str) -> tuple[int, ...]:
-    borders = [0]
-    for i, group in enumerate(groups):
-        ends = [
-            json_fields.whole(n, f"{where}[{i}]") for n in json_fields.items(group, f"{where}[{i}]")
-        ]
-        if len(ends) != 2 or ends[0] != borders[-1] or ends[1] <= ends[0]:
-            raise OptionError(f"{where}[{i}]: groups [first, end) follow each other from 0 on")
-        borders.append(ends[1])
-    return tuple(borders)
-
-
-def _mode(value: object, where: str) -> PlanMode:
-    name = json_fields.text(value, where)
-    if name not in set(PlanMode):
-        raise OptionError(f'{where}: "{name}" is not known here (known: {", ".join(PlanMode)})')
-    return PlanMode(name)
-
-
-def _allocation(value: object, where: str) -> Allocation:
-    name = json_fields.text(value, where)
-    if name not in set(Allocation):
-        known = ", ".join(Allocation)
-        raise OptionError(f'{where}: "{name}" is not known here (known: {known})')
-    return Allocation(name)
-
-
-def _share(value: object, where: str) -> DeviceShare:
-    entry = json_fields.members(value, where, ("name", "share"))
-    name = json_fields.text(entry["name"], f"{where}.name")
-    return DeviceShare(name, json_fields.whole(entry["share"], f"{where}.share", least=1))
-
-
-def _predicted(value: object, where: str) -> Predicted:
-    entry = json_fields.members(value, where, ("round_seconds", "samples_per_s", "peak_bytes"))
-    peaks = entry["peak_bytes"]
-    if not isinstance(peaks, dict):
-        raise OptionError(f"{where}.peak_bytes: expected bytes by device name")
-    return Predicted(
-        round_seconds=_computed(entry["round_seconds"], f"{where}.round_seconds"),
-        samples_per_s=_computed(entry["samples_per_s"], f"{where}.samples_per_s"),
-        peak_bytes={
-            json_fields.text(name, f"{where}.peak_bytes"): json_fields.whole(
-                peak, f'{where}.peak_bytes["{name}"]'
-            )
-            for name, peak in peaks.items()
-        },
-    )
-
-
-def _computed(value: object, where: str) -> float:
-    return json_fields.number(value, where, most=json_fields.LARGEST)
-
-
-def _left_out(value: object, where: str) -> LeftOut:
-    entry = json_fields.members(value, where, ("name", "reason"))
-    reason = entry["reason"]
-    if not isinstance(reason, str):  # a text to be shown: any, even an empty one
-        raise OptionError(f"{where}.reason: expected a text")
-    return LeftOut(json_fields.text(entry["name"], f"{where}.name"), one_line(reason))
-
-
-def _stage_to_json(stage: PlannedStage) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        "units": list(stage.units),
-        "devices": [{"name": device.name, "share": device.share} for device in stage.devices],
-        "warmup": stage.warmup,
-    }
-    if stage.allocation is not Allocation.SAMPLES:
-        content["allocation"] = str(stage.allocation)
-    if stage.held is not None:
-        content["held"] = stage.held
-    if stage.goes_ahead:
-        content["ahead"] = True
-    if stage.turn is not None:
-        content["turn"] = stage.turn
-    if stage.bucket_bytes != USUAL.least_bytes:
-        content["bucket_bytes"] = stage.bucket_bytes
-    if stage.tiling is not None:
-        tiling = stage.tiling
-        content["grid"] = list(tiling.grid)
-        content["groups"] = [list(group) for group in pairwise(tiling.borders)]
-        content["rows"], content["columns"] = list(tiling.rows), list(tiling.columns)
-        content["aligned"] = tiling.aligned
-        if tiling.early:
-            content["early"] = list(tiling.early)
-    return content
 
 
 Direction = Literal["output", "gradient"]

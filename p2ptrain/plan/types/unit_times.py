@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, TypeAlias
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.types import json_fields
+from p2ptrain.net.forms import By, Rare
+from p2ptrain.net.read_form import shown
+from p2ptrain.plan.types.planning_file import MANY, Number
 
 MIN_OF_A_SAMPLE = 0.85
 """Beyond the largest size a further sample costs this part of one there, at least."""
@@ -56,9 +59,9 @@ class UnitTimes:
             nothing is gained by computing them later.
     """
 
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    weight: tuple[float, ...] = ()
+    forward: Annotated[tuple[Number, ...], MANY]
+    backward: Annotated[tuple[Number, ...], MANY]
+    weight: Annotated[tuple[Number, ...], MANY, Rare()] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,31 +170,6 @@ class TimeTable:
         growth = [1 + (1 - of_any) * (size / measured - 1) for size in sizes]
         return TimeTable(tuple(sizes), tuple(_scaled(times, factor) for factor in growth))
 
-    def to_json(self) -> dict[str, dict[str, list[float]]]:
-        """As in a profile's or a device's "times"."""
-        return {
-            str(size): _listed(times) for size, times in zip(self.sizes, self.times, strict=True)
-        }
-
-    @classmethod
-    def from_json(cls, value: object, where: str) -> TimeTable:
-        """Read "times"; OptionError names the field that is wrong."""
-        if not isinstance(value, dict) or not value:
-            raise OptionError(f"{where}: expected times by batch size, at least one size")
-        by_size: dict[int, UnitTimes] = {}
-        for key, entry in value.items():
-            size = _batch_size(key, where)
-            if size in by_size:
-                raise OptionError(f'{where}: batch size {size} is given twice ("{key}")')
-            by_size[size] = _unit_times(entry, f'{where}["{key}"]')
-        counts = {len(times.forward) for times in by_size.values()}
-        if len(counts) != 1:
-            raise OptionError(f"{where}: batch sizes differ in their number of units")
-        if len({len(times.weight) for times in by_size.values()}) != 1:
-            raise OptionError(f'{where}: some batch sizes have times of "weight" and some have not')
-        sizes = tuple(sorted(by_size))
-        return cls(sizes, tuple(by_size[size] for size in sizes))
-
 
 def _grown(own: UnitTimes, base: UnitTimes, larger: UnitTimes) -> UnitTimes:
     """`own`, each unit grown as it does from `base` to `larger`, and all together as the sums do.
@@ -250,45 +228,56 @@ def _on_line(near: UnitTimes, far: UnitTimes, sizes: Sequence[int], samples: int
     )
 
 
-def _batch_size(key: object, where: str) -> int:
-    if not isinstance(key, str) or not key.isascii() or not key.isdigit() or len(key) > 9:
-        raise OptionError(f"{where}: a batch size must be a whole number, found {key!r}")
+def _table(by_size: Mapping[str, UnitTimes]) -> TimeTable:
+    """From `times` of a file. Raises OptionError: they fit no model."""
+    if not by_size:
+        raise OptionError("expected times by batch size, at least one size")
+    found: dict[int, UnitTimes] = {}
+    for key, times in by_size.items():
+        size = _batch_size(key)
+        if size in found:
+            raise OptionError(f'batch size {size} is given twice ("{key}")')
+        _check(times, f'of batch size "{key}"')
+        found[size] = times
+    if len({len(times.forward) for times in found.values()}) != 1:
+        raise OptionError("batch sizes differ in their number of units")
+    if len({len(times.weight) for times in found.values()}) != 1:
+        raise OptionError('some batch sizes have times of "weight" and some have not')
+    sizes = tuple(sorted(found))
+    return TimeTable(sizes, tuple(found[size] for size in sizes))
+
+
+def _by_size(table: TimeTable) -> dict[str, UnitTimes]:
+    return {str(size): times for size, times in zip(table.sizes, table.times, strict=True)}
+
+
+Times: TypeAlias = Annotated[
+    TimeTable, By(_table, _by_size, Annotated[Mapping[str, UnitTimes], MANY])
+]
+"""As in a profile's or a device's "times"."""
+
+
+def _batch_size(key: str) -> int:
+    if not key.isascii() or not key.isdigit() or len(key) > 9:
+        raise OptionError(f"a batch size must be a whole number, found {shown(key)}")
     if int(key) == 0:
-        raise OptionError(f"{where}: a batch size must be at least 1, found {key!r}")
+        raise OptionError(f"a batch size must be at least 1, found {shown(key)}")
     return int(key)
 
 
-def _unit_times(value: object, where: str) -> UnitTimes:
-    entry = json_fields.members(value, where, ("forward", "backward"), ("weight",))
-    forward = _seconds(entry["forward"], f"{where}.forward")
-    backward = _seconds(entry["backward"], f"{where}.backward")
-    if len(forward) != len(backward):
-        raise OptionError(f"{where}: {len(forward)} forward times but {len(backward)} backward")
-    if "weight" not in entry:
-        return UnitTimes(forward, backward)
-    weight = _seconds(entry["weight"], f"{where}.weight")
-    if len(weight) != len(backward):
-        raise OptionError(f"{where}: {len(backward)} backward times but {len(weight)} weight")
-    for i, (part, whole) in enumerate(zip(weight, backward, strict=True)):
+def _check(times: UnitTimes, where: str) -> None:
+    units = len(times.forward)
+    if not units:
+        raise OptionError(f"{where}: expected one time a unit, found none")
+    if len(times.backward) != units:
+        raise OptionError(f"{where}: {units} forward times but {len(times.backward)} backward")
+    if times.weight and len(times.weight) != units:
+        raise OptionError(f"{where}: {units} backward times but {len(times.weight)} weight")
+    for i, (part, whole) in enumerate(zip(times.weight, times.backward, strict=False)):
         if part > whole:
             raise OptionError(
-                f"{where}.weight[{i}]: {part} is more than the whole backward, {whole}"
+                f"{where}: weight[{i}]: {part} is more than the whole backward, {whole}"
             )
-    return UnitTimes(forward, backward, weight)
-
-
-def _listed(times: UnitTimes) -> dict[str, list[float]]:
-    entry = {"forward": list(times.forward), "backward": list(times.backward)}
-    if times.weight:
-        entry["weight"] = list(times.weight)
-    return entry
-
-
-def _seconds(value: object, where: str) -> tuple[float, ...]:
-    listed = json_fields.items(value, where)
-    if not listed:
-        raise OptionError(f"{where}: expected one time a unit, found none")
-    return tuple(json_fields.number(item, f"{where}[{i}]") for i, item in enumerate(listed))
 
 
 def _scaled(times: UnitTimes, factor: float) -> UnitTimes:

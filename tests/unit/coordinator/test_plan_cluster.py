@@ -54,7 +54,7 @@ def test_without_the_holders_own_profile_there_is_no_question() -> None:
 def test_a_profile_that_takes_no_time_for_its_processor_time_is_refused_by_name() -> None:
     home = household(1.0, 1.0)
     broken = replace(home.candidates[1], measured={**home.candidates[1].measured, "wall_by_cpu": 0})
-    with pytest.raises(OptionError, match="profile of device-1: wall_by_cpu"):
+    with pytest.raises(OptionError, match=r"profile of device-1\.wall_by_cpu"):
         planner_question(REQUEST, replace(home, candidates=[home.candidates[0], broken]))
 
 
@@ -63,7 +63,6 @@ def test_a_profile_that_takes_no_time_for_its_processor_time_is_refused_by_name(
     [
         ({"from": 16, "units": [0, 2]}, {4, 15, 16}),
         (None, {4, 16}),
-        ({"from": "16", "units": [0]}, {4, 16}),
     ],
 )
 def test_a_gain_with_larger_batches_is_not_promised_to_smaller_ones(

@@ -42,7 +42,7 @@ def measured_alike(slowdown: float) -> dict[str, object]:
     }
     overheads = Overheads(1e-4, 1e-9, 1e-10).times_slowdown(slowdown)
     units = [{"name": f"unit{number}", **unit} for number in range(4)]
-    return {"units": units, "times": times, "overheads": overheads.to_json()}
+    return {"units": units, "times": times, "overheads": dataclasses.asdict(overheads)}
 
 
 def measured_household(ids: dict[str, str], **slowdowns: float) -> MeasuredCluster:

@@ -59,7 +59,7 @@ def test_buckets_of_sums_have_a_size_that_memory_was_planned_for() -> None:
     assert Assignment.from_bytes(good.to_bytes()) == good
     for size in (0, -1, MAX_BYTES + 1):
         bad = assignment(replace(shared(3, 1), bucket_bytes=size))
-        with pytest.raises(ProtocolError, match="bucket_bytes: expected a number from 1 to"):
+        with pytest.raises(ProtocolError, match="bucket_bytes: expected at (least 1|most)"):
             Assignment.from_bytes(bad.to_bytes())
 
 
@@ -75,7 +75,7 @@ def test_who_waits_for_sums_has_no_other_stage_that_may_be_waited_for() -> None:
 def test_a_device_without_a_share_is_refused(shares: tuple[int, ...]) -> None:
     for allocation in Allocation:
         bad = assignment(shared(*shares, allocation=allocation))
-        with pytest.raises(ProtocolError, match=r"shares\[\d\]: expected a number from 1 to"):
+        with pytest.raises(ProtocolError, match=r"shares\[\d\]: expected at least 1"):
             Assignment.from_bytes(bad.to_bytes())
 
 

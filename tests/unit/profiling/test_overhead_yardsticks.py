@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 
@@ -17,18 +18,18 @@ def ticking(cpu_step: float, wall_step: float) -> CpuClock:
 
 def test_every_yardstick_takes_time() -> None:
     measured = measure_overheads()
-    assert all(value > 0 for value in measured.to_json().values())
+    assert all(value > 0 for value in asdict(measured).values())
     assert measured.byte_seconds * 1000 < measured.message_seconds
 
 
 def test_the_coordinator_takes_what_a_device_measured() -> None:
     measured = measure_overheads(clock=ticking(YARDSTICK_SECONDS, YARDSTICK_SECONDS))
-    new = MeasuredDevice("1", "new", {"overheads": measured.to_json()}, 1)
+    new = MeasuredDevice("1", "new", {"overheads": asdict(measured)}, 1)
     assert overheads_of(new) == measured
     assert overheads_of(MeasuredDevice("2", "old", {}, 1)) is None
 
 
 def test_a_profile_with_overheads_survives_in_the_cache(tmp_path: Path) -> None:
-    measured = {"units": [], "overheads": measure_overheads().to_json()}
+    measured = {"units": [], "overheads": asdict(measure_overheads())}
     ProfileCache(tmp_path).put("key", measured)
     assert ProfileCache(tmp_path).get("key") == measured

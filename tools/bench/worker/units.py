@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from p2ptrain.net.write_form import write_form
 from tools.bench import models
 from tools.bench.cells import BATCH_SIZES
 from tools.bench.worker.channel import Channel
@@ -38,4 +39,4 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
         "target_bytes": prepared.target_bytes,
         "optimizer_state_ratio": optimizer_state_ratio(job.optimizer),
     }
-    channel.say("measured", profile=profile, overheads=measure_overheads().to_json())
+    channel.say("measured", profile=profile, overheads=write_form(measure_overheads()))

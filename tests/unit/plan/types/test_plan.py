@@ -10,11 +10,11 @@ import pytest
 
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
-from p2ptrain.plan.types import json_fields as fields
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.planning_file import LARGEST_WHOLE
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
@@ -49,14 +49,14 @@ def test_a_plan_with_a_group_reads_and_writes_back() -> None:
 
 def test_a_plan_of_the_slowest_link_allowed_reads_back() -> None:
     """Each of its figures may be in a file, and a round is more than the largest of them."""
-    slowest = ClusterLink(1.0, float(fields.LARGEST_WHOLE))
+    slowest = ClusterLink(1.0, float(LARGEST_WHOLE))
     request = PlanRequest(8, 2, "pp")
     plan = make_plan(
         planning_examples.profile([(1.0, 1.0)] * 2),
         planning_examples.cluster("a", "b", link=slowest),
         request,
     )
-    assert plan.predicted.round_seconds > fields.LARGEST_WHOLE
+    assert plan.predicted.round_seconds > LARGEST_WHOLE
     assert Plan.from_json(plan.to_json()) == plan
 
 
@@ -133,7 +133,7 @@ def twice(name: str) -> Change:
         (stage(0, units=[1, 12]), "stages[0].units: [1, 12] must begin at 0"),
         (stage(1, units=[13, 20]), "stages[1].units: [13, 20] must begin at 12"),
         (stage(1, units=[12, 12]), "hold at least one unit"),
-        (stage(1, units=[12]), "expected [first, end), found 1 numbers"),
+        (stage(1, units=[12]), "stages[1].units: expected 2 items, found 1"),
         (stage(1, warmup=4), "stages[1].warmup: 4 must lie between 1 and 3"),
         (stage(0, warmup=33), "stages[0].warmup: 33 must lie between 1 and 32"),
         (stage(0, warmup=0), "stages[0].warmup: expected at least 1"),
@@ -141,7 +141,10 @@ def twice(name: str) -> Change:
         (stage(1, devices=[{"name": "nas", "share": 0}]), "share: expected at least 1"),
         (stage(1, devices=[]), "a stage needs at least one device"),
         (stage(1, allocation="micro_batches"), "sum to 16, not to micro_batches = 32"),
-        (stage(1, allocation="bytes"), '"bytes" is not known here'),
+        (
+            stage(1, allocation="bytes"),
+            "allocation: expected one of samples, micro_batches",
+        ),
         (twice("pi"), '"pi" stands in stage 0 already'),
         (twice("old-phone"), 'left_out: "old-phone" stands in stage 1'),
         (lambda c: c["left_out"].append(c["left_out"][0]), 'left_out: "old-phone" is listed twice'),
@@ -224,11 +227,11 @@ def test_a_tiled_stage_reads_and_writes_back() -> None:
     ("change", "message"),
     [
         (tiled_stage(grid=[2, 2]), "stages[0].devices: they have 2 tiles of 4"),
-        (tiled_stage(grid=[2]), "stages[0].grid: expected [rows, columns]"),
+        (tiled_stage(grid=[2]), "stages[0].grid: expected 2 items"),
         (tiled_stage(grid=[2**40, 2]), "stages[0].grid: at most 4096 tiles"),
-        (tiled_stage(groups=[[0, 1], [2, 12]]), "stages[0].groups[1]: groups [first, end) follow"),
+        (tiled_stage(groups=[[0, 1], [2, 12]]), "stages[0].groups: [first, end) follow"),
         (tiled_stage(groups=[[0, 11]]), "stages[0].groups: they end at layer 11, the stage at 12"),
-        (tiled_stage(rows=[0]), "stages[0].rows[0]: expected a number above zero"),
+        (tiled_stage(rows=[0]), "stages[0].rows[0]: expected at least"),
         (tiled_stage(allocation="samples"), "a tiled stage has a grid and groups, and no other"),
         (tiled_stage(aligned=1), "stages[0].aligned: expected true or false"),
     ],

@@ -93,7 +93,3 @@ def test_every_field_is_needed(key: str) -> None:
     del content[key]
     with pytest.raises(OptionError, match=f'the field "{key}" is missing'):
         Profile.from_json(content)
-
-
-def test_whole_numbers_may_be_written_as_floats() -> None:
-    assert Profile.from_json(changed(input_bytes=4e3)).input_bytes == 4000

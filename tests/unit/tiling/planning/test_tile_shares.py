@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.types import json_fields
+from p2ptrain.plan.types.planning_file import MIN_ABOVE_ZERO
 from p2ptrain.tiling.planning.tile_shares import MIN_GAIN, balanced_shares
 from tests.support.thorough import examples_of
 
@@ -53,7 +53,7 @@ def test_however_slow_a_device_is_no_line_is_too_thin_for_a_plan(powers: list[li
     shares = balanced_shares([[10.0**power for power in line] for line in powers])
     for parts in (shares.rows, shares.columns):
         assert sum(parts) == pytest.approx(1)
-        assert min(parts) >= 2 * json_fields.MIN_ABOVE_ZERO
+        assert min(parts) >= 2 * MIN_ABOVE_ZERO
 
 
 @settings(max_examples=examples_of(10), deadline=None)
