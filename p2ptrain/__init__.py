@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from p2ptrain.api.run import Run
     from p2ptrain.api.train import train
     from p2ptrain.job.asynchrony import Asynchrony
+    from p2ptrain.job.callbacks import EarlyStopping, SaveBest, StopTraining
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
     from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW
@@ -26,11 +27,14 @@ __all__ = [
     "Adam",
     "AdamW",
     "Asynchrony",
+    "EarlyStopping",
     "Error",
     "Job",
     "Node",
     "PeerError",
     "Run",
+    "SaveBest",
+    "StopTraining",
     "TrainOptions",
     "UserError",
     "Weights",
@@ -45,6 +49,9 @@ _HOME = {
     "AdamW": "p2ptrain.model.stage.optimizer_spec",
     "TrainOptions": "p2ptrain.job.train_options",
     "Asynchrony": "p2ptrain.job.asynchrony",
+    "EarlyStopping": "p2ptrain.job.callbacks",
+    "SaveBest": "p2ptrain.job.callbacks",
+    "StopTraining": "p2ptrain.job.callbacks",
     "Weights": "p2ptrain.plan.types.weight_versions",
     "Node": "p2ptrain.api.node",
     "Run": "p2ptrain.api.run",

@@ -99,6 +99,22 @@ class InternalError(Error):
     """A bug of ours."""
 
 
+_CALLBACK = "the callback "
+
+
+def note_callback(error: BaseException, message: str) -> BaseException:
+    """The same error, with a note that says in which callback of the job it was raised."""
+    if message not in getattr(error, "__notes__", ()):
+        error.add_note(message)
+    return error
+
+
+def callback_note(error: BaseException) -> str | None:
+    """That note; None where no callback has raised it."""
+    notes = (note for note in getattr(error, "__notes__", ()) if isinstance(note, str))
+    return next((note for note in notes if note.startswith(_CALLBACK)), None)
+
+
 _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from p2ptrain.api.event_stream import EventStream
 from p2ptrain.api.progress import INTERVAL_SECONDS, ProgressReporter
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import OptionError, callback_note
 from p2ptrain.events import Event, Failed
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
@@ -116,7 +116,7 @@ def start_run(
         try:
             await member.train(job, options, announce, folder)
         except Exception as error:
-            announce(Failed(str(error) or type(error).__name__))
+            announce(Failed(callback_note(error) or str(error) or type(error).__name__))
             raise
         finally:
             reporting.cancel()

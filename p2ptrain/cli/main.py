@@ -30,7 +30,7 @@ from p2ptrain.cli.commands import (
 )
 from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
 from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, Parser, UsageError, UsageExit
-from p2ptrain.errors import PeerError, UserError
+from p2ptrain.errors import PeerError, UserError, callback_note
 from p2ptrain.events import Failed
 
 _OWN = Path(__file__).resolve().parent.parent
@@ -114,6 +114,8 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _text(error: BaseException, *, debug: bool) -> str:
+    if (raised := callback_note(error)) is not None:
+        return raised
     if isinstance(error, UserError | PeerError):
         return str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror and error.errno != errno.EBADF:

@@ -88,6 +88,7 @@ class HolderGeneration:
 
     Args:
         on_link: called with two devices whose link broke, or (True) is back.
+        is_held_up: whether a callback of the job has not returned.
 
     Attributes:
         evaluated_ahead: pieces of an evaluation that may be under way, or wait to be measured.
@@ -102,6 +103,7 @@ class HolderGeneration:
         check: Check,
         on_link: Callable[[str, str, bool], None],
         settings: RecoverySettings = HOME,
+        is_held_up: Callable[[], bool] = bool,
     ) -> None:
         self.assignment = assignment
         self._settings = settings
@@ -118,6 +120,7 @@ class HolderGeneration:
         self._budget_bytes = device.budget_bytes
         self._check = check
         self._on_link = on_link
+        self._is_held_up = is_held_up
         self._norms: NormGatherer | None = None
         self._coefficients: Mailbox[int, Coefficient] = Mailbox("coefficient of round", 1)
         self._outputs = self._connect_outputs(switchboard)
@@ -127,6 +130,11 @@ class HolderGeneration:
         mesh.route_now(DONE, self._done)  # all wait for the last one
         mesh.route(FAILED, self._failed)
         mesh.route(NORMS, self._norm)
+
+    @property
+    def waits_for_user(self) -> bool:
+        """For a sample of the data set, or a callback: no stage is to blame for that."""
+        return self.feeder.waits_for_data or self._is_held_up()
 
     def clip_to(self, max_norm: float) -> None:
         """Make coefficients for `max_norm` of the stages' norms."""

@@ -297,7 +297,7 @@ async def detect_stall(
     while True:
         await asyncio.sleep(max(watch.due - monotonic(), 0.0))
         # what a slow data set has not given yet, no stage is to blame for
-        if tracker.heard != heard or not tracker.waits_for or epoch.feeder.waits_for_data:
+        if tracker.heard != heard or not tracker.waits_for or epoch.waits_for_user:
             heard = tracker.heard
             watch.moved(monotonic())
             continue
@@ -326,7 +326,7 @@ async def silence(
     still_since, due = asked_at, REPORT_SECONDS
     while True:
         await asyncio.sleep(settings.silence_look_seconds)
-        if tracker.heard != heard or not tracker.waits_for or epoch.feeder.waits_for_data:
+        if tracker.heard != heard or not tracker.waits_for or epoch.waits_for_user:
             heard, before, still_since, due = tracker.heard, {}, monotonic(), REPORT_SECONDS
             signs = {}
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,9 @@ from torch import Tensor
 from p2ptrain import failpoints
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
-from p2ptrain.errors import ProtocolError, TrainingError
-from p2ptrain.events import Done, Event, PlanEventLeftOut, Warned
+from p2ptrain.errors import ProtocolError, TrainingError, note_callback
+from p2ptrain.events import Done, Event, Failed, PlanEventLeftOut, Stopped, Warned
+from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
@@ -35,8 +37,14 @@ from p2ptrain.holder.start.job_start import JobStart, StartedJob
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
 from p2ptrain.holder.start.prepare import PreparedJob
-from p2ptrain.holder.training_loop import AsyncTrainingLoop, TrainingLoop
+from p2ptrain.holder.training_loop import (
+    AsyncTrainingLoop,
+    LoopCallbacks,
+    StoppedEarly,
+    TrainingLoop,
+)
 from p2ptrain.job.asynchrony import is_due
+from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import RoundSequence
 from p2ptrain.job.train_options import TrainOptions
@@ -88,12 +96,14 @@ class JobTrainer:
         self._mesh = mesh = device.mesh
         self._job = job
         self._options = options
-        self._emit = emit
+        self._callbacks = CallbackRunner(job.callbacks)
+        self._stopped_at: int | None = None  # updates after which a callback has ended the job
+        self._tell = emit
         self._folder = None if options.local else folder
         self._elsewhere = None if folder is None else folder.path
         self._interrupted: asyncio.Future[int] | None = None  # the step whose weights are here
         self._surveyor = ClusterProfiler(mesh, settings.work_limits)
-        asked = mesh, self._folder, options, emit, self._surveyor
+        asked = mesh, self._folder, options, self._emit, self._surveyor
         self._start = JobStart(*asked, settings.answer_seconds)
         self._id = ""  # until it is known which job this is
         self._since = monotonic()
@@ -125,8 +135,24 @@ class JobTrainer:
         saying = asyncio.create_task(doings.say(self._warn), name="say what takes long")
         try:
             await self._run()
+        except CallbackFailed as failed:
+            await self._callbacks.end(Failed(str(failed)))
+            raise note_callback(failed.error, str(failed)) from failed.error.__cause__
+        except Exception as error:
+            await self._callbacks.end(Failed(str(error) or type(error).__name__))
+            raise
+        except asyncio.CancelledError:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(INTERRUPT_SECONDS):
+                    await self._callbacks.end(Stopped())
+            raise
         finally:
+            self._callbacks.close()
             saying.cancel()
+
+    def _emit(self, event: Event) -> None:
+        self._tell(event)
+        self._callbacks.put(event)
 
     async def _run(self) -> None:
         started = await self._start.run(self._job)
@@ -194,7 +220,8 @@ class JobTrainer:
         left_out = (PlanEventLeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
         changes = (*prepared.changes, *event.changes_results, *answer.kinds)
         event = replace(event, changes_results=changes, left_out=tuple(left_out))
-        self._emit(event)
+        if self._stopped_at is None:  # else nothing is trained by it
+            self._emit(event)
         for change in answer.changes_results:
             self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
         if reason is ReconfigureReason.START:
@@ -276,13 +303,20 @@ class JobTrainer:
                 check,
                 epochs.note_link,
                 self._settings,
+                lambda: self._callbacks.is_busy,
             )
             if self._job.clip_grad_norm is not None:
                 epoch.clip_to(self._job.clip_grad_norm)
             self._epoch = epoch
             return epoch
 
+        callbacks = LoopCallbacks(
+            self._callbacks, self._stop_after, partial(self._save_best, prepared)
+        )
+
         async def train(epoch: HolderGeneration, start: int, evaluated: int) -> bool:
+            if self._callbacks.stopped and self._stopped_at is None:
+                self._stop_after(epochs.reports.reported.step)
             asynchronous = epoch.assignment.asynchrony is not None
             course = self._course(prepared, epoch.assignment.micro_batch, asynchronous)
             if self._spoiled.now is not None:  # nor is there another evaluation
@@ -292,7 +326,7 @@ class JobTrainer:
                 course,
                 epoch,
                 checkpointer,
-                *(epochs.reports, epochs.elastic, epochs.copies, epochs.counts),
+                *(epochs.reports, epochs.elastic, epochs.copies, epochs.counts, callbacks),
                 start=start,
                 evaluated=evaluated,
             )
@@ -305,6 +339,8 @@ class JobTrainer:
                     raise
                 self._spoiled.begin(await noted(prepared, epoch, error, shape))
                 raise SentWrong(None, str(error), self._mesh.self_id) from None
+            except StoppedEarly:
+                raise SentWrong(None, "stopped", self._mesh.self_id) from None
             if self._interrupted is not None:
                 await self._bring_home(prepared, epoch, lambda: None)
                 self._interrupted.set_result(epochs.reports.reported.step)
@@ -315,14 +351,15 @@ class JobTrainer:
             if self._spoiled.now is not None:
                 await self._end_before(prepared, epoch, overwriting, self._spoiled.now)
                 return
-            last = checkpointer if prepared.steps > prepared.first_step else None
+            steps = self._steps(prepared)
+            last = checkpointer if steps > prepared.first_step else None
             if last is not None:
-                await last.make_sure(epoch.at(prepared.steps), lambda _: epoch.gather(STAGE))
+                await last.make_sure(epoch.at(steps), lambda _: epoch.gather(STAGE))
             await self._bring_home(prepared, epoch, overwriting)
             if last is not None:
-                last.conclude(prepared.steps)
+                last.conclude(steps)
             failure = checkpointer.failure if checkpointer is not None else None
-            self._finish(prepared, epochs.reports, failure)
+            await self._finish(steps, epochs.reports, failure)
 
         memory = JobRecord(
             started.entry,
@@ -448,13 +485,38 @@ class JobTrainer:
     def _course(self, prepared: PreparedJob, micro_batch: int, asynchronous: bool) -> RoundSequence:
         return RoundSequence(
             steps_per_epoch=prepared.order.steps_per_epoch,
-            steps=self._spoiled.steps(prepared.steps),
+            steps=self._spoiled.steps(self._steps(prepared)),
             batch_size=self._job.batch_size,
             micro_batch=micro_batch,
             eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
             numbers_through=asynchronous,
             least_evaluated=prepared.captured.evaluates.least,
         )
+
+    def _steps(self, prepared: PreparedJob) -> int:
+        """Updates in all."""
+        return prepared.steps if self._stopped_at is None else self._stopped_at
+
+    def _stop_after(self, step: int) -> None:
+        """A callback has ended the job with so many updates."""
+        self._stopped_at = step
+        log.info("stopped_by_callback", step=step, why=self._callbacks.stopped)
+
+    async def _save_best(
+        self, prepared: PreparedJob, epoch: HolderGeneration, best: SaveBest
+    ) -> None:
+        arrived = await self._arrived_whole(prepared, epoch)
+        if arrived is None:
+            self._warn(f"this device has too little memory to write {best.path}: it is left out")
+            return
+        state: dict[str, Tensor] = {}
+        for part in arrived:
+            state |= split_state(part)[0]
+        written = prepared.captured.state_dict(state)
+        try:
+            await run_in_background(partial(save_weights, best.path, written))
+        except TrainingError as error:
+            self._warn(str(error))
 
     def _checkpointer(self, progress: Callable[[int], CheckpointProgress]) -> Checkpointer | None:
         folder = self._options.checkpoint
@@ -584,9 +646,10 @@ class JobTrainer:
         for state in arrived or ():
             load(state)
 
-    def _finish(
-        self, prepared: PreparedJob, reports: JobReports, unwritten: TrainingError | None
+    async def _finish(
+        self, steps: int, reports: JobReports, unwritten: TrainingError | None
     ) -> None:
+        """Raises CallbackFailed: one has, at the end; the weights are written."""
         out = self._options.out
         if out is not None:
             self._write(out)
@@ -597,4 +660,7 @@ class JobTrainer:
         seconds = reports.seconds
         speed = rate(reports.steps_made * self._job.batch_size, seconds)
         where, left_out = str(out) if out else None, reports.updates_left_out
-        self._emit(Done(prepared.steps, seconds, speed, where, left_out))
+        done = Done(steps, seconds, speed, where, left_out)
+        self._callbacks.put(done)
+        await self._callbacks.caught_up()
+        self._tell(done)

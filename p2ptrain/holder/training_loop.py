@@ -14,14 +14,16 @@ stages at version t + 1 can be resumed from.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.aio.threads import run_in_background
+from p2ptrain.holder.callback_runner import CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer
 from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
@@ -30,6 +32,7 @@ from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start.prepare import PreparedJob
+from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.rounds import Round, RoundMode, RoundSequence
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey
@@ -44,6 +47,25 @@ from p2ptrain.runtime.asynchronous.async_executor import orders_under_way
 ROUNDS_AHEAD = 2
 
 
+@dataclass(frozen=True)
+class LoopCallbacks:
+    """The job's callbacks, as its rounds see them.
+
+    Attributes:
+        runner: calls them.
+        stop: notes that the job ends with so many updates.
+        save: writes the weights that the stages have now for one that wants them.
+    """
+
+    runner: CallbackRunner
+    stop: Callable[[int], None]
+    save: Callable[[HolderGeneration, SaveBest], Awaitable[None]]
+
+
+class StoppedEarly(Exception):  # it is none
+    """A callback has ended the job while the stages compute the mini-batch that came next."""
+
+
 class TrainingLoop:
     """Runs a course of rounds on one epoch.
 
@@ -54,6 +76,7 @@ class TrainingLoop:
         elastic: receives the times of rounds.
         copies: says which versions are kept to go back to.
         counts: is called with the updates that count, once each does.
+        callbacks: are waited for: an update counts once they have seen the one before.
     """
 
     def __init__(
@@ -66,6 +89,7 @@ class TrainingLoop:
         elastic: ReplanWatcher,
         copies: SnapshotManager,
         counts: Callable[[int], None],
+        callbacks: LoopCallbacks,
         *,
         start: int,
         evaluated: int,
@@ -79,6 +103,10 @@ class TrainingLoop:
         self._elastic = elastic
         self._copies = copies
         self._counts = counts
+        self._callbacks = callbacks
+        self._may_order = asyncio.Event()  # but for callbacks that have not seen an evaluation
+        self._may_order.set()
+        self._was_stopped = callbacks.runner.stopped is not None  # then the course ends with that
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._ordered: asyncio.Queue[RoundOrder | None] = asyncio.Queue(self._rounds_ahead + 1)
         self._targets: asyncio.Queue[tuple[MicroBatchKey, object]] = asyncio.Queue(
@@ -100,6 +128,9 @@ class TrainingLoop:
         """Run every round, or until the generation is drained; returns whether every one was run.
 
         Raises what failed first, here or on any device.
+
+        Raises:
+            StoppedEarly: a callback has ended the job; rounds that were ordered do not count.
         """
         if self._checkpointer is not None:
             self._checkpointer.begin()
@@ -122,7 +153,8 @@ class TrainingLoop:
         ordered = 0
         for shape in self._rounds():
             await self._ahead.acquire()
-            if self._epoch.is_draining:
+            await self._may_order.wait()
+            if self._epoch.is_draining or self._is_stopped:
                 await self._no_more(ordered)
                 await self._ordered.put(None)
                 return
@@ -135,6 +167,8 @@ class TrainingLoop:
             )
             if await self._keep(shape):
                 order = self._copies.ordered(order)
+            if shape.mode is RoundMode.EVAL and self._callbacks.runner.has_any:
+                self._may_order.clear()
             await self._epoch.order(order)
             await self._ordered.put(order)
             ordered += 1
@@ -204,9 +238,24 @@ class TrainingLoop:
             else:
                 await self._finish_evaluation(order)
             self._ahead.release()
+        await self._callbacks.runner.caught_up()
+        if self._is_stopped:
+            self._end_after(self._reports.reported.step)
+            is_done = True
         if is_done and self._checkpointer is not None:
             await self._checkpointer.idle()
         return is_done
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether a callback has ended the job, since this generation began."""
+        return self._callbacks.runner.stopped is not None and not self._was_stopped
+
+    def _end_after(self, step: int) -> None:
+        """Raises StoppedEarly: the evaluation at the end is missing."""
+        self._callbacks.stop(step)
+        if self._course.eval_samples and self._reports.reported.evaluated < step:
+            raise StoppedEarly
 
     async def _finish_step(self, order: RoundOrder) -> None:
         reports = await self._epoch.tracker.complete(order.round.index)
@@ -215,6 +264,10 @@ class TrainingLoop:
         if order.leaves_out:
             is_left_out = not all(report.finite for report in reports.values())
             coefficient = LEFT_OUT if is_left_out else coefficient or AS_IT_IS
+        await self._callbacks.runner.caught_up()
+        if self._is_stopped:
+            self._callbacks.stop(order.round.step)
+            raise StoppedEarly
         if failpoints.armed:
             await self._epoch.reach("decide.before", order.round.step)
         # Every stage is ready: the update counts from here on, whatever fails. Between this and the
@@ -271,7 +324,17 @@ class TrainingLoop:
             self._reports.warn(f"the metric {name!r} failed, and is left out: {how}")
         if self._checkpointer is not None:
             self._checkpointer.evaluated(order.round.step)
+        await self._await_callbacks()
         self._copies.pause_over()
+
+    async def _await_callbacks(self) -> None:
+        """Once they have seen an evaluation, training goes on; the stages stand still till then."""
+        if not self._callbacks.runner.has_any:
+            return
+        await self._callbacks.runner.caught_up()
+        for best in self._callbacks.runner.due():
+            await self._callbacks.save(self._epoch, best)
+        self._may_order.set()
 
     async def _measure(self, values: MetricValues, shape: Round, number: int) -> None:
         key, target = await self._targets.get()
@@ -308,7 +371,9 @@ class AsyncTrainingLoop(TrainingLoop):
         await self._epoch.no_more(rounds)
 
     async def _finish_step(self, order: RoundOrder) -> None:
+        """The update is made already: a callback that ends the job ends it after those made."""
         reports = await self._epoch.tracker.complete(order.round.index)
+        await self._callbacks.runner.caught_up()
         step = order.round.step + 1
         self._step(step, order, reports)
         self._round_over(step, reports)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from p2ptrain.errors import OptionError, ScriptError
+from p2ptrain.job.callbacks import Callback
+from p2ptrain.job.callbacks import checked as checked_callbacks
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.stage.optimizer_spec import LARGEST, SGD, Adam, AdamW, OptimizerSpec
 
@@ -63,6 +65,9 @@ class Job:
             the update counts as one (for `steps`, epochs and the schedule).
         eval_data: like `data`; the metrics run over it after each epoch and at the end.
         metrics: by name.
+        callbacks: functions of an event, or objects with any of `on_start`, `on_step`, `on_eval`
+            and `on_end` (`p2ptrain.job.callbacks`). What one raises ends the job with that error;
+            `p2ptrain.StopTraining` ends it well.
 
     Raises:
         OptionError: a number or the optimizer is unusable; the message names the field.
@@ -89,6 +94,7 @@ class Job:
     skip_nonfinite: bool = False
     eval_data: MapDataset | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
         _check_model(self.model)
@@ -169,6 +175,9 @@ class Job:
                 _check_function(f"metrics[{name!r}]", metric)
         if self.metrics and self.eval_data is None:
             raise ScriptError("Job: metrics are computed over eval_data: give eval_data too")
+        evaluates = self.eval_data is not None
+        callbacks = checked_callbacks(self.callbacks, self.metrics, evaluates=evaluates)
+        object.__setattr__(self, "callbacks", callbacks)
 
     def _set_whole(self, name: str, value: object, least: int = 1) -> None:
         """Normalise integer-like values (numpy's, for one) to int."""
@@ -183,7 +192,7 @@ class Job:
         object.__setattr__(self, name, whole)
 
 
-_LOOP = "iterate over the events of the run: `async for event in run`"
+_CALLBACKS = "what is called with the events are `callbacks`"
 
 _ELSEWHERE = {
     "shuffle": "samples are shuffled in every epoch, by `seed`",
@@ -197,9 +206,8 @@ _ELSEWHERE = {
     "many of them are computed at once",
     "scheduler": "`schedule` takes a function of the update that gives a factor on the learning "
     "rate: schedule=lambda update: 0.9 ** (update // 100)",
-    "callbacks": _LOOP,
-    "on_event": _LOOP,
-    "callback": _LOOP,
+    "on_event": _CALLBACKS,
+    "callback": _CALLBACKS,
     "steps": "give it where the job is trained: `--steps S`, or TrainOptions(steps=...)",
     "max_steps": "give it where the job is trained: `--steps S`, or TrainOptions(steps=...)",
     "device": "every device computes where it can; the model stays on the CPU here",

@@ -229,6 +229,13 @@ class Captured:
         names = (*self.description.tensors_by_name, *self.description.tied)
         return {name: self._table.tensor(name).detach() for name in names}
 
+    def state_dict(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The user's state_dict, with these tensors by canonical name in their places."""
+        tied = self.description.tied
+        names = self._table.state_dict_names()
+        found = {name: state.get(tied.get(name, name)) for name in names}
+        return {n: self._table.tensor(n) if t is None else t for n, t in found.items()}
+
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Write tensors, by canonical name, into the user's module in place.
 

@@ -1,0 +1,162 @@
+"""Calls a job's callbacks in a thread of their own, so that this device's network goes on.
+
+    reports ──► events, in order ──► thread: each callback in turn
+    rounds  ──► caught_up() ◄──────── all of them have returned
+
+An update counts, and a mini-batch after an evaluation begins, once the callbacks have seen what
+came before. So a stop at step s leaves the weights of step s, and the pipeline stands still only
+for what a callback takes longer than a mini-batch. Steps and evaluations never wait here for more
+than one call; of other events, such as warnings, `MOST_WAITING` wait at most, and those that come
+then are passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from p2ptrain.errors import ScriptError, UserError
+from p2ptrain.events import Done, Eval, Event, Failed, Step, Stopped
+from p2ptrain.job.callbacks import SaveBest, StopTraining, calls
+from p2ptrain.job.user_code import RAISED, describe_user_error, doings
+from p2ptrain.logs import get_logger
+from p2ptrain.model.stage.determinism import randomness_lock
+
+log = get_logger(__name__)
+
+MOST_WAITING = 1_000
+
+_NEVER_PASSED_OVER = (Step, Eval, Done, Failed, Stopped)
+
+
+class CallbackFailed(UserError):
+    """A callback raised `error`, which ends the job."""
+
+    def __init__(self, message: str, error: BaseException) -> None:
+        super().__init__(message)
+        # of the others some say something to an event loop
+        is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+        self.error = error if is_plain else ScriptError(message)
+
+
+class CallbackRunner:
+    """The callbacks of one job. Create it in a running event loop, and `close` it.
+
+    Attributes:
+        stopped: why one has raised StopTraining; None where none has.
+        failure: what one raised first.
+    """
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        self._callbacks = callbacks
+        self._loop = asyncio.get_running_loop()
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._waiting = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._thread: threading.Thread | None = None
+        self._started: set[str] = set()  # what is called once
+        self._ended = False
+        self.stopped: str | None = None
+        self.failure: CallbackFailed | None = None
+
+    @property
+    def has_any(self) -> bool:
+        """Whether the job has callbacks."""
+        return bool(self._callbacks)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether one has not returned yet."""
+        return not self._idle.is_set()
+
+    def put(self, event: Event) -> None:
+        """Call them with an event, soon; none once the job has ended for them."""
+        if not self._callbacks or self._ended:
+            return
+        if self._waiting >= MOST_WAITING and not isinstance(event, _NEVER_PASSED_OVER):
+            log.warning("callbacks_too_slow", passed_over=event.event)
+            return
+        self._ended = isinstance(event, Done | Failed | Stopped)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="callbacks", daemon=True)
+            self._thread.start()
+        self._waiting += 1
+        self._idle.clear()
+        self._events.put(event)
+
+    async def caught_up(self) -> None:
+        """Wait until they have seen every event so far. Raises CallbackFailed."""
+        await self._idle.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    async def end(self, event: Event) -> None:
+        """Call them with how the job has ended, if they have not been; what they raise is logged.
+
+        For a job that has failed, or was cancelled.
+        """
+        self.put(event)
+        await self._idle.wait()
+
+    def due(self) -> list[SaveBest]:
+        """Those that want the weights of the evaluation they have seen; once."""
+        return [one for one in self._callbacks if isinstance(one, SaveBest) and one.take_due()]
+
+    def close(self) -> None:
+        """End the thread, once the call in it has returned."""
+        self._events.put(None)
+
+    # -- in the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (event := self._events.get()) is not None:
+            stopped, failure = self._call_all(event)
+            with suppress(RuntimeError):  # the loop is closed: nothing waits any more
+                self._loop.call_soon_threadsafe(self._returned, stopped, failure)
+
+    def _call_all(self, event: Event) -> tuple[str | None, CallbackFailed | None]:
+        """Those behind one that fails do not see the event; the end of a job all see."""
+        stopped = failure = None
+        for callback in self._callbacks:
+            for name, call in calls(callback, event):
+                if name.endswith(".on_start") and not self._is_first(f"{id(callback)}"):
+                    continue
+                try:
+                    with doings.doing("the callback {}", name), randomness_lock:
+                        call(event)
+                except StopTraining as stop:
+                    stopped = (
+                        stopped or str(stop) or f"the callback {name} has stopped the training"
+                    )
+                except RAISED as error:
+                    failure = failure or CallbackFailed(_described(name, event, error), error)
+                    if not isinstance(event, Done | Failed | Stopped):
+                        return stopped, failure
+        return stopped, failure
+
+    def _is_first(self, callback: str) -> bool:
+        is_first = callback not in self._started
+        self._started.add(callback)
+        return is_first
+
+    # -- on the loop -----------------------------------------------------------------------------
+
+    def _returned(self, stopped: str | None, failure: CallbackFailed | None) -> None:
+        self._waiting -= 1
+        self.stopped = self.stopped or stopped
+        if failure is not None:
+            if self.failure is not None:
+                log.warning("callback_failed_again", why=str(failure))
+            self.failure = self.failure or failure
+        if not self._waiting:
+            self._idle.set()
+
+
+def _described(name: str, event: Event, error: BaseException) -> str:
+    when = f" at step {event.step}" if isinstance(event, Step | Eval) else ""
+    return f"the callback {name} failed{when}: {describe_user_error(error)}"
