@@ -59,7 +59,7 @@ def test_buckets_of_sums_have_a_size_that_memory_was_planned_for() -> None:
     assert Assignment.from_bytes(good.to_bytes()) == good
     for size in (0, -1, MAX_BYTES + 1):
         bad = assignment(replace(shared(3, 1), bucket_bytes=size))
-        with pytest.raises(ProtocolError, match="bucket_bytes: expected at (least 1|most)"):
+        with pytest.raises(ProtocolError, match=r"bucket_bytes: expected at (least 1|most)"):
             Assignment.from_bytes(bad.to_bytes())
 
 
