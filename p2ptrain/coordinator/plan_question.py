@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
 from p2ptrain.errors import OptionError, ProtocolError
@@ -22,7 +22,7 @@ from p2ptrain.messages.snapshots import REASON_LIMIT
 from p2ptrain.net import cbor
 from p2ptrain.net.fields import DEVICES_LIMIT, shown
 from p2ptrain.net.forms import By, Flat, Length, Range, Row, Text
-from p2ptrain.net.parts import HOUSEHOLD, LARGE, decoded
+from p2ptrain.net.parts import HOUSEHOLD, LARGE, Blob, BlobLimit, decoded
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan import planner_registry
@@ -200,7 +200,7 @@ class _QuestionFields:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplanRequest:
+class ReplanRequest(Blob):
     """A question about the plan in force.
 
     Attributes:
@@ -215,32 +215,23 @@ class ReplanRequest:
         moved_seconds_ago: ages of the changes of plan that nothing forced.
     """
 
+    LIMIT: ClassVar[BlobLimit] = LARGE
+
     planning: RequestBytes
     in_force: Annotated[PlanInForce, Flat()]
     reason: ReconfigureReason
     holder: Annotated[str, Text(64)]
     alive: frozenset[Annotated[str, Text(64)]]
     without: frozenset[Annotated[str, Text(64)]]
-    corrections: Annotated[
-        ProfileCorrections, By(ProfileCorrections.from_fields, ProfileCorrections.to_fields)
-    ]
+    corrections: ProfileCorrections
     work: Annotated[float, Range(MIN_FACTOR, MAX_FACTOR)]
     lowered: Mapping[str, Annotated[int, Range(0, 2**63)]]
     remaining_rounds: Annotated[int, Range(0)]
     moved_seconds_ago: Annotated[tuple[float, ...], Length(4096)]
 
-    def to_bytes(self) -> bytes:
-        """Strict CBOR."""
-        return cbor.dumps(write_form(self))
-
-    @staticmethod
-    def from_bytes(data: bytes | memoryview) -> ReplanRequest:
-        """Check and read. Raises ProtocolError."""
-        return read_form(ReplanRequest, decoded(data, LARGE), "a question about the plan")
-
 
 @dataclass(frozen=True, slots=True)
-class ReplanReply:
+class ReplanReply(Blob):
     """The answer.
 
     Attributes:
@@ -250,16 +241,9 @@ class ReplanReply:
         in_sight: ids of the devices whose speeds and links were known.
     """
 
+    LIMIT: ClassVar[BlobLimit] = LARGE
+
     plan: Mapping[str, Any] | None
     gain: float | None
     reason: Annotated[str, Text(REASON_LIMIT, clean=True)]
     in_sight: frozenset[Annotated[str, Text(64)]]
-
-    def to_bytes(self) -> bytes:
-        """Strict CBOR."""
-        return cbor.dumps(write_form(self))
-
-    @staticmethod
-    def from_bytes(data: bytes | memoryview) -> ReplanReply:
-        """Check and read. Raises ProtocolError."""
-        return read_form(ReplanReply, decoded(data, LARGE), "what was found")

@@ -11,7 +11,7 @@ from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import DEVICES_LIMIT
-from p2ptrain.net.forms import By, Count, Flat, Id, Length, Positive, Range
+from p2ptrain.net.forms import Count, Flat, Id, Length, Positive, Range
 from p2ptrain.net.parts import Blob
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
@@ -52,7 +52,7 @@ class StageAssignment:
     allocation: Allocation = Allocation.SAMPLES
     held: Positive | None = None
     copies_to: Id | None = None
-    tiling: Annotated[TileShape, By(TileShape.read, TileShape.fields)] | None = None
+    tiling: TileShape | None = None
     goes_ahead: bool = False
     turn: Count | None = None
     bucket_bytes: Annotated[int, Range(1, MAX_BYTES)] = USUAL.least_bytes

@@ -24,13 +24,12 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import PASSED_OVER
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import FrameFields
-from p2ptrain.net.forms import By, Count, Id, Length, Positive, Range, Text
+from p2ptrain.net.forms import Count, Id, Length, Positive, Range, Text
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
-from p2ptrain.plan.types.feature_maps import MapNetwork
+from p2ptrain.plan.types.feature_maps import MapsForm
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.tiling.maps.map_codec import network_fields, read_network
 
 STRAIGHT = ("pp", "single")
 """Planners that give each stage one device."""
@@ -92,7 +91,7 @@ class JobPlanRequest(Blob):
     ftpipehd: FtpipehdOptions | None = None
     eval_samples: Count = 0
     least_evaluated: Positive = 1
-    maps: Annotated[MapNetwork, By(read_network, network_fields)] | None = None
+    maps: MapsForm | None = None
     grid: tuple[Positive, Positive] | None = None
     groups_of_units: tuple[Count, ...] = ()
 

@@ -152,24 +152,6 @@ class ProfileCorrections:
             works[device] = _bounded(works.get(device, 1.0) * _mean(worked[device]))
         return ProfileCorrections(tuple(units), devices, works)
 
-    def to_fields(self) -> dict[str, object]:
-        """For CBOR."""
-        return {
-            "units": list(self.units),
-            "devices": dict(self.devices),
-            "work": dict(self.work),
-        }
-
-    @staticmethod
-    def from_fields(value: object) -> ProfileCorrections:
-        """Check and read. Raises ProtocolError."""
-        match value:
-            case {"units": [*units], "devices": dict(devices), "work": dict(work)} if all(
-                isinstance(factor, float) for factor in (*units, *devices.values(), *work.values())
-            ) and all(isinstance(device, str) for device in (*devices, *work)):
-                return ProfileCorrections(tuple(units), devices, work)
-        raise ProtocolError("corrections are factors by unit and by device")
-
 
 def work_ratio(
     expected: Mapping[Seat, ExpectedSeconds], busy: Mapping[Seat, StageSeconds]

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, TypeAlias
+from operator import attrgetter
+from typing import Annotated, TypeAlias
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.net.forms import Count, Length, Row
-from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import By, Count, Length, Row
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,6 +66,9 @@ class Era:
     origin: Count
 
 
+Eras: TypeAlias = Annotated[tuple[Annotated[Era, Row()], ...], Length(ERAS_LIMIT)]
+
+
 @dataclass(frozen=True, slots=True)
 class Lineage:
     """The eras of a job, oldest first. The holder owns it; others see copies.
@@ -75,7 +77,7 @@ class Lineage:
         ProtocolError: an era does not come after the one before it.
     """
 
-    eras: Annotated[tuple[Annotated[Era, Row()], ...], Length(ERAS_LIMIT)] = ()
+    eras: Eras = ()
 
     def __post_init__(self) -> None:
         for before, era in pairwise(self.eras):
@@ -99,16 +101,6 @@ class Lineage:
         kept = [era for era, most in self._limited() if most is None or most >= oldest]
         return Lineage(tuple(kept[-ERAS_LIMIT:]))
 
-    def to_fields(self) -> list[Any]:
-        """For JSON."""
-        eras: list[Any] = write_form(self)["eras"]
-        return eras
-
-    @staticmethod
-    def from_fields(value: object) -> Lineage:
-        """Check and read. Raises ProtocolError."""
-        return read_form(Lineage, {"eras": value}, "lineage")
-
     def _limited(self) -> Iterator[tuple[Era, int | None]]:
         """Each era with the last step that counts of it: the least start of all later eras."""
         most: int | None = None
@@ -117,6 +109,10 @@ class Lineage:
             limited.append((era, most))
             most = era.start if most is None else min(most, era.start)
         return reversed(limited)
+
+
+LineageRows: TypeAlias = Annotated[Lineage, By(Lineage, attrgetter("eras"), Eras)]
+"""As files have it."""
 
 
 def _holds(era: Era, most: int | None, version: Version) -> bool:

@@ -33,7 +33,7 @@ from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
 from p2ptrain.recovery.cores.job_history import ReportedProgress
-from p2ptrain.recovery.version import Lineage, Version, VersionRow
+from p2ptrain.recovery.version import Lineage, LineageRows, Version, VersionRow
 from p2ptrain.state.ended_jobs import note_ended
 
 log = get_logger(__name__)
@@ -284,7 +284,7 @@ class _JobFile:
     weights: Id
     first_step: Count
     next_epoch: Positive
-    lineage: Annotated[Lineage, By(Lineage.from_fields, Lineage.to_fields)]
+    lineage: LineageRows
     assignment: Annotated[Assignment, By(_read_assignment, _write_assignment)] | None
     plan: Mapping[str, Any] | None
     stable: VersionRow | None

@@ -19,7 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
+
+from p2ptrain.errors import OptionError
+from p2ptrain.net.forms import By, Count, Length, Positive, Range, Row, Seconds, Text
+
+MAX_MAPS = 20_000
+
+AnyName: TypeAlias = Annotated[str, Text(4096)]
 
 Axis: TypeAlias = Literal["rows", "columns"]
 
@@ -32,10 +39,10 @@ class FeatureMap:
         differentiable: whether a gradient flows back through it.
     """
 
-    name: str
-    channels: int
-    height: int
-    width: int
+    name: AnyName
+    channels: Positive
+    height: Positive
+    width: Positive
     differentiable: bool = True
 
     def size(self, axis: Axis) -> int:
@@ -56,13 +63,13 @@ class Operation:
         flops: operations of a forward pass for one output position of one sample, all channels.
     """
 
-    name: str
-    inputs: tuple[int, ...]
-    output: int
-    rows: AxisWindow
-    columns: AxisWindow
+    name: AnyName
+    inputs: Annotated[tuple[Count, ...], Length(MAX_MAPS, 1)]
+    output: Count
+    rows: Annotated[AxisWindow, Row()]
+    columns: Annotated[AxisWindow, Row()]
     statistics: bool = False
-    flops: float = 0.0
+    flops: Seconds = 0.0
 
     def window(self, axis: Axis) -> AxisWindow:
         """Of one axis."""
@@ -78,10 +85,10 @@ class MapUnit:
         parameter_bytes: of its filters and other trainable parameters.
     """
 
-    name: str
-    first: int
-    end: int
-    parameter_bytes: int = 0
+    name: AnyName
+    first: Count
+    end: Count
+    parameter_bytes: Count = 0
 
 
 @dataclass(frozen=True)
@@ -96,13 +103,13 @@ class MapNetwork:
             what enters, which tiles alone have.
     """
 
-    maps: tuple[FeatureMap, ...]
-    operations: tuple[Operation, ...]
-    units: tuple[MapUnit, ...]
-    entering: tuple[int, ...]
-    leaving: tuple[int, ...]
-    itemsize: int = 4
-    least: int = 1
+    maps: Annotated[tuple[Annotated[FeatureMap, Row()], ...], Length(MAX_MAPS)]
+    operations: Annotated[tuple[Annotated[Operation, Row()], ...], Length(MAX_MAPS)]
+    units: Annotated[tuple[Annotated[MapUnit, Row()], ...], Length(MAX_MAPS, 1)]
+    entering: Annotated[tuple[Count, ...], Length(MAX_MAPS)]
+    leaving: Annotated[tuple[Count, ...], Length(MAX_MAPS)]
+    itemsize: Annotated[int, Range(1, 16)] = 4
+    least: Positive = 1
 
     def operations_of(self, first: int, end: int) -> tuple[Operation, ...]:
         """Of units [first, end)."""
@@ -201,11 +208,11 @@ class AxisWindow:
         before, after: padded positions at the map's two ends.
     """
 
-    kernel: int = 1
-    stride: int = 1
-    dilation: int = 1
-    before: int = 0
-    after: int = 0
+    kernel: Positive = 1
+    stride: Positive = 1
+    dilation: Positive = 1
+    before: Count = 0
+    after: Count = 0
 
     @property
     def extent(self) -> int:
@@ -326,3 +333,32 @@ class Region:
     def within(self, other: Region) -> tuple[slice, slice]:
         """Where this region lies in a tensor that holds `other`."""
         return self.rows.within(other.rows), self.columns.within(other.columns)
+
+
+_WRONG = "a network of maps has maps, operations between them and units"
+
+
+def _checked(network: MapNetwork) -> MapNetwork:
+    """Operations read what is there before them, make maps in order, and units divide them."""
+    made = [operation.output for operation in network.operations]
+    known = set(network.entering)
+    for operation in network.operations:
+        if not known.issuperset(operation.inputs) or operation.output in known:
+            raise OptionError(_WRONG)
+        known.add(operation.output)
+    if known != set(range(len(network.maps))) or made != sorted(made):
+        raise OptionError(_WRONG)
+    end = 0
+    for unit in network.units:
+        if unit.first != end or unit.end <= unit.first:
+            raise OptionError(_WRONG)
+        end = unit.end
+    if end != len(network.operations) or not known.issuperset(network.leaving):
+        raise OptionError(_WRONG)
+    if not 0 < network.least <= len(network.units):
+        raise OptionError(_WRONG)
+    return network
+
+
+MapsForm: TypeAlias = Annotated[MapNetwork, By(_checked, lambda network: network, MapNetwork)]
+"""As it travels, for coordinators that do not have the model."""

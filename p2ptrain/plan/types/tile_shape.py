@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from p2ptrain.errors import OptionError
+from p2ptrain.net.forms import Count
 
 MAX_TILES = 4096
 """Of one stage; a device works out what every tile sends to every other one."""
@@ -28,9 +28,9 @@ class TileShape:
 
     rows: tuple[float, ...]
     columns: tuple[float, ...]
-    borders: tuple[int, ...]
+    borders: tuple[Count, ...]
     aligned: bool = True
-    early: tuple[int, ...] = ()
+    early: tuple[Count, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises OptionError: it is no grid, or the groups do not follow each other."""
@@ -74,33 +74,6 @@ class TileShape:
             found.append(sum(parts[first : first + share]))
             first += share
         return tuple(found)
-
-    def fields(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
-            "rows": [float(part) for part in self.rows],
-            "columns": [float(part) for part in self.columns],
-            "borders": list(self.borders),
-            "aligned": self.aligned,
-            "early": list(self.early),
-        }
-
-    @staticmethod
-    def read(value: object) -> TileShape:
-        """Check and read `fields`. Raises OptionError."""
-        match value:
-            case {
-                "rows": [*rows],
-                "columns": [*columns],
-                "borders": [*borders],
-                "aligned": bool(aligned),
-                "early": [*early],
-            } if all(type(part) is float for part in (*rows, *columns)) and all(
-                type(border) is int for border in (*borders, *early)
-            ):
-                lines = tuple(rows), tuple(columns), tuple(borders)
-                return TileShape(*lines, aligned, tuple(early))
-        raise OptionError("tiles are cut by rows and columns, in groups of units")
 
 
 def owners(shares: Sequence[int]) -> tuple[int, ...]:

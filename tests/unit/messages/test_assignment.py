@@ -10,6 +10,8 @@ from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.bucket_sizes import MAX_BYTES
 from p2ptrain.plan.types.tile_shape import TileShape
@@ -132,6 +134,6 @@ def test_a_tiled_stage_fits_its_grid(bad: Assignment, message: str) -> None:
 
 def test_tiles_are_cut_by_numbers_above_zero() -> None:
     for wrong in ({"rows": [0.0]}, {"columns": []}, {"borders": [0, 3, 2]}, {"aligned": 1}):
-        fields = {**TILES.fields(), **wrong}
+        fields = {**write_form(TILES), **wrong}
         with pytest.raises(OptionError):
-            TileShape.read(fields)
+            read_form(TileShape, fields, "tiles", OptionError)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import (
     ExpectedSeconds,
@@ -173,16 +175,14 @@ def _expected_by(known: ProfileCorrections) -> dict[Seat, ExpectedSeconds]:
 
 def test_they_travel() -> None:
     sent = ProfileCorrections((1.0, 2.5), {"a": 0.5}, {"a": 0.25})
-    fields = cbor.loads(cbor.dumps(sent.to_fields()), 1 << 16)
-    assert ProfileCorrections.from_fields(fields) == sent
+    fields = cbor.loads(cbor.dumps(write_form(sent)), 1 << 16)
+    assert read_form(ProfileCorrections, fields, "corrections") == sent
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         None,
-        {},
-        {"units": [], "devices": {}},
         {"units": [0.0], "devices": {}, "work": {}},
         {"units": [], "devices": {"a": float("nan")}, "work": {}},
         {"units": [], "devices": {}, "work": {"a": 0.0}},
@@ -192,4 +192,4 @@ def test_they_travel() -> None:
 )
 def test_nonsense_is_refused(fields: object) -> None:
     with pytest.raises(ProtocolError):
-        ProfileCorrections.from_fields(fields)
+        read_form(ProfileCorrections, fields, "corrections")

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from p2ptrain.recovery.version import ERAS_LIMIT, Era, Lineage, Version
 
 _BRANCHED = Lineage((Era(1, 0, 0), Era(2, 50, 1), Era(3, 100, 2)))
@@ -99,7 +101,7 @@ def test_pruning_bounds_the_number_of_eras() -> None:
 @given(_MOVES)
 def test_a_lineage_travels(moves: list[tuple[int, int]]) -> None:
     lineage, _, _ = _walk(moves)
-    assert Lineage.from_fields(lineage.to_fields()) == lineage
+    assert read_form(Lineage, write_form(lineage), "lineage") == lineage
 
 
 @pytest.mark.parametrize(
@@ -107,4 +109,4 @@ def test_a_lineage_travels(moves: list[tuple[int, int]]) -> None:
 )
 def test_a_lineage_that_cannot_be_is_refused(value: object) -> None:
     with pytest.raises(ProtocolError):
-        Lineage.from_fields(value)
+        read_form(Lineage, {"eras": value}, "lineage")

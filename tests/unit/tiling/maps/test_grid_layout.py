@@ -11,6 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisSpan, AxisWindow, MapNetwork, MapUnit
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.tiling.maps.grid import GridError, lines_by_weight
@@ -222,7 +224,7 @@ def test_units_may_meet_before_the_statistics_of_the_one_in_front() -> None:
 
 def test_a_shape_says_where_halos_are_early() -> None:
     shape = TileShape((0.5, 0.5), (1.0,), (0, 1, 3), early=(1,))
-    assert TileShape.read(shape.fields()) == shape
+    assert read_form(TileShape, write_form(shape), "tiles") == shape
     for early in [(0,), (2,), (3,), (1, 1)]:
         with pytest.raises(OptionError, match="halos travel early at borders between two groups"):
             TileShape((0.5, 0.5), (1.0,), (0, 1, 3), early=early)

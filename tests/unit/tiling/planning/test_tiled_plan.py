@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
-from p2ptrain.errors import OptionError, PlanError, size_text
+from p2ptrain.errors import OptionError, PlanError, ProtocolError, size_text
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
+from p2ptrain.plan.types.feature_maps import MapsForm
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile, Spatial, Unit
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
-from p2ptrain.tiling.maps.map_codec import network_fields, read_network
 from p2ptrain.tiling.planning import tiling_search
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.profile_maps import tiled_network
@@ -292,10 +294,15 @@ def test_sizes_may_be_of_the_maps_read_or_made(said: str, count: int) -> None:
     assert [m.channels for m in network.maps] == [3, *[CHANNELS] * count]
 
 
+@dataclass(frozen=True)
+class Asked:
+    maps: MapsForm
+
+
 def test_a_network_survives_as_plain_data() -> None:
     network = replace(chain([CONVOLUTION] * 3, 20, statistics=[1]), least=2)
-    fields = network_fields(network)
-    assert read_network(fields) == network
+    fields = write_form(Asked(network))["maps"]
+    assert read_form(Asked, {"maps": fields}, "question").maps == network
     for wrong in (
         {"units": []},
         {"itemsize": 0},
@@ -307,5 +314,5 @@ def test_a_network_survives_as_plain_data() -> None:
         {"maps": [["a", 0, 1, 1, True]]},
         {"units": [["u", 1, 3, 0]]},
     ):
-        with pytest.raises(OptionError, match="a network of maps has"):
-            read_network({**fields, **wrong})
+        with pytest.raises(ProtocolError, match=r"question\.maps"):
+            read_form(Asked, {"maps": {**fields, **wrong}}, "question")
