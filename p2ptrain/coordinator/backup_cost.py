@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice, overheads_of, to_profile
 from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.plan.cost.ring import ring_bytes
 from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink, Overheads
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
@@ -15,6 +16,7 @@ from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.backup_placement import (
     SLOTS,
     SLOTS_WITH_CHECKPOINTS,
+    KeptBytes,
     UnbackedStage,
     assign_backup_peers,
     copies_bytes,
@@ -73,7 +75,7 @@ def plan_backups(
         holder: id of the device with the data.
     """
     profile = to_profile(candidates[_any_of(candidates, stages)].measured, request)
-    sizes = [state_bytes(profile, stage) for stage in stages]
+    sizes = [_kept_bytes(profile, stage) for stage in stages]
     read = _read_bytes(stages, sizes, holder) if request.checkpoints else {}
     if not request.replicas:
         return PlanBackups(tuple(stages), None, taken_bytes=read)
@@ -93,11 +95,13 @@ def plan_backups(
     return PlanBackups(found.stages, cost, warnings, taken)
 
 
-def _read_bytes(stages: Sequence[PlacedStage], sizes: Sequence[int], holder: str) -> dict[str, int]:
+def _read_bytes(
+    stages: Sequence[PlacedStage], sizes: Sequence[KeptBytes], holder: str
+) -> dict[str, int]:
     """What one version takes that is kept for a checkpoint alone, by device."""
     read: dict[str, int] = defaultdict(int)
     for stage, size in zip(stages, sizes, strict=True):
-        read[holder if holder in stage.devices else stage.devices[0]] += size
+        read[holder if holder in stage.devices else stage.devices[0]] += size.changing
     return dict(read)
 
 
@@ -110,13 +114,13 @@ def snapshot_cost(
 ) -> SnapshotCost | None:
     """Of one version of stages that have their backup peers; None where nothing is kept."""
     profile = to_profile(candidates[_any_of(candidates, stages)].measured, request)
-    sizes = [state_bytes(profile, stage) for stage in stages]
+    sizes = [_kept_bytes(profile, stage) for stage in stages]
     return _cost(profile, sizes, plan, stages, candidates, links)
 
 
 def _cost(
     profile: Profile,
-    sizes: Sequence[int],
+    sizes: Sequence[KeptBytes],
     plan: Plan,
     stages: Sequence[PlacedStage],
     candidates: Mapping[str, MeasuredDevice],
@@ -134,10 +138,10 @@ def _cost(
     )
 
 
-def state_bytes(profile: Profile, stage: PlacedStage) -> int:
-    """Parameters and optimizer state of one version; buffers are small beside them."""
-    parameters = sum(unit.parameter_bytes for unit in profile.units[stage.first : stage.end])
-    return int(parameters * (1.0 + profile.optimizer_state_ratio))
+def _kept_bytes(profile: Profile, stage: PlacedStage) -> KeptBytes:
+    """Parameters and optimizer state; buffers are small beside them."""
+    state = profile.state(stage.first, stage.end)
+    return KeptBytes(state.changing_bytes, state.frozen_bytes)
 
 
 def _any_of(candidates: Mapping[str, MeasuredDevice], stages: Sequence[PlacedStage]) -> str:
@@ -164,13 +168,13 @@ def _way(
 
 def _cpu_seconds(
     stages: Sequence[PlacedStage],
-    sizes: Sequence[int],
+    sizes: Sequence[KeptBytes],
     overheads: Mapping[str, Overheads],
     ways: Sequence[ClusterLink | None],
 ) -> float:
     """Of the device that one version costs most."""
     spent: dict[str, float] = defaultdict(float)
-    for stage, size, way in zip(stages, sizes, ways, strict=True):
+    for stage, size, way in zip(stages, [size.changing for size in sizes], ways, strict=True):
         for device in stage.devices:
             spent[device] += size * COPIES_AN_UPDATE_BYTE * overheads[device].update_byte_seconds
         if stage.copies_to is not None:
@@ -190,7 +194,7 @@ def _messages(size_bytes: int, way: ClusterLink | None) -> int:
 
 def _transfers(
     stages: Sequence[PlacedStage],
-    sizes: Sequence[int],
+    sizes: Sequence[KeptBytes],
     profile: Profile,
     plan: Plan,
     ways: Sequence[ClusterLink | None],
@@ -202,7 +206,9 @@ def _transfers(
         if way is None or stage.copies_to is None:
             continue
         busiest = max(carried[stage.devices[0]], carried[stage.copies_to])
-        transfers.append(SnapshotTransfer(size / way.bytes_per_s, busiest / way.bytes_per_s))
+        transfers.append(
+            SnapshotTransfer(size.changing / way.bytes_per_s, busiest / way.bytes_per_s)
+        )
     return transfers
 
 
@@ -219,8 +225,7 @@ def interface_bytes(
         group = len(stage.devices)
         borders = [cut for cut in (stage.first, stage.end) if 0 < cut < len(profile.units)]
         crossing = batch * sum(profile.units[cut - 1].output_bytes for cut in borders)
-        units = profile.units[stage.first : stage.end]
-        summed = 2 * (group - 1) * sum(unit.parameter_bytes for unit in units)
+        summed = ring_bytes(group, profile.state(stage.first, stage.end).summed_bytes)
         for device in stage.devices:
-            carried[device] += (crossing + summed) / group
+            carried[device] += crossing / group + summed
     return carried

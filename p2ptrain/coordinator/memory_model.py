@@ -57,7 +57,7 @@ USUAL_DEPTH = 4
 
 def reserved_bytes(profile: Profile, request: JobPlanRequest, *, holder: bool) -> int:
     """What a device must keep free of units, before it is known which ones it gets."""
-    largest = max(unit.parameter_bytes for unit in profile.units)
+    largest = max(unit.trained_bytes for unit in profile.units)
     piece = request.micro_batch or request.batch_size
     if request.asynchrony is not None:
         piece = request.asynchrony.piece(request.batch_size, request.micro_batch)
@@ -82,7 +82,7 @@ def with_full_memory(
     }
     stages = []
     for stage in plan.stages:
-        before = _before_bytes(stage, profile)
+        before = profile.state(*stage.units).changing_bytes
         names = [device.name for device in stage.devices]
         has_room = all(peaks[name] + before <= memory_bytes[name] for name in names)
         ahead = has_room and _may_go_ahead(plan, request, holder)
@@ -102,12 +102,6 @@ def _may_go_ahead(plan: Plan, request: JobPlanRequest, holder: str) -> bool:
     alone = plan.device_names == {holder}
     tiled = plan.stages[0].tiling is not None
     return not (alone or tiled or request.clip or plan.mode is PlanMode.ASYNC)
-
-
-def _before_bytes(stage: PlannedStage, profile: Profile) -> int:
-    first, end = stage.units
-    parameters = sum(unit.parameter_bytes for unit in profile.units[first:end])
-    return math.ceil(parameters * (1 + profile.optimizer_state_ratio))
 
 
 def taken_beside_bytes(taken_bytes: int) -> int:
@@ -170,20 +164,20 @@ class _StageMemory:
     @property
     def extra_bytes(self) -> int:
         """Beside parameters, gradients, optimizer state and the units' own activations."""
-        parameters = [unit.parameter_bytes for unit in self.units]
+        trained = [unit.trained_bytes for unit in self.units]
         kept = sum(unit.activation_bytes for unit in self.units)
         received = self.in_flight * self.entering_bytes
         wire = PIECES_AT_A_CUT * self.piece * (self.entering_bytes + self.leaving_bytes)
-        gradient = max(parameters) if self.accumulates else 0
-        in_heap = sum(count for count in parameters if count < MMAP_THRESHOLD_BYTES)
+        gradient = max(trained) if self.accumulates else 0
+        in_heap = sum(count for count in trained if count < MMAP_THRESHOLD_BYTES)
         is_last = not self.leaving_bytes  # else they arrive, and count as what is on the wire
         passing = math.ceil(self.piece * _max_passing_bytes(self.units)) if is_last else 0
         holes = int(HOLE_SHARE * (self.piece * kept + in_heap))
         holes += int(HELD_HOLE_SHARE * (self.in_flight - self.piece) * kept)
         update = 0
-        if self.optimizer_state_ratio >= RATIO_WITH_TEMPORARIES and max(parameters) > APART_BYTES:
-            update = max(parameters)
-        waiting = self.waiting * sum(parameters)
+        if self.optimizer_state_ratio >= RATIO_WITH_TEMPORARIES and max(trained) > APART_BYTES:
+            update = max(trained)
+        waiting = self.waiting * sum(trained)
         own = gradient + passing + update + holes + waiting
         return math.ceil(received + wire) + own + self.copies_bytes
 

@@ -36,7 +36,7 @@ from p2ptrain.holder.start import job_registry
 from p2ptrain.holder.start.job_start import JobStart, StartedJob
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
-from p2ptrain.holder.start.prepare import PreparedJob
+from p2ptrain.holder.start.prepare import PreparedJob, whole_state
 from p2ptrain.holder.training_loop import (
     AsyncTrainingLoop,
     LoopCallbacks,
@@ -214,7 +214,7 @@ class JobTrainer:
     ) -> None:
         takes_whole = self._wants_whole_copy() is not None and answer.assignment.protects
         copies = MAX_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
-        kept_bytes = {self._mesh.name: copies * self._state_bytes(prepared)}
+        kept_bytes = {self._mesh.name: copies * self._whole_bytes(prepared)}
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
         faulty = self._faulty
         left_out = (PlanEventLeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
@@ -466,14 +466,13 @@ class JobTrainer:
             self._gather,
             wants,
             prepared.first_step,
-            self._state_bytes(prepared),
+            self._whole_bytes(prepared),
             self._warn,
         )
 
-    def _state_bytes(self, prepared: PreparedJob) -> int:
-        """Of the whole model and its optimizer."""
-        model_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
-        return int(model_bytes * (1 + optimizer_state_ratio(self._job.optimizer)))
+    def _whole_bytes(self, prepared: PreparedJob) -> int:
+        """Of one version of the whole model and its optimizer."""
+        return whole_state(prepared.captured, self._job.optimizer).version_bytes
 
     def _wants_whole_copy(self) -> Callable[[int, int], bool] | None:
         """By the version copied last, and a newer one; None = none is wanted."""

@@ -88,4 +88,5 @@ def _join(units: Sequence[Unit]) -> Unit:
         output_bytes=units[-1].output_bytes,
         activation_bytes=sum(unit.activation_bytes for unit in units),
         flops=sum(unit.flops for unit in units),
+        trainable_bytes=sum(unit.trained_bytes for unit in units),
     )

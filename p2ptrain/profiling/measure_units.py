@@ -44,12 +44,13 @@ _Count = Annotated[int, Range(0, 2**53)]
 
 @dataclass(frozen=True, slots=True)
 class MeasuredUnit:
-    """What one unit costs besides time; bytes and flops per sample, but `parameter_bytes`.
+    """What one unit costs besides time; bytes and flops per sample, but those of parameters.
 
     A form: a process that need not be believed says it too.
 
     Attributes:
         parameter_bytes: parameters only, of all units that use them.
+        trainable_bytes: of those that take gradients.
         output_bytes: everything that crosses a cut after the unit; 0 for the last.
         activation_bytes: kept for the backward.
         flops: of the forward.
@@ -57,6 +58,7 @@ class MeasuredUnit:
 
     name: Annotated[str, Text(256)]
     parameter_bytes: _Count
+    trainable_bytes: _Count
     output_bytes: _Count
     activation_bytes: _Count
     flops: _Count
@@ -91,6 +93,7 @@ class UnitMeasurements:
                 {
                     "name": unit.name,
                     "parameter_bytes": unit.parameter_bytes,
+                    "trainable_bytes": unit.trainable_bytes,
                     "output_bytes": unit.output_bytes,
                     "activation_bytes": unit.activation_bytes,
                     "flops": unit.flops,
@@ -166,8 +169,8 @@ def measure_units(
         except (RuntimeError, IndexError):  # zero may be no length, or divide something
             room = _MemoryRoom(description, memory_bytes, whole=1, mark=mark)
             timing = time_units(room.chain, batch_sizes, limits(room), clock)
-    chain = room.chain
-    saved, largest = chain.saved_bytes, max(chain.saved_bytes)
+    saved, largest = room.chain.saved_bytes, max(room.chain.saved_bytes)
+    has_backward = [not description.is_forward_only(u) for u in range(len(description.units))]
     return UnitMeasurements(
         input_bytes=_bytes_per_sample(description.crossing(0, "train")),
         target_bytes=_bytes_per_sample(description.targets),
@@ -175,7 +178,7 @@ def measure_units(
             _unit(description, number, math.ceil(saved[largest][number] / largest))
             for number in range(len(description.units))
         ),
-        times=timing.times,
+        times={size: times.where(has_backward) for size, times in timing.times.items()},
         wall_by_cpu=timing.wall_by_cpu,
         cold=timing.cold,
         faster=faster,
@@ -264,6 +267,7 @@ def _unit(description: ModelDescription, number: int, activation_bytes: int) -> 
     return MeasuredUnit(
         name=description.units[number].name,
         parameter_bytes=sum(t.nbytes for t in held if t.kind is TensorKind.PARAMETER),
+        trainable_bytes=sum(t.nbytes for t in held if t.trainable),
         output_bytes=_bytes_per_sample(crossing),
         activation_bytes=activation_bytes,
         flops=description.units[number].flops,

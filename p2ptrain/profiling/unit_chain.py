@@ -56,7 +56,8 @@ class UnitChain:
 
     Attributes:
         saved_bytes: batch size -> bytes kept by each unit. What shares memory counts once, what
-            crosses a cut with the unit before it; parameters and buffers are not counted.
+            crosses a cut with the unit before it, where that has a backward; parameters and buffers
+            are not counted.
         values: what the next unit takes.
     """
 
@@ -222,7 +223,8 @@ class UnitChain:
         new = {address: size for address, size in saved.items() if address not in self._counted}
         known.append(sum(size for address, size in new.items() if address not in entering))
         if unit:
-            known[unit - 1] += sum(size for address, size in new.items() if address in entering)
+            keeper = unit if self._description.is_forward_only(unit - 1) else unit - 1
+            known[keeper] += sum(size for address, size in new.items() if address in entering)
         leaving = {_address(value) for value in self.values}
         self._counted = leaving.intersection(self._counted.union(saved))
 

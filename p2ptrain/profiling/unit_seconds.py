@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -30,6 +30,14 @@ class UnitSeconds:
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     weight: tuple[float, ...]
+
+    def where(self, has_backward: Sequence[bool]) -> UnitSeconds:
+        """Only these have one; asking the others for it takes a moment too."""
+        return replace(
+            self,
+            backward=tuple(s * has for s, has in zip(self.backward, has_backward, strict=True)),
+            weight=tuple(s * has for s, has in zip(self.weight, has_backward, strict=False)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ A stage of one device copies to a device of the next stage, the last one to the 
 take over. Devices of a group have the same weights and need no backup. Memory decides among them,
 and where none of them has enough, any other device of the plan will do.
 
-What backups take, beside the stages themselves (S bytes of a stage's state):
+What backups take, beside the stages themselves (S bytes of a stage's state, F of frozen weights):
 
     every device of the plan     2 S of each of its own stages: the stable snapshot, the next one;
                                  with checkpoints 3 S: one may be read for long
-    a backup peer of a stage     2 S of that stage, for the same reason
+    a backup peer of a stage     2 S of that stage, for the same reason, and F: versions share them
 
 The next version is written while the old one is still the stable one. While one is on its way to
 its backup peers no other is offered to them (`snapshot_tracker`).
@@ -31,6 +31,23 @@ SLOTS_WITH_CHECKPOINTS = 3
 
 _STAYS = (StateKind.KEPT, StateKind.REPLICA)
 """What a generation's beginning leaves where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBytes:
+    """How large a stage's versions are: parameters, optimizer state and buffers.
+
+    Attributes:
+        changing: what every version has of its own.
+        frozen: weights that are the same in all versions.
+    """
+
+    changing: int
+    frozen: int = 0
+
+    def of_a_peer(self) -> int:
+        """What its backup peer needs room for."""
+        return SLOTS * self.changing + self.frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +76,14 @@ class BackupPlacement:
 
 def assign_backup_peers(
     stages: Sequence[PlacedStage],
-    state_bytes: Sequence[int],
+    sizes: Sequence[KeptBytes],
     spare_bytes: Mapping[str, int],
     own_slots: int = SLOTS,
 ) -> BackupPlacement:
     """Choose the backup peers.
 
     Args:
-        state_bytes: by stage: parameters, optimizer state and buffers of one version.
+        sizes: by stage.
         spare_bytes: by device, memory that nothing else of the job takes; a device that is not
             named has none.
         own_slots: versions of an own stage that are here at once.
@@ -79,7 +96,7 @@ def assign_backup_peers(
     single = [p for p, stage in enumerate(bare) if len(stage.devices) == 1]
     if not single or len({device for stage in bare for device in stage.devices}) < 2:
         return BackupPlacement(bare)
-    own = copies_bytes(bare, state_bytes, own_slots)
+    own = copies_bytes(bare, sizes, own_slots)
     left = {device: spare_bytes.get(device, 0) - taken for device, taken in own.items()}
     short = min(left, key=lambda device: (left[device], device))
     if left[short] < 0:
@@ -88,10 +105,10 @@ def assign_backup_peers(
         )
     keepers: dict[int, str] = {}
     # the largest first: they are the hardest to place
-    for p in sorted(single, key=lambda p: (-state_bytes[p], p)):
-        keeper = _keeper(bare, p, SLOTS * state_bytes[p], left)
+    for p in sorted(single, key=lambda p: (-sizes[p].of_a_peer(), p)):
+        keeper = _keeper(bare, p, sizes[p].of_a_peer(), left)
         if keeper is not None:
-            left[keeper] -= SLOTS * state_bytes[p]
+            left[keeper] -= sizes[p].of_a_peer()
             keepers[p] = keeper
     return BackupPlacement(
         tuple(replace(stage, copies_to=keepers.get(p)) for p, stage in enumerate(bare)),
@@ -100,15 +117,15 @@ def assign_backup_peers(
 
 
 def copies_bytes(
-    stages: Sequence[PlacedStage], state_bytes: Sequence[int], own_slots: int = SLOTS
+    stages: Sequence[PlacedStage], sizes: Sequence[KeptBytes], own_slots: int = SLOTS
 ) -> dict[str, int]:
     """What copies take, by device of the plan: of its own stages, and of those it keeps."""
     taken = dict.fromkeys((device for stage in stages for device in stage.devices), 0)
-    for stage, size in zip(stages, state_bytes, strict=True):
+    for stage, size in zip(stages, sizes, strict=True):
         for device in stage.devices:
-            taken[device] += own_slots * size
+            taken[device] += own_slots * size.changing
         if stage.copies_to is not None:
-            taken[stage.copies_to] += SLOTS * size
+            taken[stage.copies_to] += size.of_a_peer()
     return taken
 
 

@@ -75,6 +75,19 @@ LINKS = st.builds(ClusterLink, RATES, LATENCIES)
 
 
 @st.composite
+def _units(draw: st.DrawFn, name: str, least_bytes: int) -> Unit:
+    """All of a unit's weights are trained, or some of them."""
+    parameter_bytes = draw(st.integers(0, 64))
+    return Unit(
+        name,
+        parameter_bytes,
+        output_bytes=draw(st.integers(least_bytes, 64)),
+        activation_bytes=draw(st.integers(0, 32)),
+        trainable_bytes=draw(st.one_of(st.none(), st.integers(0, parameter_bytes))),
+    )
+
+
+@st.composite
 def profiles(
     draw: st.DrawFn, most_units: int = 5, least_bytes: int = 0, least_units: int = 1
 ) -> Profile:
@@ -83,15 +96,7 @@ def profiles(
     Everything that travels has at least `least_bytes` bytes a sample.
     """
     count = draw(st.integers(least_units, most_units))
-    units = tuple(
-        Unit(
-            f"unit{i}",
-            parameter_bytes=draw(st.integers(0, 64)),
-            output_bytes=draw(st.integers(least_bytes, 64)),
-            activation_bytes=draw(st.integers(0, 32)),
-        )
-        for i in range(count)
-    )
+    units = tuple(draw(_units(f"unit{i}", least_bytes)) for i in range(count))
     per_unit = st.tuples(*[SIXTEENTHS.filter(bool)] * count)
     sizes = draw(st.sampled_from([(1,), (2,), (2, 4), (4, 8)]))
     times = tuple(UnitTimes(draw(per_unit), draw(per_unit)) for _ in sizes)
@@ -111,6 +116,7 @@ def heavier(profile: Profile, parameters: int, outputs: int) -> Profile:
         replace(
             unit,
             parameter_bytes=unit.parameter_bytes * parameters,
+            trainable_bytes=unit.trained_bytes * parameters,
             output_bytes=unit.output_bytes * outputs,
         )
         for unit in profile.units

@@ -44,7 +44,9 @@ from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.sample_independence.masked_losses import DefaultIgnored
 from p2ptrain.model.stage.determinism import check_default_type, randomness_lock
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio, state_slots
+from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
 from p2ptrain.plan.types.feature_maps import MapNetwork
+from p2ptrain.plan.types.state_bytes import StateBytes
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.runtime.tiled.tile_layout import tileable
 from p2ptrain.state import checkpoint_files
@@ -231,15 +233,24 @@ def _seen(samples: CheckedDataset) -> list[int]:
 
 def _check_space(job: Job, captured: Captured, options: TrainOptions) -> None:
     """Raises OptionError: the disks have no room for the weights, or for one whole checkpoint."""
-    weights_bytes = sum(tensor.nbytes for tensor in captured.state().values())
+    state = whole_state(captured, job.optimizer)
     wanted: dict[Path, int] = {}
     if options.out is not None:
-        wanted[options.out.absolute().parent] = weights_bytes
+        wanted[options.out.absolute().parent] = state.parameter_bytes
     if options.checkpoint is not None:
-        state_bytes = int(weights_bytes * (1 + optimizer_state_ratio(job.optimizer)))
         folder = options.checkpoint.absolute()
-        wanted[folder] = wanted.get(folder, 0) + state_bytes
+        wanted[folder] = wanted.get(folder, 0) + state.version_bytes
     check_space(wanted)
+
+
+def whole_state(captured: Captured, optimizer: OptimizerSpec) -> StateBytes:
+    """How large the whole model is, buffers included, and what training adds to it."""
+    tensors = captured.description.tensors
+    return StateBytes(
+        sum(tensor.nbytes for tensor in tensors),
+        sum(tensor.nbytes for tensor in tensors if tensor.trainable),
+        optimizer_state_ratio(optimizer),
+    )
 
 
 def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:

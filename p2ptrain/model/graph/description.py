@@ -218,6 +218,14 @@ class ModelDescription:
         crossings = self._train_crossings if mode == "train" else self._evaluate_crossings
         return crossings[boundary]
 
+    def carries_gradients(self, boundary: int) -> bool:
+        """Whether gradients cross it in training; none do in front of the first trained weight."""
+        return any(value.may_require_grad for value in self.crossing(boundary, "train"))
+
+    def is_forward_only(self, unit: int) -> bool:
+        """Whether nothing comes back to a unit: it keeps nothing, and has no backward."""
+        return unit + 1 < len(self.units) and not self.carries_gradients(unit + 1)
+
     def describe(self, value: Crossing, mode: Mode) -> ValueDescription:
         """What is known of a value that crosses a boundary."""
         if isinstance(value, InputRef):

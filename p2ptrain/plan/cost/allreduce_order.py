@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.cost.overlap import CostBucket
+from p2ptrain.plan.cost.ring import ring_seconds
 
 
 def allreduce_turn(cost: CostModel, draft: Draft, p: int) -> int | None:
@@ -36,7 +37,7 @@ def allreduce_turn(cost: CostModel, draft: Draft, p: int) -> int | None:
         begins = max(free, when)
         if bucket.first == first or begins >= backward:
             break
-        turn, free = bucket.first, begins + bucket.parameter_bytes * seconds_per_byte
+        turn, free = bucket.first, begins + bucket.summed_bytes * seconds_per_byte
     return turn
 
 
@@ -86,5 +87,5 @@ def _last_backward(
 
 def _seconds_per_byte(cost: CostModel, devices: tuple[int, ...]) -> float:
     """Of a bucket's bytes on their way round the ring."""
-    count = len(devices)
-    return 2 * (count - 1) / count / min(link.bytes_per_s for link in cost.ring_links(devices))
+    rate = min(link.bytes_per_s for link in cost.ring_links(devices))
+    return ring_seconds(len(devices), 1.0, rate)

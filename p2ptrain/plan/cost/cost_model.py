@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cost.overlap import SPLIT_FACTOR, OverlapCosts
+from p2ptrain.plan.cost.ring import ring_seconds
 from p2ptrain.plan.types.bucket_sizes import USUAL, BucketSizes
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, unknown_device
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
+from p2ptrain.plan.types.state_bytes import StateBytes
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.plan.types.weight_versions import Weights
 
@@ -35,6 +37,7 @@ class CostModel:
         devices: the cluster's devices, sorted by name.
         holder: index of the data holder.
         links: all links between them.
+        unit_states: how large each unit is, apart from samples.
         overlap: what the runtime does beyond the plain model; None = the plain model.
         mode: whether rounds are timed, or steady asynchronous running.
         weights: asynchronously, which versions stages keep.
@@ -68,9 +71,11 @@ class CostModel:
         self._tables = [_table(profile, device) for device in self.devices]
         self.links = LinkMatrix(cluster, self.devices)
         self.overlap = OverlapCosts(profile, self.devices, self.holder) if overlap else None
-        parameters = accumulate((unit.parameter_bytes for unit in profile.units), initial=0)
+        self.unit_states = tuple(profile.state(i, i + 1) for i in range(self.unit_count))
         activations = accumulate((unit.activation_bytes for unit in profile.units), initial=0)
-        self._parameters, self._activations = tuple(parameters), tuple(activations)
+        self._activations = tuple(activations)
+        self._states: dict[tuple[int, int], StateBytes] = {}
+        self._held: dict[tuple[int, int], int] = {}
         self._unit_times: dict[tuple[int, int], UnitTimes] = {}
         self._worst: dict[tuple[int, ...], tuple[float, float]] = {}
         self._stage_seconds: dict[tuple[int, int, int, int], tuple[float, float]] = {}
@@ -141,8 +146,8 @@ class CostModel:
         """
         if self.overlap is None:
             return 0.0
-        parameters = self.parameter_bytes(first, end)
-        return self.overlap.update_seconds(device, parameters, ahead=ahead)
+        changing_bytes = self.state(first, end).changing_bytes
+        return self.overlap.update_seconds(device, changing_bytes, ahead=ahead)
 
     def link(self, sender: int, receiver: int) -> ClusterLink:
         """That direction; from a device to itself nothing takes time."""
@@ -160,16 +165,14 @@ class CostModel:
         return BucketSizes.at(min(link.bytes_per_s for link in self.ring_links(devices)))
 
     def all_reduce_seconds(self, devices: Sequence[int], first: int, end: int) -> float:
-        """Ring all-reduce of the parameters of units [first, end) over a group.
+        """Ring all-reduce of the gradients of units [first, end) over a group.
 
         2(g-1)/g · bytes / slowest link + 2(g-1) · largest latency, over all ordered pairs.
         """
-        count = len(devices)
-        if count == 1:
+        if len(devices) == 1:
             return 0.0
-        rate, latency = self._worst_link(tuple(sorted(devices)))
-        steps = 2 * (count - 1)
-        return steps / count * self.parameter_bytes(first, end) / rate + steps * latency
+        worst = self._worst_link(tuple(sorted(devices)))
+        return ring_seconds(len(devices), self.state(first, end).summed_bytes, *worst)
 
     def _worst_link(self, devices: tuple[int, ...]) -> tuple[float, float]:
         """(least bytes/s, largest latency) over all ordered pairs."""
@@ -191,21 +194,28 @@ class CostModel:
         """Bytes per sample kept for the backward of units [first, end)."""
         return self._activations[end] - self._activations[first]
 
-    def parameter_bytes(self, first: int, end: int) -> int:
-        """Bytes of the parameters of units [first, end)."""
-        return self._parameters[end] - self._parameters[first]
+    def state(self, first: int, end: int) -> StateBytes:
+        """How large units [first, end) are, apart from samples."""
+        key = first, end
+        if key not in self._states:
+            self._states[key] = self.profile.state(first, end)
+        return self._states[key]
 
     def held_bytes(self, first: int, end: int) -> int:
         """Parameters, gradients and optimizer state of units [first, end), rounded up."""
-        ratio = self.profile.optimizer_state_ratio
-        return math.ceil(self.parameter_bytes(first, end) * (2 + ratio))
+        key = first, end
+        if key not in self._held:
+            self._held[key] = self.state(first, end).held_bytes
+        return self._held[key]
 
     def peak_bytes(self, first: int, end: int, samples: int, versions: int = 1) -> int:
         """Memory of a stage with at most `samples` forwarded and not yet backwarded.
 
         `versions` of its parameters are kept: more than one only in asynchronous running.
         """
-        held = self.held_bytes(first, end) + (versions - 1) * self.parameter_bytes(first, end)
+        held = self.held_bytes(first, end)
+        if versions > 1:
+            held += (versions - 1) * self.state(first, end).trainable_bytes
         return held + samples * self.activation_bytes(first, end)
 
     def samples_that_fit(self, first: int, end: int, memory_bytes: int) -> int:

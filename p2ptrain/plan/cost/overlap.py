@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from p2ptrain.plan.cost.ring import ring_bytes, ring_steps
 from p2ptrain.plan.types.bucket_sizes import BucketSizes
 from p2ptrain.plan.types.cluster import REFERENCE, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile
@@ -51,11 +52,11 @@ class CostBucket:
     """Gradients that are summed together.
 
     Attributes:
-        parameter_bytes: of them.
+        summed_bytes: of them.
         first: the lowest unit they belong to; a backward past it has made them all.
     """
 
-    parameter_bytes: int
+    summed_bytes: int
     first: int
 
 
@@ -73,6 +74,8 @@ class OverlapCosts:
     def __init__(self, profile: Profile, devices: Sequence[ClusterDevice], holder: int) -> None:
         self._profile = profile
         self._holder = holder
+        count = len(profile.units)
+        self._gradients = [profile.state(i, i + 1).summed_bytes for i in range(count)]
         self._buckets: dict[tuple[int, int, BucketSizes], tuple[CostBucket, ...]] = {}
         self.overheads = tuple(
             device.overheads or REFERENCE.times_slowdown(_slowdown(profile, device))
@@ -114,21 +117,23 @@ class OverlapCosts:
         counted = (FEED_MESSAGES * messages + loading) * own.message_seconds
         return counted + fed * samples * own.byte_seconds
 
-    def update_seconds(self, device: int, parameter_bytes: int, *, ahead: bool = False) -> float:
-        """Of an update of so many bytes of parameters, and of the round's own messages.
+    def update_seconds(self, device: int, changing_bytes: int, *, ahead: bool = False) -> float:
+        """Of an update that changes so many bytes, and of the round's own messages.
 
         `ahead`: with a copy of what was before.
         """
-        held = parameter_bytes * (1 + self._profile.optimizer_state_ratio)
         own, passes = self.overheads[device], 1 + COPY_PART * ahead
-        return passes * held * own.update_byte_seconds + ROUND_MESSAGES * own.message_seconds
+        return (
+            passes * changing_bytes * own.update_byte_seconds + ROUND_MESSAGES * own.message_seconds
+        )
 
     def reduce_seconds(self, device: int, parts: int, buckets: Sequence[CostBucket]) -> float:
         """What the messages of an all-reduce among `parts` devices cost one of them."""
-        own, steps = self.overheads[device], 2 * (parts - 1)
-        total_bytes = sum(bucket.parameter_bytes for bucket in buckets)
-        sent = len(buckets) * steps * own.message_seconds
-        return 2 * (sent + steps / parts * total_bytes * own.byte_seconds)
+        own = self.overheads[device]
+        total_bytes = sum(bucket.summed_bytes for bucket in buckets)
+        messages = len(buckets) * ring_steps(parts)
+        sent_bytes = ring_bytes(parts, total_bytes)
+        return 2 * (messages * own.message_seconds + sent_bytes * own.byte_seconds)
 
     def streamed_seconds(self, cut: int, ends: tuple[int, int], link: ClusterLink) -> float:
         """A sample before unit `cut`, of the time that the link between `ends` carries it.
@@ -154,7 +159,7 @@ class OverlapCosts:
             before = gathered = 0
             lowest = first
             for unit in range(first, turn):
-                gathered += self._profile.units[unit].parameter_bytes
+                gathered += self._gradients[unit]
                 is_last = unit + 1 == turn and gathered > 0
                 if gathered >= sizes.turned_bytes(before) or is_last:
                     buckets.append(CostBucket(gathered, lowest))
@@ -164,10 +169,10 @@ class OverlapCosts:
 
     def _filled(self, first: int, end: int, sizes: BucketSizes) -> tuple[CostBucket, ...]:
         buckets: list[CostBucket] = []
-        left = total = sum(unit.parameter_bytes for unit in self._profile.units[first:end])
+        left = total = sum(self._gradients[first:end])
         gathered = 0
         for unit in range(end - 1, first - 1, -1):
-            gathered += self._profile.units[unit].parameter_bytes
+            gathered += self._gradients[unit]
             if gathered >= sizes.next_bytes(total - left, left):
                 buckets.append(CostBucket(gathered, unit))
                 left -= gathered

@@ -18,6 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
+from p2ptrain.plan.cost.ring import ring_seconds
 from p2ptrain.plan.planners.group_shares import Floats, Rows, SampleTimes, Truths, Wholes, divide
 from p2ptrain.plan.planners.published import Inner
 from p2ptrain.plan.problem.coarsen import useful_cuts
@@ -100,15 +101,15 @@ class Grid:
     @cached_property
     def reduce(self) -> Floats:
         """[G, U, U+1] seconds of a group's all-reduce (Eq. 5)."""
-        units = self.part.cost.profile.units
-        sums = np.concatenate(([0], np.cumsum([unit.parameter_bytes for unit in units])))
-        parameters = (sums[self.cuts[self.end]] - sums[self.cuts[self.first]]).astype(np.float64)
+        states = self.part.cost.unit_states
+        sums = np.concatenate(([0], np.cumsum([state.summed_bytes for state in states])))
+        summed = (sums[self.cuts[self.end]] - sums[self.cuts[self.first]]).astype(np.float64)
         found = np.zeros((len(self.groups), self.blocks, self.blocks + 1))
         for number, (a, b) in enumerate(self.groups):
             size = int(self.steps[b] - self.steps[a])
             if size > 1:
-                part = 2 * (size - 1) / size / float(self._least[a:b, a:b].min())
-                found[number, self.first, self.end] = part * parameters
+                rate = float(self._least[a:b, a:b].min())
+                found[number, self.first, self.end] = summed * ring_seconds(size, 1.0, rate)
         return found
 
     @cached_property

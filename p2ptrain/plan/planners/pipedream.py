@@ -21,7 +21,7 @@ other orders are tried. For a synchronous round the simulation chooses the micro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -120,7 +120,7 @@ class _StageTable:
         units = part.cost.profile.units[part.first : part.end]
         output_bytes = np.array([0.0, *(unit.output_bytes for unit in units[:-1])])
         self.hop = 2.0 * split.first_samples * _pieces(part, split) * output_bytes / rate
-        sync = _ranges(4 * unit.parameter_bytes / rate for unit in units)
+        sync = range_sums(4 * part.summed_bytes() / rate)
         work = _mean_seconds(part, split)
         # One, not none, where it is impossible: empty ranges need inf bytes, and 0 * inf is NaN.
         self._part, self._samples = part, np.ones(count + 1)
@@ -181,10 +181,6 @@ def _traced(table: _StageTable, choices: Sequence[Wholes]) -> list[tuple[int, in
         stages.append((end, int(table.steps[border] - table.steps[before])))
         end, border = first, before
     return stages[::-1]
-
-
-def _ranges(per_unit: Iterable[float]) -> Floats:
-    return range_sums(np.array([float(value) for value in per_unit]))
 
 
 def _mean_seconds(part: Inner, split: BatchSplit) -> Floats:

@@ -55,10 +55,14 @@ class Inner:
 
     def held_bytes(self) -> Floats:
         """[U, U+1] parameters, gradients and optimizer state of units [i, j); inf where empty."""
-        units = self.cost.profile.units[self.first : self.end]
-        sums = range_sums(np.array([float(unit.parameter_bytes) for unit in units]))
-        held: Floats = np.ceil(sums * (2 + self.cost.profile.optimizer_state_ratio))
+        states = self.cost.unit_states[self.first : self.end]
+        held: Floats = np.ceil(range_sums(np.array([float(state.trained) for state in states])))
         return held
+
+    def summed_bytes(self) -> Floats:
+        """[U] what a group adds up, of each unit."""
+        states = self.cost.unit_states[self.first : self.end]
+        return np.array([float(state.summed_bytes) for state in states])
 
     def activation_bytes(self) -> Floats:
         """[U, U+1] bytes a sample in flight of units [i, j); inf where empty."""

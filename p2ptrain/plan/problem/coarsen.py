@@ -2,7 +2,7 @@
 
 Asteroid (section 5.7) advises blocks for large models without saying which. Here neighbours are
 merged one cut at a time, always the cut that helps least: much crosses it, and a piece that it
-separates is small in time, parameters and activations.
+separates is small in time, weights and activations.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def useful_cuts(cost: CostModel, most: int) -> tuple[int, ...]:
 
 
 def _sizes(cost: CostModel) -> list[float]:
-    """Every unit's largest share of the model, of time, parameters or activations."""
+    """Every unit's largest share of the model, of time, weights or activations."""
     units = cost.profile.units
     largest = cost.profile.times.times[-1]
     shares = [
         _shares([a + b for a, b in zip(largest.forward, largest.backward, strict=True)]),
-        _shares([unit.parameter_bytes for unit in units]),
+        _shares([state.trained for state in cost.unit_states]),
         _shares([unit.activation_bytes for unit in units]),
     ]
     return [max(of_unit) for of_unit in zip(*shares, strict=True)]

@@ -45,16 +45,26 @@ def unit_bytes(cost: CostModel, unit: int, samples: int) -> int:
 
 
 def _what(cost: CostModel, samples: int) -> str:
-    state = 2 + cost.profile.optimizer_state_ratio
     piece, option = f"{samples} samples", "--micro-batch"
     if cost.mode is PlanMode.ASYNC:
         piece, option = f"a batch of {samples}", "--batch-size"
     if cost.full_depths:
         piece += ", and both again for each further batch at the same time"
     return (
-        f"that is {state:g} times the weights, for gradients and optimizer, and the layers' "
+        f"that is {_weights(cost)}, for gradients and optimizer, and the layers' "
         f"outputs for {piece}; try a smaller {option}, a leaner optimizer or more devices"
     )
+
+
+def _weights(cost: CostModel) -> str:
+    state = cost.state(0, cost.unit_count)
+    times = 2 + cost.profile.optimizer_state_ratio
+    if state.frozen_bytes:
+        return (
+            f"the frozen weights and {times:g} times the {size_text(state.trainable_bytes)} "
+            "of trained ones"
+        )
+    return f"{times:g} times the weights"
 
 
 def _largest_unit(question: Question, samples: int) -> str | None:

@@ -95,8 +95,7 @@ class Partition:
         self._carried = np.array([0.0, *map(cost.cut_bytes, self.cuts[1:-1])])
         self._carried *= split.first_samples
         units = cost.profile.units
-        self._held = self._range_sums([unit.parameter_bytes for unit in units])
-        self._held *= 2 + cost.profile.optimizer_state_ratio
+        self._held = self._range_sums([state.trained for state in cost.unit_states])
         self._activations = self._range_sums([unit.activation_bytes for unit in units])
 
     def last(self, device: int) -> Suffix:

@@ -13,7 +13,6 @@ import numpy as np
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.replan.migration import state_bytes
 from p2ptrain.plan.replan.order_cuts import Floats, Order, OrderCuts
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.search.balanced_groups import UnplacedGroup
@@ -23,7 +22,7 @@ class Missing:
     """Bytes that each device would have to fetch, by units."""
 
     def __init__(self, cost: CostModel, held: Replicas) -> None:
-        sizes = [state_bytes(cost.profile, unit) for unit in range(cost.unit_count)]
+        sizes = [state.version_bytes for state in cost.unit_states]
         self._sums: list[Floats] = []
         for device in cost.devices:
             lacks = [

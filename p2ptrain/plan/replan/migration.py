@@ -18,7 +18,6 @@ little slower and can begin at once loses less; a faster one can replace it late
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -75,11 +74,6 @@ class Migration:
 
 NOTHING = Migration(())
 """No device needs anything."""
-
-
-def state_bytes(profile: Profile, unit: int) -> int:
-    """What travels of a unit: parameters and optimizer state, rounded up."""
-    return math.ceil(profile.units[unit].parameter_bytes * (1 + profile.optimizer_state_ratio))
 
 
 def plan_migration(
@@ -143,7 +137,9 @@ def _choose_senders(
     up: dict[str, float] = defaultdict(float)
     down: dict[str, float] = defaultdict(float)
     chosen = []
-    sized = sorted((-state_bytes(profile, unit), unit, name) for unit, name in needs)
+    sized = sorted(
+        (-profile.state(unit, unit + 1).version_bytes, unit, name) for unit, name in needs
+    )
     for negative, unit, receiver in sized:
         senders = held.holders_of(unit)
         if not senders:
@@ -256,8 +252,7 @@ class Pause:
     @property
     def uneven_bytes(self) -> tuple[float, ...]:
         """What uneven cuts may count for, in bytes: next to nothing, up to thrice all there is."""
-        units = range(self.cost.unit_count)
-        whole = sum(state_bytes(self.cost.profile, unit) for unit in units)
+        whole = sum(state.version_bytes for state in self.cost.unit_states)
         return (1.0, 0.3 * whole, whole, 3.0 * whole)
 
     def moving_seconds(self, draft: Draft) -> float:

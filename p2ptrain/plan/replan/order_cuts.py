@@ -73,14 +73,15 @@ class OrderCuts:
         self.rounds = split.batch_size / split.first_samples
         units = cost.profile.units
         self._places = list(range(len(units) + 1)) if places is None else list(places)
-        self._parameters = self._ranges([unit.parameter_bytes for unit in units])
+        self._trained = self._ranges([state.trained for state in cost.unit_states])
+        self._summed = self._ranges([state.summed_bytes for state in cost.unit_states])
         self._activations = self._ranges([unit.activation_bytes for unit in units])
         self._carried = np.array([0.0, *(unit.output_bytes for unit in units)])
         self._carried = self._carried[self._places] * split.first_samples
         work = WorkloadShare(cost.profile)
         parts = [work.units(i, i + 1, split.first_samples) for i in range(len(units))]
         self._work = self._ranges(parts)
-        shape = self._parameters.shape
+        shape = self._summed.shape
         self._never = np.where(np.triu(np.ones(shape, dtype=bool), 1), 0.0, np.inf)  # empty ranges
         self._tables: dict[UnplacedGroup, CutTables] = {}
         self._alone: dict[tuple[int, int], Floats] = {}
@@ -96,7 +97,7 @@ class OrderCuts:
         """The slowest member counts, as does the one with the least memory."""
         cost, split = self.cost, self.split
         group = shared_by_speed(cost, split, part)
-        shape = self._parameters.shape
+        shape = self._summed.shape
         if group is None:
             never = np.full(shape, np.inf)
             return CutTables(never, np.ones(shape), np.zeros(shape))
@@ -118,8 +119,8 @@ class OrderCuts:
         if len(group.devices) > 1:
             fixed = cost.all_reduce_seconds(group.devices, 0, 0)
             whole = cost.all_reduce_seconds(group.devices, 0, cost.unit_count) - fixed
-            total = max(1.0, self._parameters[0, -1])
-            reduce = fixed + whole * self._parameters / total
+            total = max(1.0, self._summed[0, -1])
+            reduce = fixed + whole * self._summed / total
         return CutTables(seconds, trips, reduce)
 
     def _seconds(self, device: int, samples: int) -> Floats:
@@ -137,8 +138,7 @@ class OrderCuts:
             self.cost.devices[device].memory_bytes
         ):
             return None
-        held = self._parameters * (2 + self.cost.profile.optimizer_state_ratio)
-        left = self.cost.devices[device].memory_bytes - held
+        left = self.cost.devices[device].memory_bytes - self._trained
         each = np.maximum(self._activations * samples, 1e-9)
         depth = np.floor(np.maximum(left, -1.0) / each)
         whole = left >= self._activations * samples * self.rounds

@@ -117,8 +117,8 @@ class _ReplicatedTables:
         self.cost, self.split = cost, split
         self.cuts = (0, *useful_cuts(cost, MAX_CUTS), cost.unit_count)
         self._partition = Partition(cost, split, cuts=self.cuts)
-        bounds = list(pairwise(self.cuts))
-        self._parameters = range_sums(np.array([float(cost.parameter_bytes(*b)) for b in bounds]))
+        summed = [float(cost.state(*bounds).summed_bytes) for bounds in pairwise(self.cuts)]
+        self._summed = range_sums(np.array(summed))
         carried = [0.0, *(float(cost.cut_bytes(cut)) for cut in self.cuts[1:-1])]
         self._carried = split.first_samples * np.array(carried)
         steady = cost.mode is PlanMode.ASYNC
@@ -166,8 +166,8 @@ class _ReplicatedTables:
         if len(devices) == 1:
             return work
         summing = self.cost.all_reduce_seconds(devices, 0, self.cost.unit_count)
-        each = summing / max(1, self.cost.parameter_bytes(0, self.cost.unit_count))
-        reduce = each * np.where(possible, self._parameters, 0.0)
+        each = summing / max(1, self.cost.state(0, self.cost.unit_count).summed_bytes)
+        reduce = each * np.where(possible, self._summed, 0.0)
         seconds: Floats = np.maximum(work, reduce / len(devices)) if self._steady else work + reduce
         return seconds
 

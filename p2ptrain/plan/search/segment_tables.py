@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.ring import ring_bytes, ring_steps
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
@@ -134,8 +135,8 @@ class SegmentTables:
         # A group's seconds a piece: the harmonic mean of its devices', which share in proportion.
         latency = np.where(self._holds(room), self.sizes / together, np.inf)
         per_round = np.where(self._deals, self._dealt_rounds, self.rounds)
-        held = (self._parameters[first + 1 :] - self._parameters[first])[:, None, None]
-        work, reduce = latency * per_round, held * self._reduce_each + self._reduce_latency
+        summed = (self._summed[first + 1 :] - self._summed[first])[:, None, None]
+        work, reduce = latency * per_round, summed * self._reduce_each + self._reduce_latency
         if self._steady:  # gradients are exchanged while others are computed, again and again
             exchanges = self.rounds / np.where(self._deals, self.sizes, 1)
             work, reduce = np.maximum(work, reduce * exchanges), np.zeros_like(reduce)
@@ -217,12 +218,13 @@ class SegmentTables:
 
     def _prepare_memory(self) -> None:
         cost, units = self.cost, self.cost.profile.units
-        self._parameters = self._sums([unit.parameter_bytes for unit in units])
+        self._trained = self._sums([state.trained for state in cost.unit_states])
+        self._summed = self._sums([state.summed_bytes for state in cost.unit_states])
         self._activations = self._sums([unit.activation_bytes for unit in units])
         devices = [cost.devices[device] for device in self.order]
         self._memory = np.array([float(device.memory_bytes) for device in devices])
 
-    def _sums(self, per_unit: Sequence[int]) -> Floats:
+    def _sums(self, per_unit: Sequence[float]) -> Floats:
         sums: Floats = np.concatenate(([0.0], np.cumsum(np.array(per_unit, dtype=np.float64))))
         at_cuts: Floats = sums[self.cuts]
         return at_cuts
@@ -232,9 +234,9 @@ class SegmentTables:
 
         Those who take whole micro-batches keep whole ones.
         """
-        parameters = (self._parameters[first + 1 :] - self._parameters[first])[:, None]
+        trained = (self._trained[first + 1 :] - self._trained[first])[:, None]
         activations = (self._activations[first + 1 :] - self._activations[first])[:, None]
-        left = self._memory - parameters * (2 + self.cost.profile.optimizer_state_ratio)
+        left = self._memory - trained
         with np.errstate(divide="ignore", invalid="ignore"):
             room = np.where(activations > 0, np.floor(left / activations), PLENTY_SAMPLES)
         room = np.where(left < 0, 0, np.minimum(room, PLENTY_SAMPLES))
@@ -263,9 +265,9 @@ class SegmentTables:
         largest = max(option.size for option in self.options)
         slowest, longest = _worst_in_windows(rates, latencies, largest)
         at = self.sizes - 1, np.broadcast_to(self._starts, self.ends.shape)
-        steps = 2.0 * (self.sizes - 1)
-        self._reduce_each = steps / self.sizes / slowest[at]
-        self._reduce_latency = steps * longest[at]
+        each = np.array([[ring_bytes(option.size, 1.0)] for option in self.options])
+        steps = np.array([[ring_steps(option.size)] for option in self.options])
+        self._reduce_each, self._reduce_latency = each / slowest[at], steps * longest[at]
         self.rates, self.latencies = rates, latencies
 
 

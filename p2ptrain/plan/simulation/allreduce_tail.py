@@ -10,6 +10,7 @@ from p2ptrain.plan.cost.allreduce_order import sent_in
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.cost.overlap import CostBucket
+from p2ptrain.plan.cost.ring import ring_seconds, ring_steps
 from p2ptrain.plan.simulation.engine import Lane, TransferRoute
 
 
@@ -75,7 +76,7 @@ class StageRing:
         """How each bucket travels from the lane at `place` to the next."""
         lane, after = self.lanes[place], self.lanes[(place + 1) % len(self.lanes)]
         links = self.cost.ring_links([one.device for one in self.lanes])
-        steps = 2 * (len(self.lanes) - 1)
+        count, rate = len(self.lanes), min(link.bytes_per_s for link in links)
         return [
             TransferRoute(
                 carries="sum",
@@ -83,11 +84,8 @@ class StageRing:
                 receiver=collector,
                 uplink=lane.device,
                 downlink=after.device,
-                seconds=steps
-                / len(self.lanes)
-                * bucket.parameter_bytes
-                / min(link.bytes_per_s for link in links),
-                latency_s=steps * max(link.latency_s for link in links),
+                seconds=ring_seconds(count, bucket.summed_bytes, rate),
+                latency_s=ring_steps(count) * max(link.latency_s for link in links),
             )
             for bucket in self.buckets
         ]
@@ -102,11 +100,11 @@ class StageRing:
         forward = self.cost.unit_times(lane.device, 1).forward
         whole = sum(forward[slice(*self.units)])
         one = lane.seconds[lane.tasks[0]] / whole if whole else 0.0
-        total = sum(bucket.parameter_bytes for bucket in self.buckets) or 1
+        total = sum(bucket.summed_bytes for bucket in self.buckets) or 1
         return LaneSums(
             each,
             [one * sum(forward[self.units[0] : bucket.first]) for bucket in self.buckets],
-            [bucket.parameter_bytes / total for bucket in self.buckets],
+            [bucket.summed_bytes / total for bucket in self.buckets],
         )
 
     def made(self, lane: Lane) -> list[float]:

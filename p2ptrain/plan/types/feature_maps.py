@@ -82,13 +82,19 @@ class MapUnit:
 
     Attributes:
         first, end: [first, end) of its operations.
-        parameter_bytes: of its filters and other trainable parameters.
+        parameter_bytes: of its filters and other parameters.
+        frozen_bytes: of those of them that take no gradients.
     """
 
     name: AnyName
     first: Count
     end: Count
     parameter_bytes: Count = 0
+    frozen_bytes: Count = 0
+
+    def __post_init__(self) -> None:
+        if self.frozen_bytes > self.parameter_bytes:
+            raise OptionError("frozen_bytes: more than parameter_bytes")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from p2ptrain.plan.types.planning_file import (
     read_file,
     write_file,
 )
+from p2ptrain.plan.types.state_bytes import StateBytes
 from p2ptrain.plan.types.unit_times import Times
 
 FORMAT = "p2ptrain.profile/1"
@@ -61,12 +62,14 @@ class Spatial:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One unit of the model; bytes and flops are per sample, but `parameter_bytes`.
+    """One unit of the model; bytes and flops are per sample, but those of parameters.
 
     Attributes:
+        parameter_bytes: of all its parameters.
         output_bytes: what crosses a cut after the unit, all tensors.
         activation_bytes: what is kept for the backward.
         flops: to be shown; nothing is computed from it.
+        trainable_bytes: of those of its parameters that take gradients; None: all of them do.
     """
 
     former_keys: ClassVar = frozenset({"compression"})
@@ -77,6 +80,19 @@ class Unit:
     activation_bytes: Whole
     flops: Whole = 0
     spatial: Spatial | None = None
+    trainable_bytes: Whole | None = None
+
+    def __post_init__(self) -> None:
+        if self.trained_bytes > self.parameter_bytes:
+            raise OptionError(
+                f"trainable_bytes: {self.trainable_bytes} are more than the "
+                f"{self.parameter_bytes} bytes of all its parameters"
+            )
+
+    @property
+    def trained_bytes(self) -> int:
+        """Of the parameters that take gradients."""
+        return self.parameter_bytes if self.trainable_bytes is None else self.trainable_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +101,7 @@ class Profile:
 
     Attributes:
         input_bytes, target_bytes: per sample, as the holder sends them.
-        optimizer_state_ratio: optimizer bytes per parameter byte.
+        optimizer_state_ratio: optimizer bytes per trained byte.
         maps: of the first units, which can be cut into tiles, as the model itself has them; in no
             file, whose units say `spatial` instead.
     """
@@ -105,6 +121,15 @@ class Profile:
             raise OptionError(
                 f"times: {self.times.unit_count} times a batch size for {len(self.units)} units"
             )
+
+    def state(self, first: int, end: int) -> StateBytes:
+        """How large units [first, end) are, apart from samples."""
+        units = self.units[first:end]
+        return StateBytes(
+            sum(unit.parameter_bytes for unit in units),
+            sum(unit.trained_bytes for unit in units),
+            self.optimizer_state_ratio,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from p2ptrain.model.graph.description import Mode, ModelDescription, UnitDescription
+from p2ptrain.model.graph.description import Mode, ModelDescription, TensorKind, UnitDescription
 from p2ptrain.model.graph.effects import (
     draws_random_numbers,
     mutated_references,
@@ -382,8 +382,8 @@ class _Reader:
             if first >= stop:
                 break
             begin, behind = (sum(entry.node < limit for entry in made) for limit in (first, end))
-            size = self._parameter_bytes(first, min(end, stop))
-            units.append(MapUnit(unit.name, begin, behind, size))
+            sizes = self._parameter_bytes(first, min(end, stop))
+            units.append(MapUnit(unit.name, begin, behind, *sizes))
             counters.append(tuple(k for k in self._counters if first <= k < min(end, stop)))
         count = 1 + max(entry.operation.output for entry in made)
         entering = {n: leaf for n, leaf in self._entering.items() if n < count}
@@ -428,15 +428,18 @@ class _Reader:
             if value in self._map_of
         }
 
-    def _parameter_bytes(self, first: int, end: int) -> int:
+    def _parameter_bytes(self, first: int, end: int) -> tuple[int, int]:
+        """(of all parameters, of the frozen ones)."""
         by_name = self._description.tensors_by_name
-        names = {
-            reference.name
+        used = {
+            by_name[reference.name]
             for node in self._nodes[first:end]
             for reference in node.references()
-            if isinstance(reference, StateRef) and by_name[reference.name].trainable
+            if isinstance(reference, StateRef)
         }
-        return sum(by_name[name].nbytes for name in names)
+        parameters = [tensor for tensor in used if tensor.kind is TensorKind.PARAMETER]
+        frozen = [tensor for tensor in parameters if not tensor.trainable]
+        return sum(t.nbytes for t in parameters), sum(t.nbytes for t in frozen)
 
 
 def _is_state(value: object) -> bool:

@@ -129,7 +129,7 @@ def _fastest_to(costs: Costs, best: Sequence[_Best | None], end: int) -> _Best |
 
 def _fastest_that_fits(costs: Costs) -> tuple[int, ...]:
     count = len(costs.problem.network.units)
-    filters = costs.problem.filter_memory_bytes
+    filters = costs.problem.filters.trained
     ways = [[_GroupingWay(0.0, (filters,) * len(costs.devices), (0,))]]
     for end in range(1, count + 1):
         found = []

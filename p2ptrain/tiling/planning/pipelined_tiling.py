@@ -292,7 +292,7 @@ class _PipelinedSearch:
 
     def _most_in_flight(self, costs: Costs, borders: tuple[int, ...]) -> int:
         """Micro-batches of which all devices with tiles have room for what they keep."""
-        filters = costs.problem.filter_memory_bytes
+        filters = costs.problem.filters.trained
         rooms = [
             (device.memory_bytes - filters) / max(held - filters, 1.0)
             for device, held in zip(costs.devices, costs.memory(borders), strict=True)

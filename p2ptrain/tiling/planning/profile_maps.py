@@ -67,14 +67,16 @@ def _chain(profile: Profile) -> MapNetwork | None:
     return MapNetwork(
         maps=(image, *(feature_map for feature_map, _ in made)),
         operations=tuple(operation for _, operation in made),
-        units=tuple(
-            MapUnit(link.unit.name, number, number + 1, link.unit.parameter_bytes)
-            for number, link in enumerate(links)
-        ),
+        units=tuple(_map_unit(link.unit, number) for number, link in enumerate(links)),
         entering=(0,),
         leaving=(len(links),),
         itemsize=ITEMSIZE,
     )
+
+
+def _map_unit(unit: Unit, number: int) -> MapUnit:
+    frozen_bytes = unit.parameter_bytes - unit.trained_bytes
+    return MapUnit(unit.name, number, number + 1, unit.parameter_bytes, frozen_bytes)
 
 
 def _fitting(links: list[_ChainUnit]) -> tuple[int, int]:

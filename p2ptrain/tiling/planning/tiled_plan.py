@@ -152,7 +152,7 @@ def _peaks(
     cost: CostModel, tiled: Tiled, row: TrailingPipeline, split: BatchSplit, depths: Sequence[int]
 ) -> dict[str, int]:
     """Bytes by device; of one in two stages both together."""
-    filters, peaks = tiled.costs.problem.filter_memory_bytes, dict[str, int]()
+    filters, peaks = tiled.costs.problem.filters.trained, dict[str, int]()
     deep = min(depths[0], split.micro_batches)
     for d, held in zip(tiled.devices, tiled.costs.memory(tiled.borders), strict=True):
         peaks[cost.name(d)] = ceil(filters + deep * (held - filters))

@@ -28,6 +28,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from p2ptrain.errors import OptionError
+from p2ptrain.plan.cost.ring import ring_seconds, ring_steps
 from p2ptrain.plan.types.bucket_sizes import BucketSizes
 from p2ptrain.plan.types.feature_maps import Operation
 from p2ptrain.tiling.maps.grid import GridError, GroupLayout, TileGrid
@@ -132,7 +133,7 @@ class Costs:
         """Bytes by device, filters included."""
         groups = [self.group(first, end) for first, end in pairwise(borders)]
         kept = [group.memory for group in groups if group is not None]
-        filters = self.problem.filter_memory_bytes
+        filters = self.problem.filters.trained
         return [filters + sum(parts) for parts in zip(*kept, strict=True)]
 
     # -- once a mini-batch -----------------------------------------------------------------------
@@ -148,8 +149,8 @@ class Costs:
         used, link = len({*self.device_of_tile}), self.problem.link
         if used < 2:
             return 0.0
-        steps, size = 2 * (used - 1), self.problem.parameter_bytes
-        wire = steps * (size / (used * link.bytes_per_s) + link.latency_s)
+        steps, size = ring_steps(used), self.problem.filters.summed_bytes
+        wire = ring_seconds(used, size, link.bytes_per_s, link.latency_s)
         sums = self.problem.sums
         buckets = _buckets(size, BucketSizes.at(link.bytes_per_s))
         each = sums.message_seconds * buckets + sums.byte_seconds * size / used

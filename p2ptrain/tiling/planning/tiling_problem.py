@@ -17,6 +17,7 @@ from p2ptrain.errors import OptionError, PlanError, size_text
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink, Overheads
 from p2ptrain.plan.types.feature_maps import MapNetwork
+from p2ptrain.plan.types.state_bytes import StateBytes
 
 OF_TILES = replace(REFERENCE, message_seconds=3e-4, byte_seconds=2.5e-9)
 """One core of a server, of messages between tiles: several are made and read in the same turns of
@@ -48,7 +49,7 @@ class TilingProblem:
         kept_bytes: by unit: what is kept for the backward of the whole maps, one sample.
         samples: of a mini-batch, which is one micro-batch here.
         link: between any two of the devices that have tiles: the slowest.
-        optimizer_state_ratio: optimizer bytes per parameter byte.
+        optimizer_state_ratio: optimizer bytes per trained byte.
         overheads: of the reference device, between tiles.
         sums: the same of adding up the filters' gradients: few large messages, as in any group.
         links: of the devices by name, those without tiles among them; None = all are `link`.
@@ -74,14 +75,13 @@ class TilingProblem:
             )
 
     @property
-    def parameter_bytes(self) -> int:
-        """Of all filters: every device holds them, and their gradients are added up."""
-        return sum(unit.parameter_bytes for unit in self.network.units)
-
-    @property
-    def filter_memory_bytes(self) -> float:
-        """Of the filters on each device: with their gradients and the optimizer's state."""
-        return self.parameter_bytes * (2.0 + self.optimizer_state_ratio)
+    def filters(self) -> StateBytes:
+        """All of them: every device holds them, and their gradients are added up."""
+        units = self.network.units
+        parameter_bytes = sum(unit.parameter_bytes for unit in units)
+        frozen_bytes = sum(unit.frozen_bytes for unit in units)
+        trainable_bytes = parameter_bytes - frozen_bytes
+        return StateBytes(parameter_bytes, trainable_bytes, self.optimizer_state_ratio)
 
     @property
     def seconds(self) -> float:

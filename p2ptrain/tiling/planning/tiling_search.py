@@ -107,7 +107,7 @@ def _rests(
     seconds: Callable[[TileDevice], float],
 ) -> Sequence[TileDevice]:
     """Who may have the rest: of those that hold it beside filters the fastest, and the largest."""
-    needed = held_bytes + tiled.filter_memory_bytes
+    needed = held_bytes + tiled.filters.trained
     fitting = [device for device in devices if needed < device.memory_bytes]
     if not fitting:
         return devices[:1]  # which says why
@@ -250,7 +250,7 @@ def _caps(candidate: TilingCandidate, counts: Sequence[int]) -> list[float]:
     """The largest part of the maps that each tile may have, as far as its device's memory goes."""
     problem, behind, caps = candidate.problem, candidate.behind, list[float]()
     for device, count in zip(candidate.devices, counts, strict=True):
-        free = device.memory_bytes - problem.filter_memory_bytes
+        free = device.memory_bytes - problem.filters.trained
         if free <= 0:
             offered = (behind if device.name == behind.name else device).memory_bytes
             raise NoTile(device.name, offered - free, offered)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from p2ptrain.errors import InternalError
+from p2ptrain.plan.cost.ring import ring_seconds
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import (
     GroupCost,
@@ -113,8 +114,8 @@ def lower_bound(
     link = problem.link
     bounds = []
     for used in range(least, len(speeds) + 1):
-        part = problem.parameter_bytes / (used * link.bytes_per_s)
-        filters = 2 * (used - 1) * (part + link.latency_s)
+        summed_bytes = problem.filters.summed_bytes
+        filters = ring_seconds(used, summed_bytes, link.bytes_per_s, link.latency_s)
         work = problem.seconds + (_statistics_seconds(problem, used) if messages else 0.0)
         bounds.append(pieces * work / sum(speeds[:used]) + filters)
     return min(bounds)

@@ -62,11 +62,13 @@ def test_sizes_of_a_plain_chain_are_known_beforehand() -> None:
 @pytest.mark.parametrize("name", ["gpt", "frozen", "cnn", "inner_structures", "named_inputs"])
 def test_every_unit_is_timed_for_every_size(name: str) -> None:
     result = measured(name, 1, 3)
-    units = len(described(name).units)
+    description, units = described(name), len(described(name).units)
     assert list(result.times) == [1, 3]
     for times in result.times.values():
         assert len(times.forward) == len(times.backward) == units
-        assert min(*times.forward, *times.backward) > 0
+        assert min(times.forward) > 0
+        takes = [not description.is_forward_only(unit) for unit in range(units)]
+        assert [seconds > 0 for seconds in times.backward] == takes
         assert len(times.weight) == units
         assert max(times.weight) > 0
         assert all(0 <= w <= b for w, b in zip(times.weight, times.backward, strict=True))
@@ -103,6 +105,38 @@ def test_what_is_kept_is_about_what_the_whole_model_keeps() -> None:
     whole = sum(kept.values()) / 16
     units = sum(unit.activation_bytes for unit in measured("cnn", 16).units)
     assert 0.9 * whole <= units <= 2 * whole
+
+
+def adapted() -> ModelDescription:
+    """Two frozen layers, then one with an adapter beside it, then a head."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(30, 30).requires_grad_(False)
+            self.adapter = nn.Linear(30, 30, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.base(x) + self.adapter(x)
+
+    front = nn.Sequential(nn.Linear(10, 20), nn.Sigmoid(), nn.Linear(20, 30), nn.Sigmoid())
+    model = nn.Sequential(front.requires_grad_(False), Adapted(), nn.Sigmoid(), nn.Linear(30, 5))
+    example = torch.randn(4, 10), torch.zeros(4, dtype=torch.int64)
+    return capture(model, cross_entropy, example).description
+
+
+def test_what_takes_gradients_is_counted_apart_and_in_front_of_it_is_no_backward() -> None:
+    description = adapted()
+    result = measure_units(description, batch_sizes=[4], budget_seconds=0.0, clock=ticking())
+    first = next(i for i, unit in enumerate(result.units) if unit.trainable_bytes)
+    assert first >= 2
+    assert sum(u.trainable_bytes for u in result.units) == 4 * (30 * 30 + 30 * 5 + 5)
+    assert sum(u.parameter_bytes for u in result.units) == 4 * (220 + 630 + 930 + 900 + 155)
+    for unit, measured_unit in enumerate(result.units):
+        times = result.times[4]
+        assert times.forward[unit] > 0
+        assert (times.backward[unit] > 0) == (measured_unit.activation_bytes > 0) == (unit >= first)
+    assert result.units[first].activation_bytes >= 30 * 4, "what it reads is kept by itself"
 
 
 def test_a_frozen_front_keeps_less_than_the_same_front_in_training() -> None:

@@ -11,6 +11,7 @@ from p2ptrain.recovery.backup_placement import (
     SLOTS,
     SLOTS_WITH_CHECKPOINTS,
     BackupPlacement,
+    KeptBytes,
     UnbackedStage,
     assign_backup_peers,
     backup_peers_of,
@@ -37,7 +38,9 @@ def kept_by(found: BackupPlacement) -> list[str | None]:
 def protected(*devices: str, **spare: int) -> BackupPlacement:
     stages = pipeline(*devices)
     names = {name for stage in stages for name in stage.devices}
-    return assign_backup_peers(stages, [100] * len(stages), dict.fromkeys(names, PLENTY) | spare)
+    return assign_backup_peers(
+        stages, [KeptBytes(100)] * len(stages), dict.fromkeys(names, PLENTY) | spare
+    )
 
 
 def test_the_next_stage_keeps_and_for_the_last_one_the_one_before() -> None:
@@ -49,12 +52,21 @@ def test_the_next_stage_keeps_and_for_the_last_one_the_one_before() -> None:
 def test_copies_take_two_versions_of_what_is_here_and_of_what_is_kept_for_others() -> None:
     """a | b c | d  , of which "bc" is a group: b keeps for a, c for d."""
     stages = protected("a", "bc", "d").stages
+    sizes = [KeptBytes(10), KeptBytes(100), KeptBytes(1000)]
     keepers = {stages[0].copies_to: 10, stages[2].copies_to: 1000}
-    taken = copies_bytes(stages, [10, 100, 1000])
+    taken = copies_bytes(stages, sizes)
     own = {"a": 10, "b": 100, "c": 100, "d": 1000}
     assert taken == {name: 2 * (size + keepers.get(name, 0)) for name, size in own.items()}
-    more = copies_bytes(stages, [10, 100, 1000], SLOTS_WITH_CHECKPOINTS)
+    more = copies_bytes(stages, sizes, SLOTS_WITH_CHECKPOINTS)
     assert more == {name: taken[name] + size for name, size in own.items()}
+
+
+def test_frozen_weights_are_kept_once_and_only_by_those_who_do_not_train_with_them() -> None:
+    stages = protected("a", "b").stages
+    taken = copies_bytes(stages, [KeptBytes(10, 1000), KeptBytes(100, 20_000)])
+    assert taken == {"a": 2 * 10 + 2 * 100 + 20_000, "b": 2 * 100 + 2 * 10 + 1000}
+    short = assign_backup_peers(stages, [KeptBytes(10, 1000), KeptBytes(10)], {"a": 100, "b": 1039})
+    assert kept_by(short) == [None, "a"]
 
 
 def test_a_group_needs_no_copies_and_keeps_those_of_others_in_turn() -> None:
@@ -97,7 +109,7 @@ def test_nobody_keeps_anything_where_one_has_no_room_for_its_own() -> None:
 
 
 def test_where_checkpoints_are_written_room_for_one_more_of_ones_own_is_needed() -> None:
-    stages, sizes = pipeline("a", "b"), [100, 100]
+    stages, sizes = pipeline("a", "b"), [KeptBytes(100)] * 2
     spare = {"a": 500, "b": 499}
     assert kept_by(assign_backup_peers(stages, sizes, spare)) == ["b", "a"]
     found = assign_backup_peers(stages, sizes, spare, SLOTS_WITH_CHECKPOINTS)
@@ -106,7 +118,7 @@ def test_where_checkpoints_are_written_room_for_one_more_of_ones_own_is_needed()
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> tuple[tuple[PlacedStage, ...], list[int], dict[str, int]]:
+def plans(draw: st.DrawFn) -> tuple[tuple[PlacedStage, ...], list[KeptBytes], dict[str, int]]:
     devices = list(draw(st.permutations("abcdef")))[: draw(st.integers(1, 6))]
     groups: list[list[str]] = [[devices[0]]]
     for device in devices[1:]:
@@ -114,14 +126,14 @@ def plans(draw: st.DrawFn) -> tuple[tuple[PlacedStage, ...], list[int], dict[str
             groups.append([])
         groups[-1].append(device)
     stages = tuple(PlacedStage(p, p + 1, tuple(names)) for p, names in enumerate(groups))
-    sizes = [draw(st.integers(0, 50)) for _ in stages]
+    sizes = [KeptBytes(draw(st.integers(0, 50)), draw(st.integers(0, 50))) for _ in stages]
     spare = {d: draw(st.integers(0, 400)) for d in devices}
     return stages, sizes, spare
 
 
 @given(plans())
 def test_nobody_is_given_more_than_it_has_room_for(
-    plan: tuple[tuple[PlacedStage, ...], list[int], dict[str, int]],
+    plan: tuple[tuple[PlacedStage, ...], list[KeptBytes], dict[str, int]],
 ) -> None:
     stages, sizes, spare = plan
     found = assign_backup_peers(stages, sizes, spare)
@@ -129,9 +141,10 @@ def test_nobody_is_given_more_than_it_has_room_for(
     assert [replace(stage, copies_to=None) for stage in found.stages] == list(stages)
     if any(kept):
         for device, room in spare.items():
-            own = sum(n for n, s in zip(sizes, stages, strict=True) if device in s.devices)
-            others = sum(n for n, keeper in zip(sizes, kept, strict=True) if keeper == device)
-            assert SLOTS * (own + others) <= room
+            own = [n for n, s in zip(sizes, stages, strict=True) if device in s.devices]
+            others = [n for n, keeper in zip(sizes, kept, strict=True) if keeper == device]
+            versions = sum(SLOTS * size.changing for size in (*own, *others))
+            assert versions + sum(size.frozen for size in others) <= room
     for p, (stage, keeper) in enumerate(zip(stages, kept, strict=True)):
         alone = len(stage.devices) == 1 and len({d for s in stages for d in s.devices}) > 1
         told = p in {missing.stage for missing in found.unprotected}

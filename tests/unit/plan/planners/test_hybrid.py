@@ -191,7 +191,7 @@ class Oracle:
         count, reduce = len(group), 0.0
         if count > 1:
             rate = min(cost.link(a, b).bytes_per_s for a in group for b in group if a != b)
-            reduce = 2 * (count - 1) * cost.parameter_bytes(first, end) / (count * rate)
+            reduce = 2 * (count - 1) * cost.state(first, end).summed_bytes / (count * rate)
         return Step(float(found.forward[0]), float(found.backward[0]), reduce)
 
     def every(self) -> Iterator[list[tuple[int, int, tuple[int, ...]]]]:

@@ -133,7 +133,7 @@ def slowest(part: Inner, split: BatchSplit, stages: Stages) -> float:
     for first, end, count in stages:
         each = [sum(cost.stage_seconds(d, first, end, split.first_samples)) for d in devices]
         work = sum(each) / len(each) * rounds
-        sync = 4 * (count - 1) / count * cost.parameter_bytes(first, end) / rate
+        sync = 4 * (count - 1) / count * cost.state(first, end).summed_bytes / rate
         seconds = max(seconds, max(work, sync) / count)
         if first:
             seconds = max(seconds, 2 * cost.cut_bytes(first) * split.batch_size / rate)

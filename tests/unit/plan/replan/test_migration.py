@@ -13,7 +13,6 @@ from p2ptrain.plan.replan.migration import (
     PendingTransfer,
     placed,
     plan_migration,
-    state_bytes,
     transfer,
 )
 from p2ptrain.plan.replan.replan import living_cluster
@@ -176,7 +175,9 @@ def test_everybody_gets_exactly_what_it_lacks_from_somebody_who_has_it(
     assert set(got) == wanted
     assert len(got) == len(wanted)
     assert all(move.sender in held.holders_of(move.unit) for move in migration.moves)
-    assert migration.size_bytes == sum(state_bytes(profile, unit) for unit, _ in wanted)
+    assert migration.size_bytes == sum(
+        profile.state(unit, unit + 1).version_bytes for unit, _ in wanted
+    )
     assert set(migration.local) == set(placed(new)) - wanted - set(placed(old))
 
 

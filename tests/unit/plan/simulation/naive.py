@@ -253,7 +253,7 @@ class _Naive:
             return last
         names = [device.name for device in stage.devices]
         links = [self.cluster.link(a, b) for a in names for b in names if a != b]
-        size = sum(unit.parameter_bytes for unit in self.profile.units[slice(*stage.units)])
+        size = sum(unit.trained_bytes for unit in self.profile.units[slice(*stage.units)])
         slowest = min(link.bytes_per_s for link in links)
         latency = max(link.latency_s for link in links)
         return last + 2 * (g - 1) / g * size / slowest + 2 * (g - 1) * latency
@@ -273,7 +273,9 @@ class _Naive:
                 sum(len(self.parts[worker, first + i]) for i in window)
                 for first in range(self.plan.micro_batches - held + 1)
             )
-        weights = math.ceil(parameters * (2 + self.profile.optimizer_state_ratio))
+        parameters = sum(unit.parameter_bytes for unit in units)
+        trained = sum(unit.trained_bytes for unit in units)
+        weights = math.ceil(parameters + trained * (1 + self.profile.optimizer_state_ratio))
         return weights + most * sum(unit.activation_bytes for unit in units)
 
 

@@ -60,6 +60,23 @@ def test_spatial_takes_one_number_or_two() -> None:
     assert profile.to_json() == content
 
 
+def test_what_is_trained_is_said_where_it_is_not_all() -> None:
+    content = changed()
+    content["units"][0]["trainable_bytes"] = 84
+    profile = Profile.from_json(content)
+    assert profile.units[0].trained_bytes == 84
+    assert profile.to_json() == content
+    assert Profile.from_json(CONTENT).units[0].trained_bytes == 3584
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, "84", 3585])
+def test_no_more_is_trained_than_there_is(value: object) -> None:
+    content = changed()
+    content["units"][0]["trainable_bytes"] = value
+    with pytest.raises(OptionError, match=r"units\[0\].trainable_bytes"):
+        Profile.from_json(content)
+
+
 @given(planning_examples.profiles())
 def test_json_round_trip(profile: Profile) -> None:
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile

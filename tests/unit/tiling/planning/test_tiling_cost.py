@@ -129,7 +129,7 @@ def test_what_the_grid_does_not_carry_takes_for_ever() -> None:
 def test_memory_is_what_tiles_keep_and_the_filters() -> None:
     question = problem(3)
     found = costs(question)
-    assert question.filter_memory_bytes == 2 * 300
+    assert question.filters.trained == 2 * 300
     per_column = COLUMN_BYTES
     assert found.memory((0, 1, 2, 3)) == pytest.approx([600 + 3 * 24 * per_column] * 2)
     assert found.memory((0, 3)) == pytest.approx([600 + (26 + 25 + 24) * per_column] * 2)

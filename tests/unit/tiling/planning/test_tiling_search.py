@@ -112,7 +112,7 @@ def test_unequal_devices_have_unequal_tiles() -> None:
 
 def test_memory_makes_tiles_where_one_device_is_too_small() -> None:
     tight = problem(3, link=ClusterLink(1e4, 1.0))
-    needed = tight.filter_memory_bytes + sum(tight.kept_bytes)
+    needed = tight.filters.trained + sum(tight.kept_bytes)
     devices = [TileDevice(f"d{k}", memory_bytes=0.7 * needed) for k in range(2)]
     found = best_alone(tight, devices)
     assert found.is_tiled
@@ -128,7 +128,7 @@ def test_lines_leave_room_for_halos_where_memory_draws_them(
 ) -> None:
     """One of two equal devices holds so much of the maps; units of two convolutions have halos."""
     tight = blocks()
-    room = tight.filter_memory_bytes + part * sum(tight.kept_bytes)
+    room = tight.filters.trained + part * sum(tight.kept_bytes)
     devices = [TileDevice("large"), TileDevice("small", 1.0, room)]
     found = best_alone(tight, devices, TilingRequest(grid=(1, 2), borders=borders))
     assert found.borders == borders or not borders
@@ -140,7 +140,7 @@ def test_lines_leave_room_for_halos_where_memory_draws_them(
 
 def test_a_refusal_says_what_the_first_lines_lacked() -> None:
     tight = blocks()
-    rooms = [tight.filter_memory_bytes + p * sum(tight.kept_bytes) for p in (0.6, 0.41)]
+    rooms = [tight.filters.trained + p * sum(tight.kept_bytes) for p in (0.6, 0.41)]
     devices = [TileDevice(name, 1.0, room) for name, room in zip("ab", rooms, strict=True)]
     with pytest.raises(PlanError, match=r"[ab] needs .* for its tiles in these groups"):
         best_alone(tight, devices, TilingRequest(grid=(1, 2), borders=(0, 2)))
