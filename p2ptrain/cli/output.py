@@ -49,7 +49,7 @@ class Output:
         self.close()
         self._renderer = renderer
 
-    def show_progress(self, total_steps: int) -> None:
+    def show_progress(self, total_steps: int | None) -> None:
         """Where a user reads this, show steps as a progress bar and plans as tables."""
         if not self.is_terminal:
             return

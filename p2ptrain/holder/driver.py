@@ -66,7 +66,7 @@ class JobDriver:
         unit_names: of the model's units, for messages.
         work: what the job does in an epoch.
         memory: what it has behind it.
-        steps: updates in all.
+        steps: updates in all; None = it is not known.
         recovery: how it is planned after a device is gone.
         surveyor: what is known of the household's links.
         settings: of its recovery rules.
@@ -82,7 +82,7 @@ class JobDriver:
         work: GenerationWork,
         memory: JobRecord,
         emit: Callable[[Event], None],
-        steps: int,
+        steps: int | None,
         recovery: ReplanMethod = ReplanMethod.LIGHT,
         *,
         surveyor: ClusterProfiler,
@@ -121,7 +121,7 @@ class JobDriver:
             ReplanContext(
                 alive=lambda: self._core.alive - self._core.faulty,
                 lowered=lambda: self._core.lowered,
-                remaining_rounds=lambda: max(steps - self.reports.reported.step, 0),
+                remaining_rounds=lambda: self.reports.remaining(steps),
             ),
             self._post,
             replans=replans,

@@ -35,6 +35,10 @@ TICK_SECONDS = get_clock_info("monotonic").resolution
 """16 ms on Windows before Python 3.13: steps of a small model may begin and end within one."""
 
 
+STEPS_UNSEEN = 100
+"""Fewest that are expected of data whose end is unknown."""
+
+
 def rate(samples: int, seconds: float) -> float:
     """Samples per second, as far as the clock shows."""
     return samples / max(seconds, TICK_SECONDS)
@@ -69,6 +73,7 @@ class JobReports:
         self._hints: dict[str, str] = {}  # of the dead, by id
         self._names: dict[str, str] = {}  # of members as a generation began, by id
         self._left_out: set[int] = set()
+        self.samples = 0  # of the updates reported here
         self.faulty: dict[str, str] = {}  # names of devices that get no more work, and why
 
     @property
@@ -80,6 +85,11 @@ class JobReports:
     def steps_made(self) -> int:
         """Updates made, those of an earlier run or process not counted."""
         return self._once.reported.step - self._first_step
+
+    def remaining(self, steps: int | None) -> int:
+        """Updates to be made; where their number is unknown, as many as were made."""
+        made = self._once.reported.step
+        return max(made, STEPS_UNSEEN) if steps is None else max(steps - made, 0)
 
     @property
     def seconds(self) -> float:
@@ -120,6 +130,7 @@ class JobReports:
         """`step` updates count; the last one was of `samples` samples."""
         if not self._once.step(step):
             return
+        self.samples += samples
         self._write(self._once.reported)
         if failpoints.armed:
             failpoints.reach_now("journal.after", device=self._mesh.self_id, step=step - 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from p2ptrain.errors import TrainingError
 from p2ptrain.holder.generation import HolderGeneration, UpdateNotFinite
 from p2ptrain.holder.start.prepare import PreparedJob
-from p2ptrain.job.rounds import Round, RoundMode
+from p2ptrain.job.rounds import Round
 from p2ptrain.logs import get_logger
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.findings import NonFiniteFinding, describe_finding
@@ -155,7 +155,7 @@ def judged(
     """
     captured, shape = prepared.captured, spoiled.shape
     units = [unit.name for unit in captured.description.units]
-    order = prepared.order.batch(shape.step)
+    order = prepared.batches.batch(shape.step).sample_names()
     if state is None:
         return SpoiledVerdict(spoiled.ending(units, None, order))
     comparison = ArrivalComparison(spoiled.assignment, captured.description, spoiled.arrivals)
@@ -183,11 +183,6 @@ def judged(
     return SpoiledVerdict(ending, comparison.wrong, is_of_others=is_of_others)
 
 
-def is_round_of(shape: Round, step: int) -> bool:
-    """Whether it makes update `step`, from 1."""
-    return shape.mode is RoundMode.TRAIN and shape.step == step - 1
-
-
 class SpoiledUpdates:
     """Of one job: the update that it is to end before, if there is one."""
 
@@ -196,9 +191,12 @@ class SpoiledUpdates:
         self._times = 0
         self._tried: list[str] = []  # suspects that were left out, in their order
 
-    def steps(self, wanted: int) -> int:
-        """Updates to be made in all."""
-        return wanted if self.now is None else min(wanted, self.now.good_steps)
+    def steps(self, wanted: int | None) -> int | None:
+        """Updates to be made in all; None = as many as the data gives."""
+        if self.now is None:
+            return wanted
+        good = self.now.good_steps
+        return good if wanted is None else min(wanted, good)
 
     def begin(self, spoiled: Spoiled) -> None:
         """Raises TrainingError: this has been so too often."""

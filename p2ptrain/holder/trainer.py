@@ -31,7 +31,7 @@ from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.reports import JobReports, plan_event, rate
-from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, is_round_of, judged, noted
+from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, judged, noted
 from p2ptrain.holder.start import job_registry
 from p2ptrain.holder.start.job_start import JobStart, StartedJob
 from p2ptrain.holder.start.journal import Journal
@@ -173,6 +173,7 @@ class JobTrainer:
             reason = str(error) or type(error).__name__
             raise
         finally:
+            started.prepared.close()
             journal.done()
             self._device.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
@@ -188,7 +189,7 @@ class JobTrainer:
         prepared, self._in_force = started.prepared, started.entry.in_force
         description = prepared.captured.description
         model = description.to_bytes()
-        self._device.known.know_own(description, self._job.batch_size)
+        self._device.known.know_own(description, prepared.job.batch_size)
         if started.has_first_weights:
             first = version_source(Version(prepared.first_step, 0))
             self._device.states.hold(self._id, first, in_memory(prepared.slice_state))
@@ -269,7 +270,7 @@ class JobTrainer:
             checkpoints=self._reads_versions,
             asynchrony=how,
             ftpipehd=self._options.as_ftpipehd,
-            eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
+            eval_samples=0 if prepared.evaluation is None else prepared.evaluation.samples,
             least_evaluated=prepared.captured.evaluates.least,
             rounds=rounds,
             maps=prepared.maps,
@@ -320,7 +321,7 @@ class JobTrainer:
             asynchronous = epoch.assignment.asynchrony is not None
             course = self._course(prepared, epoch.assignment.micro_batch, asynchronous)
             if self._spoiled.now is not None:  # nor is there another evaluation
-                evaluated = max(evaluated, course.steps)
+                evaluated = max(evaluated, self._spoiled.now.good_steps)
             loop = (AsyncTrainingLoop if asynchronous else TrainingLoop)(
                 prepared,
                 course,
@@ -333,8 +334,7 @@ class JobTrainer:
             try:
                 is_done = await loop.run()
             except UpdateNotFinite as error:
-                rounds = course.rounds(start, evaluated)
-                shape = next((r for r in rounds if is_round_of(r, error.step)), None)
+                shape = loop.round_of(error.step)
                 if shape is None:
                     raise
                 self._spoiled.begin(await noted(prepared, epoch, error, shape))
@@ -351,7 +351,7 @@ class JobTrainer:
             if self._spoiled.now is not None:
                 await self._end_before(prepared, epoch, overwriting, self._spoiled.now)
                 return
-            steps = self._steps(prepared)
+            steps = epochs.reports.reported.step
             last = checkpointer if steps > prepared.first_step else None
             if last is not None:
                 await last.make_sure(epoch.at(steps), lambda _: epoch.gather(STAGE))
@@ -483,16 +483,13 @@ class JobTrainer:
 
     def _course(self, prepared: PreparedJob, micro_batch: int, asynchronous: bool) -> RoundSequence:
         return RoundSequence(
-            steps_per_epoch=prepared.order.steps_per_epoch,
             steps=self._spoiled.steps(self._steps(prepared)),
-            batch_size=self._job.batch_size,
             micro_batch=micro_batch,
-            eval_samples=len(prepared.evaluation) if prepared.evaluation else 0,
             numbers_through=asynchronous,
             least_evaluated=prepared.captured.evaluates.least,
         )
 
-    def _steps(self, prepared: PreparedJob) -> int:
+    def _steps(self, prepared: PreparedJob) -> int | None:
         """Updates in all."""
         return prepared.steps if self._stopped_at is None else self._stopped_at
 
@@ -657,7 +654,7 @@ class JobTrainer:
         if unwritten is not None:
             raise unwritten
         seconds = reports.seconds
-        speed = rate(reports.steps_made * self._job.batch_size, seconds)
+        speed = rate(reports.samples, seconds)
         where, left_out = str(out) if out else None, reports.updates_left_out
         done = Done(steps, seconds, speed, where, left_out)
         self._callbacks.put(done)

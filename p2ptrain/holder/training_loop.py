@@ -14,7 +14,8 @@ stages at version t + 1 can be resumed from.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -28,12 +29,13 @@ from p2ptrain.holder.checkpointer import Checkpointer
 from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
 from p2ptrain.holder.input.metrics import MetricValues
+from p2ptrain.holder.input.mini_batches import MiniBatch
 from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.job.callbacks import SaveBest
-from p2ptrain.job.rounds import Round, RoundMode, RoundSequence
+from p2ptrain.job.rounds import PlannedRound, Round, RoundMode, RoundSequence
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey
 from p2ptrain.model.sample_independence.division_effects import LEAVES_OUT
@@ -45,6 +47,9 @@ from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.asynchronous.async_executor import orders_under_way
 
 ROUNDS_AHEAD = 2
+
+FOUND_AHEAD = 64
+"""Rounds whose samples are on their way and that are not ordered yet."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +113,16 @@ class TrainingLoop:
         self._may_order.set()
         self._was_stopped = callbacks.runner.stopped is not None  # then the course ends with that
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
-        self._ordered: asyncio.Queue[RoundOrder | None] = asyncio.Queue(self._rounds_ahead + 1)
+        self._found: asyncio.Queue[PlannedRound[MiniBatch] | None] = asyncio.Queue(FOUND_AHEAD)
+        self._ordered: asyncio.Queue[tuple[RoundOrder, PlannedRound[MiniBatch]] | None] = (
+            asyncio.Queue(self._rounds_ahead + 1)
+        )
+        self._shapes: deque[Round] = deque(maxlen=2 * self._rounds_ahead + 2)
+        self._is_complete = False  # there is an order for every round
         self._targets: asyncio.Queue[tuple[MicroBatchKey, object]] = asyncio.Queue(
             epoch.evaluated_ahead
         )
+        self._evaluating: _Evaluation | None = None
         self._ignored: DefaultIgnored | None = None
         last = epoch.assignment.stages[-1]
         self._divides = last.shared and last.allocation is Allocation.SAMPLES
@@ -151,7 +162,8 @@ class TrainingLoop:
 
     async def _order_rounds(self) -> None:
         ordered = 0
-        for shape in self._rounds():
+        while (planned := await self._found.get()) is not None:
+            shape = planned.round
             await self._ahead.acquire()
             await self._may_order.wait()
             if self._epoch.is_draining or self._is_stopped:
@@ -165,40 +177,57 @@ class TrainingLoop:
                 clip=self._prepared.job.clip_grad_norm or 0.0,
                 leaves_out=self._prepared.job.skip_nonfinite,
             )
-            if await self._keep(shape):
+            if await self._keep(planned):
                 order = self._copies.ordered(order)
-            if shape.mode is RoundMode.EVAL and self._callbacks.runner.has_any:
+            is_evaluated = shape.mode is RoundMode.EVAL and planned.ends_epoch
+            if is_evaluated and self._callbacks.runner.has_any:
                 self._may_order.clear()
+            self._shapes.append(shape)
             await self._epoch.order(order)
-            await self._ordered.put(order)
+            await self._ordered.put((order, planned))
             ordered += 1
+        self._is_complete = True
         await self._no_more(ordered)
+        await self._ordered.put(None)
+
+    def round_of(self, step: int) -> Round | None:
+        """The round that makes update `step`, from 1, if it was ordered lately."""
+        found = (r for r in self._shapes if r.mode is RoundMode.TRAIN and r.step == step - 1)
+        return next(found, None)
 
     async def _no_more(self, rounds: int) -> None:
         """So many were ordered in this generation; each ends by itself."""
 
-    async def _keep(self, shape: Round) -> bool:
+    async def _keep(self, planned: PlannedRound[MiniBatch]) -> bool:
+        shape = planned.round
         if shape.mode is not RoundMode.TRAIN:
             return False
         step, checkpointer = shape.step + 1, self._checkpointer
-        if checkpointer is not None and await self._wants_checkpoint(checkpointer, step):
+        if checkpointer is not None and await self._wants_checkpoint(checkpointer, planned):
             return True
-        return step < self._course.steps and self._copies.wants(step)
+        return not planned.is_last and self._copies.wants(step)
 
-    async def _wants_checkpoint(self, checkpointer: Checkpointer, step: int) -> bool:
-        """Whether the version after `step` updates is written."""
-        return await checkpointer.wants(step, ends_epoch=self._course.ends_epoch(step))
+    async def _wants_checkpoint(
+        self, checkpointer: Checkpointer, planned: PlannedRound[MiniBatch]
+    ) -> bool:
+        """Whether the version after that round is written."""
+        return await checkpointer.wants(planned.round.step + 1, ends_epoch=planned.ends_epoch)
 
     async def _feeds(self) -> AsyncGenerator[FeedItem, None]:
-        has_begun = False
-        async with aclosing(self._prepared.loader().pieces(self._rounds())) as pieces:
+        last = -1
+        loader = self._prepared.loader()
+        course = loader.course(self._course, self._start, self._evaluated)
+        async with aclosing(course) as pieces:
             async for loaded in pieces:
-                if not has_begun:
-                    has_begun = True
+                if last < 0:
                     self._reports.resumed()
+                if loaded.planned.round.index > last:
+                    last = loaded.planned.round.index
+                    await self._found.put(loaded.planned)
                 await self._keep_target(loaded)
                 self._warn_of_ignored(loaded.feed)
                 yield loaded.feed
+        await self._found.put(None)
 
     async def _keep_target(self, loaded: LoadedMicroBatch) -> None:
         """Metrics need it when the output is back; the queue bounds the pieces under way."""
@@ -225,20 +254,18 @@ class TrainingLoop:
 
     async def _gather_rounds(self) -> bool:
         """Returns whether there was an order for every round."""
-        is_done = True
-        for shape in self._rounds():
-            order = await self._ordered.get()
-            if order is None:
-                is_done = False
-                await self._epoch.settle()
-                break
-            if shape.mode is RoundMode.TRAIN:
+        while (ordered := await self._ordered.get()) is not None:
+            order, planned = ordered
+            if order.round.mode is RoundMode.TRAIN:
                 await self._finish_step(order)
-                await self._warn_of_outdated(shape.step + 1)
+                await self._warn_of_outdated(order.round.step + 1, is_last=planned.is_last)
             else:
-                await self._finish_evaluation(order)
+                await self._finish_evaluation(order, is_last=planned.ends_epoch)
             self._ahead.release()
+        if not self._is_complete:
+            await self._epoch.settle()
         await self._callbacks.runner.caught_up()
+        is_done = self._is_complete
         if self._is_stopped:
             self._end_after(self._reports.reported.step)
             is_done = True
@@ -254,7 +281,7 @@ class TrainingLoop:
     def _end_after(self, step: int) -> None:
         """Raises StoppedEarly: the evaluation at the end is missing."""
         self._callbacks.stop(step)
-        if self._course.eval_samples and self._reports.reported.evaluated < step:
+        if self._prepared.evaluation is not None and self._reports.reported.evaluated < step:
             raise StoppedEarly
 
     async def _finish_step(self, order: RoundOrder) -> None:
@@ -292,9 +319,9 @@ class TrainingLoop:
         self._elastic.busy(busy, copying=self._copies.have_travelled)
         self._take_checkpoint(step)
 
-    async def _warn_of_outdated(self, step: int) -> None:
+    async def _warn_of_outdated(self, step: int, *, is_last: bool) -> None:
         """After 1, 2, 4, 8 updates and so on, and after the last."""
-        if step & (step - 1) and step != self._course.steps:
+        if step & (step - 1) and not is_last:
             return
         if names := await run_in_background(self._prepared.outdated.news):
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -309,21 +336,27 @@ class TrainingLoop:
         if self._checkpointer is not None and self._checkpointer.is_due(step):
             self._checkpointer.take(Version(step, self._epoch.assignment.key.epoch))
 
-    async def _finish_evaluation(self, order: RoundOrder) -> None:
-        values = MetricValues(self._prepared.job.metrics, self._prepared.over_all)
+    async def _finish_evaluation(self, order: RoundOrder, *, is_last: bool) -> None:
+        """Of one round of it; the last one of an evaluation has the numbers."""
+        if self._evaluating is None:
+            metrics = MetricValues(self._prepared.job.metrics, self._prepared.over_all)
+            self._evaluating = _Evaluation(metrics)
+        evaluating, shape = self._evaluating, order.round
         if order.outputs:
-            for number in range(order.round.micro_batches):
-                await self._measure(values, order.round, number)
-        reports = await self._epoch.tracker.complete(order.round.index)
-        loss = None if self._prepared.captured.unscored else loss_of(reports)
-        self._reports.evaluation(
-            order.round.step, await run_in_background(lambda: values.result(loss))
-        )
+            for number in range(shape.micro_batches):
+                await self._measure(evaluating.values, shape, number)
+        reports = await self._epoch.tracker.complete(shape.index)
+        evaluating.add(loss_of(reports), shape.samples)
+        if not is_last:
+            return
+        self._evaluating, values = None, evaluating.values
+        loss = None if self._prepared.captured.unscored else evaluating.loss
+        self._reports.evaluation(shape.step, await run_in_background(lambda: values.result(loss)))
         self._elastic.pause_over()
         for name, how in values.failures.items():
             self._reports.warn(f"the metric {name!r} failed, and is left out: {how}")
         if self._checkpointer is not None:
-            self._checkpointer.evaluated(order.round.step)
+            self._checkpointer.evaluated(shape.step)
         await self._await_callbacks()
         self._copies.pause_over()
 
@@ -351,8 +384,27 @@ class TrainingLoop:
             measure
         )  # a slow metric on the event loop would silence this device
 
-    def _rounds(self) -> Iterator[Round]:
-        return self._course.rounds(self._start, self._evaluated)
+
+class _Evaluation:
+    """What the rounds of one evaluation have given."""
+
+    def __init__(self, values: MetricValues) -> None:
+        self.values = values
+        self._total, self._samples = 0.0, 0
+
+    def add(self, loss: float, samples: int) -> None:
+        """Of one round."""
+        self._total = (
+            loss
+            if not self._samples
+            else self._total + (loss - self._total) * (samples / (self._samples + samples))
+        )
+        self._samples += samples
+
+    @property
+    def loss(self) -> float:
+        """The mean over all samples."""
+        return self._total
 
 
 def loss_of(reports: Mapping[Seat, RoundReport]) -> float:
@@ -378,18 +430,17 @@ class AsyncTrainingLoop(TrainingLoop):
         self._step(step, order, reports)
         self._round_over(step, reports)
 
-    async def _wants_checkpoint(self, checkpointer: Checkpointer, step: int) -> bool:
+    async def _wants_checkpoint(
+        self, checkpointer: Checkpointer, planned: PlannedRound[MiniBatch]
+    ) -> bool:
         """Not where one would have to wait for another.
 
         Without orders the stages stand still: to end a mini-batch they must know what comes,
         as many as there are stages after it. So of those that must be written too close to each
-        other, such as the borders of very short epochs, the last one is.
+        other, such as the borders of very short epochs, the first one is.
         """
-        course, depth = self._course, orders_under_way(self._epoch.assignment.depths)
-        near = range(step + 1, min(step + depth, course.steps + 1))
         due = checkpointer.due
-        if any(course.ends_epoch(later) for later in near):
+        depth = orders_under_way(self._epoch.assignment.depths)
+        if due is not None and planned.round.step + 1 - due < depth:
             return False
-        if due is not None and step - due < depth:
-            return False
-        return await super()._wants_checkpoint(checkpointer, step)
+        return await super()._wants_checkpoint(checkpointer, planned)

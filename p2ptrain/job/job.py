@@ -11,15 +11,21 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import numpy
 import torch
 from torch import nn
 
 from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.job.callbacks import Callback
 from p2ptrain.job.callbacks import checked as checked_callbacks
+from p2ptrain.job.data_kinds import (
+    check_data,
+    check_fits,
+    is_map_style,
+    size_of_batches,
+    updates_in,
+)
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.stage.optimizer_spec import LARGEST, SGD, Adam, AdamW, OptimizerSpec
 
@@ -35,25 +41,19 @@ MicroBatch: TypeAlias = int | Literal["auto"] | None
 _SEED_LIMIT = 2**63
 
 
-class MapDataset(Protocol):
-    """A map-style dataset: sample i is an (input, target) pair."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Job:
     """One model to train, how, and on what.
 
     Attributes:
         model: trained in place; in the end its weights are the trained ones.
-        data: map-style dataset of (input, target). An input that is a tuple is passed as
-            `model(*x)`, a dict as `model(**x)`.
+        data: a dataset or an iterable one, whose samples make batches of `batch_size`, or a
+            DataLoader, whose own batches are the mini-batches. A batch (x, y) is `model(x)` and
+            `loss(output, y)`, with `model(*x)` for a tuple and `model(**x)` for a dict. A batch
+            that is a dict is `model(**batch)`.
         loss: (model output, target) -> 0-dim tensor, a mean over samples; traced with the model.
         optimizer: `p2ptrain.SGD`, `Adam` or `AdamW`.
-        batch_size: samples of one update.
+        batch_size: samples of one update; of a DataLoader it is the loader's own.
         micro_batch: samples of one micro-batch. None leaves it to the planner where that changes no
             result, and else follows from the job alone; "auto" leaves it to the planner anyway.
         epochs: passes over the data.
@@ -82,17 +82,17 @@ class Job:
         return super().__new__(cls)
 
     model: torch.nn.Module
-    data: MapDataset
+    data: Any
     loss: Callable[[Any, Any], torch.Tensor]
     optimizer: OptimizerSpec
-    batch_size: int
+    batch_size: int = None  # type: ignore[assignment]  # a number once it is checked
     micro_batch: MicroBatch = None
     epochs: int = 1
     seed: int = 0
     schedule: Callable[[int], float] | None = None
     clip_grad_norm: float | None = None
     skip_nonfinite: bool = False
-    eval_data: MapDataset | None = None
+    eval_data: Any = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
 
@@ -100,27 +100,31 @@ class Job:
         _check_model(self.model)
         _check_function("loss", self.loss)
         _check_optimizer(self.optimizer)
-        _check_dataset("data", self.data)
+        check_data("data", self.data)
         self._check_sizes()
         self._check_extras()
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Updates of one epoch; the last incomplete batch is dropped."""
-        return len(self.data) // self.batch_size
+    def steps_per_epoch(self) -> int | None:
+        """Updates of one epoch; of a dataset the last incomplete batch is dropped.
+
+        None: it is known when the data has been gone through.
+        """
+        return updates_in(self.data, self.batch_size)
 
     @property
     def fixed_micro_batch(self) -> int:
         """Samples of one micro-batch; 0 where the planner chooses."""
         return self.micro_batch if isinstance(self.micro_batch, int) else 0
 
-    def total_steps(self, steps: int | None = None, *, samples: int | None = None) -> int:
+    def total_steps(self, steps: int | None = None) -> int | None:
         """Updates of the whole job: the smaller of `steps` and what the epochs give.
 
-        Args:
-            samples: that the data had when it was asked; None = it is asked.
+        None: it is known when the data has been gone through.
         """
-        per_epoch = self.steps_per_epoch if samples is None else samples // self.batch_size
+        per_epoch = self.steps_per_epoch
+        if per_epoch is None:
+            return None
         by_epochs = self.epochs * per_epoch
         return by_epochs if steps is None else min(steps, by_epochs)
 
@@ -148,13 +152,15 @@ class Job:
         return factor
 
     def _check_sizes(self) -> None:
-        self._set_whole("batch_size", self.batch_size)
+        object.__setattr__(self, "batch_size", size_of_batches(self.data, self.batch_size))
         self._set_whole("epochs", self.epochs)
-        check_fits(len(self.data), self.batch_size)
+        if is_map_style(self.data):
+            check_fits(len(self.data), self.batch_size)
         if self.micro_batch not in (None, AUTO):
             self._set_whole("micro_batch", self.micro_batch)
-            size = min(self.fixed_micro_batch, self.batch_size)
-            object.__setattr__(self, "micro_batch", size)
+            if self.batch_size:
+                size = min(self.fixed_micro_batch, self.batch_size)
+                object.__setattr__(self, "micro_batch", size)
         self._set_whole("seed", self.seed, least=-_SEED_LIMIT)
         if self.seed + self.epochs >= _SEED_LIMIT:
             raise OptionError(f"Job: seed must be below 2**63 - epochs, not {self.seed}")
@@ -167,7 +173,7 @@ class Job:
         if self.clip_grad_norm is not None:
             _check_positive("clip_grad_norm", self.clip_grad_norm)
         if self.eval_data is not None:
-            _check_dataset("eval_data", self.eval_data)
+            check_data("eval_data", self.eval_data)
         if not isinstance(self.metrics, Mapping):
             raise ScriptError("Job: metrics must be a dict of name -> function(output, target)")
         for name, metric in self.metrics.items():
@@ -195,7 +201,8 @@ class Job:
 _CALLBACKS = "what is called with the events are `callbacks`"
 
 _ELSEWHERE = {
-    "shuffle": "samples are shuffled in every epoch, by `seed`",
+    "shuffle": "samples of a dataset are shuffled in every epoch, by `seed`; a DataLoader has its"
+    " own order",
     "lr": "it belongs to the optimizer: p2ptrain.SGD(lr=...)",
     "learning_rate": "it belongs to the optimizer: p2ptrain.SGD(lr=...)",
     "weight_decay": "it belongs to the optimizer: p2ptrain.AdamW(lr=..., weight_decay=...)",
@@ -211,11 +218,18 @@ _ELSEWHERE = {
     "steps": "give it where the job is trained: `--steps S`, or TrainOptions(steps=...)",
     "max_steps": "give it where the job is trained: `--steps S`, or TrainOptions(steps=...)",
     "device": "every device computes where it can; the model stays on the CPU here",
-    "num_workers": "the dataset is read in the background beside the training",
-    "collate_fn": "samples are stacked; let the dataset give samples of one shape (pad them there)",
+    "num_workers": "it belongs to the loader: data=DataLoader(dataset, num_workers=...)",
+    "sampler": "it belongs to the loader: data=DataLoader(dataset, sampler=...)",
+    "drop_last": "it belongs to the loader: data=DataLoader(dataset, drop_last=...)",
+    "collate_fn": "it belongs to the loader: data=DataLoader(dataset, batch_size=...,"
+    " collate_fn=...)",
     "dataset": "the samples are `data`",
     "train_dataset": "the samples are `data`",
-    "dataloader": "the samples are `data`, a dataset",
+    "dataloader": "the loader is `data`",
+    "train_dataloader": "the loader is `data`",
+    "train_loader": "the loader is `data`",
+    "eval_dataloader": "the loader to evaluate on is `eval_data`",
+    "val_loader": "the loader to evaluate on is `eval_data`",
     "num_epochs": "the passes over the data are `epochs`",
     "num_train_epochs": "the passes over the data are `epochs`",
     "criterion": "the loss is `loss`",
@@ -276,46 +290,6 @@ def _check_optimizer(optimizer: object) -> None:
         f"Job: optimizer must be p2ptrain.SGD(...), Adam(...) or AdamW(...), not {shown}; "
         "each device builds its own part of it, so a torch.optim object cannot be used"
     )
-
-
-def _check_dataset(name: str, data: object) -> None:
-    if isinstance(data, torch.utils.data.DataLoader):
-        raise ScriptError(f"Job: {name} must be the dataset itself, not a DataLoader of it")
-    iterable_only = isinstance(data, torch.utils.data.IterableDataset)
-    if iterable_only or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        raise ScriptError(
-            f"Job: {name} must be a map-style dataset (__len__ and __getitem__), "
-            f"not {type(data).__name__}"
-        )
-    length = _length(name, data)
-    if length == 0:
-        raise ScriptError(f"Job: {name} is empty")
-    if isinstance(data, (tuple, list)) and length == 2 and all(map(_is_column, data)):
-        raise ScriptError(
-            f"Job: {name} is a pair of tensors, not samples: write "
-            "torch.utils.data.TensorDataset(x, y)"
-        )
-
-
-def _is_column(value: object) -> bool:
-    """Whether it is all inputs, or all targets, rather than a sample."""
-    return isinstance(value, (torch.Tensor, numpy.ndarray)) and value.ndim > 0 and len(value) > 2
-
-
-def _length(name: str, data: Any) -> int:
-    try:
-        return len(data)
-    except Exception as error:
-        raise ScriptError(f"Job: len({name}) failed: {describe_user_error(error)}") from error
-
-
-def check_fits(samples: int, batch_size: int) -> None:
-    """Raises ScriptError: so many samples are no batch."""
-    if samples < batch_size:
-        raise ScriptError(
-            f"Job: data has {samples} samples, fewer than one batch of {batch_size}; "
-            "choose a smaller batch_size"
-        )
 
 
 def _check_positive(name: str, value: object) -> None:

@@ -1,10 +1,10 @@
-"""The sequence of rounds of a job, computed beforehand and without devices.
+"""The sequence of rounds of a job, as its mini-batches come and without devices.
 
 A round is either one update (`train`: all micro-batches of one mini-batch, then the update) or one
 pass over `eval_data` (`eval`: forward only). Rounds are numbered from 0 and never reused, so a
 frame is named by (generation, round, micro-batch).
 
-    steps_per_epoch = 3, epochs = 2, eval_data given:
+    3 mini-batches an epoch, 2 epochs, eval_data given:
 
     round   0   1   2   3   4   5   6   7
     mode    t   t   t   e   t   t   t   e
@@ -14,11 +14,11 @@ frame is named by (generation, round, micro-batch).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
-from typing import Annotated
+from itertools import chain, count
+from typing import Annotated, Generic, Protocol, TypeVar
 
 from p2ptrain.net.forms import Count, Key, Positive
 
@@ -84,46 +84,118 @@ def samples_evaluated_together(micro_batch: int, samples: int, least: int) -> in
 
 
 @dataclass(frozen=True, slots=True)
+class BatchShape:
+    """What rounds need to know of one mini-batch, or of one batch of an evaluation.
+
+    Attributes:
+        step: updates before it.
+        samples: in it.
+        ends_epoch: an epoch, or the evaluation, is over after it.
+        is_last: no other one follows.
+    """
+
+    step: int
+    samples: int
+    ends_epoch: bool = False
+    is_last: bool = False
+
+
+class HasShape(Protocol):
+    """A batch."""
+
+    @property
+    def shape(self) -> BatchShape:
+        """What rounds need to know of it."""
+
+
+B = TypeVar("B", bound=HasShape)
+
+B_co = TypeVar("B_co", bound=HasShape, covariant=True)
+
+
+class MiniBatchOrder(Protocol[B_co]):
+    """The mini-batches of a job; their number may be unknown until the last one is read."""
+
+    def batches(self, first_step: int) -> Iterator[B_co]:
+        """From that of update `first_step` on."""
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether `step` updates complete an epoch; of those before the batches read so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRound(Generic[B]):
+    """A round and its batch.
+
+    Attributes:
+        ends_epoch: of training: an epoch or the job is over after it; else the evaluation is.
+        is_last: there is no other update after it.
+    """
+
+    round: Round
+    batch: B
+    ends_epoch: bool
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RoundSequence:
     """All rounds of a job.
 
     Attributes:
-        steps_per_epoch: updates in one pass over the data.
-        steps: updates in all (the smaller of `--steps` and epochs).
-        batch_size, micro_batch: samples.
-        eval_samples: size of `eval_data`, 0 for none.
-        least_evaluated: the fewest samples that the model can be evaluated on together.
+        steps: most updates in all; None = as many as the epochs give.
+        micro_batch: samples.
         numbers_through: whether micro-batches of training are numbered through.
+        least_evaluated: the fewest samples that the model can be evaluated on together.
     """
 
-    steps_per_epoch: int
-    steps: int
-    batch_size: int
+    steps: int | None
     micro_batch: int
-    eval_samples: int
     numbers_through: bool = False
     least_evaluated: int = 1
 
-    def rounds(self, first_step: int = 0, evaluated: int = 0) -> Iterator[Round]:
+    def rounds(
+        self,
+        batches: MiniBatchOrder[B],
+        evaluation: Callable[[int], Iterator[B]] | None,
+        first_step: int = 0,
+        evaluated: int = 0,
+    ) -> Iterator[PlannedRound[B]]:
         """The rounds from update `first_step` on, numbered from 0.
 
         Args:
+            batches: of training.
+            evaluation: updates before it -> its batches; None = there is none.
             evaluated: evaluations after so many updates, and before, are left out.
         """
-        index = 0
-        together = samples_evaluated_together(
-            self.micro_batch, self.eval_samples, self.least_evaluated
-        )
-        for step in range(first_step, self.steps + 1):
-            if self.eval_samples and step > evaluated and self.ends_epoch(step):
-                yield Round(index, RoundMode.EVAL, step, self.eval_samples, together)
-                index += 1
-            if step < self.steps:
-                shape = Round(index, RoundMode.TRAIN, step, self.batch_size, self.micro_batch)
-                first = (step - first_step) * shape.micro_batches
-                yield replace(shape, first=first) if self.numbers_through else shape
-                index += 1
+        numbers = count()
+        first = 0
+        is_over = self.steps is not None and first_step >= self.steps
+        begun = first_step > evaluated and (is_over or batches.ends_epoch(first_step))
+        if evaluation is not None and begun:
+            yield from self._evaluation(evaluation, first_step, numbers)
+        if is_over:
+            return
+        for batch in batches.batches(first_step):
+            shape = batch.shape
+            is_last = shape.is_last or shape.step + 1 == self.steps
+            ends_epoch = shape.ends_epoch or is_last
+            made = Round(
+                next(numbers), RoundMode.TRAIN, shape.step, shape.samples, self.micro_batch, first
+            )
+            yield PlannedRound(made, batch, ends_epoch, is_last)
+            if self.numbers_through:
+                first += made.micro_batches
+            if evaluation is not None and ends_epoch and shape.step + 1 > evaluated:
+                yield from self._evaluation(evaluation, shape.step + 1, numbers)
+            if is_last:
+                return
 
-    def ends_epoch(self, step: int) -> bool:
-        """Whether `step` updates complete an epoch or the job."""
-        return step % self.steps_per_epoch == 0 or step == self.steps
+    def _evaluation(
+        self, evaluation: Callable[[int], Iterator[B]], step: int, numbers: Iterator[int]
+    ) -> Iterator[PlannedRound[B]]:
+        for batch in evaluation(step):
+            samples = batch.shape.samples
+            together = samples_evaluated_together(self.micro_batch, samples, self.least_evaluated)
+            made = Round(next(numbers), RoundMode.EVAL, step, samples, together)
+            yield PlannedRound(made, batch, batch.shape.is_last, is_last=False)

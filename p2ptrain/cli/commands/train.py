@@ -101,8 +101,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return DONE
 
 
-def _stopped_at(step: int, steps: int, checkpoint: Path | None) -> str:
-    where = f"Stopped at step {step:,} of {steps:,}."
+def _stopped_at(step: int, steps: int | None, checkpoint: Path | None) -> str:
+    where = f"Stopped at step {step:,}{'' if steps is None else f' of {steps:,}'}."
     if checkpoint is None:
         return f"{where} No weights were saved: use --checkpoint DIR to be able to go on."
     return f"{where} To go on from the last checkpoint, if there is one yet: --resume {checkpoint}"

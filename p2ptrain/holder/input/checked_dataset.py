@@ -13,14 +13,12 @@ one costs a slow device a noticeable part of every round.
 
 from __future__ import annotations
 
-import hashlib
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy
 import torch
@@ -28,15 +26,14 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from p2ptrain.errors import ScriptError
-from p2ptrain.job.job import MapDataset
+from p2ptrain.holder.input.random_streams import RandomStreams
+from p2ptrain.job.batch_parts import BatchParts, shown, split_batch
+from p2ptrain.job.data_kinds import MapDataset
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.process.memory_budget import is_out_of_memory
 
 Collated: TypeAlias = Any
 """A tensor (samples, ...), or tuples, lists and dicts of such tensors."""
-
-_TARGETS = frozenset(("labels", "label", "target", "targets", "y"))
-"""What the parts of a sample that a model is to give are called."""
 
 _READY_PIECE = 256
 
@@ -54,17 +51,18 @@ class SampleLeaf:
 
 
 class CheckedDataset:
-    """A dataset of (input, target) whose samples all look like the first one.
+    """A dataset of pairs or dicts whose samples all look like the first one.
 
     Args:
         data: the user's dataset.
         name: how error messages call it.
+        own_loss: whether the model computes the loss itself, from samples that are dicts.
         lock: held while the user's code runs, since it may use torch's global random generator,
             which the compute thread uses too.
         clock: seconds, monotonic.
 
     Raises:
-        ScriptError: the first sample cannot be read or is not a pair of (nested) numbers.
+        ScriptError: the first sample cannot be read or is no pair and no dict of (nested) numbers.
     """
 
     def __init__(
@@ -72,18 +70,22 @@ class CheckedDataset:
         data: MapDataset,
         name: str = "data",
         *,
+        own_loss: bool = False,
         lock: AbstractContextManager[Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._data = data
-        self._name = name
+        self.name = name
+        self._own_loss = own_loss
         self._described = "the data" if name == "data" else name
         self._length = _length(data, name)
         self._lock = lock if lock is not None else threading.Lock()
         self._clock = clock
-        with self._lock, _RandomStreams(f"{name} example").active():
+        with self._lock, RandomStreams(f"{name} example").active():
             self._example = self._read(0)
-            self.leaves = tuple(_describe(*item) for item in self._flatten(0, self._example))
+            self.leaves: Sequence[SampleLeaf] = tuple(
+                _describe(*item) for item in self._flatten(0, self._example)
+            )
         self._tensors = tensor_rows(data)
 
     def __len__(self) -> int:
@@ -95,18 +97,6 @@ class CheckedDataset:
         if self._tensors is not None:
             for first in range(0, len(self), _READY_PIECE):
                 yield range(first, min(first + _READY_PIECE, len(self)))
-
-    def check_like(self, first: CheckedDataset) -> None:
-        """Raises ScriptError: these samples do not look like those that the model is made for."""
-        ours, theirs = ({leaf.path: leaf for leaf in one.leaves} for one in (self, first))
-        if ours.keys() != theirs.keys():
-            raise _other_parts(f"{self._name}[0]", first._name, ours, theirs)
-        for path, leaf in ours.items():
-            if leaf != theirs[path]:
-                raise ScriptError(
-                    f"{self._name}[0]: {path} is {_looks(leaf)}, but {first._name}[0] has "
-                    f"{_looks(theirs[path])}; the model is made for samples that all match"
-                )
 
     def collate(self, indices: Sequence[int], seed: str) -> tuple[Collated, Collated]:
         """The samples at `indices` as one batch, each tensor in fresh contiguous memory.
@@ -126,7 +116,7 @@ class CheckedDataset:
         The random streams run on from piece to piece, so the samples are the same however a batch
         is cut into micro-batches.
         """
-        streams = _RandomStreams(seed)
+        streams = RandomStreams(seed)
         for piece in pieces:
             try:
                 batch = self._batch(piece, streams)
@@ -136,15 +126,13 @@ class CheckedDataset:
                 raise MemoryError(str(error)) from error
             yield batch
 
-    def _batch(self, indices: Sequence[int], streams: _RandomStreams) -> tuple[Collated, Collated]:
+    def _batch(self, indices: Sequence[int], streams: RandomStreams) -> tuple[Collated, Collated]:
         if self._tensors is not None:
             with suppress(IndexError):  # one by one it is said which sample is not there
                 return self._tensors(indices)
         return self._stack(list(self._rows(indices, streams)))
 
-    def _rows(
-        self, indices: Sequence[int], streams: _RandomStreams
-    ) -> Iterator[list[torch.Tensor]]:
+    def _rows(self, indices: Sequence[int], streams: RandomStreams) -> Iterator[list[torch.Tensor]]:
         """One list of leaves a sample; the lock is given up between slices of time."""
         done = 0
         while done < len(indices):
@@ -160,47 +148,69 @@ class CheckedDataset:
         found = dict(self._flatten(index, self._read(index)))
         paths = [leaf.path for leaf in self.leaves]
         if found.keys() != set(paths):
-            raise _other_parts(f"{self._name}[{index}]", self._name, found, paths)
+            raise other_parts(f"{self.name}[{index}]", self.name, found, paths)
         return [self._checked(index, leaf, found[leaf.path]) for leaf in self.leaves]
 
     def _checked(self, index: int, leaf: SampleLeaf, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype != leaf.dtype or tuple(tensor.shape) != leaf.shape:
-            found = _looks(_describe(leaf.path, tensor))
+            found = looks(_describe(leaf.path, tensor))
             raise ScriptError(
-                f"{self._name}[{index}]: {leaf.path} is {found}, "
-                f"but {self._name}[0] has {_looks(leaf)}; all samples must match"
+                f"{self.name}[{index}]: {leaf.path} is {found}, "
+                f"but {self.name}[0] has {looks(leaf)}; all samples must match"
             )
         return tensor.clone()  # a dataset may give the same memory for every sample
 
     def _stack(self, rows: list[list[torch.Tensor]]) -> tuple[Collated, Collated]:
         columns = iter([torch.stack(column) for column in zip(*rows, strict=True)])
-        return _rebuild(self._example[0], columns), _rebuild(self._example[1], columns)
+        inputs, target = self._example
+        made = rebuild(inputs, columns)
+        return made, None if target is None else rebuild(target, columns)
 
-    def _read(self, index: int) -> tuple[Any, Any]:
+    def _read(self, index: int) -> BatchParts:
         """Sample `index` as the user's code gives it."""
         try:
             with doings.doing("reading sample {} of {}", index, self._described):
                 sample = self._data[index]
         except RAISED as error:
             raise ScriptError(
-                f"{self._name}[{index}] failed: {describe_user_error(error)}"
+                f"{self.name}[{index}] failed: {describe_user_error(error)}"
             ) from error
-        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-            raise ScriptError(
-                f"{self._name}[{index}] must be a pair (input, target), not {_shown(sample)}"
-                f"{_how_to_pair(sample)}"
-            )
-        return sample[0], sample[1]
+        return split_batch(sample, own_loss=self._own_loss, name=f"{self.name}[{index}]")
 
     def _flatten(self, index: int, sample: tuple[Any, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         for part, value in zip(("input", "target"), sample, strict=True):
-            for path, leaf in _walk(part, value):
+            if self._own_loss and part == "target":
+                continue
+            for path, leaf in walk(part, value):
                 try:
                     yield path, _tensor(leaf)
                 except (TypeError, ValueError, RuntimeError) as error:
                     raise ScriptError(
-                        f"{self._name}[{index}]: {path} cannot become a tensor: {error}"
+                        f"{self.name}[{index}]: {path} cannot become a tensor: {error}"
                     ) from error
+
+
+class HasLeaves(Protocol):
+    """What samples look like."""
+
+    name: str
+
+    @property
+    def leaves(self) -> Sequence[SampleLeaf]:
+        """One for each tensor of a sample."""
+
+
+def check_alike(these: HasLeaves, first: HasLeaves) -> None:
+    """Raises ScriptError: these samples do not look like those that the model is made for."""
+    ours, theirs = ({leaf.path: leaf for leaf in one.leaves} for one in (these, first))
+    if ours.keys() != theirs.keys():
+        raise other_parts(f"{these.name}[0]", first.name, ours, theirs)
+    for path, leaf in ours.items():
+        if leaf != theirs[path]:
+            raise ScriptError(
+                f"{these.name}[0]: {path} is {looks(leaf)}, but {first.name}[0] has "
+                f"{looks(theirs[path])}; the model is made for samples that all match"
+            )
 
 
 def _length(data: MapDataset, name: str) -> int:
@@ -210,24 +220,24 @@ def _length(data: MapDataset, name: str) -> int:
         raise ScriptError(f"len({name}) failed: {describe_user_error(error)}") from error
 
 
-def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """(path, leaf) of every leaf of nested tuples, lists and mappings."""
     if isinstance(value, Mapping):
         for key in value:
-            yield from _walk(f"{path}[{key!r}]", value[key])
+            yield from walk(f"{path}[{key!r}]", value[key])
     elif isinstance(value, (tuple, list)):
         for k, item in enumerate(value):
-            yield from _walk(f"{path}[{k}]", item)
+            yield from walk(f"{path}[{k}]", item)
     else:
         yield path, value
 
 
-def _rebuild(example: Any, columns: Iterator[torch.Tensor]) -> Collated:
+def rebuild(example: Any, columns: Iterator[torch.Tensor]) -> Collated:
     """`example`'s structure with one collated tensor for each leaf."""
     if isinstance(example, Mapping):
-        return {key: _rebuild(example[key], columns) for key in example}
+        return {key: rebuild(example[key], columns) for key in example}
     if isinstance(example, (tuple, list)):
-        items = [_rebuild(item, columns) for item in example]
+        items = [rebuild(item, columns) for item in example]
         if hasattr(example, "_fields"):
             return type(example)(*items)
         return tuple(items) if isinstance(example, tuple) else items
@@ -238,7 +248,10 @@ def _tensor(leaf: object) -> torch.Tensor:
     """A leaf as default_collate would see it: Python floats are float64, integers int64."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout != torch.strided or leaf.is_nested or leaf.device.type != "cpu":
-            raise TypeError(f"only dense tensors on the CPU are supported, not {_shown(leaf)}")
+            raise TypeError(
+                "only dense tensors on the CPU are supported, not a "
+                f"{leaf.layout} tensor on {leaf.device}"
+            )
         return leaf.detach().as_subclass(torch.Tensor)
     if isinstance(leaf, (numpy.ndarray, numpy.generic)):
         return torch.as_tensor(leaf)
@@ -246,77 +259,21 @@ def _tensor(leaf: object) -> torch.Tensor:
         return torch.tensor(leaf, dtype=torch.float64)
     if isinstance(leaf, int):
         return torch.tensor(leaf)
-    raise TypeError(f"expected a tensor, an array or a number, not {_shown(leaf)}")
+    raise TypeError(f"expected a tensor, an array or a number, not {shown(leaf)}")
 
 
 def _describe(path: str, tensor: torch.Tensor) -> SampleLeaf:
     return SampleLeaf(path, tensor.dtype, tuple(tensor.shape))
 
 
-def _other_parts(
-    sample: str, name: str, found: Iterable[str], wanted: Iterable[str]
-) -> ScriptError:
+def other_parts(sample: str, name: str, found: Iterable[str], wanted: Iterable[str]) -> ScriptError:
     return ScriptError(
         f"{sample} has other parts than {name}[0]: {sorted(found)} instead of {sorted(wanted)}"
     )
 
 
-def _looks(leaf: SampleLeaf) -> str:
+def looks(leaf: SampleLeaf) -> str:
     return f"{leaf.dtype} {list(leaf.shape)}"
-
-
-def _how_to_pair(sample: object) -> str:
-    if not isinstance(sample, Mapping) or not sample:
-        return ""
-    keys = [key for key in sample if isinstance(key, str)]
-    target = next((key for key in reversed(keys) if key in _TARGETS), keys[-1] if keys else "y")
-    rest = ", ".join(f"{key!r}: s[{key!r}]" for key in keys if key != target)
-    return (
-        f": let the dataset give ({{{rest}}}, s[{target!r}]) of such a sample s. An input that is "
-        "a dict is passed as model(**input)"
-    )
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, torch.Tensor):
-        return f"a {value.layout} tensor on {value.device}"
-    return f"a {type(value).__name__}"
-
-
-class _RandomStreams:
-    """Random streams of their own for torch, numpy and `random`, swapped in while active."""
-
-    def __init__(self, seed: str) -> None:
-        digest = hashlib.sha256(seed.encode()).digest()
-        self._seed = int.from_bytes(digest[:8], "big")
-        self._states: tuple[torch.Tensor, Any, Any] | None = None
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        outside = _random_states()
-        if self._states is None:
-            torch.default_generator.manual_seed(self._seed)
-            numpy.random.seed(self._seed % 2**32)
-            random.seed(self._seed)
-        else:
-            _set_random_states(self._states)
-        try:
-            yield
-        finally:
-            self._states = _random_states()
-            _set_random_states(outside)
-
-
-def _random_states() -> tuple[torch.Tensor, Any, Any]:
-    return torch.get_rng_state(), numpy.random.get_state(), random.getstate()
-
-
-def _set_random_states(states: tuple[torch.Tensor, Any, Any]) -> None:
-    torch.set_rng_state(states[0])
-    numpy.random.set_state(states[1])
-    random.setstate(states[2])
 
 
 TensorRows: TypeAlias = Callable[[Sequence[int]], tuple[Tensor, Tensor]]

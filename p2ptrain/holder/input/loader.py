@@ -12,15 +12,17 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import count
 from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from p2ptrain.aio.threads import run_in_background
-from p2ptrain.holder.input.checked_dataset import CheckedDataset, Collated
-from p2ptrain.holder.input.sample_order import SampleOrder, ordered_batches
-from p2ptrain.job.rounds import Round, RoundMode
+from p2ptrain.holder.input.checked_dataset import Collated
+from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource, MiniBatch
+from p2ptrain.job.rounds import PlannedRound, Round, RoundSequence
 from p2ptrain.logs import get_logger
 from p2ptrain.messages.round_orders import LOADED_AHEAD
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice
@@ -29,8 +31,9 @@ from p2ptrain.model.capture.captured import Captured
 
 @dataclass(frozen=True, slots=True)
 class LoadedMicroBatch:
-    """One piece, flattened for the wire, and its target as metrics take it."""
+    """One piece, flattened for the wire, its round, and its target as metrics take it."""
 
+    planned: PlannedRound[MiniBatch]
     feed: FeedItem
     target: Collated
 
@@ -39,71 +42,66 @@ class MicroBatchLoader:
     """Reads the pieces of given rounds in order."""
 
     def __init__(
-        self,
-        captured: Captured,
-        data: CheckedDataset,
-        order: SampleOrder,
-        evaluation: CheckedDataset | None,
+        self, captured: Captured, data: BatchSource, evaluation: EvaluationSource | None
     ) -> None:
         self._captured = captured
         self._data = data
-        self._order = order
         self._evaluation = evaluation
 
-    async def pieces(self, rounds: Iterable[Round]) -> AsyncGenerator[LoadedMicroBatch, None]:
-        """The pieces; raises ScriptError where the user's dataset fails.
+    async def course(
+        self, sequence: RoundSequence, first_step: int, evaluated: int
+    ) -> AsyncGenerator[LoadedMicroBatch, None]:
+        """The pieces of all rounds; raises ScriptError where the user's data fails.
 
-        Close it (`aclosing`): else a call of the dataset may outlive its consumer.
+        Close it (`aclosing`): else a call of the user's code may outlive its consumer.
         What memory does not hold is no ScriptError: see `memory_budget.is_out_of_memory`.
         """
-        pieces = self._pieces(rounds)
+        evaluation = None if self._evaluation is None else self._evaluation.batches
+        planned = sequence.rounds(self._data, evaluation, first_step, evaluated)
+        async with aclosing(_ahead(self._pieces(planned))) as pieces:
+            async for piece in pieces:
+                yield piece
 
-        def load(_number: int) -> LoadedMicroBatch | None:
-            return next(pieces, None)
-
-        async with Prefetcher(load, _count(), ahead=LOADED_AHEAD) as loaded:
-            async for piece in loaded:
-                if piece is None:
-                    return
+    async def pieces(self, rounds: Iterable[Round]) -> AsyncGenerator[LoadedMicroBatch, None]:
+        """The pieces of rounds of training, once more; as `course`."""
+        async with aclosing(_ahead(self.now(rounds))) as pieces:
+            async for piece in pieces:
                 yield piece
 
     def now(self, rounds: Iterable[Round]) -> Iterator[LoadedMicroBatch]:
         """The same, each read when it is asked for: not for the event loop."""
-        return self._pieces(rounds)
+        return self._pieces(
+            PlannedRound(shape, self._data.batch(shape.step), ends_epoch=False, is_last=False)
+            for shape in rounds
+        )
 
-    def _pieces(self, rounds: Iterable[Round]) -> Iterator[LoadedMicroBatch]:
-        for shape in rounds:
-            indices = list(self._indices(shape))
-            data = self._data if shape.mode is RoundMode.TRAIN else self._evaluation
-            assert data is not None, "an evaluation round without eval_data"
-            seed = f"{self._order.seed} {shape.mode} {shape.step}"
-            pieces = data.collate_pieces(indices, seed)
-            for number, (inputs, target) in zip(shape.numbers, pieces, strict=True):
-                yield self._loaded(shape, number, (inputs, target))
-
-    def _indices(self, shape: Round) -> Iterator[Sequence[int]]:
-        if shape.mode is RoundMode.EVAL:
-            yield from ordered_batches(shape.samples, shape.micro_batch)
-        else:
-            for split in self._order.splits(shape.step, shape.micro_batch):
-                yield split.indices
+    def _pieces(self, rounds: Iterable[PlannedRound[MiniBatch]]) -> Iterator[LoadedMicroBatch]:
+        for planned in rounds:
+            shape, pieces = planned.round, planned.batch.pieces(planned.round.micro_batch)
+            for number, piece in zip(shape.numbers, pieces, strict=True):
+                yield self._loaded(planned, number, piece)
 
     def _loaded(
-        self, shape: Round, number: int, sample: tuple[Collated, Collated]
+        self, planned: PlannedRound[MiniBatch], number: int, sample: tuple[Collated, Collated]
     ) -> LoadedMicroBatch:
+        shape = planned.round
         inputs: list[Tensor] = self._captured.entering(sample[0], shape.mode.value)
         targets: list[Tensor] = self._captured.flatten_target(sample[1])
         piece = MicroBatchSlice.whole(
             MicroBatchKey(shape.index, number), shape.mode, shape.size(number)
         )
-        return LoadedMicroBatch(FeedItem(piece, inputs, targets), sample[1])
+        return LoadedMicroBatch(planned, FeedItem(piece, inputs, targets), sample[1])
 
 
-def _count() -> Iterator[int]:
-    number = 0
-    while True:
-        yield number
-        number += 1
+async def _ahead(pieces: Iterator[LoadedMicroBatch]) -> AsyncGenerator[LoadedMicroBatch, None]:
+    def load(_number: int) -> LoadedMicroBatch | None:
+        return next(pieces, None)
+
+    async with Prefetcher(load, count(), ahead=LOADED_AHEAD) as loaded:
+        async for piece in loaded:
+            if piece is None:
+                return
+            yield piece
 
 
 log = get_logger(__name__)

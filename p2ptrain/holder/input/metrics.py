@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from p2ptrain.errors import CaptureError, ScriptError, size_text
-from p2ptrain.holder.input.checked_dataset import CheckedDataset
+from p2ptrain.holder.input.mini_batches import SampleReader
 from p2ptrain.job.job import Metric, accumulates
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.capture.captured import Captured
@@ -241,7 +241,7 @@ def missing_loss(metrics: Mapping[str, Metric], captured: Captured) -> str:
 
 
 def tried_metrics(
-    metrics: Mapping[str, Metric], captured: Captured, evaluation: CheckedDataset
+    metrics: Mapping[str, Metric], captured: Captured, evaluation: SampleReader
 ) -> frozenset[str]:
     """Compute every metric once, with the untrained model's outputs.
 

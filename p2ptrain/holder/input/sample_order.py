@@ -9,7 +9,6 @@ Pure: the step number decides everything, so a job continues anywhere, on any se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -78,9 +77,3 @@ class SampleOrder:
 def _permutation(samples: int, seed: int) -> torch.Tensor:
     """int64, shape (samples,). Two are kept: the prefetcher is ahead across an epoch's border."""
     return torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
-
-
-def ordered_batches(samples: int, batch_size: int) -> Iterator[range]:
-    """Evaluation order: dataset order, the ragged last batch kept."""
-    for first in range(0, samples, batch_size):
-        yield range(first, min(first + batch_size, samples))

@@ -126,12 +126,12 @@ def job_fingerprint(prepared: PreparedJob, options: TrainOptions) -> str:
     job = prepared.job
     facts = {
         "model": prepared.captured.description.digest,
-        "samples": len(prepared.samples),
-        "evaluated": len(prepared.evaluation) if prepared.evaluation else 0,
+        "samples": prepared.data_samples,
+        "evaluated": 0 if prepared.evaluation is None else prepared.evaluation.samples,
         "metrics": sorted(map(str, job.metrics)),
         "batch_size": job.batch_size,
         "micro_batch": job.micro_batch,
-        "steps": prepared.steps,
+        "steps": [prepared.steps, job.epochs],
         "seed": job.seed,
         "optimizer": job.optimizer.to_fields(),
         "schedule": job.schedule is not None,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.holder.input.checked_dataset import CheckedDataset
+from p2ptrain.holder.input.mini_batches import SampleReader
 from p2ptrain.holder.start.model_limits import Across
 from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.job import AUTO, Job, MicroBatch
@@ -82,7 +82,7 @@ def _times(size: int, batch_size: int) -> str:
 
 
 def min_micro_batch(
-    job: Job, captured: Captured, samples: CheckedDataset, how: Asynchrony | None
+    job: Job, captured: Captured, samples: SampleReader, how: Asynchrony | None
 ) -> int:
     """The fewest samples that a micro-batch of the job may have.
 
@@ -111,7 +111,7 @@ def min_micro_batch(
     )
 
 
-def check_evaluation_sizes(captured: Captured, evaluation: CheckedDataset | None) -> None:
+def check_evaluation_sizes(captured: Captured, evaluation: SampleReader | None) -> None:
     """Raises CaptureError: `evaluation` has fewer samples than the model is known for."""
     known = captured.evaluates.known
     if evaluation is not None and len(evaluation) < known:
@@ -137,7 +137,7 @@ def _smallest(job: Job, how: Asynchrony | None) -> int:
     return job.batch_size % size or size
 
 
-def _failure(captured: Captured, samples: CheckedDataset, size: int) -> str | None:
+def _failure(captured: Captured, samples: SampleReader, size: int) -> str | None:
     """Why the first `size` samples do not go through the graph and back; None where they do."""
     inputs, targets = samples.collate(list(range(size)), "example")
     description, state = captured.description, captured.state()

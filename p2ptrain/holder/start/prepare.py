@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import CaptureError, OptionError, ScriptError, UserError
-from p2ptrain.holder.input.checked_dataset import CheckedDataset
 from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.metrics import check_evaluation, tried_metrics
-from p2ptrain.holder.input.sample_order import SampleOrder
+from p2ptrain.holder.input.mini_batches import (
+    BatchSource,
+    EvaluationSource,
+    FirstBatches,
+    SampleReader,
+    batch_seed,
+)
+from p2ptrain.holder.input.open_data import open_data, open_evaluation
 from p2ptrain.holder.start.first_batch import explained
 from p2ptrain.holder.start.micro_batch import (
     check_evaluation_sizes,
@@ -31,8 +37,7 @@ from p2ptrain.holder.start.model_limits import (
     looks_across,
     read_sharing,
 )
-from p2ptrain.job.job import Job, check_fits
-from p2ptrain.job.rounds import RoundMode
+from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.messages.plan_request import SharingLimits
@@ -82,8 +87,9 @@ class PreparedJob:
         state: initial tensors by `model:` and `optimizer:` names.
         first_step: updates that the state has behind it.
         evaluated: the highest step whose evaluation was reported by the run that made the state.
-        steps: updates in all.
+        steps: most updates in all; None = as many as the data gives.
         outdated: says what model and loss read in Python that has changed since.
+        data_samples: of the data, where it says so; else 0.
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
         maps: of the first units, where they can be cut into tiles and may be.
         warnings: for the user, about what was read.
@@ -93,16 +99,16 @@ class PreparedJob:
 
     job: Job
     captured: Captured
-    samples: CheckedDataset
-    evaluation: CheckedDataset | None
-    order: SampleOrder
+    batches: BatchSource
+    evaluation: EvaluationSource | None
+    data_samples: int
     least_piece: int
     sharing: SharingLimits
     input_bytes: int
     target_bytes: int
     state: Mapping[str, Tensor]
     first_step: int
-    steps: int
+    steps: int | None
     outdated: Outdated
     evaluated: int = 0
     only_rounds: str = ""
@@ -116,7 +122,7 @@ class PreparedJob:
         return CheckpointProgress(
             step=step,
             digest=_weights_digest(self.captured.description),
-            samples=len(self.samples),
+            samples=self.data_samples,
             batch_size=self.job.batch_size,
             seed=self.job.seed,
             optimizer=self.job.optimizer.name,
@@ -124,7 +130,13 @@ class PreparedJob:
 
     def loader(self) -> MicroBatchLoader:
         """A new reader of the job's samples."""
-        return MicroBatchLoader(self.captured, self.samples, self.order, self.evaluation)
+        return MicroBatchLoader(self.captured, self.batches, self.evaluation)
+
+    def close(self) -> None:
+        """Nothing of the data is read any more."""
+        self.batches.close()
+        if self.evaluation is not None:
+            self.evaluation.close()
 
     def slice_state(self, first: int, end: int) -> dict[str, Tensor]:
         """The initial tensors that units [first, end) need."""
@@ -148,13 +160,12 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     if options.checkpoint is not None:
         checkpoint_files.check_folder(options.checkpoint)
     job.lr_factor(0)
-    samples = CheckedDataset(job.data, lock=randomness_lock)
-    check_fits(len(samples), job.batch_size)
-    order = SampleOrder(len(samples), job.batch_size, job.seed)
+    opened = open_data(job, randomness_lock)
+    samples, order = opened.samples, opened.order
+    job = opened.sized(job)
     evaluation = None
     if job.eval_data is not None:
-        evaluation = CheckedDataset(job.eval_data, "eval_data", lock=randomness_lock)
-        evaluation.check_like(samples)
+        evaluation = open_evaluation(job, samples, randomness_lock)
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
     with timed(log, "exported"), _explained(job, samples, order):
@@ -163,8 +174,9 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     if evaluates:
         check_evaluation(job.metrics, captured)
     over_all = frozenset[str]()
-    if evaluation is not None and len(evaluation) >= captured.evaluates.known:
-        over_all = tried_metrics(job.metrics, captured, evaluation)
+    looked_at = None if evaluation is None else evaluation.samples
+    if looked_at is not None and len(looked_at) >= captured.evaluates.known:
+        over_all = tried_metrics(job.metrics, captured, looked_at)
     only_rounds = ""
     maps = _maps(captured, options)
     if options.asynchrony is not None:
@@ -174,7 +186,7 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
             if not options.chooses_mode:
                 raise
             only_rounds = str(error)
-    check_evaluation_sizes(captured, evaluation)
+    check_evaluation_sizes(captured, looked_at)
     _check_space(job, captured, options)
     with timed(log, "division_tried"), _explained(job, samples, order):
         across = _across(captured, samples)
@@ -184,7 +196,7 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     least = min_micro_batch(job, captured, samples, None if options.chooses_mode else how)
     if how is not None and options.chooses_mode and not only_rounds:
         only_rounds = why_synchronous_only(job, least, how)
-    steps = job.total_steps(options.steps, samples=len(samples))
+    steps = opened.steps(options.steps)
     sharing = _sharing(captured, across)
     with timed(log, "rehearsed"):
         changes = _compared(job, captured, samples, order, least)
@@ -193,9 +205,9 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     prepared = PreparedJob(
         job=job,
         captured=captured,
-        samples=samples,
-        evaluation=evaluation,
-        order=order,
+        batches=opened.batches,
+        evaluation=None if evaluation is None else evaluation.batches,
+        data_samples=opened.count,
         least_piece=least,
         sharing=sharing,
         input_bytes=_bytes_per_sample(captured.entering(example[0], "train")),
@@ -213,7 +225,7 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
 
 
 @contextmanager
-def _explained(job: Job, samples: CheckedDataset, order: SampleOrder) -> Iterator[None]:
+def _explained(job: Job, samples: SampleReader, order: FirstBatches) -> Iterator[None]:
     """What fails here is said in plain torch's words where the module itself fails too."""
     try:
         yield
@@ -221,13 +233,16 @@ def _explained(job: Job, samples: CheckedDataset, order: SampleOrder) -> Iterato
         first = order.batch(0)[: job.fixed_micro_batch or None]
         seen = _seen(samples)
         try:
-            batches = [samples.collate(first, _seed(order, 0)), samples.collate(seen, "example")]
+            batches = [
+                samples.collate(first, batch_seed(job.seed, 0)),
+                samples.collate(seen, "example"),
+            ]
         except (UserError, MemoryError):
             raise error from error.__cause__
         raise explained(job.model, job.loss, batches, error) from error
 
 
-def _seen(samples: CheckedDataset) -> list[int]:
+def _seen(samples: SampleReader) -> list[int]:
     return [k * len(samples) // SEEN for k in range(SEEN)]
 
 
@@ -275,7 +290,7 @@ def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
 
 
 def _compared(
-    job: Job, captured: Captured, samples: CheckedDataset, order: SampleOrder, least: int
+    job: Job, captured: Captured, samples: SampleReader, order: FirstBatches, least: int
 ) -> tuple[str, ...]:
     """Whether the captured model computes what the user's module does, on the first batches.
 
@@ -294,7 +309,7 @@ def _compared(
             job.model,
             job.loss,
             captured,
-            (samples.collate(order.batch(s)[:piece], _seed(order, s)) for s in steps),
+            (samples.collate(order.batch(s)[:piece], batch_seed(job.seed, s)) for s in steps),
             REHEARSED,
         )
     except Exception as error:
@@ -315,7 +330,7 @@ def _not_compared() -> tuple[str, ...]:
     )
 
 
-def _rehearsed_samples(job: Job, captured: Captured, samples: CheckedDataset, least: int) -> int:
+def _rehearsed_samples(job: Job, captured: Captured, samples: SampleReader, least: int) -> int:
     """Of one batch."""
     flops = sum(unit.flops for unit in captured.description.units) + 1
     begun = monotonic()
@@ -325,11 +340,7 @@ def _rehearsed_samples(job: Job, captured: Captured, samples: CheckedDataset, le
     return min(max(most, least), job.fixed_micro_batch or job.batch_size)
 
 
-def _seed(order: SampleOrder, step: int) -> str:
-    return f"{order.seed} {RoundMode.TRAIN} {step}"
-
-
-def _across(captured: Captured, samples: CheckedDataset) -> Across:
+def _across(captured: Captured, samples: SampleReader) -> Across:
     description = captured.description
     inputs, targets = samples.collate(_seen(samples), "example")
     batch = captured.entering(inputs, "train"), captured.flatten_target(targets)
@@ -370,7 +381,7 @@ def _resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:
     }
     read = {name: as_laid_out(prepared.state, name, t) for name, t in {**model, **slots}.items()}
     state = {**prepared.state, **read}
-    if found.progress.step > prepared.steps:
+    if prepared.steps is not None and found.progress.step > prepared.steps:
         raise OptionError(
             f"the checkpoint in {options.resume} is of step {found.progress.step}, and this "
             f"training ends at step {prepared.steps}: give more --steps or --epochs"

@@ -33,14 +33,16 @@ def test_a_model_with_its_own_loss_has_no_target() -> None:
 @pytest.mark.parametrize("kind", [UserDict, OrderedDict])
 def test_mappings_of_any_class_become_dicts(kind: Any) -> None:
     given, _ = split_batch(kind(x=1, more=kind(y=2)), own_loss=True)
-    assert type(given) is dict and type(given["more"]) is dict
+    assert type(given) is dict
+    assert type(given["more"]) is dict
     of_pair, _ = split_batch((kind(x=1), 2), own_loss=False)
     assert type(of_pair) is dict
 
 
 def test_named_tuples_keep_their_type() -> None:
     given, _ = split_batch((Images(UserDict(x=1), [2]), 3), own_loss=False)
-    assert given == Images({"x": 1}, [2]) and type(given) is Images
+    assert given == Images({"x": 1}, [2])
+    assert type(given) is Images
 
 
 def test_a_pair_needs_a_loss() -> None:

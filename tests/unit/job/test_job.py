@@ -29,6 +29,9 @@ def make(**changes: Any) -> Job:
     return Job(**{**fields, **changes})
 
 
+LOADER = torch.utils.data.DataLoader(DATA, batch_size=5)  # type: ignore[arg-type]
+
+
 class Endless(torch.utils.data.IterableDataset[int]):
     def __len__(self) -> int:
         return 10
@@ -61,9 +64,11 @@ def frozen() -> torch.nn.Module:
         ({"optimizer": torch.optim.SGD}, OptionError, r"p2ptrain.SGD\(...\).*not SGD"),
         ({"optimizer": "Adam"}, OptionError, "not str"),
         ({"optimizer": SGD}, OptionError, "not SGD"),
-        ({"data": iter(DATA)}, ScriptError, "map-style dataset"),
-        ({"data": Endless()}, ScriptError, "map-style dataset .* not Endless"),
-        ({"data": torch.utils.data.DataLoader(DATA)}, ScriptError, "not a DataLoader"),  # type: ignore[arg-type]
+        ({"data": 3}, ScriptError, "must be a dataset .* or a DataLoader, not int"),
+        ({"data": "train.csv"}, ScriptError, "not str"),
+        ({"data": Endless(), "batch_size": None}, OptionError, "batch_size is missing"),
+        ({"batch_size": None}, OptionError, "batch_size is missing"),
+        ({"data": LOADER}, OptionError, "batch_size is 4, but the DataLoader's is 5: .* leave it"),
         ({"data": []}, ScriptError, "data is empty"),
         ({"data": Broken()}, ScriptError, r"len\(data\) failed: RuntimeError: no such file"),
         ({"batch_size": 11}, ScriptError, "10 samples, fewer than one batch of 11"),
@@ -79,7 +84,7 @@ def frozen() -> torch.nn.Module:
         ({"clip_grad_norm": 0}, OptionError, "clip_grad_norm must be a positive number"),
         ({"clip_grad_norm": float("nan")}, OptionError, "clip_grad_norm"),
         ({"clip_grad_norm": "1"}, OptionError, "clip_grad_norm"),
-        ({"eval_data": 3}, ScriptError, "eval_data must be a map-style dataset"),
+        ({"eval_data": 3}, ScriptError, "eval_data must be a dataset"),
         ({"metrics": {"accuracy": 1}, "eval_data": DATA}, ScriptError, "metrics.'accuracy'."),
         ({"metrics": [len], "eval_data": DATA}, ScriptError, "metrics must be a dict"),
         ({"metrics": {"accuracy": max}}, ScriptError, "give eval_data too"),
@@ -94,6 +99,16 @@ def test_a_micro_batch_is_the_whole_batch_at_most() -> None:
     """As `batch.split(micro_batch)` has it."""
     assert make(batch_size=4, micro_batch=5).micro_batch == 4
     assert replace(make(batch_size=8, micro_batch=8), batch_size=4).micro_batch == 4
+
+
+def test_the_size_of_mini_batches_is_the_loaders() -> None:
+    assert make(data=LOADER, batch_size=None).batch_size == 5
+    assert make(data=LOADER, batch_size=5).batch_size == 5
+    assert make(data=LOADER, batch_size=None, epochs=3).total_steps() == 6
+
+
+def test_the_end_of_a_stream_is_not_known_beforehand() -> None:
+    assert make(data=Endless(), batch_size=4).total_steps(7) is None
 
 
 def test_numpy_integers_become_int() -> None:
@@ -142,7 +157,7 @@ def test_a_schedule_that_makes_a_learning_rate_beyond_float32_is_a_script_error(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("shuffle", "Job has no shuffle: samples are shuffled in every epoch"),
+        ("shuffle", "Job has no shuffle: samples of a dataset are shuffled in every epoch"),
         ("gradient_accumulation_steps", "`batch_size` is the samples of one update"),
         ("microbatch", "Job has no microbatch: did you mean micro_batch?"),
         ("wandb", "Job has no wandb: it has model, data, loss"),

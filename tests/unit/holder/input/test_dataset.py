@@ -120,9 +120,9 @@ X = torch.zeros(3)
         ((X, None), "not a NoneType"),
         ((X.to_sparse(), 0), r"only dense tensors on the CPU .* not a torch.sparse_coo tensor"),
         (((X, X), 0), r"other parts than data\[0\]: \['input\[0\]', 'input\[1\]', 'target'\]"),
-        ({"x": X, "labels": 0}, r"not a dict: let the dataset give \(\{'x': s\['x'\]\}, s\['lab"),
-        ((X, 0, 0), r"must be a pair \(input, target\), not a tuple of 3"),
-        (X, r"must be a pair \(input, target\), not a torch.strided tensor"),
+        ({"x": X, "labels": 0}, r"has other parts than data\[0\]: .*input\['labels'\]"),
+        ((X, 0, 0), r"must be a pair \(input, target\), or a dict .*, not a tuple of 3"),
+        (X, r"must be a pair \(input, target\), or a dict .*, not a Tensor"),
     ],
 )
 def test_a_sample_unlike_the_first_is_named(odd: Any, told: str) -> None:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.holder.input.sample_order import SampleOrder, StepPosition, ordered_batches
+from p2ptrain.holder.input.sample_order import SampleOrder, StepPosition
 
 orders = st.builds(
     lambda batch_size, more, seed: SampleOrder(batch_size + more, batch_size, seed),
@@ -55,7 +55,3 @@ def test_the_last_incomplete_batch_is_dropped_and_the_next_epoch_shuffles_anew()
 def test_a_ragged_last_micro_batch_weighs_less() -> None:
     weights = [split.weight for split in SampleOrder(10, 10, 0).splits(0, 4)]
     assert weights == [0.4, 0.4, 0.2]
-
-
-def test_evaluation_keeps_the_order_and_the_ragged_last_batch() -> None:
-    assert list(ordered_batches(10, 4)) == [range(0, 4), range(4, 8), range(8, 10)]

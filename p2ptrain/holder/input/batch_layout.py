@@ -1,0 +1,198 @@
+"""What every batch of a loader must look like, read off the first one.
+
+A batch is taken apart into tensors with the samples in dimension 0; flags, None and text stay where
+they are, and must be the same in every batch, since the model is captured with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from p2ptrain.errors import ScriptError
+from p2ptrain.holder.input.checked_dataset import (
+    Collated,
+    SampleLeaf,
+    looks,
+    other_parts,
+    rebuild,
+    walk,
+)
+from p2ptrain.job.batch_parts import shown, split_batch
+
+_CONSTANTS = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBatch:
+    """A batch as it was read: tensors of their own, contiguous, samples in dimension 0."""
+
+    input: Collated
+    target: Collated
+    samples: int
+
+    def rows(self, first: int, end: int) -> tuple[Collated, Collated]:
+        """Samples [first, end)."""
+        if first == 0 and end >= self.samples:
+            return self.input, self.target
+        cut = slice(first, end)
+        return _cut(self.input, cut), _cut(self.target, cut)
+
+    def chosen(self, indices: Sequence[int]) -> tuple[Collated, Collated]:
+        """Those at `indices`."""
+        wanted = torch.tensor(indices, dtype=torch.int64)
+        return _cut(self.input, wanted), _cut(self.target, wanted)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors."""
+        parts = (self.input, self.target)
+        return sum(
+            leaf.nbytes for part in parts for _, leaf in walk("", part) if isinstance(leaf, Tensor)
+        )
+
+
+class BatchLayout:
+    """Reads batches that all look like the first one.
+
+    Args:
+        name: how errors call the data.
+        own_loss: whether the model computes the loss itself, from the batch.
+        as_tuple: whether an input that is a list of so many tensors stands for a tuple.
+    """
+
+    def __init__(self, name: str, *, own_loss: bool, as_tuple: Any = None) -> None:
+        self._name = name
+        self._own_loss = own_loss
+        self._as_tuple = as_tuple
+        self._example: tuple[Any, Any] | None = None
+        self._constants: dict[str, object] = {}
+        self.leaves: tuple[SampleLeaf, ...] = ()
+
+    def read(self, raw: Any, place: str) -> ReadBatch:
+        """A batch as the loader gives it.
+
+        Args:
+            place: which one it is, for errors: "batch 3 of epoch 1".
+
+        Raises:
+            ScriptError: it is none, or looks other than the first.
+        """
+        where = f"{self._name}: {place}"
+        parts = split_batch(raw, own_loss=self._own_loss, name=where)
+        given = parts.input
+        if isinstance(given, list) and self._as_tuple is not None and self._as_tuple(given):
+            given = tuple(given)
+        both = (given, parts.target)
+        found = dict(self._taken_apart(both, where))
+        constants = {path: leaf for path, leaf in found.items() if not isinstance(leaf, Tensor)}
+        tensors = {path: leaf for path, leaf in found.items() if isinstance(leaf, Tensor)}
+        samples = _samples(tensors, where)
+        if self._example is None:
+            self._example, self._constants = both, constants
+            self.leaves = tuple(
+                SampleLeaf(path, leaf.dtype, tuple(leaf.shape[1:]))
+                for path, leaf in tensors.items()
+            )
+        self._check(tensors, constants, where)
+        leaves = {**constants, **{path: _owned(leaf) for path, leaf in tensors.items()}}
+        ordered = iter([leaves[path] for path, _ in self._paths(self._example)])
+        inputs = rebuild(self._example[0], ordered)
+        target = None if self._example[1] is None else rebuild(self._example[1], ordered)
+        return ReadBatch(inputs, target, samples)
+
+    def _paths(self, both: tuple[Any, Any]) -> Iterator[tuple[str, Any]]:
+        yield from walk("input", both[0])
+        if both[1] is not None:
+            yield from walk("target", both[1])
+
+    def _taken_apart(self, both: tuple[Any, Any], where: str) -> Iterator[tuple[str, Any]]:
+        for path, leaf in self._paths(both):
+            if isinstance(leaf, Tensor):
+                if leaf.layout != torch.strided or leaf.is_nested or leaf.device.type != "cpu":
+                    raise ScriptError(
+                        f"{where}: {path} must be a dense tensor on the CPU, not a {leaf.layout} "
+                        f"tensor on {leaf.device}"
+                    )
+                yield path, leaf.detach().as_subclass(Tensor)
+            elif isinstance(leaf, numpy.ndarray) and leaf.dtype.kind in "biufc":
+                yield path, torch.as_tensor(leaf)
+            elif isinstance(leaf, _CONSTANTS) and path.endswith("']"):
+                yield path, leaf
+            else:
+                raise ScriptError(
+                    f"{where}: {path} is {shown(leaf)}; a batch is made of tensors with the "
+                    "samples in dimension 0: see what the loader's collate_fn gives"
+                )
+
+    def _check(
+        self, tensors: Mapping[str, Tensor], constants: Mapping[str, object], where: str
+    ) -> None:
+        wanted = {leaf.path: leaf for leaf in self.leaves}
+        if tensors.keys() != wanted.keys() or constants.keys() != self._constants.keys():
+            every = [*wanted, *self._constants]
+            raise other_parts(where, f"{self._name}: batch", [*tensors, *constants], every)
+        for path, leaf in wanted.items():
+            tensor = tensors[path]
+            found = SampleLeaf(path, tensor.dtype, tuple(tensor.shape[1:]))
+            if found == leaf:
+                continue
+            if found.dtype != leaf.dtype or len(found.shape) != len(leaf.shape):
+                raise ScriptError(
+                    f"{where}: {path} is {looks(found)} a sample, but the first batch has "
+                    f"{looks(leaf)}; all batches must match"
+                )
+            dimension = next(
+                k for k, (a, b) in enumerate(zip(found.shape, leaf.shape, strict=True), 1) if a != b
+            )
+            raise ScriptError(
+                f"{where}: dimension {dimension} of {path} has size {tensor.shape[dimension]}, and "
+                f"{leaf.shape[dimension - 1]} in the first batch: pad it to one size in collate_fn"
+            )
+        for path, value in constants.items():
+            if value != self._constants[path]:
+                raise ScriptError(
+                    f"{where}: {path} is {value!r}, and {self._constants[path]!r} in the first "
+                    "batch; what is no tensor must be the same in every batch"
+                )
+
+
+def _samples(tensors: Mapping[str, Tensor], where: str) -> int:
+    sizes = {path: leaf.shape[0] if leaf.dim() else None for path, leaf in tensors.items()}
+    if not sizes:
+        raise ScriptError(f"{where} has no tensor in it")
+    first_path, first = next(iter(sizes.items()))
+    for path, size in sizes.items():
+        if size is None:
+            raise ScriptError(
+                f"{where}: {path} is a single number, not one for each sample: a batch is made of "
+                "tensors with the samples in dimension 0"
+            )
+        if size != first:
+            raise ScriptError(
+                f"{where}: {first_path} has {first} samples, and {path} has {size}: dimension 0 "
+                "of every tensor counts the samples"
+            )
+    if not first:
+        raise ScriptError(f"{where} has no samples")
+    return int(first or 0)
+
+
+def _owned(leaf: Tensor) -> Tensor:
+    """A copy: a loader may give the same memory every time, and a worker's is limited."""
+    return leaf.clone(memory_format=torch.contiguous_format)
+
+
+def _cut(value: Collated, chosen: slice | Tensor) -> Collated:
+    if isinstance(value, Tensor):
+        return value[chosen].contiguous()
+    if isinstance(value, Mapping):
+        return {key: _cut(item, chosen) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return rebuild(value, iter([_cut(leaf, chosen) for _, leaf in walk("", value)]))
+    return value

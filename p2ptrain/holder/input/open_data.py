@@ -1,0 +1,139 @@
+"""From a Job's data to what is read of it: its mini-batches, and samples to try things on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.utils.data import DataLoader, default_collate
+
+from p2ptrain.holder.input.batch_layout import BatchLayout
+from p2ptrain.holder.input.checked_dataset import CheckedDataset, check_alike
+from p2ptrain.holder.input.loader_batches import (
+    LoaderBatches,
+    LoaderEvaluation,
+    LoaderPass,
+    LookedAt,
+    takes_parts,
+)
+from p2ptrain.holder.input.mini_batches import (
+    BatchSource,
+    EvaluationSource,
+    FirstBatches,
+    IndexedBatches,
+    IndexedEvaluation,
+    SampleReader,
+)
+from p2ptrain.holder.input.sample_order import SampleOrder
+from p2ptrain.job.data_kinds import check_fits, gives_samples, is_map_style, refuse_batch_size
+from p2ptrain.job.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedData:
+    """What a job trains on.
+
+    Attributes:
+        order: which of `samples` are the first mini-batches.
+        count: samples of the data, where it says so; else 0.
+    """
+
+    batches: BatchSource
+    samples: SampleReader
+    order: FirstBatches
+    count: int
+
+    def sized(self, job: Job) -> Job:
+        """`job` with the size of its mini-batches, where the data knows it."""
+        return job if job.batch_size else replace(job, batch_size=self.batches.batch_size)
+
+    def steps(self, most: int | None) -> int | None:
+        """Most updates of the whole job; None = as many as the data gives."""
+        of_all = self.batches.steps
+        if of_all is None or most is None:
+            return most if of_all is None else of_all
+        return min(of_all, most)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedEvaluation:
+    """What a job is evaluated on."""
+
+    batches: EvaluationSource
+    samples: SampleReader
+
+
+def open_data(job: Job, lock: AbstractContextManager[Any]) -> OpenedData:
+    """Read the first samples.
+
+    Args:
+        lock: held while the user's code runs that may draw random numbers.
+
+    Raises:
+        ScriptError: they cannot be read, or are unusable.
+        OptionError: the job's `batch_size` is not theirs.
+    """
+    refuse_batch_size(job.data, job.batch_size)
+    if is_map_style(job.data):
+        samples = CheckedDataset(job.data, own_loss=_own_loss(job), lock=lock)
+        check_fits(len(samples), job.batch_size)
+        order = SampleOrder(len(samples), job.batch_size, job.seed)
+        return OpenedData(IndexedBatches(samples, order, job.epochs), samples, order, len(samples))
+    reading = _reading(job, job.data, "data", lock)
+    batches = LoaderBatches(reading, job.epochs)
+
+    def get(step: int) -> Any:
+        batch = batches.get(step)
+        return None if batch is None else batch.read
+
+    looked_at = LookedAt("data", reading.layout, get)
+    count = len(job.data.dataset) if reading.batches is not None else 0
+    return OpenedData(batches, looked_at, looked_at, count)
+
+
+def open_evaluation(
+    job: Job, first: SampleReader, lock: AbstractContextManager[Any]
+) -> OpenedEvaluation:
+    """The same for `eval_data`, whose samples must look like `first`."""
+    if is_map_style(job.eval_data):
+        samples = CheckedDataset(job.eval_data, "eval_data", own_loss=_own_loss(job), lock=lock)
+        check_alike(samples, first)
+        return OpenedEvaluation(IndexedEvaluation(samples, job.seed), samples)
+    reading = _reading(job, job.eval_data, "eval_data", lock)
+    batches = LoaderEvaluation(reading)
+    looked_at = LookedAt("eval_data", reading.layout, lambda step: None if step else batches.first)
+    check_alike(looked_at, first)
+    return OpenedEvaluation(batches, looked_at)
+
+
+def _own_loss(job: Job) -> bool:
+    return job.loss is None
+
+
+def _reading(job: Job, data: Any, name: str, lock: AbstractContextManager[Any]) -> LoaderPass:
+    loader = data
+    if gives_samples(data):
+        loader = DataLoader(
+            data, job.batch_size, drop_last=name == "data", collate_fn=collate_as_given
+        )
+    as_tuple = None
+    if isinstance(loader, DataLoader) and loader.collate_fn is default_collate:
+        as_tuple = takes_parts(job.model)
+    layout = BatchLayout(name, own_loss=_own_loss(job), as_tuple=as_tuple)
+    return LoaderPass(loader, name, layout, job.seed, lock)
+
+
+def collate_as_given(samples: list[Any]) -> Any:
+    """As torch's default collation, except that tuples stay tuples: `model(*x)`."""
+    return _like(samples[0], default_collate(samples))
+
+
+def _like(sample: Any, collated: Any) -> Any:
+    if isinstance(sample, Mapping):
+        return {key: _like(sample[key], collated[key]) for key in sample}
+    if isinstance(sample, (tuple, list)) and not isinstance(collated, tuple):
+        items = [_like(item, made) for item, made in zip(sample, collated, strict=True)]
+        return tuple(items) if isinstance(sample, tuple) else items
+    return collated

@@ -1,0 +1,304 @@
+"""What a loader gives is what plain torch has of it, however often and wherever it is read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from p2ptrain.errors import ScriptError
+from p2ptrain.holder.input.batch_layout import BatchLayout
+from p2ptrain.holder.input.loader_batches import (
+    LoaderBatches,
+    LoaderEvaluation,
+    LoaderPass,
+    LookedAt,
+    takes_parts,
+)
+
+SEED = 11
+
+DATA = TensorDataset(torch.arange(22.0).reshape(11, 2), torch.arange(11))
+
+
+class Stream(IterableDataset[Any]):
+    """Rows with noise of torch's generator."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(10):
+            yield torch.rand(2), number
+
+
+class Noisy(Dataset[Any]):
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(2) + index, index
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches of several sizes; says nothing of how many."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(11).tolist()
+        yield from (order[:2], order[2:7], order[7:])
+
+
+class OnceOnly:
+    """An iterable that is empty from the second time on."""
+
+    def __init__(self) -> None:
+        self._rows = iter([(torch.ones(2, 2), torch.ones(2)), (torch.zeros(2, 2), torch.ones(2))])
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._rows
+
+
+def drawing() -> DataLoader[Any]:
+    return DataLoader(DATA, batch_size=3, shuffle=True, generator=torch.Generator())
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "in order": lambda: DataLoader(DATA, batch_size=4),
+    "shuffled": lambda: DataLoader(DATA, batch_size=4, shuffle=True),
+    "dropped": lambda: DataLoader(DATA, batch_size=4, shuffle=True, drop_last=True),
+    "generator": drawing,
+    "weighted": lambda: DataLoader(
+        DATA, batch_size=4, sampler=WeightedRandomSampler([0.1, 0.9] * 5 + [0.5], 9)
+    ),
+    "replaced": lambda: DataLoader(
+        DATA, batch_size=2, sampler=RandomSampler(DATA, replacement=True, num_samples=7)
+    ),
+    "buckets": lambda: DataLoader(DATA, batch_sampler=Buckets()),
+    "batches": lambda: DataLoader(
+        DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 5, drop_last=False)
+    ),
+    "own generator": lambda: DataLoader(
+        DATA, batch_size=4, sampler=RandomSampler(DATA, generator=torch.Generator().manual_seed(1))
+    ),
+    "noisy": lambda: DataLoader(Noisy(), batch_size=4, shuffle=True),
+    "stream": lambda: DataLoader(Stream(), batch_size=4),
+    "unbatched": lambda: DataLoader(
+        [(torch.ones(3, 2) * k, torch.ones(3)) for k in range(4)], batch_size=None, shuffle=True
+    ),
+}
+
+
+def plain(loader: Any, epochs: int) -> list[list[Any]]:
+    """As the contract has it."""
+    found = []
+    for epoch in range(epochs):
+        torch.manual_seed(SEED + epoch)
+        if isinstance(getattr(loader, "generator", None), torch.Generator):
+            loader.generator.manual_seed(SEED + epoch)
+        found.append(list(loader))
+    return found
+
+
+def passing(loader: Any, *, own_loss: bool = False) -> LoaderPass:
+    layout = BatchLayout("data", own_loss=own_loss)
+    return LoaderPass(loader, "data", layout, SEED, threading.Lock())
+
+
+def opened(loader: Any, epochs: int, kept_bytes: int = 1 << 20) -> LoaderBatches:
+    return LoaderBatches(passing(loader), epochs, kept_bytes=kept_bytes)
+
+
+def inputs(batches: LoaderBatches, first_step: int = 0) -> list[Tensor]:
+    return [next(b.pieces(100))[0] for b in batches.batches(first_step)]
+
+
+def same(ours: list[Tensor], theirs: list[Any]) -> bool:
+    pairs = zip(ours, (x for x, _ in theirs), strict=True)
+    return all(torch.equal(mine, given) for mine, given in pairs)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_batches_are_those_of_plain_torch(name: str) -> None:
+    expected = plain(LOADERS[name](), 3)
+    batches = opened(LOADERS[name](), 3)
+    torch.manual_seed(99)  # what else this process draws changes nothing
+    assert same(inputs(batches), [batch for epoch in expected for batch in epoch])
+    ends = [len(expected[0]), len(expected[0]) + len(expected[1])]
+    assert [step for step in range(1, ends[1] + 1) if batches.ends_epoch(step)] == ends
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_job_goes_on_with_the_same_batches(name: str) -> None:
+    expected = [batch for epoch in plain(LOADERS[name](), 3) for batch in epoch]
+    for first in (1, len(expected) // 2, len(expected) - 1, len(expected)):
+        assert same(inputs(opened(LOADERS[name](), 3), first), expected[first:])
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_batches_that_are_not_kept_are_read_again(name: str) -> None:
+    expected = [batch for epoch in plain(LOADERS[name](), 3) for batch in epoch]
+    batches = opened(LOADERS[name](), 3, kept_bytes=1)
+    assert same(inputs(batches), expected)
+    assert same(inputs(batches, 1), expected[1:])
+    assert same(inputs(batches, len(expected) - 2), expected[-2:])
+
+
+def test_kept_batches_are_not_asked_for_again() -> None:
+    asked = 0
+
+    class Counting(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal asked
+            asked += 1
+            return iter(Stream())
+
+    batches = opened(DataLoader(Counting(), batch_size=4), 1)
+    first = inputs(batches)
+    assert same(first, [(x, 0) for x in inputs(batches)])
+    assert asked == 1
+
+
+def test_what_the_last_one_is_shows_before_it_is_used() -> None:
+    shapes = [batch.shape for batch in opened(DataLoader(Stream(), batch_size=4), 2).batches(0)]
+    assert [shape.samples for shape in shapes] == [4, 4, 2, 4, 4, 2]
+    assert [shape.ends_epoch for shape in shapes] == [False, False, True] * 2
+    assert [shape.is_last for shape in shapes] == [False] * 5 + [True]
+
+
+def test_the_number_of_updates_is_known_where_the_loader_is_torchs_own() -> None:
+    assert opened(LOADERS["shuffled"](), 3).steps == 9
+    assert opened(LOADERS["buckets"](), 3).steps is None
+    assert opened(LOADERS["stream"](), 3).steps is None
+
+
+def test_an_iterable_that_can_be_read_once_ends_after_it() -> None:
+    shapes = [batch.shape for batch in opened(OnceOnly(), 3).batches(0)]
+    assert [shape.is_last for shape in shapes] == [False, True]
+
+
+def test_micro_batches_are_slices_of_the_first_dimension() -> None:
+    (first, *_) = opened(DataLoader(DATA, batch_size=5), 1).batches(0)
+    pieces = list(first.pieces(2))
+    assert [len(y) for _, y in pieces] == [2, 2, 1]
+    assert torch.equal(torch.cat([x for x, _ in pieces]), DATA.tensors[0][:5])
+
+
+def test_the_caller_may_reuse_the_memory_of_a_batch() -> None:
+    class Reused:
+        def __iter__(self) -> Iterator[Any]:
+            x = torch.zeros(2, 3)
+            for number in range(3):
+                yield x.fill_(number), torch.zeros(2)
+
+    assert [x[0, 0].item() for x in inputs(opened(Reused(), 1))] == [0, 1, 2]
+
+
+def test_samples_of_the_first_batches_can_be_looked_at() -> None:
+    batches = opened(DataLoader(DATA, batch_size=4), 2)
+    layout = batches.layout
+
+    def get(step: int) -> Any:
+        batch = batches.get(step)
+        return None if batch is None else batch.read
+
+    looked_at = LookedAt("data", layout, get)
+    assert len(looked_at) == 8
+    assert looked_at.collate([5, 4], "")[1].tolist() == [5, 4]
+    assert looked_at.collate(looked_at.batch(2), "")[1].tolist() == [8, 9, 10]
+    assert looked_at.collate(looked_at.batch(3)[1:], "")[1].tolist() == [1, 2, 3]
+
+
+def test_an_evaluation_is_read_anew_each_time() -> None:
+    evaluation = LoaderEvaluation(passing(DataLoader(Stream(), batch_size=4)))
+    first, second = (list(evaluation.batches(step)) for step in (3, 6))
+    assert [b.shape.is_last for b in first] == [False, False, True]
+    assert same([next(b.pieces(9))[0] for b in first], [next(b.pieces(9)) for b in second])
+
+
+class Fails(Dataset[Any]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            raise OSError("no such picture")
+        return torch.zeros(2), 0
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_raises_names_its_batch(workers: int) -> None:
+    loader = DataLoader(Fails(), batch_size=3, num_workers=workers)
+    sample = "" if workers else r" \(sample 7\)"
+    words = rf"^data: batch 2 of epoch 1{sample} failed: OSError: no such picture.*\(at .*\)"
+    with pytest.raises(ScriptError, match=words):
+        inputs(opened(loader, 1))
+
+
+def pairs(*batches: Any) -> Any:
+    return list(batches) and DataLoader(list(batches), batch_size=None)
+
+
+X, Y = torch.zeros(4, 3), torch.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        (DataLoader([]), "gives no batches: is the dataset empty"),  # type: ignore[arg-type]
+        (DataLoader(DATA, batch_size=64, drop_last=True), "gives no batches"),
+        (DataLoader(DATA, collate_fn=str), "batch 0 of epoch 1 must be a pair .* not a str"),
+        (pairs((X, "words")), "target is a str; a batch is made of tensors"),
+        (pairs(({"x": X, "words": ["a", "b"]}, Y)), r"input\['words'\]\[0\] is a str"),
+        (pairs((X, Y[:3])), r"input has 4 samples, and target has 3: dimension 0"),
+        (pairs((X, Y[0])), r"target is a single number, not one for each sample"),
+        (pairs((X[:0], Y[:0])), r"has no samples"),
+        (pairs((X.to_sparse(), Y)), "must be a dense tensor on the CPU, not a torch.sparse_coo"),
+        (pairs((X, Y), (X.double(), Y)), "batch 1 of epoch 1: input is torch.float64"),
+        (pairs((X, Y), (X[:, :2], Y)), "dimension 1 of input has size 2, and 3 in the .*: pad it"),
+        (pairs((X, Y), ({"x": X}, Y)), "batch 1 of epoch 1 has other parts"),
+        (pairs(({"x": X, "k": 1}, Y), ({"x": X, "k": 2}, Y)), r"input\['k'\] is 2, and 1 in the"),
+    ],
+)
+def test_what_is_no_batch_is_named(loader: Any, words: str) -> None:
+    with pytest.raises(ScriptError, match=words):
+        inputs(opened(loader, 1))
+
+
+def test_the_structure_of_a_batch_is_kept() -> None:
+    batch = {"x": {"a": X, "b": (X, X), "c": None}, "flag": True}
+    layout = BatchLayout("data", own_loss=True)
+    read = layout.read(batch, "batch 0")
+    assert read.target is None
+    given, _ = read.rows(1, 3)
+    assert given["flag"] is True
+    assert given["x"]["c"] is None
+    assert given["x"]["b"][0].shape == (2, 3)
+
+
+def test_a_dict_may_have_its_keys_in_another_order() -> None:
+    layout = BatchLayout("data", own_loss=True)
+    layout.read({"x": X, "y": Y}, "batch 0")
+    assert list(layout.read({"y": Y, "x": X}, "batch 1").input) == ["x", "y"]
+
+
+class Two(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+
+def test_lists_that_collation_has_made_of_tuples_are_passed_as_parts() -> None:
+    assert takes_parts(Two())([X, X])
+    assert not takes_parts(Two())([X, X, X])
+    assert not takes_parts(nn.Linear(3, 1))([X])
+    assert not takes_parts(nn.Linear(3, 1))([X, X])
