@@ -102,12 +102,12 @@ async def test_an_evaluation_that_was_cut_off_is_made_when_the_job_is_resumed(
     """And one that was told is not told again."""
     finish = TrainingLoop._finish_evaluation
 
-    async def interrupted(rounds: TrainingLoop, order: RoundOrder) -> None:
+    async def interrupted(rounds: TrainingLoop, order: RoundOrder, *, is_last: bool) -> None:
         if cut_off and order.round.step == 6:
             assert rounds._checkpointer is not None
             await rounds._checkpointer.idle()
             raise TrainingError("the power goes")
-        await finish(rounds, order)
+        await finish(rounds, order, is_last=is_last)
 
     def job() -> Job:
         return make_job("cnn", eval_data=zoo.make("cnn").data)
