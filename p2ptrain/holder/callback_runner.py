@@ -2,6 +2,7 @@
 
     reports ──► events, in order ──► thread: each callback in turn
     rounds  ──► caught_up() ◄──────── all of them have returned
+    rounds  ──► give(state) ────────► thread: the one that wants it
 
 An update counts, and a mini-batch after an evaluation begins, once the callbacks have seen what
 came before. So a stop at step s leaves the weights of step s, and the pipeline stands still only
@@ -15,13 +16,15 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from p2ptrain.errors import ScriptError, UserError
 from p2ptrain.events import Done, Eval, Event, Failed, Step, Stopped
 from p2ptrain.job.callbacks import SaveBest, StopTraining, calls
+from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.logs import get_logger
 from p2ptrain.model.stage.determinism import randomness_lock
@@ -31,6 +34,9 @@ log = get_logger(__name__)
 MOST_WAITING = 1_000
 
 _NEVER_PASSED_OVER = (Step, Eval, Done, Failed, Stopped)
+
+Outcome: TypeAlias = "tuple[str | None, CallbackFailed | None]"
+"""Why a callback has ended the job, and what one has raised."""
 
 
 class CallbackFailed(UserError):
@@ -53,8 +59,9 @@ class CallbackRunner:
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = callbacks
+        self._state_callbacks = [one for one in callbacks if isinstance(one, StateCallback)]
         self._loop = asyncio.get_running_loop()
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], Outcome] | None] = queue.SimpleQueue()
         self._waiting = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -82,12 +89,15 @@ class CallbackRunner:
             log.warning("callbacks_too_slow", passed_over=event.event)
             return
         self._ended = isinstance(event, Done | Failed | Stopped)
+        self._submit(partial(self._call_all, event))
+
+    def _submit(self, call: Callable[[], Outcome]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="callbacks", daemon=True)
             self._thread.start()
         self._waiting += 1
         self._idle.clear()
-        self._events.put(event)
+        self._calls.put(call)
 
     async def caught_up(self) -> None:
         """Wait until they have seen every event so far. Raises CallbackFailed."""
@@ -107,19 +117,44 @@ class CallbackRunner:
         """Those that want the weights of the evaluation they have seen; once."""
         return [one for one in self._callbacks if isinstance(one, SaveBest) and one.take_due()]
 
+    def stands_still_after(self, step: int) -> bool:
+        """Whether the next mini-batch waits until the callbacks have seen this step's state."""
+        return any(one.stands_still_after(step) for one in self._state_callbacks)
+
+    @property
+    def wanting(self) -> list[StateCallback]:
+        """Those that want the state; ask once they have caught up."""
+        return [one for one in self._state_callbacks if one.wanted is not WantedState.NOTHING]
+
+    async def give(self, callback: StateCallback, state: TrainedState) -> None:
+        """Give a callback the state, and wait until it has returned. Raises CallbackFailed."""
+        self._submit(partial(self._give, callback, state))
+        await self.caught_up()
+
     def close(self) -> None:
         """End the thread, once the call in it has returned."""
-        self._events.put(None)
+        self._calls.put(None)
 
     # -- in the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (event := self._events.get()) is not None:
-            stopped, failure = self._call_all(event)
+        while (call := self._calls.get()) is not None:
+            stopped, failure = call()
             with suppress(RuntimeError):  # the loop is closed: nothing waits any more
                 self._loop.call_soon_threadsafe(self._returned, stopped, failure)
 
-    def _call_all(self, event: Event) -> tuple[str | None, CallbackFailed | None]:
+    def _give(self, callback: StateCallback, state: TrainedState) -> Outcome:
+        name = f"{type(callback).__qualname__}.on_state"
+        try:
+            with doings.doing("the callback {}", name), randomness_lock:
+                callback.on_state(state)
+        except StopTraining as stop:
+            return str(stop) or f"the callback {name} has stopped the training", None
+        except RAISED as error:
+            return None, CallbackFailed(_said(name, f" at step {state.step}", error), error)
+        return None, None
+
+    def _call_all(self, event: Event) -> Outcome:
         """Those behind one that fails do not see the event; the end of a job all see."""
         stopped = failure = None
         for callback in self._callbacks:
@@ -159,4 +194,8 @@ class CallbackRunner:
 
 def _described(name: str, event: Event, error: BaseException) -> str:
     when = f" at step {event.step}" if isinstance(event, Step | Eval) else ""
+    return _said(name, when, error)
+
+
+def _said(name: str, when: str, error: BaseException) -> str:
     return f"the callback {name} failed{when}: {describe_user_error(error)}"

@@ -47,6 +47,7 @@ from p2ptrain.job.asynchrony import is_due
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import RoundSequence
+from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.job.user_code import doings
 from p2ptrain.logs import get_logger
@@ -64,7 +65,7 @@ from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import LocalDevice
-from p2ptrain.state.checkpoint_files import CheckpointProgress
+from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress, save
 from p2ptrain.state.fetch import state_check, version_source
 from p2ptrain.state.transfer_server import STAGE, in_memory
 from p2ptrain.state.weights_files import save_elsewhere, save_weights
@@ -312,7 +313,10 @@ class JobTrainer:
             return epoch
 
         callbacks = LoopCallbacks(
-            self._callbacks, self._stop_after, partial(self._save_best, prepared)
+            self._callbacks,
+            self._stop_after,
+            partial(self._save_best, prepared),
+            partial(self._give_state, prepared, progress),
         )
 
         async def train(epoch: HolderGeneration, start: int, evaluated: int) -> bool:
@@ -513,6 +517,36 @@ class JobTrainer:
             await run_in_background(partial(save_weights, best.path, written))
         except TrainingError as error:
             self._warn(str(error))
+
+    async def _give_state(
+        self,
+        prepared: PreparedJob,
+        progress: Callable[[int], CheckpointProgress],
+        epoch: HolderGeneration,
+        step: int,
+        callback: StateCallback,
+    ) -> None:
+        """Raises TrainingError: this device has too little memory for it."""
+        write: Callable[[Path], None] | None = None
+        if callback.wanted is WantedState.ALL:
+            model, optimizer = split_state(await epoch.gather(STAGE))
+            checkpoint = Checkpoint(progress(step), model, optimizer)
+
+            def write(folder: Path) -> None:
+                save(folder, checkpoint)
+        else:
+            model = await self._weights(prepared, epoch)
+        state = TrainedState(step, prepared.captured.state_dict(model), write)
+        await self._callbacks.give(callback, state)
+
+    async def _weights(self, prepared: PreparedJob, epoch: HolderGeneration) -> dict[str, Tensor]:
+        arrived = await self._arrived_whole(prepared, epoch)
+        if arrived is None:
+            raise TrainingError(
+                "this device has too little memory for the weights that a callback works with: "
+                "free some, or evaluate and save less often"
+            )
+        return {n: tensor for part in arrived for n, tensor in split_state(part)[0].items()}
 
     def _checkpointer(self, progress: Callable[[int], CheckpointProgress]) -> Checkpointer | None:
         folder = self._options.checkpoint

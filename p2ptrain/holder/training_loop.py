@@ -36,6 +36,7 @@ from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.rounds import PlannedRound, Round, RoundMode, RoundSequence
+from p2ptrain.job.state_callback import StateCallback
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey
 from p2ptrain.model.sample_independence.division_effects import LEAVES_OUT
@@ -60,11 +61,13 @@ class LoopCallbacks:
         runner: calls them.
         stop: notes that the job ends with so many updates.
         save: writes the weights that the stages have now for one that wants them.
+        give: gives one the state that the stages have now, which is that after so many updates.
     """
 
     runner: CallbackRunner
     stop: Callable[[int], None]
     save: Callable[[HolderGeneration, SaveBest], Awaitable[None]]
+    give: Callable[[HolderGeneration, int, StateCallback], Awaitable[None]]
 
 
 class StoppedEarly(Exception):  # it is none
@@ -109,8 +112,7 @@ class TrainingLoop:
         self._copies = copies
         self._counts = counts
         self._callbacks = callbacks
-        self._may_order = asyncio.Event()  # but for callbacks that have not seen an evaluation
-        self._may_order.set()
+        self._may_order = asyncio.Event()  # but for callbacks that work with what came before
         self._was_stopped = callbacks.runner.stopped is not None  # then the course ends with that
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._found: asyncio.Queue[PlannedRound[MiniBatch] | None] = asyncio.Queue(FOUND_AHEAD)
@@ -179,8 +181,7 @@ class TrainingLoop:
             )
             if await self._keep(planned):
                 order = self._copies.ordered(order)
-            is_evaluated = shape.mode is RoundMode.EVAL and planned.ends_epoch
-            if is_evaluated and self._callbacks.runner.has_any:
+            if self._stands_still(planned):
                 self._may_order.clear()
             self._shapes.append(shape)
             await self._epoch.order(order)
@@ -194,6 +195,13 @@ class TrainingLoop:
         """The round that makes update `step`, from 1, if it was ordered lately."""
         found = (r for r in self._shapes if r.mode is RoundMode.TRAIN and r.step == step - 1)
         return next(found, None)
+
+    def _stands_still(self, planned: PlannedRound[MiniBatch]) -> bool:
+        """Whether what comes after a round is ordered once the callbacks have worked with it."""
+        runner = self._callbacks.runner
+        if planned.round.mode is RoundMode.EVAL:
+            return planned.ends_epoch and runner.has_any
+        return runner.stands_still_after(planned.round.step + 1)
 
     async def _no_more(self, rounds: int) -> None:
         """So many were ordered in this generation; each ends by itself."""
@@ -254,11 +262,14 @@ class TrainingLoop:
 
     async def _gather_rounds(self) -> bool:
         """Returns whether there was an order for every round."""
+        await self._give_state(self._start)  # the generation before may have ended before that
         while (ordered := await self._ordered.get()) is not None:
             order, planned = ordered
             if order.round.mode is RoundMode.TRAIN:
                 await self._finish_step(order)
                 await self._warn_of_outdated(order.round.step + 1, is_last=planned.is_last)
+                if self._stands_still(planned):
+                    await self._give_state(order.round.step + 1)
             else:
                 await self._finish_evaluation(order, is_last=planned.ends_epoch)
             self._ahead.release()
@@ -367,6 +378,17 @@ class TrainingLoop:
         await self._callbacks.runner.caught_up()
         for best in self._callbacks.runner.due():
             await self._callbacks.save(self._epoch, best)
+        self._may_order.set()
+
+    async def _give_state(self, step: int) -> None:
+        """To callbacks that want it; the stages stand still until they have worked with it.
+
+        Not of a step that is computed again on the way to the one that they have seen.
+        """
+        await self._callbacks.runner.caught_up()
+        if step == self._reports.reported.step:
+            for one in self._callbacks.runner.wanting:
+                await self._callbacks.give(self._epoch, step, one)
         self._may_order.set()
 
     async def _measure(self, values: MetricValues, shape: Round, number: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from p2ptrain.holder.start.model_limits import (
     read_sharing,
 )
 from p2ptrain.job.job import Job
+from p2ptrain.job.state_callback import StateCallback
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.messages.plan_request import SharingLimits
@@ -159,6 +160,7 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
         check_weights_file(options.out)
     if options.checkpoint is not None:
         checkpoint_files.check_folder(options.checkpoint)
+    check_state_callbacks(job.callbacks, options)
     job.lr_factor(0)
     opened = open_data(job, randomness_lock)
     samples, order = opened.samples, opened.order
@@ -222,6 +224,16 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
         outdated=outdated,
     )
     return prepared if options.resume is None else _resumed(prepared, options)
+
+
+def check_state_callbacks(callbacks: Sequence[object], options: TrainOptions) -> None:
+    """Raises OptionError: one wants the state of a step, and stages are at different ones."""
+    names = [type(one).__name__ for one in callbacks if isinstance(one, StateCallback)]
+    if names and options.asynchrony is not None:
+        raise OptionError(
+            f"the callback {names[0]} works with the state of a step, which training without "
+            "barriers does not have: train with --mode sync"
+        )
 
 
 @contextmanager
