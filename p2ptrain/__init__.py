@@ -6,16 +6,29 @@ The names below are loaded when first used, so that commands which need no torch
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
+from p2ptrain import errors, events
 from p2ptrain._version import __version__
-from p2ptrain.errors import Error, PeerError, UserError
+from p2ptrain.errors import (
+    CaptureError,
+    DeviceLost,
+    Error,
+    OptionError,
+    PeerError,
+    PlanError,
+    RunCancelled,
+    ScriptError,
+    TrainingError,
+    UserError,
+)
 
 if TYPE_CHECKING:
     from p2ptrain.api.node import Node
     from p2ptrain.api.run import Run
     from p2ptrain.api.train import train
-    from p2ptrain.job.asynchrony import Asynchrony
+    from p2ptrain.job.asynchrony import AsyncOptions
     from p2ptrain.job.callbacks import EarlyStopping, SaveBest, StopTraining
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
@@ -26,19 +39,28 @@ __all__ = [
     "SGD",
     "Adam",
     "AdamW",
-    "Asynchrony",
+    "AsyncOptions",
+    "CaptureError",
+    "DeviceLost",
     "EarlyStopping",
     "Error",
     "Job",
     "Node",
+    "OptionError",
     "PeerError",
+    "PlanError",
     "Run",
+    "RunCancelled",
     "SaveBest",
+    "ScriptError",
     "StopTraining",
     "TrainOptions",
+    "TrainingError",
     "UserError",
     "Weights",
     "__version__",
+    "errors",
+    "events",
     "train",
 ]
 
@@ -48,7 +70,7 @@ _HOME = {
     "Adam": "p2ptrain.model.stage.optimizer_spec",
     "AdamW": "p2ptrain.model.stage.optimizer_spec",
     "TrainOptions": "p2ptrain.job.train_options",
-    "Asynchrony": "p2ptrain.job.asynchrony",
+    "AsyncOptions": "p2ptrain.job.asynchrony",
     "EarlyStopping": "p2ptrain.job.callbacks",
     "SaveBest": "p2ptrain.job.callbacks",
     "StopTraining": "p2ptrain.job.callbacks",
@@ -57,6 +79,9 @@ _HOME = {
     "Run": "p2ptrain.api.run",
     "train": "p2ptrain.api.train",
 }
+
+_RENAMED = {"Asynchrony": "AsyncOptions"}
+"""Older names, which work for one more version."""
 
 _OTHER_OPTIMIZERS = frozenset(
     {
@@ -83,6 +108,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"p2ptrain has no optimizer {name}: use p2ptrain.SGD, p2ptrain.Adam or p2ptrain.AdamW"
         )
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(f"p2ptrain.{name} is p2ptrain.{new} now", DeprecationWarning, stacklevel=2)
+        name = new
     if name not in _HOME:
         raise AttributeError(f"module 'p2ptrain' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -12,6 +12,7 @@
     │   ├── ProtocolError   a peer sent what the protocol forbids; NotItsPart: for another device
     │   ├── LinkClosed      the link to a peer ended while it was needed
     │   ├── NotPaired, PairingError, VersionMismatch, NotCoordinator, DeviceLost
+    ├── RunCancelled: a run that the app has cancelled
     └── InternalError: a bug of ours, please report it
 
 A message says what happened, to which device, and what the user can do. `UserError` and `PeerError`
@@ -93,6 +94,10 @@ class DeviceLost(PeerError):
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)
         self.name = name
+
+
+class RunCancelled(Error):
+    """The training was cancelled by `Run.cancel`, or its node has left."""
 
 
 class InternalError(Error):

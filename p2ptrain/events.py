@@ -1,4 +1,7 @@
-"""The events of a job and of a member, one frozen dataclass each.
+"""The events of a job and of a member, one frozen dataclass each: `p2ptrain.events.Step` and so on.
+
+Each has the name of its kind: `Plan` is "plan", `PairingFailed` "pairing_failed". (Inside p2ptrain
+some have longer ones, because each name belongs to one class there.)
 
 `to_json` gives the object that `--json` prints; field names are fixed by the command contract
 (docs/user/events.md) and are only ever added to.
@@ -256,3 +259,23 @@ class Failed(Event):
 
     event = "error"
     message: str
+
+
+Member = MemberEvent
+Coordinator = CoordinatorEvent
+Plan = PlanEvent
+PlanStage = PlanEventStage
+PlanDevice = PlanEventDevice
+LeftOut = PlanEventLeftOut
+Warning = Warned
+Error = Failed
+
+
+def _name_as_shown(names: Mapping[str, object]) -> None:
+    """Of two names of a class the later one, which is one of those above."""
+    for shown, value in names.items():
+        if isinstance(value, type) and value.__module__ == __name__:
+            value.__name__ = value.__qualname__ = shown
+
+
+_name_as_shown(dict(globals()))

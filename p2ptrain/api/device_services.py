@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-import torch
-
 from p2ptrain.coordinator.service import CoordinatorService
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Warned
@@ -17,6 +15,7 @@ from p2ptrain.messages.calls import MessageRoute
 from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.process.host_process import use_threads
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.worker.leave import OrphanedJobs, hand_over
@@ -49,7 +48,7 @@ class DeviceServices:
         box: Box | None = None,
     ) -> None:
         if threads is not None:
-            torch.set_num_threads(threads)
+            use_threads(threads)
         self._mesh = mesh
         self._emit = emit
         ceiling = MemoryCeiling()

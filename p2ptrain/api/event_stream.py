@@ -28,14 +28,20 @@ BUFFERED_EVENTS = 10_000
 
 
 class EventStream:
-    """Publish on one side, iterate on the others; all on one event loop."""
+    """Publish on one side, iterate on the others; all on one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        replays: whether a reader gets the events too that were published before it came.
+    """
+
+    def __init__(self, *, replays: bool = False) -> None:
         self._readers: WeakSet[EventReader] = WeakSet()
         self._closed = False
+        self._earlier: deque[Event] = deque(maxlen=BUFFERED_EVENTS if replays else 0)
 
     def publish(self, event: Event) -> None:
         """Give the event to every reader."""
+        self._earlier.append(event)
         for reader in self._readers:
             reader.put(event)
 
@@ -46,8 +52,10 @@ class EventStream:
             reader.close()
 
     def subscribe(self) -> EventReader:
-        """An iterator of the events published from this call on."""
+        """An iterator of the events published from this call on; or of all, where it replays."""
         reader = EventReader()
+        for event in self._earlier:
+            reader.put(event)
         self._readers.add(reader)
         if self._closed:
             reader.close()

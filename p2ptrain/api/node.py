@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +26,16 @@ from p2ptrain.aio.threads import run_in_background
 from p2ptrain.api.event_stream import EventStream, call_watch, check_on_event
 from p2ptrain.api.loading import forked_box, import_training, started_box
 from p2ptrain.api.progress import ProgressBoard
-from p2ptrain.api.run import Run, check_asked, start_run
+from p2ptrain.api.run import Run, asked_options, start_run
+from p2ptrain.api.views import (
+    CoordinatorStatus,
+    CutOffDevice,
+    DeviceStatus,
+    JobStatus,
+    LinkStatus,
+    MemberStatus,
+    NodeStatus,
+)
 from p2ptrain.control.borrow import own_lease
 from p2ptrain.control.lease import LeasedIdentity
 from p2ptrain.errors import Error, OptionError
@@ -37,8 +46,8 @@ from p2ptrain.mesh.identity.state_folder import StateFolder, default_state_dir
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.network_mesh import NetworkMesh
 from p2ptrain.net.fields import checked_name
-from p2ptrain.process.allocator import keep_freed_memory
 from p2ptrain.process.box import Box
+from p2ptrain.process.host_process import keep_freed_memory, leave_alone
 from p2ptrain.process.memory_budget import usable_memory_bytes
 
 if TYPE_CHECKING:
@@ -75,6 +84,8 @@ class Node:
         role: "member", or "holder" for one that trains its own data.
         has_place: whether the caller has locked the state folder, as `p2ptrain join` does. Else the
             node does while it is in the household; a `join` that runs there steps aside.
+        changes_process: whether settings of this whole process may change, which makes training
+            faster (`p2ptrain.process.host_process`); False refuses it for good.
         on_event: called with every event, on the event loop; must not block. What it raises ends
             a run where the event is the run's, and is else for the loop's exception handler.
     """
@@ -95,6 +106,7 @@ class Node:
         role: str = "member",
         on_event: Callable[[Event], None] | None = None,
         has_place: bool = False,
+        changes_process: bool = True,
     ) -> None:
         check_limits(threads, memory_bytes)
         if not isinstance(name, str | None):
@@ -103,6 +115,8 @@ class Node:
         if port is not None and not 0 <= port < 65536:
             raise OptionError(f"port must be one from 0 to 65535, not {port}")
         check_on_event(on_event)
+        if not changes_process:
+            leave_alone()
         self._events = EventStream()
         self._on_event = on_event
         self._memory_bytes = memory_bytes
@@ -221,16 +235,17 @@ class Node:
         """Every event from now on, until this device leaves; a slow reader misses the oldest."""
         return self._events.subscribe()
 
-    async def train(self, job: Job, options: TrainOptions | None = None) -> Run:
+    async def train(self, job: Job, options: TrainOptions | None = None, **fields: Any) -> Run:
         """Start to train `job` with the household; one job at a time.
+
+        Args:
+            fields: of `TrainOptions`, such as wait_for=3, instead of `options`.
 
         Raises:
             OptionError: a run of this node is still going on, or these are no job and options.
+            TypeError: there is no such option.
         """
-        from p2ptrain.job.train_options import TrainOptions
-
-        check_asked(job, options)
-        options = options or TrainOptions()
+        options = asked_options(job, options, fields)
         if self._run is not None and not self._run.done:
             raise OptionError("this node already trains a job: wait for its result or cancel it")
         if self._member is None:
@@ -239,60 +254,56 @@ class Node:
         self._run = start_run(self._mesh, self._member, job, options, self._emit, folder)
         return self._run
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> NodeStatus:
         """Members, coordinator and the running job, as this device sees them."""
         mesh = self._joined
-        coordinator = mesh.coordinator
-        return {
-            "name": mesh.name,
-            "id": mesh.self_id,
-            "address": mesh.address,
-            "port": mesh.port,
-            "members": [
-                {**_member_line(m), **self._mesh.path(m.id), **self._traffic(m)}
+        planner = mesh.coordinator
+        chosen = None
+        if planner is not None:
+            chosen = CoordinatorStatus(planner.name, planner.id, planner.term)
+        return NodeStatus(
+            name=mesh.name,
+            id=mesh.self_id,
+            address=mesh.address,
+            port=mesh.port,
+            members=tuple(
+                MemberStatus.of(m, mesh.path(m.id), mesh.link_statistics(m.id))
                 for m in sorted(mesh.members.values(), key=lambda m: (m.name, m.id))
-            ],
-            "coordinator": coordinator
-            and {"name": coordinator.name, "id": coordinator.id, "term": coordinator.term},
-            "cut_off": [
-                {"name": device.name, "id": device.id, "reason": device.cut_off}
+            ),
+            coordinator=chosen,
+            cut_off=tuple(
+                CutOffDevice(device.name, device.id, device.cut_off)
                 for device in mesh.household_trust.devices()
                 if device.cut_off
-            ],
-            "job": self._job_line(),
-        }
+            ),
+            job=self._job_status(),
+        )
 
-    def _job_line(self) -> Mapping[str, Any] | None:
+    def _job_status(self) -> JobStatus | None:
         waiting_for = self._member.service.waiting_for if self._member is not None else None
         if waiting_for is not None:
-            return {"holder": waiting_for, "waiting_for": waiting_for}
-        return self._board.line if self._board else None
+            return JobStatus.of({"holder": waiting_for, "waiting_for": waiting_for})
+        line = self._board.line if self._board else None
+        return None if line is None else JobStatus.of(line)
 
-    def _traffic(self, member: Member) -> dict[str, int]:
-        """Bytes that the link to a member has carried, where there is one."""
-        counters = self._mesh.link_statistics(member.id)
-        return {} if counters is None else dataclasses.asdict(counters)
-
-    async def links(self) -> list[dict[str, Any]]:
+    async def links(self) -> list[LinkStatus]:
         """How fast the links to the other members are, measured now, one after the other.
 
         It never delays training: a link that is busy shows the rate that is left.
-
-        Returns:
-            name, id, bytes_per_s and latency_s from here to there; `error` where nothing passes.
         """
         alive = [m for m in self._joined.members.values() if m.state is MemberState.ALIVE]
         others = [m for m in alive if m.id != self._mesh.self_id]
         return [await self._link_to(m) for m in sorted(others, key=lambda m: (m.name, m.id))]
 
-    async def _link_to(self, member: Member) -> dict[str, Any]:
-        place = {"name": member.name, "id": member.id, **self._mesh.path(member.id)}
+    async def _link_to(self, member: Member) -> LinkStatus:
+        path: dict[str, Any] = dict(self._mesh.path(member.id))
+        place = LinkStatus(member.name, member.id, **path)
         try:
             async with asyncio.timeout(LINK_SECONDS):
                 speed = await self._mesh.measure_link(member.id)
         except (Error, TimeoutError) as error:
-            return {**place, "error": str(error) or "it took too long"}
-        return {**place, **dataclasses.asdict(speed)}
+            return dataclasses.replace(place, error=str(error) or "it took too long")
+        return dataclasses.replace(place, bytes_per_s=speed.bytes_per_s, latency_s=speed.latency_s)
 
     def trains_for(self) -> str | None:
         """Name of the device whose job this one has a part in now; None without one."""
@@ -314,9 +325,10 @@ class Node:
         """Open the pairing window again and return its code."""
         return self._joined.household_trust.invite()
 
-    def devices(self) -> list[dict[str, Any]]:
-        """The devices this one trusts: name, id, introduced_by, connected."""
-        return [dataclasses.asdict(device) for device in self._joined.household_trust.devices()]
+    def devices(self) -> list[DeviceStatus]:
+        """The devices this one trusts."""
+        known = self._joined.household_trust.devices()
+        return [DeviceStatus(**dataclasses.asdict(device)) for device in known]
 
     async def remove(self, name: str) -> None:
         """Revoke a device's trust, everywhere and at once. Raises UserError for unknown names."""
@@ -364,12 +376,6 @@ class Node:
         for kind, route in member.routes.items():
             self._mesh.route(kind, route.handler, route.parts)
         return member
-
-
-def _member_line(member: Member) -> dict[str, Any]:
-    """Of `status`; what a member says of itself does not change who it is."""
-    known = {"name": member.name, "id": member.id, "state": str(member.state)}
-    return {**known, **member.info, **known}
 
 
 def check_limits(threads: int | None, memory_bytes: int | None) -> None:

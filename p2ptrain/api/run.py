@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from p2ptrain.api.event_stream import EventStream
+from p2ptrain.api.event_stream import EventReader, EventStream
 from p2ptrain.api.progress import INTERVAL_SECONDS, ProgressReporter
-from p2ptrain.errors import OptionError, callback_note
+from p2ptrain.errors import OptionError, RunCancelled, callback_note
 from p2ptrain.events import Event, Failed
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
@@ -23,6 +23,28 @@ if TYPE_CHECKING:
     from p2ptrain.job.train_options import TrainOptions
 
 
+class RunEvents:
+    """The events of a run, from the first on. The end raises what the job failed with."""
+
+    def __init__(self, task: asyncio.Task[None], reader: EventReader) -> None:
+        self._task = task
+        self._reader = reader
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            return await anext(self._reader)
+        except StopAsyncIteration:
+            await _ended(self._task)
+            raise
+
+    async def aclose(self) -> None:
+        """End the iteration now, as of an async generator (`contextlib.aclosing`)."""
+        await self._reader.aclose()
+
+
 class Run:
     """A job that is being trained: an async iterator of its events.
 
@@ -32,8 +54,16 @@ class Run:
     def __init__(self, job: Job, task: asyncio.Task[None], events: EventStream) -> None:
         self._job = job
         self._task = task
-        self._stream = events.subscribe()
+        self._stream = events
+        self._own = self.events()
         self._cancelled = False
+
+    def events(self) -> RunEvents:
+        """One more iterator of this run's events, from the first on.
+
+        A reader, or a call, that is 10,000 events late misses the oldest.
+        """
+        return RunEvents(self._task, self._stream.subscribe())
 
     @property
     def done(self) -> bool:
@@ -44,20 +74,17 @@ class Run:
         return self
 
     async def __anext__(self) -> Event:
-        try:
-            return await anext(self._stream)
-        except StopAsyncIteration:
-            await asyncio.shield(self._task)
-            raise
+        return await anext(self._own)
 
     async def result(self) -> torch.nn.Module:
         """Wait for the end; returns the user's own model with the trained weights.
 
         Raises:
             UserError, PeerError: why the job failed.
-            asyncio.CancelledError: it was cancelled.
+            RunCancelled: it was cancelled.
+            asyncio.CancelledError: the task that waits here was; the job goes on.
         """
-        await asyncio.shield(self._task)
+        await _ended(self._task)
         return self._job.model
 
     async def cancel(self) -> None:
@@ -68,8 +95,24 @@ class Run:
         await asyncio.wait([self._task])
 
 
-def check_asked(job: object, options: object) -> None:
-    """OptionError where an app hands over something else than a job and options."""
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Wait for a run; raises what it failed with, and RunCancelled where it was cancelled."""
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise RunCancelled("the training was cancelled")
+    task.result()
+
+
+def asked_options(job: object, options: object, fields: Mapping[str, Any]) -> TrainOptions:
+    """How a job is to be trained.
+
+    Args:
+        fields: of TrainOptions; instead of `options`.
+
+    Raises:
+        OptionError: an app hands over something else than a job and options, or both kinds.
+        TypeError: an option that there is not.
+    """
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
 
@@ -77,6 +120,12 @@ def check_asked(job: object, options: object) -> None:
         raise OptionError(f"what is trained must be a p2ptrain.Job, not {type(job).__name__}")
     if not isinstance(options, TrainOptions | None):
         raise OptionError(f"options must be p2ptrain.TrainOptions, not {type(options).__name__}")
+    if options is not None and fields:
+        raise OptionError(
+            f"{', '.join(fields)} beside options: write them into TrainOptions(...), or all as "
+            "keywords"
+        )
+    return options or TrainOptions(**fields)
 
 
 def start_run(
@@ -93,7 +142,7 @@ def start_run(
         emit: takes every event, beside the run itself.
         folder: where the job's journal stands; None = nowhere.
     """
-    events = EventStream()
+    events = EventStream(replays=True)
     reporter = ProgressReporter(mesh, type(job.model).__name__)
     notified = asyncio.Event()
 

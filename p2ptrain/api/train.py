@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain import torch_version
@@ -12,10 +14,10 @@ from p2ptrain.aio import event_loop
 from p2ptrain.api.event_stream import call_watch, check_on_event
 from p2ptrain.api.node import Node, check_limits
 from p2ptrain.api.progress import ProgressBoard
-from p2ptrain.api.run import check_asked, start_run
+from p2ptrain.api.run import asked_options, start_run
 from p2ptrain.events import Event
 from p2ptrain.mesh.lone_mesh import LoneMesh
-from p2ptrain.process.allocator import keep_freed_memory
+from p2ptrain.process.host_process import keep_freed_memory, leave_alone
 
 if TYPE_CHECKING:
     import torch
@@ -29,26 +31,28 @@ def train(
     *,
     on_event: Callable[[Event], None] | None = None,
     options: TrainOptions | None = None,
-    **node_options: Any,
+    **more: Any,
 ) -> torch.nn.Module:
     """Train `job` and return its model; blocks. For scripts and notebooks.
+
+        model = p2ptrain.train(job, wait_for=3, code="12345678", out="weights.safetensors")
 
     Args:
         job: what to train.
         on_event: called with every event.
-        options: how to run it; `TrainOptions(local=True)` stays on this device.
-        node_options: as for `Node`.
+        options: how to run it, instead of the fields of `TrainOptions` as keywords.
+        more: fields of `TrainOptions`, and arguments of `Node`; `local=True` stays on this device.
 
     Raises:
         UserError, PeerError: why the job failed.
-        TypeError: an option that no `Node` takes.
+        TypeError: an option that neither has.
         KeyboardInterrupt: Ctrl-C or a notebook's stop button; this device has left.
     """
     check_on_event(on_event)
-    inspect.signature(Node).bind(**node_options)  # alone, some of them would go unheard
-    check_asked(job, options)
-    main = _train_alone if options is not None and options.local else _train_together
-    coroutine = main(job, options, on_event, node_options)
+    fields, node_options = _divided(more)
+    asked = asked_options(job, options, fields)
+    main = _train_alone if asked.local else _train_together
+    coroutine = main(job, asked, on_event, node_options)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -56,9 +60,24 @@ def train(
     return event_loop.run_in_own_thread(coroutine)
 
 
+def _divided(more: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(of TrainOptions, of Node). Raises TypeError: of neither."""
+    from p2ptrain.job.train_options import TrainOptions
+
+    of_training = [field.name for field in dataclasses.fields(TrainOptions)]
+    of_nodes = list(inspect.signature(Node).parameters)
+    for name in more:
+        if name not in of_training and name not in of_nodes:
+            near = difflib.get_close_matches(name, [*of_training, *of_nodes], 1)
+            hint = f": did you mean {near[0]}?" if near else ""
+            raise TypeError(f"train() has no option {name!r}{hint}")
+    fields = {name: value for name, value in more.items() if name in of_training}
+    return fields, {name: value for name, value in more.items() if name in of_nodes}
+
+
 async def _train_together(
     job: Job,
-    options: TrainOptions | None,
+    options: TrainOptions,
     on_event: Callable[[Event], None] | None,
     node_options: dict[str, Any],
 ) -> torch.nn.Module:
@@ -69,16 +88,17 @@ async def _train_together(
 
 async def _train_alone(
     job: Job,
-    options: TrainOptions | None,
+    options: TrainOptions,
     on_event: Callable[[Event], None] | None,
     node_options: dict[str, Any],
 ) -> torch.nn.Module:
     """The same code without a network: a household of one."""
     torch_version.check()
+    if not node_options.get("changes_process", True):
+        leave_alone()
     keep_freed_memory()
     from p2ptrain.api.device_services import DeviceServices
 
-    assert options is not None
     check_limits(node_options.get("threads"), node_options.get("memory_bytes"))
     mesh = LoneMesh(node_options.get("name") or "here")
     ProgressBoard(mesh)

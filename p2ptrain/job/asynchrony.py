@@ -32,7 +32,7 @@ USUAL_PIECES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Asynchrony:
+class AsyncOptions:
     """How a job trains without a barrier.
 
     Attributes:
@@ -84,7 +84,7 @@ class WeightDelays:
         start: updates made when the stretch began.
     """
 
-    how: Asynchrony
+    how: AsyncOptions
     depths: tuple[int, ...]
     start: int
 

@@ -11,10 +11,10 @@ from enum import StrEnum
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import SupportsIndex, TypeVar
+from typing import Literal, SupportsIndex, TypeVar
 
 from p2ptrain.errors import OptionError
-from p2ptrain.job.asynchrony import PLANNER, Asynchrony, FtpipehdOptions
+from p2ptrain.job.asynchrony import PLANNER, AsyncOptions, FtpipehdOptions
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.plan.types.weight_versions import Weights
 
@@ -59,10 +59,12 @@ class TrainOptions:
         wire: how activations, gradients and the parts of all-reduces travel between devices:
             exactly, or rounded ("bf16", "int8"), which changes results a little.
         recovery: how to plan after a failure.
-        asynchrony: train without a barrier between mini-batches, so that no device waits for
-            another's update; None = in synchronous rounds, exactly as on one device.
-        chooses_mode: `asynchrony` is only a permission: whether to train so or in synchronous
-            rounds is chosen with the first plan, by the predicted time to the same accuracy.
+        mode: "sync": in rounds, exactly as on one device; "async": without a barrier between
+            mini-batches, so that no device waits for another's update; "auto": whichever of the
+            two is predicted to reach the same accuracy sooner, chosen with the first plan.
+            None: "async" where `asynchrony` is given, else "sync".
+        asynchrony: how to train without a barrier; None = as "async" does by default.
+        chooses_mode: the same as mode="auto".
         ftpipehd: of asynchronous training with planner "ftpipehd": when it repartitions the model,
             and when it copies.
         replicas: keep copies of stages on other devices, so that a death costs few steps; without
@@ -85,13 +87,14 @@ class TrainOptions:
     replan: bool = True
     wire: WireFormat = WireFormat.EXACT
     recovery: ReplanMethod = ReplanMethod.LIGHT
-    asynchrony: Asynchrony | None = None
+    asynchrony: AsyncOptions | None = None
     ftpipehd: FtpipehdOptions = field(default_factory=FtpipehdOptions)
     replicas: bool = True
     whole_copies: int | None = None
     chooses_mode: bool = False
     grid: tuple[int, int] | None = None
     groups: tuple[int, ...] = ()
+    mode: Literal["sync", "async", "auto"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("checkpoint", "resume", "out"):
@@ -102,8 +105,9 @@ class TrainOptions:
         object.__setattr__(self, "wait_timeout_seconds", waits)
         object.__setattr__(self, "wire", choice(WireFormat, "wire", self.wire))
         object.__setattr__(self, "recovery", choice(ReplanMethod, "recovery", self.recovery))
-        if not isinstance(self.asynchrony, Asynchrony | None):
-            raise OptionError("asynchrony must be a p2ptrain.Asynchrony(), or None for rounds")
+        if not isinstance(self.asynchrony, AsyncOptions | None):
+            raise OptionError("asynchrony must be a p2ptrain.AsyncOptions(), or None for rounds")
+        self._settle_mode()
         object.__setattr__(self, "grid", grid(self.grid))
         object.__setattr__(self, "groups", borders(self.groups))
         if (self.grid or self.groups) and self.planner != "tiles":
@@ -125,13 +129,26 @@ class TrainOptions:
             raise OptionError("whole_copies are made of the copies that replicas are")
         if self.chooses_mode and self.asynchrony is None:
             raise OptionError("chooses_mode needs to know how to train asynchronously: asynchrony")
-        if self.chooses_mode and self.asynchrony == Asynchrony(Weights.UNSTASHED):
+        if self.chooses_mode and self.asynchrony == AsyncOptions(Weights.UNSTASHED):
             raise OptionError(
                 "training without stashing is for comparisons: choose it by itself, not with mode "
                 "auto"
             )
         if self.local and self.wait_for > 1:
             raise OptionError("local trains on this device alone: leave out wait_for")
+
+    def _settle_mode(self) -> None:
+        """`asynchrony` and `chooses_mode` say what `mode` says, where it is given."""
+        mode = self.mode
+        if mode is None:
+            return
+        if mode not in ("sync", "async", "auto"):
+            raise OptionError(f"mode must be 'sync', 'async' or 'auto', not {mode!r}")
+        if mode == "sync" and self.asynchrony is not None:
+            raise OptionError("asynchrony is for mode 'async' or 'auto'")
+        if mode != "sync" and self.asynchrony is None:
+            object.__setattr__(self, "asynchrony", AsyncOptions())
+        object.__setattr__(self, "chooses_mode", mode == "auto")
 
     @property
     def as_ftpipehd(self) -> FtpipehdOptions | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import DEVICES_LIMIT
@@ -121,7 +121,7 @@ class Assignment(Blob):
     wire: WireFormat = WireFormat.EXACT
     stable: VersionRow | None = None
     keeps: bool = False
-    asynchrony: Asynchrony | None = None
+    asynchrony: AsyncOptions | None = None
     evaluated: Count = 0
 
     @property
@@ -191,7 +191,7 @@ class Assignment(Blob):
         if place.held is not None:
             raise ProtocolError("the backward of a tiled stage is not split")
 
-    def _check_delays(self, how: Asynchrony) -> None:
+    def _check_delays(self, how: AsyncOptions) -> None:
         shared = [place for place in self.stages if place.shared]
         if any(place.tiling is not None for place in self.stages):
             raise ProtocolError("asynchronous stages are not tiled")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from p2ptrain.errors import PeerError, PlanError
-from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
+from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import PASSED_OVER
@@ -86,7 +86,7 @@ class JobPlanRequest(Blob):
     wire: WireFormat = WireFormat.EXACT
     replicas: bool = True
     checkpoints: bool = False
-    asynchrony: Asynchrony | None = None
+    asynchrony: AsyncOptions | None = None
     rounds: SharingLimits | None = None
     ftpipehd: FtpipehdOptions | None = None
     eval_samples: Count = 0

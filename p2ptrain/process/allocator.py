@@ -1,9 +1,9 @@
-"""Settings of the C library's allocator for training, and when free memory goes back to the system.
+"""When memory that is free goes back to the system, and what lies beside the heap.
 
 By default glibc returns large freed blocks and the end of its heap to the kernel at once, and gives
 each thread a heap of its own that it unmaps when empty. Training frees the activations of every
 micro-batch and takes them again for the next one, and would pay for each page again. So freed
-memory is kept (docs/internals/memory.md).
+memory is kept (`host_process`; docs/internals/memory.md).
 
 Kept memory creeps: blocks lie a little elsewhere in each round, and every page touched once stays.
 So the blocks of an update lie outside the heap (`beside_the_heap`), growth over rounds is given
@@ -22,25 +22,14 @@ docs/decisions/005-when-free-memory-is-given-back.md has the reasons. Only glibc
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
 from p2ptrain.logs import get_logger
+from p2ptrain.process.host_process import MMAP_THRESHOLD_BYTES, glibc, take_apart
 from p2ptrain.process.memory_budget import USABLE_SHARE, anonymous_bytes, available_memory_bytes
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
-
-_M_MXFAST = 1
-
-TRIM_THRESHOLD_BYTES = (1 << 31) - 1
-"""mallopt's largest. Lowering it gives memory back between micro-batches, to be taken again."""
-
-MMAP_THRESHOLD_BYTES = 32 << 20
-"""glibc's largest in all its versions. Blocks beyond it come from the kernel each time: raising it
-would keep holes where they once lay."""
 
 APART_BYTES = 4 << 20
 """Of a block that is not to lie in the heap. A smaller one leaves no hole worth a page's price."""
@@ -56,28 +45,6 @@ LEARNING_ROUNDS = 8
 waiting than in the round before, so one round is too few to learn from."""
 
 
-def keep_freed_memory() -> bool:
-    """Let freed memory stay with this process, until `trim_heap` gives it back.
-
-    All threads that have no heap yet share one from then on, so call it before any is started: an
-    ended thread's heap goes to the next one.
-
-    Returns:
-        Whether the C library has these settings.
-    """
-    library = _glibc()
-    if library is None:
-        return False
-    wanted = (
-        (_M_ARENA_MAX, 1),
-        (_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES),
-        (_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
-        (_M_MXFAST, 0),
-    )
-    taken = [library.mallopt(option, value) == 1 for option, value in wanted]
-    return all(taken)
-
-
 @contextmanager
 def beside_the_heap() -> Iterator[None]:
     """What is taken meanwhile in blocks of APART_BYTES and more comes from the kernel, each alone.
@@ -85,20 +52,18 @@ def beside_the_heap() -> Iterator[None]:
     For what stays, and for what an update needs for a moment: among the blocks of rounds both would
     leave holes that no block of the same size fits into. Other threads' blocks go there too.
     """
-    library = _glibc()
-    if library is None:
+    if not take_apart(APART_BYTES):
         yield
         return
-    library.mallopt(_M_MMAP_THRESHOLD, APART_BYTES)
     try:
         yield
     finally:
-        library.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        take_apart(MMAP_THRESHOLD_BYTES)
 
 
 def trim_heap() -> None:
     """Give memory back that the C library keeps for later, so that it counts as available."""
-    library = _glibc()
+    library = glibc()
     if library is not None:
         library.malloc_trim(0)
 
@@ -127,15 +92,6 @@ class HeapCreep:
         elif used - self._most > max(MIN_CREEP_BYTES, self._most // CREEP_PARTS):
             self._give_back()
             self._most, self._left = 0, LEARNING_ROUNDS
-
-
-def _glibc() -> ctypes.CDLL | None:
-    """None where the process runs on another C library."""
-    try:
-        library = ctypes.CDLL(None)
-    except (OSError, TypeError):  # Windows
-        return None
-    return library if hasattr(library, "gnu_get_libc_version") else None
 
 
 log = get_logger(__name__)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ import torch
 from p2ptrain.aio.threads import for_futures, run_in_background
 from p2ptrain.logs import get_logger
 from p2ptrain.process.cpu_share import CpuSpan, thread_clock
+from p2ptrain.process.host_process import switch_often
 
 log = get_logger(__name__)
 
@@ -39,9 +39,6 @@ T = TypeVar("T")
 
 CLOSE_SECONDS = 1.0
 """A measurement may take seconds; nothing waits for its result any more."""
-
-SWITCH_SECONDS = 0.0002
-"""For how long another thread keeps the interpreter that this one waits for; of the process."""
 
 _Future: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]
 
@@ -82,7 +79,7 @@ class ComputeThread:
         self.finished = 0
         self._is_busy = False
         self._flushing: list[_Future] = []  # who waits for the end of the task that runs now
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
+        switch_often()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

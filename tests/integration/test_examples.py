@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from p2ptrain.cli.script import load_job
 from p2ptrain.events import Eval
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.profiling.profile_cache import ProfileCache
@@ -66,7 +66,7 @@ async def test_trained_weights_learn_new_digits_and_come_back_to_the_old_level(
     job, names = continual(*start), []
     before = accuracy(job)
     assert before < level - 0.2, "it does not know the new digits yet"
-    how = Asynchrony()
+    how = AsyncOptions()
     # The accuracy depends on the cut: measured in full, as by a member.
     async with devices(3, profiles=ProfileCache(None)) as household:
         options = TrainOptions(wait_for=3, planner="pp", asynchrony=how)

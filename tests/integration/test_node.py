@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import p2ptrain
-from p2ptrain.api.node import _member_line
+from p2ptrain.api.views import MemberStatus
 from p2ptrain.control.lease import LeasedIdentity, Lender
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.control.server import ControlServer
-from p2ptrain.errors import OptionError, PlanError, ScriptError
+from p2ptrain.errors import OptionError, PlanError, RunCancelled, ScriptError
 from p2ptrain.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
 from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE
 from p2ptrain.mesh.interface import Member, MemberState
@@ -107,8 +107,69 @@ async def test_a_run_tells_what_happens_and_gives_the_users_own_model(start: Sta
 
 def test_what_a_device_says_of_itself_does_not_change_who_it_is() -> None:
     info = {"name": "desk", "id": "b" * 64, "state": "left", "room": "cellar"}
-    line = _member_line(Member("a" * 64, "shelf", MemberState.ALIVE, info))
-    assert line == {"name": "shelf", "id": "a" * 64, "state": "alive", "room": "cellar"}
+    line = MemberStatus.of(Member("a" * 64, "shelf", MemberState.ALIVE, info), {})
+    assert (line.name, line.state) == ("shelf", "alive")
+    assert line.to_json() == {"name": "shelf", "id": "a" * 64, "state": "alive", "room": "cellar"}
+
+
+async def test_options_are_keywords_and_events_can_be_read_again(start: Start) -> None:
+    node, _ = await start("desk"), await start("shelf")
+    run = await node.train(make_job(), wait_for=2, planner="pp", mode="sync", steps=3)
+    seen = [event async for event in run.events()]
+    assert [event.step for event in seen if isinstance(event, p2ptrain.events.Step)] == [1, 2, 3]
+    assert [event async for event in run] == seen
+    assert [event async for event in run.events()] == seen  # of a run that has ended too
+    with pytest.raises(TypeError, match="waits_for"):
+        await node.train(make_job(), waits_for=2)
+    with pytest.raises(OptionError, match="wait_for beside options"):
+        await node.train(make_job(), over(2), wait_for=2)
+
+
+async def test_what_a_node_says_is_typed_and_the_json_of_the_commands(start: Start) -> None:
+    desk, shelf = await start("desk"), await start("shelf")
+    await (await desk.train(make_job(), over(2))).result()  # they have found each other then
+    status = desk.status()
+    members = {member.name: member for member in status.members}
+    assert members.keys() == {"desk", "shelf"}
+    assert (members["shelf"].state, members["shelf"].memory_bytes) == ("alive", 1 << 30)
+    assert members["shelf"].traffic is not None
+    assert status.coordinator is not None
+    assert status.coordinator.name in members
+    assert (status.cut_off, status.job) == ((), None)
+    assert status["members"] == [member.to_json() for member in status.members]
+    assert dict(status) == status.to_json()
+    (device,) = desk.devices()
+    assert (device.name, device.connected, device.cut_off) == ("shelf", True, None)
+    (link,) = await desk.links()
+    assert link.name == "shelf"
+    assert link.error is None
+    assert link.bytes_per_s is not None
+    assert link.bytes_per_s > 0
+    assert "error" not in link
+    run = await shelf.train(make_job(epochs=500), over(2))
+    while desk.status().job is None:
+        await events_until(run, Step)
+    job = desk.status().job
+    assert job is not None
+    assert job.holder == "shelf"
+    await run.cancel()
+
+
+async def test_cancelling_a_run_is_not_being_cancelled(start: Start) -> None:
+    node, _ = await start("desk"), await start("shelf")
+    run = await node.train(make_job(epochs=500), over(2))
+    await events_until(run, Step)
+    waiting = asyncio.create_task(run.result())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not run.done  # who waited is gone, and the job goes on
+    await run.cancel()
+    with pytest.raises(RunCancelled):
+        await run.result()
+    with pytest.raises(RunCancelled):
+        [event async for event in run.events()]
 
 
 async def test_one_job_after_the_other_but_not_two_at_once(start: Start) -> None:
@@ -118,7 +179,7 @@ async def test_one_job_after_the_other_but_not_two_at_once(start: Start) -> None
     with pytest.raises(OptionError, match="already trains a job"):
         await node.train(make_job())
     await first.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(RunCancelled):
         await first.result()
     for _again in range(2):
         await (await node.train(make_job(), over(2))).result()
@@ -207,7 +268,7 @@ async def _events(run: p2ptrain.Run) -> list[Event]:
 async def test_a_run_that_is_cancelled_before_it_began_has_an_end(start: Start) -> None:
     run = await (await start("desk")).train(make_job())
     await run.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(RunCancelled):
         await _events(run)
 
 

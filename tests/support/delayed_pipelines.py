@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.job.asynchrony import Asynchrony, WeightDelays
+from p2ptrain.job.asynchrony import AsyncOptions, WeightDelays
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.stage.optimizer import StageOptimizer
@@ -94,7 +94,7 @@ class Pipeline:
     stages: list[DelayedStage]
 
     @staticmethod
-    def of(count: int, how: Asynchrony, begin: Cut | None = None) -> Pipeline:
+    def of(count: int, how: AsyncOptions, begin: Cut | None = None) -> Pipeline:
         """As many stages over equal parts of the units, from the first weights or from a cut."""
         whole = captured()
         units = len(whole.description.units)

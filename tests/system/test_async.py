@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file
 
 from p2ptrain.cli.script import load_job
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from tests.integration.training.delayed import by_formula
 from tests.system.household import Household
 
@@ -40,7 +40,7 @@ async def test_a_killed_process_costs_steps_and_no_mixture_of_versions(
     told = sum(e["event"] == "step" for e in holder.said[: holder.said.index(recovered)])
     version = told - recovered["replayed_steps"]
     names, cut = ([stage["parameters"] for stage in plan["stages"]] for plan in (first, second))
-    job, how = load_job(str(SCRIPT), ()), Asynchrony()
+    job, how = load_job(str(SCRIPT), ()), AsyncOptions()
     undisturbed = by_formula(load_job(str(SCRIPT), ()), names, how, told)
     wanted = by_formula(job, names, how, STEPS, empty={version: cut})
     losses = [step["loss"] for step in steps]

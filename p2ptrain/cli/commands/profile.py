@@ -91,7 +91,7 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
     from p2ptrain.job.train_options import TrainOptions
     from p2ptrain.model.stage.optimizer import optimizer_state_ratio
     from p2ptrain.plan.types.profile import FORMAT, Profile
-    from p2ptrain.process.allocator import keep_freed_memory
+    from p2ptrain.process.host_process import keep_freed_memory
     from p2ptrain.process.memory_budget import usable_memory_bytes
     from p2ptrain.profiling.measure_units import measure_units
 

@@ -13,7 +13,7 @@ from p2ptrain.cli.usage import Experimental, UsageError
 from p2ptrain.errors import OptionError
 
 if TYPE_CHECKING:
-    from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
+    from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
 
@@ -245,18 +245,18 @@ def _ftpipehd(args: argparse.Namespace) -> FtpipehdOptions:
     return FtpipehdOptions(**chosen)
 
 
-def _asynchrony(args: argparse.Namespace) -> Asynchrony | None:
-    from p2ptrain.job.asynchrony import Asynchrony
+def _asynchrony(args: argparse.Namespace) -> AsyncOptions | None:
+    from p2ptrain.job.asynchrony import AsyncOptions
     from p2ptrain.plan.types.weight_versions import Weights
 
     if args.mode == "sync":
         return None
     if args.versions is not None:
-        return Asynchrony(Weights.DOUBLE)
+        return AsyncOptions(Weights.DOUBLE)
     if args.no_stashing:
-        return Asynchrony(Weights.UNSTASHED)
+        return AsyncOptions(Weights.UNSTASHED)
     weights = Weights.VERTICAL if args.vertical_sync else Weights.STASHED
-    return Asynchrony(weights, args.aggregate)
+    return AsyncOptions(weights, args.aggregate)
 
 
 def override(job: Job, args: argparse.Namespace) -> Job:

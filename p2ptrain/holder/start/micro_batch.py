@@ -17,7 +17,7 @@ import torch
 from p2ptrain.errors import CaptureError
 from p2ptrain.holder.input.mini_batches import SampleReader
 from p2ptrain.holder.start.model_limits import Across
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import AUTO, Job, MicroBatch
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, first_line
@@ -82,7 +82,7 @@ def _times(size: int, batch_size: int) -> str:
 
 
 def min_micro_batch(
-    job: Job, captured: Captured, samples: SampleReader, how: Asynchrony | None
+    job: Job, captured: Captured, samples: SampleReader, how: AsyncOptions | None
 ) -> int:
     """The fewest samples that a micro-batch of the job may have.
 
@@ -121,7 +121,7 @@ def check_evaluation_sizes(captured: Captured, evaluation: SampleReader | None) 
         )
 
 
-def why_synchronous_only(job: Job, least: int, how: Asynchrony) -> str:
+def why_synchronous_only(job: Job, least: int, how: AsyncOptions) -> str:
     """Why a job that may train without a barrier cannot: its pieces would be too small; else ""."""
     size = _smallest(job, how)
     if size >= least:
@@ -129,7 +129,7 @@ def why_synchronous_only(job: Job, least: int, how: Asynchrony) -> str:
     return f"without a barrier a micro-batch would have {size} samples, and the model needs {least}"
 
 
-def _smallest(job: Job, how: Asynchrony | None) -> int:
+def _smallest(job: Job, how: AsyncOptions | None) -> int:
     """Of micro-batches whose size the job prescribes; the whole batch where the planner chooses."""
     size = job.fixed_micro_batch or job.batch_size
     if how is not None:

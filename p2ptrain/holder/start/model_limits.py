@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from p2ptrain.errors import OptionError, ScriptError
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.job.train_options import TrainOptions
@@ -67,7 +67,7 @@ def check_asynchronous(job: Job, description: ModelDescription, options: TrainOp
         )
 
 
-def why_unshared(how: Asynchrony, description: ModelDescription) -> str:
+def why_unshared(how: AsyncOptions, description: ModelDescription) -> str:
     """Why every stage needs a device of its own; "" where devices may take mini-batches in turn."""
     if not how.may_share:
         return f"asynchronous training with {_NAMES[how.weights]} has one device for each part"

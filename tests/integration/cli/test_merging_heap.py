@@ -24,7 +24,7 @@ main()
 
 HEAP = """
 import ctypes
-from p2ptrain.process.allocator import keep_freed_memory
+from p2ptrain.process.host_process import keep_freed_memory
 
 class Info(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in (

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from p2ptrain.events import Step
 from p2ptrain.holder.generation_runner import GenerationRunner
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment
@@ -32,7 +32,7 @@ def delayed_job(name: str = "mlp", **changes: object) -> Job:
     return make_job(name, **{"optimizer": OPTIMIZER, **settings, **changes})
 
 
-def options(count: int, how: Asynchrony, steps: int, **more: object) -> TrainOptions:
+def options(count: int, how: AsyncOptions, steps: int, **more: object) -> TrainOptions:
     """A straight pipeline over so many devices."""
     chosen: dict[str, object] = {"wait_for": count, "planner": "pp", "steps": steps, **more}
     return TrainOptions(asynchrony=how, **chosen)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def cut_of(household: Devices) -> Names:
 def by_formula(
     job: Job,
     names: Names,
-    how: Asynchrony,
+    how: AsyncOptions,
     steps: int,
     empty: Mapping[int, Names] | None = None,
     micro_batch: int | None = None,
@@ -102,7 +102,7 @@ class Epochs:
         self._devices.append([len(place.devices) for place in assignment.stages])
 
     def assert_by_formula(
-        self, job: Job, make: Callable[[], Job], how: Asynchrony, steps: int
+        self, job: Job, make: Callable[[], Job], how: AsyncOptions, steps: int
     ) -> None:
         """Every step was told once, with the loss that the formula gives with these cuts."""
         told = [event.step for event in self._household.events if isinstance(event, Step)]
@@ -122,6 +122,6 @@ class Epochs:
         assert_same_weights(job, outcome)
 
 
-def _groups(counts: Mapping[int, Sequence[int]], how: Asynchrony) -> Mapping[int, Sequence[int]]:
+def _groups(counts: Mapping[int, Sequence[int]], how: AsyncOptions) -> Mapping[int, Sequence[int]]:
     """Only where devices may take turns does their number count, and not the kind of weights."""
-    return counts if how == Asynchrony() else {}
+    return counts if how == AsyncOptions() else {}

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from p2ptrain.events import PlanEvent
-from p2ptrain.job.asynchrony import PLANNER, Asynchrony, FtpipehdOptions
+from p2ptrain.job.asynchrony import PLANNER, AsyncOptions, FtpipehdOptions
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.process.cpu_share import CpuSpan
@@ -59,12 +59,12 @@ def as_published(
     count: int,
     steps: int,
     intervals: FtpipehdOptions,
-    how: Asynchrony | None = None,
+    how: AsyncOptions | None = None,
     **more: object,
 ) -> TrainOptions:
     """`--mode async --planner ftpipehd` on so many devices."""
     chosen: dict[str, object] = {"planner": PLANNER, "ftpipehd": intervals, **more}
-    return options(count, how or Asynchrony(), steps, **chosen)
+    return options(count, how or AsyncOptions(), steps, **chosen)
 
 
 def reasons(household: Devices) -> list[str]:

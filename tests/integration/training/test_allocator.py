@@ -11,7 +11,7 @@ import pytest
 BLOCK_BYTES = 20 << 20
 PROGRAM = f"""
 import resource, sys, threading
-from p2ptrain.process.allocator import keep_freed_memory
+from p2ptrain.process.host_process import keep_freed_memory
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
@@ -48,7 +48,8 @@ def test_a_thread_takes_its_freed_blocks_again_without_the_kernel() -> None:
 
 BESIDE = """
 import ctypes, torch
-from p2ptrain.process.allocator import beside_the_heap, keep_freed_memory
+from p2ptrain.process.allocator import beside_the_heap
+from p2ptrain.process.host_process import keep_freed_memory
 
 
 class Info(ctypes.Structure):

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.coordinator import plan_cluster
 from p2ptrain.holder.replan_watcher import ReplanWatcher
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -166,7 +166,7 @@ async def measure(setting: Setting) -> Result:
         micro_batch=size,
     )
     found = Found()
-    asynchrony = None if setting.micro_batches else Asynchrony()
+    asynchrony = None if setting.micro_batches else AsyncOptions()
     chosen = TrainOptions(wait_for=setting.devices, planner="pp", asynchrony=asynchrony)
     async with devices(setting.devices) as household:
         with sleeping(setting, found):

@@ -23,7 +23,7 @@ import torch
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Step
 from p2ptrain.holder.snapshot_manager import SnapshotManager
-from p2ptrain.job.asynchrony import PLANNER, Asynchrony, FtpipehdOptions
+from p2ptrain.job.asynchrony import PLANNER, AsyncOptions, FtpipehdOptions
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery.recovery_settings import RecoverySettings
@@ -36,12 +36,12 @@ RUN_SECONDS = 60.0
 FTPIPEHD_SHARE = 0.3
 """Of seeds: cut anew by capacities meanwhile."""
 HOW = (
-    Asynchrony(),
-    Asynchrony(),
-    Asynchrony(aggregate=1),
-    Asynchrony(Weights.VERTICAL),
-    Asynchrony(Weights.VERTICAL, 2),
-    Asynchrony(Weights.UNSTASHED),
+    AsyncOptions(),
+    AsyncOptions(),
+    AsyncOptions(aggregate=1),
+    AsyncOptions(Weights.VERTICAL),
+    AsyncOptions(Weights.VERTICAL, 2),
+    AsyncOptions(Weights.UNSTASHED),
 )
 
 
@@ -58,7 +58,7 @@ class Course:
     seed: int
     model: str
     count: int
-    how: Asynchrony
+    how: AsyncOptions
     planner: str
     recovery: ReplanMethod
     steps: int
@@ -104,7 +104,7 @@ class Course:
     @property
     def shares(self) -> bool:
         """Whether `dp` may plan so: else `pp` does."""
-        return self.how == Asynchrony() and self.model == "mlp"
+        return self.how == AsyncOptions() and self.model == "mlp"
 
 
 SETTINGS = RecoverySettings(first_weights_replay_seconds=540.0)

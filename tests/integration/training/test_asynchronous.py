@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from p2ptrain.events import Eval, Warned
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.model.stage.optimizer_spec import Adam
 from p2ptrain.plan.types.weight_versions import Weights
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import assert_same_weights, assert_undisturbed
 
-STASHED, VERTICAL = Asynchrony(), Asynchrony(Weights.VERTICAL)
+STASHED, VERTICAL = AsyncOptions(), AsyncOptions(Weights.VERTICAL)
 
 
 @pytest.mark.parametrize(
@@ -26,13 +26,13 @@ STASHED, VERTICAL = Asynchrony(), Asynchrony(Weights.VERTICAL)
         ("residual", 2, STASHED),
         ("mlp", 3, VERTICAL),
         ("cnn", 4, VERTICAL),
-        ("mlp", 3, Asynchrony(aggregate=1)),
-        ("mlp", 4, Asynchrony(Weights.VERTICAL, 2)),
-        ("mlp", 3, Asynchrony(Weights.UNSTASHED)),
+        ("mlp", 3, AsyncOptions(aggregate=1)),
+        ("mlp", 4, AsyncOptions(Weights.VERTICAL, 2)),
+        ("mlp", 3, AsyncOptions(Weights.UNSTASHED)),
     ],
 )
 async def test_losses_and_weights_are_those_of_the_formula(
-    name: str, count: int, how: Asynchrony
+    name: str, count: int, how: AsyncOptions
 ) -> None:
     job, steps = delayed_job(name), 20
     async with devices(count) as household:
@@ -45,7 +45,7 @@ async def test_losses_and_weights_are_those_of_the_formula(
 
 
 async def test_a_hundred_mini_batches() -> None:
-    job, how = delayed_job(), Asynchrony(aggregate=2)
+    job, how = delayed_job(), AsyncOptions(aggregate=2)
     async with devices(4) as household:
         await household.holder_run(job, options(4, how, 100)).run()
     wanted = by_formula(delayed_job(), cut_of(household), how, 100)
@@ -69,7 +69,7 @@ async def test_another_optimizer_and_a_learning_rate_that_changes_while_batches_
 
 
 async def test_two_versions_with_divided_mini_batches() -> None:
-    how = Asynchrony(Weights.DOUBLE)
+    how = AsyncOptions(Weights.DOUBLE)
     job = delayed_job(micro_batch=2)
     async with devices(3) as household:
         await household.holder_run(job, options(3, how, 12)).run()

@@ -15,7 +15,7 @@ from p2ptrain import failpoints
 from p2ptrain.events import Event, Failure, Step
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder.snapshot_manager import SnapshotManager
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import Epochs, delayed_job, options
 from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices, hold_rounds
@@ -89,7 +89,7 @@ async def test_whoever_dies_wherever(
 ) -> None:
     torch.set_num_threads(1)
     monkeypatch.setattr(SnapshotManager, "wants", lambda _, step: step % EVERY == 0)
-    job, how = delayed_job(), Asynchrony()
+    job, how = delayed_job(), AsyncOptions()
     async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         death = Death(household, name, victim, count)
         death.watch(monkeypatch)

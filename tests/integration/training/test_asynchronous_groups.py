@@ -14,7 +14,7 @@ from p2ptrain.coordinator import plan_cluster
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder.snapshot_manager import SnapshotManager
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
@@ -28,7 +28,7 @@ from tests.integration.training.household import NO_FIRST_WEIGHTS, devices
 from tests.integration.training.jobs import assert_same_weights, assert_undisturbed, steps_of
 from tests.support.memory_household import memory_id
 
-STASHED = Asynchrony()
+STASHED = AsyncOptions()
 Shares = Sequence[Sequence[int]]
 
 

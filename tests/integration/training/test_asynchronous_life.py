@@ -14,7 +14,7 @@ import torch
 
 from p2ptrain.errors import OptionError, PlanError, TrainingError
 from p2ptrain.events import Event, PlanEvent, Step
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
 from p2ptrain.recovery.recovery_settings import RecoverySettings
@@ -25,7 +25,7 @@ from tests.integration.training.jobs import assert_same_weights, job_that_ends_i
 from tests.integration.training.test_recovery_elastic import leave
 from tests.integration.training.test_recovery_holder import Process
 
-STASHED = Asynchrony()
+STASHED = AsyncOptions()
 STEPS = 24
 
 Happening = Callable[[], Coroutine[Any, Any, None]]

@@ -9,14 +9,14 @@ import torch
 
 from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
 from p2ptrain.holder.snapshot_manager import SnapshotManager
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import by_formula, delayed_job, options
 from tests.integration.training.household import OFTEN_COPIED, Devices, devices
 from tests.integration.training.jobs import assert_same_weights, steps_of
 
-STASHED, TWO_VERSIONS = Asynchrony(), Asynchrony(Weights.DOUBLE)
+STASHED, TWO_VERSIONS = AsyncOptions(), AsyncOptions(Weights.DOUBLE)
 STEPS = 36
 
 
@@ -48,10 +48,10 @@ class Killing:
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [("b", STASHED), ("c", STASHED), ("b", Asynchrony(aggregate=1)), ("b", TWO_VERSIONS)],
+    [("b", STASHED), ("c", STASHED), ("b", AsyncOptions(aggregate=1)), ("b", TWO_VERSIONS)],
 )
 async def test_a_death_goes_back_to_a_cut_through_all_stages(
-    name: str, how: Asynchrony, monkeypatch: pytest.MonkeyPatch
+    name: str, how: AsyncOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From there the pipeline begins empty: to the bit what the formula gives with that cut."""
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import pytest
 from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
 from p2ptrain.holder.start.model_limits import check_asynchronous, why_unshared
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.model.graph.description import ModelDescription
@@ -58,7 +58,7 @@ def test_devices_take_turns_where_the_weights_kept_allow_it() -> None:
         (VERTICAL, "vertical sync"),
         (DOUBLE, "two versions"),
         (UNSTASHED, "no stashing"),
-        (Asynchrony(aggregate=2), "aggregation"),
+        (AsyncOptions(aggregate=2), "aggregation"),
     ):
         assert f"with {name} has one device for each part" in why_unshared(how, mlp)
         alone = replace(asked(how, "dp").sharing, unshared=why_unshared(how, mlp))

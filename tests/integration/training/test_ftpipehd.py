@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from p2ptrain.events import Event
-from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
+from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.delayed import Epochs, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
@@ -14,7 +14,7 @@ from tests.integration.training.household import devices, hold_rounds
 
 INTERVALS = FtpipehdOptions(first_repartition=10, repartition=20)
 STEPS = 60
-STASHED = Asynchrony()
+STASHED = AsyncOptions()
 SETTINGS = RecoverySettings(repartition_judged_share=0.0)
 """By the times that are made up every device fills its steps; real ones here take no time."""
 
@@ -24,9 +24,9 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("how", [STASHED, Asynchrony(aggregate=1)])
+@pytest.mark.parametrize("how", [STASHED, AsyncOptions(aggregate=1)])
 async def test_a_slow_device_is_found_after_ten_mini_batches(
-    how: Asynchrony, monkeypatch: pytest.MonkeyPatch
+    how: AsyncOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first cut is even: nothing is known of other devices; no step is made again later."""
     job = delayed_job()

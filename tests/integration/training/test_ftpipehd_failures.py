@@ -20,7 +20,7 @@ from p2ptrain.events import Event, Failure, Recovered, Step, Warned
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder import full_snapshots
 from p2ptrain.holder.full_snapshots import FullSnapshots
-from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
+from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
 from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import Epochs, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
@@ -33,7 +33,7 @@ HAPPENS = 30
 """After the first cut by capacities, and several copies."""
 LOST = (1, 3)
 """Units of b, the middle one of three."""
-STASHED = Asynchrony()
+STASHED = AsyncOptions()
 
 SETTINGS = replace(
     NO_FIRST_WEIGHTS,

@@ -12,13 +12,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.holder.start.prepare import PreparedJob, prepare
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.weight_versions import Weights
 
-DOUBLE = Asynchrony(Weights.DOUBLE)
+DOUBLE = AsyncOptions(Weights.DOUBLE)
 
 
 class Dropping(nn.Module):

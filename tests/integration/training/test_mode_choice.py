@@ -13,7 +13,7 @@ from p2ptrain.console.describe import describe
 from p2ptrain.coordinator import plan_cluster
 from p2ptrain.errors import OptionError
 from p2ptrain.events import PlanEvent, Warned
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanMode
@@ -25,7 +25,7 @@ from tests.integration.training.test_asynchronous_life import course
 from tests.integration.training.test_recovery_holder import Process
 from tests.support.curves import by_plain_torch
 
-STASHED = Asynchrony()
+STASHED = AsyncOptions()
 STEPS = 20
 
 
@@ -133,7 +133,7 @@ async def test_a_job_that_needs_the_barrier_keeps_it_and_says_why(
 
 async def test_what_only_misleads_is_never_chosen() -> None:
     with pytest.raises(OptionError, match="not with mode auto"):
-        options(2, Asynchrony(Weights.UNSTASHED), 1, chooses_mode=True)
+        options(2, AsyncOptions(Weights.UNSTASHED), 1, chooses_mode=True)
     with pytest.raises(OptionError, match="chooses_mode needs"):
         TrainOptions(chooses_mode=True)
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import OptionError, TrainingError
 from p2ptrain.events import Done, PlanEvent, Step, Warned
-from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
+from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, Adam
@@ -153,7 +153,7 @@ async def test_without_a_barrier_too(tmp_path: Path, kind: str) -> None:
     what, out = job(), tmp_path / "out.safetensors"
     async with devices(3) as household:
         if kind == "stashed":
-            run = household.holder_run(what, asynchronous(3, Asynchrony(), 12, out=out))
+            run = household.holder_run(what, asynchronous(3, AsyncOptions(), 12, out=out))
             with pytest.raises(TrainingError, match=rf"step 6\. .* sample {marked()} of the data"):
                 await run.run()
         else:
@@ -282,5 +282,5 @@ async def test_leaving_out_needs_rounds() -> None:
     async with devices(2) as household:
         with pytest.raises(OptionError, match="skip_nonfinite"):
             await household.holder_run(
-                job(skip_nonfinite=True), asynchronous(2, Asynchrony(), 5)
+                job(skip_nonfinite=True), asynchronous(2, AsyncOptions(), 5)
             ).run()

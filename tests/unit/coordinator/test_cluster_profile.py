@@ -12,7 +12,7 @@ import pytest
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice
 from p2ptrain.errors import InternalError, UserError
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
 from p2ptrain.messages.plan_request import JobPlanRequest, SharingLimits
 from p2ptrain.net import cbor
@@ -121,7 +121,7 @@ async def test_a_device_measured_alone_needs_no_company() -> None:
         ({"planner": "auto", "alone": True}, [4, 6]),
         ({"planner": "dp", "sharing": SharingLimits(divisible=False)}, [4, 6]),
         ({"planner": "auto", "sharing": SharingLimits(unshared="it changes its state")}, [4, 6]),
-        ({"planner": "auto", "asynchrony": Asynchrony()}, [2, 6]),
+        ({"planner": "auto", "asynchrony": AsyncOptions()}, [2, 6]),
     ],
 )
 async def test_a_quarter_of_a_micro_batch_is_measured_where_a_plan_may_divide_it(

@@ -12,7 +12,7 @@ from p2ptrain.coordinator import plan_cluster as household_plan
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, planner_question
 from p2ptrain.coordinator.plan_cluster import PLANNING_EFFORT, plan_cluster, replan_cluster
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.plan_request import JobPlanRequest, SharingLimits
 from p2ptrain.plan.replan.replica_holders import place_replicas
@@ -193,7 +193,7 @@ def test_everyone_waits_for_a_plan_so_it_is_searched_shortly(
 def open_mode(**changes: object) -> JobPlanRequest:
     """A straight pipeline of few micro-batches, in whichever mode."""
     settings: dict[str, object] = {"planner": "pp", "batch_size": 8, "micro_batch": 4, **changes}
-    how = Asynchrony()
+    how = AsyncOptions()
     return replace(REQUEST, asynchrony=how, rounds=SharingLimits(), **settings)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, ProtocolError
-from p2ptrain.job.asynchrony import Asynchrony, WeightDelays
+from p2ptrain.job.asynchrony import AsyncOptions, WeightDelays
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.schedule import one_f_one_b
@@ -68,7 +68,7 @@ def run(delays: WeightDelays, stage: int, count: int) -> Iterator[Stage]:
 @given(PIPELINES, STARTS, st.integers(1, 30))
 def test_stashed_weights_are_the_newest_at_each_forward(n: int, start: int, count: int) -> None:
     """The formula is what the schedule gives by itself: nothing has to be waited for."""
-    delays = WeightDelays(Asynchrony(), straight(n), start)
+    delays = WeightDelays(AsyncOptions(), straight(n), start)
     for stage in range(n):
         newest: dict[int, int] = {}
         for running in run(delays, stage, count):
@@ -84,7 +84,7 @@ def test_no_stage_keeps_more_than_it_says(
     if weights is Weights.DOUBLE:
         return  # divides mini-batches: `test_two_versions_are_enough_for_divided_mini_batches`
     averages = weights in (Weights.STASHED, Weights.VERTICAL)
-    delays = WeightDelays(Asynchrony(weights, k if averages else None), straight(n), start)
+    delays = WeightDelays(AsyncOptions(weights, k if averages else None), straight(n), start)
     for stage in range(n):
         most = max(len(running.kept) for running in run(delays, stage, count))
         assert most <= versions_kept(weights, n - stage, n)
@@ -95,7 +95,7 @@ def test_no_stage_keeps_more_than_it_says(
 @given(PIPELINES, st.integers(0, 4), st.integers(1, 10))
 def test_two_versions_are_enough_for_divided_mini_batches(n: int, more: int, count: int) -> None:
     pieces = n + more
-    delays = WeightDelays(Asynchrony(Weights.DOUBLE), straight(n), 0)
+    delays = WeightDelays(AsyncOptions(Weights.DOUBLE), straight(n), 0)
     for stage in range(n):
         kept, updates = {0}, 0
         for action in one_f_one_b(count * pieces, delays.depths[stage]):
@@ -116,14 +116,14 @@ def test_the_stages_never_wait_for_each_other_in_a_circle(n: int, count: int) ->
 
 @given(PIPELINES, STARTS, st.integers(0, 60))
 def test_with_vertical_sync_all_stages_see_one_version(n: int, start: int, made: int) -> None:
-    delays = WeightDelays(Asynchrony(Weights.VERTICAL), straight(n), start)
+    delays = WeightDelays(AsyncOptions(Weights.VERTICAL), straight(n), start)
     step = start + made
     assert {delays.seen(stage, step) for stage in range(n)} == {max(start, step - (n - 1))}
 
 
 def test_the_mean_is_of_the_versions_that_a_stage_keeps_anyway() -> None:
     """FTPipeHD's example: three devices, k = 1: after 3 updates of stage 0 versions 1, 2, 3."""
-    delays = WeightDelays(Asynchrony(aggregate=1), straight(3), 0)
+    delays = WeightDelays(AsyncOptions(aggregate=1), straight(3), 0)
     assert [list(delays.averaged(0, u)) for u in range(1, 7)] == [
         [],
         [],
@@ -134,21 +134,21 @@ def test_the_mean_is_of_the_versions_that_a_stage_keeps_anyway() -> None:
     ]
     assert [list(delays.averaged(1, u)) for u in range(1, 5)] == [[], [1, 2], [], [3, 4]]
     assert not any(delays.averaged(2, u) for u in range(1, 10)), "the last stage has one version"
-    assert list(WeightDelays(Asynchrony(aggregate=2), straight(3), 10).averaged(0, 16)) == [
+    assert list(WeightDelays(AsyncOptions(aggregate=2), straight(3), 10).averaged(0, 16)) == [
         14,
         15,
         16,
     ]
-    assert not WeightDelays(Asynchrony(aggregate=2), straight(3), 10).averaged(0, 12), (
+    assert not WeightDelays(AsyncOptions(aggregate=2), straight(3), 10).averaged(0, 12), (
         "counted from the start"
     )
 
 
 @pytest.mark.parametrize(
-    "how", [Asynchrony(), Asynchrony(Weights.VERTICAL, 3), Asynchrony(Weights.UNSTASHED)]
+    "how", [AsyncOptions(), AsyncOptions(Weights.VERTICAL, 3), AsyncOptions(Weights.UNSTASHED)]
 )
-def test_it_travels(how: Asynchrony) -> None:
-    assert read_form(Asynchrony, write_form(how), "how") == how
+def test_it_travels(how: AsyncOptions) -> None:
+    assert read_form(AsyncOptions, write_form(how), "how") == how
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,14 @@ def test_it_travels(how: Asynchrony) -> None:
 )
 def test_what_is_none_of_it_is_refused(value: object) -> None:
     with pytest.raises(ProtocolError):
-        read_form(Asynchrony, value, "how")
+        read_form(AsyncOptions, value, "how")
 
 
 def test_choices_that_exclude_each_other() -> None:
     with pytest.raises(OptionError, match="not kept with unstashed weights"):
-        Asynchrony(Weights.UNSTASHED, 1)
+        AsyncOptions(Weights.UNSTASHED, 1)
     with pytest.raises(OptionError, match="1 or more"):
-        Asynchrony(aggregate=0)
+        AsyncOptions(aggregate=0)
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), STARTS, st.integers(1, 30))
@@ -178,7 +178,7 @@ def test_devices_that_take_turns_make_a_stage_deeper(
     devices: list[int], start: int, count: int
 ) -> None:
     """Its depth is its own devices and all later ones, and a mini-batch sees so much less."""
-    delays = WeightDelays(Asynchrony(), depths_of(devices), start)
+    delays = WeightDelays(AsyncOptions(), depths_of(devices), start)
     for stage in range(len(devices)):
         depth = sum(devices[stage:])
         for running in run(delays, stage, count):

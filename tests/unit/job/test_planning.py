@@ -19,7 +19,7 @@ from p2ptrain.coordinator.measured_cluster import (
 from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.coordinator.plan_expectations import correct_profiles, expected_seconds
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
-from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
+from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
 from p2ptrain.messages.assign import assignment_of
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.plan_request import JobPlanRequest
@@ -37,16 +37,16 @@ from p2ptrain.recovery.state_report import StateReport
 from p2ptrain.recovery.version import Lineage, Version
 from tests.unit.coordinator.test_memory_model import MIB, measured, request
 
-STASHED = Asynchrony()
-VERTICAL = Asynchrony(Weights.VERTICAL)
-DOUBLE = Asynchrony(Weights.DOUBLE)
-UNSTASHED = Asynchrony(Weights.UNSTASHED)
+STASHED = AsyncOptions()
+VERTICAL = AsyncOptions(Weights.VERTICAL)
+DOUBLE = AsyncOptions(Weights.DOUBLE)
+UNSTASHED = AsyncOptions(Weights.UNSTASHED)
 UNIT_BYTES = 8 * MIB
 COUNT = 3
 DEALT = Allocation.MICRO_BATCHES
 
 
-def asked(how: Asynchrony, planner: str = "pp", **changes: object) -> JobPlanRequest:
+def asked(how: AsyncOptions, planner: str = "pp", **changes: object) -> JobPlanRequest:
     return replace(request(16, 0, planner), asynchrony=how, **changes)  # type: ignore[arg-type]
 
 
@@ -160,7 +160,7 @@ def test_a_shallower_pipeline_is_no_answer_to_little_memory() -> None:
         plan_cluster(asked(STASHED), household(needed - 2 * UNIT_BYTES))
 
 
-def assignment(plan: Plan, how: Asynchrony, **changes: object) -> Assignment:
+def assignment(plan: Plan, how: AsyncOptions, **changes: object) -> Assignment:
     stages = tuple(PlacedStage(*s.units, tuple(d.name for d in s.devices)) for s in plan.stages)
     placed = Placement(1, "d0", Version(0, 0), Lineage(), stages)
     return replace(assignment_of(asked(how), plan, placed), **changes)  # type: ignore[arg-type]

@@ -9,8 +9,10 @@ import numpy
 import pytest
 
 from p2ptrain.errors import OptionError
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
 from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.plan.types.weight_versions import Weights
 
 
 def test_texts_are_taken_for_what_they_name() -> None:
@@ -23,14 +25,27 @@ def test_texts_are_taken_for_what_they_name() -> None:
     assert type(options.steps) is int
 
 
+def test_a_mode_by_its_name_is_the_same_as_by_its_parts() -> None:
+    how = AsyncOptions(Weights.VERTICAL)
+    assert TrainOptions().asynchrony is None
+    assert TrainOptions(mode="sync").asynchrony is None
+    assert TrainOptions(mode="async").asynchrony == AsyncOptions()
+    assert TrainOptions(mode="async", asynchrony=how).asynchrony == how
+    auto = TrainOptions(mode="auto")
+    assert (auto.asynchrony, auto.chooses_mode) == (AsyncOptions(), True)
+    assert not TrainOptions(mode="async").chooses_mode
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"mode": "asynchronous"}, "mode must be 'sync', 'async' or 'auto', not 'asynchronous'"),
+        ({"mode": "sync", "asynchrony": AsyncOptions()}, "asynchrony is for mode 'async' or"),
         ({"out": 3}, "out must be a path, not 3"),
         ({"wire": "fp4"}, "wire must be one of exact, bf16, int8, not 'fp4'"),
         ({"recovery": "no"}, "recovery must be one of light, heavy, respipe, not 'no'"),
         ({"steps": 1.5}, "steps must be a whole number, not 1.5"),
-        ({"asynchrony": True}, "asynchrony must be a p2ptrain.Asynchrony"),
+        ({"asynchrony": True}, "asynchrony must be a p2ptrain.AsyncOptions"),
         ({"wait_for": "2"}, "wait_for must be a whole number, not '2'"),
         ({"wait_for": None}, "wait_for counts this device too"),
         ({"wait_timeout_seconds": "3"}, "wait_timeout_seconds must be 0 seconds or more, not '3'"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import OptionError, ProtocolError
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.read_form import read_form
@@ -40,7 +40,7 @@ def test_a_good_one_survives() -> None:
 def test_no_update_is_made_ahead_of_what_it_waits_for() -> None:
     good = assignment(replace(shared(3, 1), goes_ahead=True))
     assert Assignment.from_bytes(good.to_bytes()) == good
-    how = Asynchrony(Weights.STASHED)
+    how = AsyncOptions(Weights.STASHED)
     tiles = followed(replace(tiled(1, 2, 1), goes_ahead=True))
     for bad in (replace(good, clip=True), replace(good, asynchrony=how), tiles):
         with pytest.raises(ProtocolError, match="ahead of what it waits for"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2ptrain.holder.snapshot_manager import SnapshotManager
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.kinds import REPLICA_KEPT
@@ -35,7 +35,7 @@ def assignment() -> Assignment:
         seed=0,
         clip=False,
         version=FIRST,
-        asynchrony=Asynchrony(),
+        asynchrony=AsyncOptions(),
     )
 
 

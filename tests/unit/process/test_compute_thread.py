@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from p2ptrain.process import compute_thread
-from p2ptrain.process.compute_thread import SWITCH_SECONDS, ComputeThread
+from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.cpu_share import CpuSpan
+from p2ptrain.process.host_process import SWITCH_SECONDS
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from p2ptrain.control.lease import Lender
 from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import DeviceLost, UserError
-from p2ptrain.job.asynchrony import Asynchrony, FtpipehdOptions
+from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
 from p2ptrain.plan.types.weight_versions import Weights
 from tests.unit.cli.conftest import FakeNode
 
@@ -74,17 +74,17 @@ def test_paths_are_meant_where_the_command_began(
     ("argv", "wanted"),
     [
         ([], None),
-        (["--mode", "async"], Asynchrony()),
-        (["--mode", "async", "--vertical-sync"], Asynchrony(Weights.VERTICAL)),
-        (["--mode", "async", "--aggregate", "2"], Asynchrony(aggregate=2)),
-        (["--mode", "async", "--versions", "2"], Asynchrony(Weights.DOUBLE)),
-        (["--mode", "async", "--no-stashing"], Asynchrony(Weights.UNSTASHED)),
-        (["--mode", "auto"], Asynchrony()),
-        (["--mode", "auto", "--versions", "2"], Asynchrony(Weights.DOUBLE)),
+        (["--mode", "async"], AsyncOptions()),
+        (["--mode", "async", "--vertical-sync"], AsyncOptions(Weights.VERTICAL)),
+        (["--mode", "async", "--aggregate", "2"], AsyncOptions(aggregate=2)),
+        (["--mode", "async", "--versions", "2"], AsyncOptions(Weights.DOUBLE)),
+        (["--mode", "async", "--no-stashing"], AsyncOptions(Weights.UNSTASHED)),
+        (["--mode", "auto"], AsyncOptions()),
+        (["--mode", "auto", "--versions", "2"], AsyncOptions(Weights.DOUBLE)),
     ],
 )
 def test_without_a_barrier_where_that_is_asked_for(
-    node: type[FakeNode], script: str, tmp_path: Path, argv: list[str], wanted: Asynchrony | None
+    node: type[FakeNode], script: str, tmp_path: Path, argv: list[str], wanted: AsyncOptions | None
 ) -> None:
     assert main.main(["train", script, *argv, "--state-dir", str(tmp_path / "s")]) == 0
     ((_, options),) = node.made[0].trained

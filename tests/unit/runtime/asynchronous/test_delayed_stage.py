@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery.version import Version
 from tests.support import delayed_reference
@@ -30,13 +30,15 @@ from tests.support.reference import Outcome
 torch.set_num_threads(1)
 STEPS = 16
 """Two epochs; four times the stages' longest delay and more."""
-VERTICAL = Asynchrony(Weights.VERTICAL)
-MEANS = Asynchrony(aggregate=2)
-UNSTASHED = Asynchrony(Weights.UNSTASHED)
-DOUBLE = Asynchrony(Weights.DOUBLE)
+VERTICAL = AsyncOptions(Weights.VERTICAL)
+MEANS = AsyncOptions(aggregate=2)
+UNSTASHED = AsyncOptions(Weights.UNSTASHED)
+DOUBLE = AsyncOptions(Weights.DOUBLE)
 
 
-def by_formula(pipeline: Pipeline, how: Asynchrony, steps: int = STEPS, **more: object) -> Outcome:
+def by_formula(
+    pipeline: Pipeline, how: AsyncOptions, steps: int = STEPS, **more: object
+) -> Outcome:
     """Plain torch with the same delays."""
     recipe = Recipe(
         OPTIMIZER.build,
@@ -57,12 +59,12 @@ def assert_same(state: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("how", [Asynchrony(), VERTICAL, MEANS, UNSTASHED], ids=str)
-def test_losses_and_weights_are_those_of_the_formula(count: int, how: Asynchrony) -> None:
+@pytest.mark.parametrize("how", [AsyncOptions(), VERTICAL, MEANS, UNSTASHED], ids=str)
+def test_losses_and_weights_are_those_of_the_formula(count: int, how: AsyncOptions) -> None:
     check(count, how, STEPS)
 
 
-def check(count: int, how: Asynchrony, steps: int) -> None:
+def check(count: int, how: AsyncOptions, steps: int) -> None:
     """To the bit."""
     pipeline = Pipeline.of(count, how)
     losses = pipeline.train(steps)
@@ -86,14 +88,14 @@ def test_double_buffering_is_one_update_late_everywhere(count: int) -> None:
 
 def test_the_kinds_differ() -> None:
     """So that equality above means something."""
-    ways = [Asynchrony(), VERTICAL, Asynchrony(aggregate=1), MEANS, UNSTASHED]
+    ways = [AsyncOptions(), VERTICAL, AsyncOptions(aggregate=1), MEANS, UNSTASHED]
     curves = [tuple(Pipeline.of(3, how).train(12)) for how in ways]
     assert len(set(curves)) == len(ways)
-    assert tuple(Pipeline.of(1, Asynchrony()).train(12)) not in curves
+    assert tuple(Pipeline.of(1, AsyncOptions()).train(12)) not in curves
 
 
-@pytest.mark.parametrize("how", [Asynchrony(), VERTICAL, Asynchrony(aggregate=1)], ids=str)
-def test_an_emptied_pipeline_counts_from_there(how: Asynchrony) -> None:
+@pytest.mark.parametrize("how", [AsyncOptions(), VERTICAL, AsyncOptions(aggregate=1)], ids=str)
+def test_an_emptied_pipeline_counts_from_there(how: AsyncOptions) -> None:
     pipeline = Pipeline.of(3, how)
     losses = pipeline.train(9) + pipeline.train(7, first=9) + pipeline.train(1, first=16)
     wanted = by_formula(pipeline, how, 17, empty=dict.fromkeys((9, 16), pipeline.names()))
@@ -101,8 +103,8 @@ def test_an_emptied_pipeline_counts_from_there(how: Asynchrony) -> None:
     assert_same(pipeline.state(), wanted.state_dict)
 
 
-@pytest.mark.parametrize("how", [Asynchrony(), VERTICAL, UNSTASHED], ids=str)
-def test_memory_of_the_versions_is_what_the_planner_counts(how: Asynchrony) -> None:
+@pytest.mark.parametrize("how", [AsyncOptions(), VERTICAL, UNSTASHED], ids=str)
+def test_memory_of_the_versions_is_what_the_planner_counts(how: AsyncOptions) -> None:
     pipeline = Pipeline.of(4, how)
     pipeline.train(20)
     for p, stage in enumerate(pipeline.stages):
@@ -115,7 +117,7 @@ def test_memory_of_the_versions_is_what_the_planner_counts(how: Asynchrony) -> N
 
 def test_an_update_under_way_is_not_torn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others read copies of older versions meanwhile, and would be refused them."""
-    stage = Pipeline.of(1, Asynchrony()).stages[0]
+    stage = Pipeline.of(1, AsyncOptions()).stages[0]
     pipeline, seen, step = Pipeline([stage]), [], stage.optimizer.step
 
     def watched(lr_factor: float) -> None:
@@ -135,7 +137,7 @@ def test_an_update_under_way_is_not_torn(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_cut_holds_nothing_of_later_mini_batches() -> None:
     """Copies of all stages right after the same update train on as an emptied pipeline would."""
     cut, steps = 6, 15
-    pipeline = Pipeline.of(3, Asynchrony())
+    pipeline = Pipeline.of(3, AsyncOptions())
     copies: list[dict[str, Tensor]] = [{} for _ in pipeline.stages]
     for p, stage in enumerate(pipeline.stages):
         update = stage.update
@@ -147,14 +149,14 @@ def test_a_cut_holds_nothing_of_later_mini_batches() -> None:
 
         stage.update = updated  # type: ignore[method-assign]
     pipeline.train(steps)
-    again = Pipeline.of(3, Asynchrony(), Cut(Version(cut, EPOCH), copies))
+    again = Pipeline.of(3, AsyncOptions(), Cut(Version(cut, EPOCH), copies))
     losses = again.train(steps - cut, first=cut)
-    wanted = by_formula(again, Asynchrony(), steps, empty={cut: again.names()})
+    wanted = by_formula(again, AsyncOptions(), steps, empty={cut: again.names()})
     assert losses == wanted.losses[cut:]
     assert_same(again.state(), wanted.state_dict)
 
 
 def test_updates_come_in_turn() -> None:
-    stage = Pipeline.of(2, Asynchrony()).stages[0]
+    stage = Pipeline.of(2, AsyncOptions()).stages[0]
     with pytest.raises(InternalError, match="update 1 at"):
         stage.check_step(1)
