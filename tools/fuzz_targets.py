@@ -440,7 +440,7 @@ def _training() -> list[Target]:
 
 
 def _found() -> ProfileResult:
-    unit, times = MeasuredUnit("u", 4, 4, 4, 1), FoundTimes(4, (0.01,), (0.02,), (0.0,))
+    unit, times = MeasuredUnit("u", 4, 4, 4, 4, 1), FoundTimes(4, (0.01,), (0.02,), (0.0,))
     return ProfileResult(input_bytes=7, target_bytes=1, units=(unit,), times=(times,))
 
 

@@ -84,9 +84,10 @@ class StageIo:
     """What a stage on this device is connected to.
 
     Attributes:
-        activations, targets, gradients: what comes in; no gradients at the last stage.
+        activations, targets, gradients: what comes in; no gradients at the last stage, and in front
+            of the first trained weight.
         forward: to the next stage; None at the last.
-        backward: to the stage before; None at the first.
+        backward: to the stage before; None where that receives no gradients.
         reduction: with the other devices of the stage; None where this one is alone.
     """
 

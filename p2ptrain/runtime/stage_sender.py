@@ -114,6 +114,8 @@ class LiveStageSender:
         self._place = assignment.stages[index]
         self._divisions = divisions(assignment)
         self._last = len(assignment.stages) - 1
+        self._is_answered = gradients_come_back(assignment, description, index)
+        self._answers = gradients_come_back(assignment, description, index - 1)
         self._credits: dict[str, Credits] = {}
         self._free_memory = FreeMemoryGauge()
         self._sums: dict[int, TensorReceiver] = {}
@@ -125,8 +127,9 @@ class LiveStageSender:
     async def send_forward(
         self, device: str, piece: MicroBatchSlice, values: Sequence[Value]
     ) -> None:
-        """Activations to a device of the next stage; in an evaluation once it may be sent more."""
-        if piece.mode is RoundMode.EVAL:
+        """Activations to a device of the next stage; once it may be sent more where no gradients
+        come back, as in an evaluation."""
+        if piece.mode is RoundMode.EVAL or not self._is_answered:
             await self._credits[device].acquire()
         line = self._line(self._index + 1, ACTIVATIONS)
         send = self._shell.switchboard.send_values
@@ -156,11 +159,11 @@ class LiveStageSender:
         await send(self._assignment.holder, line, piece, values)
 
     async def send_started(self, piece: MicroBatchSlice, targets: bool) -> None:
-        """Credit to the holder, and in an evaluation to those of the stage before."""
+        """Credit to the holder, and to those of the stage before that receive no gradients."""
         line = self._line(self._index, TARGETS if targets else ACTIVATIONS)
         if targets or self._index == 0:
             await self._shell.switchboard.send_started(self._assignment.holder, line)
-        elif piece.mode is RoundMode.EVAL:
+        elif piece.mode is RoundMode.EVAL or not self._answers:
             before = self._divisions[self._index - 1]
             own = SampleRange(self._shell.mesh.self_id, piece.first, piece.end)
             for part in before.overlaps(piece.key.micro_batch, piece.size, own):
@@ -352,6 +355,19 @@ def separate_names(assignment: Assignment, description: ModelDescription) -> fro
         if by_name[name].nbytes * assignment.micro_batches <= SEPARATE_LIMIT_BYTES
         and not any(places[p].shared or places[p].tiling is not None for p in stages)
     )
+
+
+def gradients_come_back(assignment: Assignment, description: ModelDescription, index: int) -> bool:
+    """Whether stage `index` receives gradients from the next one.
+
+    In front of the first trained weight there are none. Tiles get them all the same: their
+    exchanges are one pattern for all groups of units.
+    """
+    places = assignment.stages[max(index, 0) : index + 2]
+    if len(places) < 2:
+        return False
+    tiled = any(place.tiling is not None for place in places)
+    return tiled or description.carries_gradients(places[0].end)
 
 
 def shared_tensors(

@@ -38,7 +38,7 @@ from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, TensorRouter
 from p2ptrain.runtime.live_stage import LiveStage
-from p2ptrain.runtime.stage_sender import shared_tensors
+from p2ptrain.runtime.stage_sender import gradients_come_back, shared_tensors
 from p2ptrain.runtime.sync_executor import SyncStageExecutor
 from p2ptrain.worker.hosted_stages import HostedStages, built_stage
 from p2ptrain.worker.job_store import FoundTensors, JobStore
@@ -201,7 +201,8 @@ class _RebuildRun:
     def _senders(self) -> list[tuple[str, str]]:
         stages, index = self._old.stages, self._what.stage
         before = stages[index - 1].devices if index else ()
-        behind = () if self._task.last else stages[index + 1].devices
+        answers = gradients_come_back(self._old, self._description, index)
+        behind = stages[index + 1].devices if answers else ()
         return [(d, ACTIVATIONS) for d in before] + [(d, GRADIENTS) for d in behind]
 
     def _fed(self) -> list[str]:

@@ -29,7 +29,11 @@ from p2ptrain.runtime.io.tensor_receiver import (
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
 from p2ptrain.runtime.stage_io import AllReduce, DiscardedOutput, StageIo
-from p2ptrain.runtime.stage_sender import LiveStageSender, shared_tensors
+from p2ptrain.runtime.stage_sender import (
+    LiveStageSender,
+    gradients_come_back,
+    shared_tensors,
+)
 from p2ptrain.runtime.tiled.tile_exchange import FLOW as TILES
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
 from p2ptrain.runtime.tiled.tile_layout import ModeTileLayout, StageTileLayout, tiles_of
@@ -54,15 +58,18 @@ class StageIoBuilder:
         self._tiles = tiles_of(description, self._place)
         self._tiles_before = tiles_of(description, assignment.stages[index - 1]) if index else None
         self._is_last = index == len(assignment.stages) - 1
+        self._receives_gradients = gradients_come_back(assignment, description, index)
+        self._sends_gradients = gradients_come_back(assignment, description, index - 1)
 
     def task(self) -> StageSpec:
         """What the stage is."""
         first, end = self._place.first, self._place.end
+        is_forward_only = not self._is_last and not self._receives_gradients
         return StageSpec(
             index=self._index,
             last=self._is_last,
-            warmup=self._place.warmup,
-            held=self._place.held,
+            warmup=1 if is_forward_only else self._place.warmup,
+            held=None if is_forward_only else self._place.held,
             seed=self._assignment.seed,
             uses_targets=any(self._description.target_uses(first, end, m.value) for m in RoundMode),
             division=self._divisions[self._index],
@@ -109,7 +116,7 @@ class StageIoBuilder:
         return replace(
             self._incoming(2 * deepest + EARLY_PIECES),
             forward=None if self._is_last else self._forward(self._leaving(), links),
-            backward=self._backward(self._entering(), links) if self._index else None,
+            backward=self._backward(self._entering(), links) if self._sends_gradients else None,
             reduction=self._reduction(stage),
         )
 
@@ -118,7 +125,7 @@ class StageIoBuilder:
         return replace(
             self._incoming(rounds * self._assignment.micro_batches),
             forward=None if self._is_last else DiscardedOutput(),
-            backward=DiscardedOutput() if self._index else None,
+            backward=DiscardedOutput() if self._sends_gradients else None,
         )
 
     def _incoming(self, capacity: int) -> StageIo:
@@ -127,11 +134,11 @@ class StageIoBuilder:
         return StageIo(
             activations=self._inlet(ACTIVATIONS, self._entering(), before, capacity),
             targets=self._inlet(TARGETS, self._targets(), holder, capacity),
-            gradients=None
-            if self._is_last
-            else self._inlet(
+            gradients=self._inlet(
                 GRADIENTS, self._leaving(), self._divisions[self._index + 1], capacity
-            ),
+            )
+            if self._receives_gradients
+            else None,
             forward=None,
             backward=None,
             reduction=None,

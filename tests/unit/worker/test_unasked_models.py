@@ -24,7 +24,7 @@ MIB = 1 << 20
 MEASUREMENTS = UnitMeasurements(
     input_bytes=32,
     target_bytes=8,
-    units=(MeasuredUnit("layers.0", 12, 16, 20, 100), MeasuredUnit("layers.1", 8, 0, 4, 50)),
+    units=(MeasuredUnit("layers.0", 12, 12, 16, 20, 100), MeasuredUnit("layers.1", 8, 8, 0, 4, 50)),
     times={
         1: UnitSeconds((0.1, 0.2), (0.3, 0.4), (0.0, 0.1)),
         4: UnitSeconds((0.2, 0.3), (0.4, 0.5), (0.1, 0.1)),
