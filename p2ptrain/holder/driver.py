@@ -36,6 +36,7 @@ from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.calls import Hangs
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, send_passed_over
 from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
+from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.choose_version import FullSnapshot
 from p2ptrain.recovery.cores import holder_events, holder_instructions
 from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
@@ -72,6 +73,7 @@ class JobDriver:
         settings: of its recovery rules.
         replans: whether the plan may change while no device joins or leaves.
         leaves_out: updates that are not finite are left out.
+        given: the user's plan, to begin with.
     """
 
     def __init__(
@@ -89,11 +91,13 @@ class JobDriver:
         settings: RecoverySettings = HOME,
         replans: bool = True,
         leaves_out: bool = False,
+        given: Plan | None = None,
     ) -> None:
         self._mesh = mesh
         self._planning = planning
         self._work = work
         self._recovery = recovery
+        self._given = given  # until it is in force
         self._memory = memory
         self._settings = settings
         reported, noted = memory.reported, memory.noted
@@ -307,6 +311,7 @@ class JobDriver:
             self._recovery,
             self.elastic.corrections,
             proposed,
+            self._given,
             wants_expected=not self.elastic.knows_plan,
         )
         with timed(log, "epoch_made_ready"):
@@ -346,7 +351,7 @@ class JobDriver:
         if placed is None or placed.epoch != reply.assignment.key.epoch:
             self._answer = old
         else:
-            self._refusal = None
+            self._refusal = self._given = None
 
     def _is_hanging(self, error: Hangs) -> None:
         """It is as if the device had died, until it has started again."""

@@ -16,6 +16,7 @@ from p2ptrain import failpoints
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.backup_cost import PlanBackups, plan_backups, snapshot_cost
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
+from p2ptrain.coordinator.fit_plan import fit_plan
 from p2ptrain.coordinator.measured_cluster import (
     MeasuredCluster,
     MeasuredDevice,
@@ -141,7 +142,9 @@ class PlanStep:
         return plan_backups(planning, made.plan, stages, made.candidates, links, holder)
 
     async def _make_plan(self, make: reconfigure_events.MakePlan) -> PlannedAttempt:
-        in_force = self._request.in_force
+        in_force, given = self._request.in_force, self._request.given
+        if given is not None:
+            return await self._fitted(make, given)
         if make.present is not None and in_force is not None and not self._findings.unable:
             return await self._as_it_was(make.present, len(make.devices))
         self._give_up_if_needed()
@@ -210,6 +213,16 @@ class PlanStep:
         settled = self._request.planning.settled(asynchronous=plan.mode is PlanMode.ASYNC)
         expected = await run_in_background(partial(expected_seconds, settled, household, plan))
         return PlannedAttempt(plan, candidates, left_out, expected, by=by)
+
+    async def _fitted(self, make: reconfigure_events.MakePlan, given: Plan) -> PlannedAttempt:
+        """The user's plan, on the devices that are here."""
+        candidates, unmeasured = await self._candidates(make, {})
+        left_out = (*unmeasured, *self._left_out(make))
+        planning, household = self._request.planning, self._household(candidates)
+        plan = await run_in_background(partial(fit_plan, given, planning, household, left_out))
+        settled = planning.settled(asynchronous=plan.mode is PlanMode.ASYNC)
+        expected = await run_in_background(partial(expected_seconds, settled, household, plan))
+        return PlannedAttempt(plan, candidates, left_out, expected)
 
     def _household(self, candidates: Mapping[str, MeasuredDevice]) -> MeasuredCluster:
         ask = self._request.ask

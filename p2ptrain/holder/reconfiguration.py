@@ -24,6 +24,7 @@ from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import Hangs, call_while_it_works, read_part
 from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRequest
 from p2ptrain.messages.kinds import INVENTORY, PREPARE
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
@@ -121,7 +122,8 @@ class Reconfiguration:
                     spawn(self._prepare(device, placed, wanted[device]))
                 case reconfigure_events.EpochReady(_, placed, choice):
                     self._planning.was_ready()
-                    self._reply = self._answered(placed, choice)
+                    made, planning = self._made[placed.epoch], self._request.planning
+                    self._reply = plan_reply(planning, made, placed, choice, self._moved_bytes)
                 case ReconfigureFailure():
                     self._reply = self._refused(instruction)
 
@@ -276,33 +278,39 @@ class Reconfiguration:
         out."""
         return made is not None and self._planning.was_not_ready(made, reason)
 
-    def _answered(self, placed: Placement, choice: VersionChoice) -> ReconfigureReply:
-        made = self._made[placed.epoch]
-        old = {out.name for out in made.plan.left_out} | made.plan.device_names
-        left_out = (*made.plan.left_out, *(out for out in made.left_out if out.name not in old))
-        plan = replace(made.plan, left_out=left_out)
-        request = self._request.planning.settled(asynchronous=plan.mode is PlanMode.ASYNC)
-        return ReconfigureReply(
-            assignment=assignment_of(request, plan, placed),
-            plan=plan.to_json(),
-            choice=choice,
-            changes_results=tuple(request.sharing.changes(plan)),
-            kinds=mixed_kinds(
-                {
-                    c.name: str(c.measured.get("processor", ""))
-                    for c in made.candidates.values()
-                    if c.name in made.plan.device_names
-                }
-            ),
-            beside_bytes={
-                c.name: taken_beside_bytes(c.taken_bytes)
-                + made.protected.taken_bytes.get(device, 0)
-                for device, c in made.candidates.items()
-            },
-            planning_seconds=made.seconds,
-            moved_bytes=self._moved_bytes,
-            expected=made.expected,
-            copy_cost=made.protected.cost,
-            warnings=made.protected.warnings,
-            considered=frozenset(d for d, c in made.candidates.items() if c.name in old),
-        )
+
+def plan_reply(
+    planning: JobPlanRequest,
+    made: PlannedAttempt,
+    placed: Placement,
+    choice: VersionChoice,
+    moved_bytes: int = 0,
+) -> ReconfigureReply:
+    """What the holder says of a plan, placed so."""
+    old = {out.name for out in made.plan.left_out} | made.plan.device_names
+    left_out = (*made.plan.left_out, *(out for out in made.left_out if out.name not in old))
+    plan = replace(made.plan, left_out=left_out)
+    request = planning.settled(asynchronous=plan.mode is PlanMode.ASYNC)
+    return ReconfigureReply(
+        assignment=assignment_of(request, plan, placed),
+        plan=plan.to_json(),
+        choice=choice,
+        changes_results=tuple(request.sharing.changes(plan)),
+        kinds=mixed_kinds(
+            {
+                c.name: str(c.measured.get("processor", ""))
+                for c in made.candidates.values()
+                if c.name in made.plan.device_names
+            }
+        ),
+        beside_bytes={
+            c.name: taken_beside_bytes(c.taken_bytes) + made.protected.taken_bytes.get(device, 0)
+            for device, c in made.candidates.items()
+        },
+        planning_seconds=made.seconds,
+        moved_bytes=moved_bytes,
+        expected=made.expected,
+        copy_cost=made.protected.cost,
+        warnings=made.protected.warnings,
+        considered=frozenset(d for d, c in made.candidates.items() if c.name in old),
+    )

@@ -24,6 +24,7 @@ from p2ptrain.events import Done, Event, Failed, PlanEventLeftOut, Stopped, Warn
 from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
 from p2ptrain.holder.driver import JobDriver
+from p2ptrain.holder.dry_run import plan_only
 from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.generation import HolderGeneration, SentWrong, UpdateNotFinite
 from p2ptrain.holder.generation_runner import GenerationWork
@@ -33,6 +34,7 @@ from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, judged, noted
 from p2ptrain.holder.start import job_registry
+from p2ptrain.holder.start.given_plan import given_plan
 from p2ptrain.holder.start.job_start import JobStart, StartedJob
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
@@ -95,16 +97,18 @@ class JobTrainer:
         self._settings = settings
         self._device = device
         self._mesh = mesh = device.mesh
-        self._job = job
+        self._given, self._job = given_plan(options.plan, job, options.asynchrony)
+        if self._given is not None and options.wait_for == 1 and not options.local:
+            options = replace(options, wait_for=len(self._given.device_names | {mesh.name}))
         self._options = options
         self._callbacks = CallbackRunner(job.callbacks)
         self._stopped_at: int | None = None  # updates after which a callback has ended the job
         self._tell = emit
-        self._folder = None if options.local else folder
+        self._folder = None if options.local or options.dry_run else folder
         self._elsewhere = None if folder is None else folder.path
         self._interrupted: asyncio.Future[int] | None = None  # the step whose weights are here
         self._surveyor = ClusterProfiler(mesh, settings.work_limits)
-        asked = mesh, self._folder, options, self._emit, self._surveyor
+        asked = mesh, self._folder, self._options, self._emit, self._surveyor
         self._start = JobStart(*asked, settings.answer_seconds)
         self._id = ""  # until it is known which job this is
         self._since = monotonic()
@@ -169,6 +173,9 @@ class JobTrainer:
         reason = "the training has ended"
         try:
             self._offer(started)
+            if self._options.dry_run:
+                await self._plan_only(started.prepared)
+                return
             await self._train(started, journal)
         except BaseException as error:
             reason = str(error) or type(error).__name__
@@ -284,6 +291,12 @@ class JobTrainer:
         """Whether versions are read during training: for checkpoints, or to be held here."""
         return self._options.checkpoint is not None or self._wants_whole_copy() is not None
 
+    async def _plan_only(self, prepared: PreparedJob) -> None:
+        units = len(prepared.captured.description.units)
+        asked = self._request(prepared), self._surveyor, self._given, self._options, units
+        answer = await plan_only(self._mesh, *asked)
+        self._announce(prepared, answer, ReconfigureReason.START)
+
     # -- while -----------------------------------------------------------------------------------
 
     async def _train(self, started: StartedJob, journal: Journal) -> None:
@@ -388,8 +401,9 @@ class JobTrainer:
             self._options.recovery,
             surveyor=self._surveyor,
             settings=self._settings,
-            replans=self._options.replan,
+            replans=self._options.replan and self._given is None,
             leaves_out=self._job.skip_nonfinite,
+            given=self._given,
         )
         self._faulty = epochs.reports.faulty
         if checkpointer is not None:

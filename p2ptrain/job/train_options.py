@@ -71,6 +71,12 @@ class TrainOptions:
             them it goes back to the beginning, or ends the job. For measurements.
         whole_copies: updates between two copies of the whole model, optimizer included, in this
             device's memory: what several deaths at once go back to; None = none is made.
+        plan: file of the plan to begin with (`p2ptrain.plan/1`), instead of a planner's. It changes
+            only when a device joins, leaves or fails. With `wait_for` 1, as many devices as it uses
+            are waited for.
+        dry_run: measure the devices and plan, report the plan and train nothing.
+        write_profile, write_cluster, write_plan: files that receive what a dry run has found, for
+            `p2ptrain plan`, and for `plan`.
     """
 
     wait_for: int = 1
@@ -95,9 +101,15 @@ class TrainOptions:
     grid: tuple[int, int] | None = None
     groups: tuple[int, ...] = ()
     mode: Literal["sync", "async", "auto"] | None = None
+    plan: Path | None = None
+    dry_run: bool = False
+    write_profile: Path | None = None
+    write_cluster: Path | None = None
+    write_plan: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("checkpoint", "resume", "out"):
+        written = ("write_profile", "write_cluster", "write_plan")
+        for name in ("checkpoint", "resume", "out", "plan", *written):
             object.__setattr__(self, name, path(name, getattr(self, name)))
         for name in ("wait_for", "steps", "checkpoint_every", "whole_copies"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
@@ -134,6 +146,12 @@ class TrainOptions:
                 "training without stashing is for comparisons: choose it by itself, not with mode "
                 "auto"
             )
+        if not self.dry_run and any(getattr(self, name) is not None for name in written):
+            raise OptionError(f"{', '.join(written)} are for dry_run")
+        if self.plan is not None and (self.planner != "auto" or self.chooses_mode):
+            raise OptionError("a given plan leaves no choice: leave out planner and mode auto")
+        if self.plan is not None and self.as_ftpipehd is not None:
+            raise OptionError("ftpipehd makes its own plans: leave out plan")
         if self.local and self.wait_for > 1:
             raise OptionError("local trains on this device alone: leave out wait_for")
 

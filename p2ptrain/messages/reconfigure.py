@@ -10,6 +10,7 @@ from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.forms import By
+from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.generation_request import GenerationRequest
@@ -39,6 +40,7 @@ class ReconfigureRequest:
         corrections: what training has shown of the profiles.
         proposed: `p2ptrain.plan/1` that was found for this change while training went on; None = to
             be found now.
+        given: the plan to begin with, from the user; None = it is to be found.
         wants_expected: the holder was started again, and does not know what to expect of the plan
             in force, nor what its copies cost.
     """
@@ -49,6 +51,7 @@ class ReconfigureRequest:
     recovery: ReplanMethod = ReplanMethod.LIGHT
     corrections: ProfileCorrections = field(default_factory=ProfileCorrections)
     proposed: Mapping[str, Any] | None = None
+    given: Plan | None = None
     wants_expected: bool = False
 
 

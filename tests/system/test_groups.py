@@ -26,7 +26,7 @@ async def _start(household: Household, *arguments: str) -> tuple[Device, Device]
     return await household.start("desk", *train, "--code", CODE, *arguments), members[0]
 
 
-def _plain_losses(epochs: int) -> list[float]:
+def plain_losses(epochs: int) -> list[float]:
     """Of the contract's loop; the last micro-batch of each batch has two samples."""
     job = groups.job()
     recipe = reference.Recipe(
@@ -56,7 +56,7 @@ async def test_a_group_resumes_and_ends_with_plain_torchs_losses(
     steps = holder.events("step") + again.events("step")
     assert [step["step"] for step in steps] == list(range(1, 57))
     losses = [step["loss"] for step in steps]
-    assert losses == pytest.approx(_plain_losses(7), rel=0, abs=1e-8)
+    assert losses == pytest.approx(plain_losses(7), rel=0, abs=1e-8)
 
 
 async def test_a_member_that_is_killed_is_missed_by_nobody(household: Household) -> None:
@@ -69,7 +69,7 @@ async def test_a_member_that_is_killed_is_missed_by_nobody(household: Household)
     (recovered,) = holder.events("recovered")
     assert recovered["replayed_steps"] <= 1
     losses = [step["loss"] for step in holder.events("step")]
-    assert losses == pytest.approx(_plain_losses(12), rel=0, abs=1e-8)
+    assert losses == pytest.approx(plain_losses(12), rel=0, abs=1e-8)
 
 
 async def test_one_bad_sample_names_device_step_and_unit(household: Household) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import arguments
-from p2ptrain.cli.files import read_cluster, read_profile, write_whole
 from p2ptrain.cli.output import Output, aligned
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
 from p2ptrain.cli.usage import DONE, Experimental, UsageError
 from p2ptrain.errors import PlanError, size_text
+from p2ptrain.job.planning_files import read_cluster, read_profile, write_whole
 
 if TYPE_CHECKING:
     from p2ptrain.plan.types.cluster import Cluster

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import arguments
-from p2ptrain.cli.files import write_whole
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.usage import DONE, UsageError
 from p2ptrain.events import Warned
+from p2ptrain.job.planning_files import write_whole
 
 if TYPE_CHECKING:
     from p2ptrain.holder.start.prepare import PreparedJob
@@ -111,8 +111,6 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
     finally:
         torch.set_flush_denormal(False)
     content = measured.to_json()
-    for unit, window in zip(content["units"], _windows(prepared), strict=False):
-        unit["spatial"] = window
     body = {
         **content,
         "format": FORMAT,
@@ -121,27 +119,16 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
         "target_bytes": prepared.target_bytes,
         "optimizer_state_ratio": optimizer_state_ratio(job.optimizer),
     }
-    return Profile.from_json(body, "profile")
+    return _with_windows(Profile.from_json(body, "profile"), prepared)
 
 
-def _windows(prepared: PreparedJob) -> list[dict[str, Any]]:
-    """Of the first units, those that can be cut into tiles: as a file says it."""
+def _with_windows(profile: Profile, prepared: PreparedJob) -> Profile:
+    """With how its first units can be cut into tiles, where they can."""
     from p2ptrain.runtime.tiled.tile_layout import tileable
     from p2ptrain.tiling.kernels.tileable_operators import NotTiled
-    from p2ptrain.tiling.planning.profile_maps import unit_windows
+    from p2ptrain.tiling.planning.profile_maps import with_windows
 
     try:
-        windows = unit_windows(tileable(prepared.captured.description))
+        return with_windows(profile, tileable(prepared.captured.description))
     except NotTiled:
-        return []
-    return [
-        {
-            "kernel": [unit.rows.kernel, unit.columns.kernel],
-            "stride": [unit.rows.stride, unit.columns.stride],
-            "padding": [unit.rows.before, unit.columns.before],
-            "dilation": 1,
-            "height": unit.height,
-            "width": unit.width,
-        }
-        for unit in windows
-    ]
+        return profile

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import arguments
-from p2ptrain.cli.files import naming, read_cluster, read_plan, read_profile, write_whole
 from p2ptrain.cli.output import Output, aligned
 from p2ptrain.cli.usage import DONE, UsageError
 from p2ptrain.errors import size_text
+from p2ptrain.job.planning_files import naming, read_cluster, read_plan, read_profile, write_whole
 
 if TYPE_CHECKING:
     from p2ptrain.plan.simulation.simulate import Simulation

@@ -108,10 +108,13 @@ def _stopped_at(step: int, steps: int | None, checkpoint: Path | None) -> str:
     return f"{where} To go on from the last checkpoint, if there is one yet: --resume {checkpoint}"
 
 
+_WRITTEN = ("write_profile", "write_cluster", "write_plan")
+
+
 def _keep_places(args: argparse.Namespace, folder: Path) -> None:
     """Where a script has changed the folder it runs in: what was meant in the one it began in."""
     if Path.cwd() != folder:
-        for name in ("out", "checkpoint", "resume"):
+        for name in ("out", "checkpoint", "resume", "plan", *_WRITTEN):
             if getattr(args, name) is not None:
                 setattr(args, name, folder / getattr(args, name))
 

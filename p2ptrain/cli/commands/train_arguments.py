@@ -11,6 +11,7 @@ from p2ptrain.cli import arguments
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
 from p2ptrain.cli.usage import Experimental, UsageError
 from p2ptrain.errors import OptionError
+from p2ptrain.job.planning_files import read_plan
 
 if TYPE_CHECKING:
     from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
@@ -48,6 +49,18 @@ def add_household(parser: argparse.ArgumentParser) -> None:
         default="sync",
         help="sync (default): the same results as on one device; async: faster steps with slightly "
         "older weights; auto: the one that should reach the same accuracy sooner",
+    )
+    group.add_argument(
+        "--plan",
+        metavar="PLAN.json",
+        type=arguments.path,
+        help="train by the plan in this file, from  p2ptrain plan  or made by hand; it changes "
+        "only when a device joins, leaves or fails",
+    )
+    group.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="measure the devices, plan and show the plan; train nothing",
     )
     group.add_argument(
         "--private", action="store_true", help="raw inputs and labels never leave this device"
@@ -157,6 +170,15 @@ def add_files(parser: argparse.ArgumentParser) -> None:
         type=arguments.path,
         help="continue from the checkpoint in this folder",
     )
+    for what, whose in (("profile", "model"), ("cluster", "devices"), ("plan", "plan")):
+        group.add_argument(
+            f"--write-{what}",
+            metavar=f"{what[0].upper()}.json",
+            type=arguments.path,
+            help=f"with --dry-run: write the {whose} into this file, for  p2ptrain plan"
+            if what != "plan"
+            else "with --dry-run: write the plan into this file, for --plan",
+        )
     group.add_argument(
         "--fresh",
         action="store_true",
@@ -185,6 +207,7 @@ def check_options(args: argparse.Namespace) -> None:
             "--planner tiles sends images to all devices and trains in sync: leave out "
             + ("--private" if args.private else "--mode async")
         )
+    _check_plan(args)
     _check_asynchronous(args)
     _check_ftpipehd(args)
     if args.checkpoint_every is not None and args.checkpoint is None:
@@ -196,6 +219,26 @@ def check_options(args: argparse.Namespace) -> None:
         raise UsageError(f"--checkpoint {args.checkpoint} is a file, not a folder")
     if args.resume is not None and not args.resume.is_dir():
         raise UsageError(f"--resume {args.resume}: this folder does not exist")
+
+
+def _check_plan(args: argparse.Namespace) -> None:
+    written = [name for name in ("profile", "cluster", "plan") if getattr(args, f"write_{name}")]
+    if written and not args.dry_run:
+        raise UsageError(f"--write-{written[0]} needs --dry-run")
+    for name in written:
+        path = getattr(args, f"write_{name}")
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"the folder of {path} does not exist")
+    if args.plan is None:
+        return
+    for name, is_given in (
+        ("--planner", args.planner != "auto"),
+        ("--mode auto", args.mode == "auto"),
+        ("--micro-batch", args.micro_batch is not None),
+    ):
+        if is_given:
+            raise UsageError(f"--plan says that already: leave out {name}")
+    read_plan(args.plan, None)  # what is wrong with the file by itself, before the script runs
 
 
 def _check_asynchronous(args: argparse.Namespace) -> None:
@@ -300,4 +343,9 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         whole_copies=args.whole_copies,
         grid=args.grid,
         groups=args.groups,
+        plan=args.plan,
+        dry_run=args.dry_run,
+        write_profile=args.write_profile,
+        write_cluster=args.write_cluster,
+        write_plan=args.write_plan,
     )

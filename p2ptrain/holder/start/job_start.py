@@ -90,7 +90,7 @@ class JobStart:
                 group.create_task(self._gather(wanted))
         prepared, weights = capturing.result()
         mark = job_fingerprint(prepared, self._options)
-        going_on = await self._decide(mark, weights, found)
+        going_on = None if self._options.dry_run else await self._decide(mark, weights, found)
         if going_on is not None:
             log.info("job_goes_on", job=going_on.job, step=going_on.reported.step)
             same = weights == going_on.weights

@@ -19,7 +19,7 @@ added to a plan's needs afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from p2ptrain.plan.types.feature_maps import (
@@ -212,6 +212,26 @@ def unit_windows(network: MapNetwork) -> tuple[UnitWindow, ...]:
             break
         found.append(window)
     return tuple(found)
+
+
+def with_windows(profile: Profile, network: MapNetwork) -> Profile:
+    """The profile for a file, whose first units say how they can be cut."""
+    windows = unit_windows(network)
+    cut = tuple(
+        replace(
+            unit,
+            spatial=Spatial(
+                kernel=(window.rows.kernel, window.columns.kernel),
+                stride=(window.rows.stride, window.columns.stride),
+                padding=(window.rows.before, window.columns.before),
+                dilation=(1, 1),
+                height=window.height,
+                width=window.width,
+            ),
+        )
+        for unit, window in zip(profile.units, windows, strict=False)
+    )
+    return replace(profile, units=(*cut, *profile.units[len(cut) :]))
 
 
 def _unit_window(network: MapNetwork, number: int) -> UnitWindow | None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.cli import files, main
+from p2ptrain.cli import main
 from p2ptrain.errors import OptionError
+from p2ptrain.job import planning_files as files
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2ptrain.cli import main
-from p2ptrain.cli.files import write_whole
+from p2ptrain.job.planning_files import write_whole
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.profiling import measure_units as measure
 from p2ptrain.profiling.measure_units import UnitMeasurements, measure_units

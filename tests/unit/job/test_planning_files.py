@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.cli.files import write_whole
 from p2ptrain.errors import OptionError
+from p2ptrain.job.planning_files import write_whole
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes")
 

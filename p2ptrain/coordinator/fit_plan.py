@@ -1,0 +1,155 @@
+"""A plan that the user gives, held against the household as it was measured. Pure.
+
+What it predicts is computed again: the file may be written by hand, or be of another day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
+from p2ptrain.coordinator.memory_model import with_full_memory
+from p2ptrain.errors import OptionError, PlanError, size_text
+from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.plan.simulation.simulate import Simulation, simulate
+from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import LeftOut, Plan, Predicted
+from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.request import PlanMode
+from p2ptrain.tiling.planning.make_plan import NAMES
+from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
+
+NOT_IN_PLAN = "the plan given does not use it"
+
+
+def fit_plan(
+    plan: Plan,
+    request: JobPlanRequest,
+    household: MeasuredCluster,
+    unmeasured: Sequence[LeftOut] = (),
+) -> Plan:
+    """`plan`, with what it means for these devices: speed, memory, and who is not used.
+
+    Args:
+        unmeasured: devices that are no candidates, and why.
+
+    Raises:
+        OptionError: it is no plan for this job, or of other devices.
+        PlanError: a device has too little memory for it.
+    """
+    request = request.settled(asynchronous=plan.mode is PlanMode.ASYNC)
+    _check_devices(plan, household, {out.name: out.reason for out in unmeasured})
+    profile, cluster = planner_question(request, household)
+    _check_job(plan, request, profile)
+    _check_sharing(plan, request)
+    _check_private(plan, request, household.holder)
+    said = {out.name: out.reason for out in plan.left_out}
+    left_out = tuple(
+        LeftOut(c.name, said.get(c.name) or NOT_IN_PLAN)
+        for c in household.candidates
+        if c.name not in plan.device_names
+    )
+    plan = replace(
+        plan, left_out=left_out, planner=plan.planner if plan.planner in NAMES else "auto"
+    )
+    found = _simulated(plan, profile, cluster, request)
+    predicted = Predicted(found.round_seconds, found.samples_per_s, found.peak_bytes)
+    memory = {c.name: c.memory_bytes for c in household.candidates}
+    plan = with_full_memory(
+        replace(plan, predicted=predicted), profile, request, household.holder, memory
+    )
+    _check_memory(plan.predicted.peak_bytes, memory)
+    return plan
+
+
+def _check_devices(plan: Plan, household: MeasuredCluster, why: Mapping[str, str]) -> None:
+    here = {candidate.name for candidate in household.candidates}
+    for name in sorted(plan.device_names - here):
+        reason = f" ({why[name]})" if name in why else ""
+        raise OptionError(
+            f'the plan uses "{name}", which is not among the devices here: '
+            f"{', '.join(sorted(here))}{reason}"
+        )
+    for name in sorted(plan.device_names & household.leaving):
+        raise OptionError(f'the plan uses "{name}", which is leaving')
+
+
+def _check_job(plan: Plan, request: JobPlanRequest, profile: Profile) -> None:
+    end, units = plan.stages[-1].units[1], len(profile.units)
+    if end != units:
+        raise OptionError(f"the plan is for a model of {end} layers, and this one has {units}")
+    mode = PlanMode.SYNC if request.asynchrony is None else PlanMode.ASYNC
+    if plan.mode is not mode:
+        raise OptionError(f"the plan is for --mode {plan.mode}: train with that")
+    how, size = request.asynchrony, request.micro_batch
+    if how is not None:
+        size = how.piece(request.batch_size, request.micro_batch)
+    if size and plan.micro_batch != size:
+        raise OptionError(
+            f"the plan has micro-batches of {plan.micro_batch} samples, and this job of {size}"
+        )
+    tiling = plan.stages[0].tiling
+    if tiling is not None and (request.maps is None or tiling.units > len(request.maps.units)):
+        tiled = 0 if request.maps is None else len(request.maps.units)
+        raise OptionError(
+            f"the plan cuts the first {tiling.units} layers into tiles, and this model allows "
+            f"that for {tiled}"
+        )
+
+
+def _check_sharing(plan: Plan, request: JobPlanRequest) -> None:
+    sharing = request.sharing
+    for p, stage in enumerate(plan.stages):
+        if len(stage.devices) == 1:
+            continue
+        where = f"the plan gives stage {p} to {len(stage.devices)} devices"
+        if sharing.unshared:
+            raise OptionError(f"{where}, which this model does not allow ({sharing.unshared})")
+        by_samples = stage.allocation is Allocation.SAMPLES
+        if by_samples and request.asynchrony is not None:
+            raise OptionError(
+                f'{where} by samples, and with --mode async they take turns: "allocation": '
+                '"micro_batches"'
+            )
+        if by_samples and not sharing.divisible:
+            raise OptionError(
+                f'{where} by samples, which this model does not allow: "allocation": '
+                '"micro_batches" may do'
+            )
+
+
+def _check_private(plan: Plan, request: JobPlanRequest, holder: str) -> None:
+    first, last = request.private_first, request.private_last
+    if not first:
+        return
+    units = plan.stages[-1].units[1]
+    ends = {device.name for p in (0, -1) for device in plan.stages[p].devices}
+    inside = plan.stages[0].units[1] >= first and plan.stages[-1].units[0] <= units - last
+    if ends != {holder} or not inside:
+        ends_at = f" and the last {last}" if last else ""
+        raise OptionError(
+            f"with --private the first {first} layers{ends_at} stay on {holder}, and the plan "
+            "gives some of them to others"
+        )
+
+
+def _simulated(
+    plan: Plan, profile: Profile, cluster: Cluster, request: JobPlanRequest
+) -> Simulation:
+    in_rounds = plan.mode is PlanMode.SYNC
+    if plan.stages[0].tiling is not None:
+        return simulate_tiled(plan, profile, cluster, timeline=False, overlap=in_rounds)
+    ahead = in_rounds and not request.clip
+    return simulate(plan, profile, cluster, timeline=False, overlap=in_rounds, updates_ahead=ahead)
+
+
+def _check_memory(peaks: Mapping[str, int], memory: Mapping[str, int]) -> None:
+    for name, peak in sorted(peaks.items()):
+        if peak > memory[name]:
+            raise PlanError(
+                f"the plan needs {size_text(peak)} on {name}, which has {size_text(memory[name])}: "
+                f"{size_text(peak - memory[name])} missing. Free some there, allow more with "
+                "--memory, or give it fewer layers"
+            )
