@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
 from p2ptrain.aio.threads import run_in_background
@@ -85,4 +86,5 @@ def _measured(
 ) -> tuple[Profile, Cluster]:
     household = MeasuredCluster.of(made.candidates.values(), surveyor.links, holder, frozenset())
     profile, cluster = planner_question(planning, household)
+    cluster = replace(cluster, devices=tuple(sorted(cluster.devices, key=lambda one: one.name)))
     return profile if planning.maps is None else with_windows(profile, planning.maps), cluster

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,9 +37,13 @@ def read_profile(path: Path) -> Profile:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster in that file. Raises OptionError."""
+    """The cluster in that file, or of the household in a `.toml`. Raises OptionError."""
     from p2ptrain.plan.types.cluster import Cluster
+    from p2ptrain.plan.types.household_file import cluster_of_household
 
+    if path.suffix.lower() == ".toml":
+        with naming(path):
+            return cluster_of_household(_toml(_content(path)))
     return _parsed(path, Cluster.from_json)
 
 
@@ -134,6 +139,15 @@ def _decoded(content: bytes) -> object:
         raise OptionError(f"not JSON that can be read here: {error}") from error
     except RecursionError as error:
         raise OptionError("nested too deeply: this is no planning file") from error
+
+
+def _toml(content: bytes) -> object:
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise OptionError(f"not UTF-8 text (byte {error.start})") from error
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise OptionError(f"not TOML: {error}") from error
 
 
 def _number(text: str) -> int | float:

@@ -53,11 +53,15 @@ async def test_what_a_dry_run_writes_is_planned_and_trained(
     assert losses == pytest.approx(plain_losses(1), rel=0, abs=1e-8)
 
     plan["stages"][2]["devices"][0]["name"] = "tv"
-    Path(out).write_text(json.dumps(plan))
+    _write(out, plan)
     refused = await household.start("desk", *train, "--plan", out)
     assert await refused.exit_code() == 1
     message = refused.said[-1]["message"]
     assert 'the plan uses "tv", which is not among the devices here: a, b, desk' in message
+
+
+def _write(file: str, plan: dict[str, Any]) -> None:
+    Path(file).write_text(json.dumps(plan))
 
 
 def _content(file: str) -> dict[str, Any]:

@@ -56,6 +56,10 @@ class Room:
             return ["plan", *given, "--batch-size", "8"]
         return ["simulate", *given, "--plan", str(self.path("plan"))]
 
+    def clear(self) -> None:
+        """Forget what commands have said."""
+        self._capsys.readouterr()
+
     def error(self, command: str, *more: str) -> str:
         """The one line of a command that fails with exit code 1."""
         assert main.main([*self.argv(command), *more]) == 1
@@ -317,3 +321,14 @@ def test_the_installed_command_ends_the_same_way(room: Room) -> None:
     assert message == f"{room.path('cluster')}: " + (
         "cluster.links[0].bytes_per_s: expected at least 1e-09, found 0"
     )
+
+
+def test_a_cluster_may_be_a_household_in_toml(room: Room, tmp_path: Path) -> None:
+    good, wrong = tmp_path / "good.toml", tmp_path / "wrong.toml"
+    good.write_text('rate = "100mbit"\n[[device]]\nname = "a"\ncount = 2\ncores = 0.5\n')
+    wrong.write_text("[[device]\n")
+    argv = room.argv("plan")
+    argv[argv.index("--cluster") + 1] = str(good)
+    assert main.main(argv) == 0
+    room.clear()
+    assert "wrong.toml: not TOML: " in room.error("plan", "--cluster", str(wrong))

@@ -122,6 +122,11 @@ def test_local_needs_no_node(
     ("options", "words"),
     [
         (["--local", "--wait-for", "2"], "leave out --wait-for"),
+        (["--write-cluster", "c.json"], "--write-cluster needs --dry-run"),
+        (["--dry-run", "--write-plan", "nowhere/plan.json"], "the folder of"),
+        (["--plan", "p.json", "--planner", "pp"], "leave out --planner"),
+        (["--plan", "p.json", "--micro-batch", "4"], "leave out --micro-batch"),
+        (["--plan", "p.json", "--mode", "auto"], "leave out --mode auto"),
         (["--resume", "/nowhere/at/all"], "folder does not exist"),
         (["--checkpoint", __file__], "is a file"),
         (["--out", "/nowhere/at/all/w.safetensors"], "does not exist"),
