@@ -13,7 +13,7 @@ from p2ptrain.coordinator.memory_model import with_full_memory
 from p2ptrain.errors import OptionError, PlanError, size_text
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
-from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import LeftOut, Plan, Predicted
 from p2ptrain.plan.types.profile import Profile
@@ -45,6 +45,8 @@ def fit_plan(
     _check_job(plan, request, profile)
     _check_sharing(plan, request)
     _check_private(plan, request, household.holder)
+    if plan.mode is PlanMode.SYNC:
+        plan = replace(plan, split=_split(plan, request))
     said = {out.name: out.reason for out in plan.left_out}
     left_out = tuple(
         LeftOut(c.name, said.get(c.name) or NOT_IN_PLAN)
@@ -97,6 +99,17 @@ def _check_job(plan: Plan, request: JobPlanRequest, profile: Profile) -> None:
             f"the plan cuts the first {tiling.units} layers into tiles, and this model allows "
             f"that for {tiled}"
         )
+
+
+def _split(plan: Plan, request: JobPlanRequest) -> BatchSplit:
+    """Of the job's batches: a file does not say how large the last micro-batch is."""
+    split = BatchSplit(request.batch_size, plan.micro_batch)
+    if split.micro_batches != plan.micro_batches:
+        raise OptionError(
+            f"the plan has {plan.micro_batches} micro-batches of {plan.micro_batch} samples, and a "
+            f"batch of this job, {request.batch_size}, is {split.micro_batches} of them"
+        )
+    return split
 
 
 def _check_sharing(plan: Plan, request: JobPlanRequest) -> None:

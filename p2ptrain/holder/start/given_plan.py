@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from p2ptrain.errors import OptionError
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.planning_files import read_plan
 from p2ptrain.plan.types.plan import Plan
 
 
-def given_plan(path: Path | None, job: Job, how: Asynchrony | None) -> tuple[Plan | None, Job]:
+def given_plan(path: Path | None, job: Job, how: AsyncOptions | None) -> tuple[Plan | None, Job]:
     """The plan in that file, and `job` with its micro-batches where the job names none.
 
     Raises:

@@ -9,7 +9,7 @@ import pytest
 
 from p2ptrain.coordinator.fit_plan import NOT_IN_PLAN, fit_plan
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.messages.plan_request import SharingLimits
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
@@ -85,6 +85,10 @@ def test_its_own_reason_for_leaving_a_device_out_stays() -> None:
         ),
         (plan((0, 3, ["device-0"])), "for a model of 3 layers"),
         (
+            replace(STRAIGHT, split=BatchSplit(2 * REQUEST.batch_size, SIZE)),
+            "16 micro-batches of 4 samples, and a batch of this job, 32, is 8 of them",
+        ),
+        (
             replace(
                 STRAIGHT,
                 mode=PlanMode.ASYNC,
@@ -149,7 +153,7 @@ def test_private_ends_stay_with_the_data() -> None:
 
 def test_asynchronously_devices_take_turns() -> None:
     size = REQUEST.batch_size
-    async_request = replace(REQUEST, asynchrony=Asynchrony())
+    async_request = replace(REQUEST, asynchrony=AsyncOptions())
     given = Plan(
         planner="auto",
         split=BatchSplit(2 * size, size),

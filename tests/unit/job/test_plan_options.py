@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.job.asynchrony import Asynchrony
 from p2ptrain.job.train_options import TrainOptions
 
 
@@ -20,7 +19,7 @@ def test_paths_may_be_texts() -> None:
     [
         ({"write_plan": "p.json"}, "are for dry_run"),
         ({"plan": "p.json", "planner": "pp"}, "leaves no choice"),
-        ({"plan": "p.json", "asynchrony": Asynchrony(), "chooses_mode": True}, "leaves no choice"),
+        ({"plan": "p.json", "mode": "auto"}, "leaves no choice"),
         ({"plan": 7}, "plan must be a path"),
     ],
 )
