@@ -541,5 +541,6 @@ def _target_stages(assignment: Assignment, description: ModelDescription) -> lis
     return [
         index
         for index, place in enumerate(assignment.stages)
-        if any(description.target_uses(place.first, place.end, mode.value) for mode in RoundMode)
+        if (assignment.weighed and place is assignment.stages[-1])
+        or any(description.target_uses(place.first, place.end, mode.value) for mode in RoundMode)
     ]

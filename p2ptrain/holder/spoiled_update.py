@@ -171,7 +171,9 @@ def judged(
     )
     for loaded in prepared.loader().now([shape]):
         piece = loaded.feed.piece
-        batch = ReplayBatch(loaded.feed.inputs, loaded.feed.targets, piece.size / shape.samples)
+        weights = loaded.feed.weights
+        weight = piece.size / shape.samples if weights is None else weights.whole
+        batch = ReplayBatch(loaded.feed.inputs, loaded.feed.targets, weight)
         origin = replay.find(piece.key.micro_batch - first, batch)
         if origin is not None:
             return SpoiledVerdict(spoiled.ending(units, origin, order))

@@ -280,6 +280,7 @@ class JobTrainer:
             ftpipehd=self._options.as_ftpipehd,
             eval_samples=0 if prepared.evaluation is None else prepared.evaluation.samples,
             least_evaluated=prepared.captured.evaluates.least,
+            weighed=prepared.count is not None,
             rounds=rounds,
             maps=prepared.maps,
             grid=self._options.grid,

@@ -33,19 +33,20 @@ from p2ptrain.holder.input.mini_batches import MiniBatch
 from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.start.model_limits import LEAVES_OUT
 from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.rounds import PlannedRound, Round, RoundMode, RoundSequence
 from p2ptrain.job.state_callback import StateCallback
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey
-from p2ptrain.model.sample_independence.division_effects import LEAVES_OUT
-from p2ptrain.model.sample_independence.masked_losses import DEFAULT_IGNORED, DefaultIgnored
+from p2ptrain.model.sample_independence.class_losses import DEFAULT_IGNORED, entered
 from p2ptrain.model.stage.determinism import randomness_lock
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, Seat
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.asynchronous.async_executor import orders_under_way
+from p2ptrain.runtime.io.sample_division import SampleDivision
 
 ROUNDS_AHEAD = 2
 
@@ -115,7 +116,9 @@ class TrainingLoop:
         self._may_order = asyncio.Event()  # but for callbacks that work with what came before
         self._was_stopped = callbacks.runner.stopped is not None  # then the course ends with that
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
-        self._found: asyncio.Queue[PlannedRound[MiniBatch] | None] = asyncio.Queue(FOUND_AHEAD)
+        self._found: asyncio.Queue[tuple[PlannedRound[MiniBatch], bool] | None] = asyncio.Queue(
+            FOUND_AHEAD
+        )
         self._ordered: asyncio.Queue[tuple[RoundOrder, PlannedRound[MiniBatch]] | None] = (
             asyncio.Queue(self._rounds_ahead + 1)
         )
@@ -125,12 +128,12 @@ class TrainingLoop:
             epoch.evaluated_ahead
         )
         self._evaluating: _Evaluation | None = None
-        self._ignored: DefaultIgnored | None = None
         last = epoch.assignment.stages[-1]
+        self._division = SampleDivision(last)
         self._divides = last.shared and last.allocation is Allocation.SAMPLES
         said = (*prepared.sharing.effects, *prepared.changes)
-        if not any(LEAVES_OUT in words for words in said):
-            self._ignored = DefaultIgnored(prepared.captured.description)
+        is_said = any(LEAVES_OUT in words for words in said)
+        self._unweighed = None if is_said else prepared.unweighed
 
     @property
     def _rounds_ahead(self) -> int:
@@ -164,7 +167,8 @@ class TrainingLoop:
 
     async def _order_rounds(self) -> None:
         ordered = 0
-        while (planned := await self._found.get()) is not None:
+        while (found := await self._found.get()) is not None:
+            planned, counts_nothing = found
             shape = planned.round
             await self._ahead.acquire()
             await self._may_order.wait()
@@ -178,7 +182,13 @@ class TrainingLoop:
                 outputs=shape.mode is RoundMode.EVAL and bool(self._prepared.job.metrics),
                 clip=self._prepared.job.clip_grad_norm or 0.0,
                 leaves_out=self._prepared.job.skip_nonfinite,
+                counts_nothing=counts_nothing,
             )
+            if counts_nothing:
+                self._reports.warn(
+                    f"the mini-batch of step {shape.step + 1} counts nothing (all of its targets "
+                    "are ignored, or its normalizer is 0): the update is made without a gradient"
+                )
             if await self._keep(planned):
                 order = self._copies.ordered(order)
             if self._stands_still(planned):
@@ -223,7 +233,7 @@ class TrainingLoop:
 
     async def _feeds(self) -> AsyncGenerator[FeedItem, None]:
         last = -1
-        loader = self._prepared.loader()
+        loader = self._prepared.loader(self._slices)
         course = loader.course(self._course, self._start, self._evaluated)
         async with aclosing(course) as pieces:
             async for loaded in pieces:
@@ -231,11 +241,16 @@ class TrainingLoop:
                     self._reports.resumed()
                 if loaded.planned.round.index > last:
                     last = loaded.planned.round.index
-                    await self._found.put(loaded.planned)
+                    weights = loaded.feed.weights
+                    is_nothing = weights is not None and weights.counts_nothing
+                    await self._found.put((loaded.planned, is_nothing))
                 await self._keep_target(loaded)
                 self._warn_of_ignored(loaded.feed)
                 yield loaded.feed
         await self._found.put(None)
+
+    def _slices(self, number: int, size: int) -> list[tuple[int, int]]:
+        return [(part.first, part.end) for part in self._division.slices(number, size)]
 
     async def _keep_target(self, loaded: LoadedMicroBatch) -> None:
         """Metrics need it when the output is back; the queue bounds the pieces under way."""
@@ -244,17 +259,19 @@ class TrainingLoop:
 
     def _warn_of_ignored(self, feed: FeedItem) -> None:
         """Once, of targets left out that were not among the samples seen before the plan."""
-        if self._ignored is None or feed.piece.mode is not RoundMode.TRAIN:
+        if self._unweighed is None or feed.piece.mode is not RoundMode.TRAIN:
             return
         batch_size = self._prepared.job.batch_size
         if not self._divides and feed.piece.size >= batch_size:
             return
-        if self._ignored.found_in(feed.inputs, feed.targets):
-            self._ignored = None
+        leaves = entered(self._prepared.captured.description, feed.inputs, feed.targets)
+        if self._unweighed.leave_out(leaves):
+            self._unweighed = None
             self._reports.warn(
                 f"targets of {DEFAULT_IGNORED}, which the loss leaves out, came up after the "
-                "plan was made: mini-batches are computed in parts, and each part leaves out its "
-                f"own, which trains something else than the whole. Set micro_batch={batch_size}"
+                "plan was made, and no count of them weighs all that it adds up: mini-batches are "
+                "computed in parts, and each part leaves out its own, which trains something else "
+                f"than the whole. Set micro_batch={batch_size}"
                 f"{' and use --planner pp, which divides none' if self._divides else ''}"
             )
 

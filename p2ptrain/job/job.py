@@ -26,6 +26,7 @@ from p2ptrain.job.data_kinds import (
     size_of_batches,
     updates_in,
 )
+from p2ptrain.job.own_loss import own_loss
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.stage.optimizer_spec import LARGEST, SGD, Adam, AdamW, OptimizerSpec
 
@@ -51,7 +52,9 @@ class Job:
             DataLoader, whose own batches are the mini-batches. A batch (x, y) is `model(x)` and
             `loss(output, y)`, with `model(*x)` for a tuple and `model(**x)` for a dict. A batch
             that is a dict is `model(**batch)`.
-        loss: (model output, target) -> 0-dim tensor, a mean over samples; traced with the model.
+        loss: (model output, target) -> 0-dim tensor, a mean; traced with the model. Of batches
+            that are dicts the target is the batch. None: the model computes it (`output.loss`,
+            `output["loss"]`, else `output[0]`).
         optimizer: `p2ptrain.SGD`, `Adam` or `AdamW`.
         batch_size: samples of one update; of a DataLoader it is the loader's own.
         micro_batch: samples of one micro-batch. None leaves it to the planner where that changes no
@@ -60,6 +63,9 @@ class Job:
         seed: of the order of samples, and of dropout.
         schedule: update (from 0) -> factor on the learning rate.
         clip_grad_norm: largest 2-norm of all gradients together.
+        normalizer: batch -> what it counts: what the loss's mean is taken over. None: the targets
+            that torch's cross entropy does not ignore, or the sum of their classes' weights; else
+            the samples.
         skip_nonfinite: leave out an update with something that is not finite, instead of ending
             the job: weights, running statistics and the optimizer's state stay as they were, and
             the update counts as one (for `steps`, epochs and the schedule).
@@ -83,7 +89,7 @@ class Job:
 
     model: torch.nn.Module
     data: Any
-    loss: Callable[[Any, Any], torch.Tensor]
+    loss: Callable[[Any, Any], torch.Tensor] | None
     optimizer: OptimizerSpec
     batch_size: int = None  # type: ignore[assignment]  # a number once it is checked
     micro_batch: MicroBatch = None
@@ -91,6 +97,7 @@ class Job:
     seed: int = 0
     schedule: Callable[[int], float] | None = None
     clip_grad_norm: float | None = None
+    normalizer: Callable[[Any], Any] | None = None
     skip_nonfinite: bool = False
     eval_data: Any = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -98,7 +105,8 @@ class Job:
 
     def __post_init__(self) -> None:
         _check_model(self.model)
-        _check_function("loss", self.loss)
+        if self.loss is not None:
+            _check_function("loss", self.loss)
         _check_optimizer(self.optimizer)
         check_data("data", self.data)
         self._check_sizes()
@@ -111,6 +119,11 @@ class Job:
         None: it is known when the data has been gone through.
         """
         return updates_in(self.data, self.batch_size)
+
+    @property
+    def loss_function(self) -> Callable[[Any, Any], torch.Tensor]:
+        """(model output, target) -> the loss, the model's own too."""
+        return own_loss if self.loss is None else self.loss
 
     @property
     def fixed_micro_batch(self) -> int:
@@ -170,6 +183,8 @@ class Job:
             raise OptionError(f"Job: skip_nonfinite must be a bool, not {self.skip_nonfinite!r}")
         if self.schedule is not None:
             _check_function("schedule", self.schedule)
+        if self.normalizer is not None:
+            _check_function("normalizer", self.normalizer)
         if self.clip_grad_norm is not None:
             _check_positive("clip_grad_norm", self.clip_grad_norm)
         if self.eval_data is not None:

@@ -83,6 +83,7 @@ def assignment_of(request: JobPlanRequest, plan: Plan, placed: Placement) -> Ass
         stable=placed.stable,
         keeps=placed.keeps,
         asynchrony=request.asynchrony,
+        weighed=request.weighed,
     )
 
 

@@ -105,6 +105,8 @@ class Assignment(Blob):
         keeps: whether the state that the generation begins with is copied at once.
         asynchrony: how it trains without a barrier; None = in synchronous rounds.
         evaluated: most samples of a piece of an evaluation, which may need larger ones.
+        weighed: with the targets of a slice comes its part of the mini-batch; False = it is its
+            part of the samples.
     """
 
     key: Annotated[GenerationKey, Flat()]
@@ -123,6 +125,7 @@ class Assignment(Blob):
     keeps: bool = False
     asynchrony: AsyncOptions | None = None
     evaluated: Count = 0
+    weighed: bool = False
 
     @property
     def largest(self) -> int:

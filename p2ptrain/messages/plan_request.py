@@ -59,6 +59,7 @@ class JobPlanRequest(Blob):
             what every device has measured.
         eval_samples: of an evaluation; 0 = there is none.
         least_evaluated: the fewest of them that the model can be evaluated on together.
+        weighed: as `Assignment`.
         maps: of the first units, which can be cut into tiles; None = none can, or may.
         grid, groups_of_units: as `plan.request.PlanRequest`.
     """
@@ -91,6 +92,7 @@ class JobPlanRequest(Blob):
     ftpipehd: FtpipehdOptions | None = None
     eval_samples: Count = 0
     least_evaluated: Positive = 1
+    weighed: bool = False
     maps: MapsForm | None = None
     grid: tuple[Positive, Positive] | None = None
     groups_of_units: tuple[Count, ...] = ()

@@ -59,6 +59,7 @@ class RoundOrder(FrameFields):
         outputs: eval only: send the model's outputs to the holder (metrics need them).
         clip: what the norm of all gradients is clipped to; 0.0 = it is not.
         leaves_out: an update that is not finite is left out, and the job continues.
+        counts_nothing: the mean of its loss is over nothing: an update without a gradient.
     """
 
     round: Annotated[Round, Flat()]
@@ -69,6 +70,7 @@ class RoundOrder(FrameFields):
     offer: bool = True
     clip: float = 0.0
     leaves_out: bool = False
+    counts_nothing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,10 +154,12 @@ class ResendSamples(FrameFields):
 
     Attributes:
         line: the stage that they go to; its flow is one of those it takes from the holder.
+        weighed: behind the targets their weight is wanted.
     """
 
     line: Annotated[StreamId, Flat()]
     shape: Annotated[Round, Flat()]
+    weighed: bool = False
 
     def __post_init__(self) -> None:
         if self.shape.mode is not RoundMode.TRAIN:

@@ -10,7 +10,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -37,6 +37,9 @@ T = TypeVar("T")
 Forward: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 """(inputs, targets) -> what crosses out, at the last stage the loss."""
 
+Weighed: TypeAlias = Callable[..., list[Tensor]]
+"""`Forward` with `weight`: the slice's part of the mini-batch at the last stage, else None."""
+
 Backward: TypeAlias = Callable[[Sequence[Value]], list[Tensor | None]]
 """Gradients of what crossed out, none at the last stage -> those of what came in."""
 
@@ -55,7 +58,8 @@ class StageSpec:
         warmup: K_p.
         held: most micro-batches without their weight gradients; None = the backward is not split.
         seed: of the job.
-        uses_targets: whether the holder sends it targets.
+        uses_targets: whether the holder sends it targets, or weights of slices beside them.
+        weighed: whether behind a slice's targets comes its weight.
         division: how its devices divide the work.
         device: this one.
         keeps: whether this device copies the stage when a round's order says so.
@@ -74,6 +78,7 @@ class StageSpec:
     keeps: bool
     goes_ahead: bool = False
     trails: bool = False
+    weighed: bool = False
 
     def piece(self, shape: Round, number: int) -> MicroBatchSlice | None:
         """This device's part of a micro-batch; None = it has none."""
@@ -147,12 +152,30 @@ class StageExecutor(ABC):
     # -- pieces ----------------------------------------------------------------------------------
 
     async def _compute_forward(
-        self, order: RoundOrder, piece: MicroBatchSlice, compute: Forward
+        self, order: RoundOrder, piece: MicroBatchSlice, compute: Weighed
     ) -> float:
         """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
-        inputs, targets = await self._inputs(order, piece)
-        outputs = await self._run_forward_of(order, piece, compute, inputs, targets)
-        return await self._give_forward(order, piece, outputs)
+        inputs, targets, weight = self._weighed(order, piece, *await self._inputs(order, piece))
+        run = partial(compute, weight=weight)
+        outputs = await self._run_forward_of(order, piece, run, inputs, targets)
+        return await self._give_forward(order, piece, outputs, weight)
+
+    def _weighed(
+        self,
+        order: RoundOrder,
+        piece: MicroBatchSlice,
+        inputs: GatheredValues,
+        targets: GatheredValues | None,
+    ) -> tuple[GatheredValues, GatheredValues | None, float | None]:
+        """Take the weight of a slice from behind its targets; None but at the last stage."""
+        if not self.task.last:
+            return inputs, targets, None
+        if not self.task.weighed or targets is None:
+            return inputs, targets, piece.samples / order.round.samples
+        ((*leaves, weight),) = targets.slices  # whole from the holder
+        assert isinstance(weight, Tensor)
+        rest = replace(targets, slices=[leaves], dimensions=targets.dimensions[:-1])
+        return inputs, rest, weight.item()
 
     async def _run_forward_of(
         self,
@@ -173,7 +196,11 @@ class StageExecutor(ABC):
             raise OperatorFailed(_refused(error, unit, order, piece)) from error
 
     async def _give_forward(
-        self, order: RoundOrder, piece: MicroBatchSlice, outputs: Sequence[Tensor]
+        self,
+        order: RoundOrder,
+        piece: MicroBatchSlice,
+        outputs: Sequence[Tensor],
+        weight: float | None = None,
     ) -> float:
         """Send on what a forward has made; as `_compute_forward`."""
         if failpoints.armed:
@@ -181,6 +208,8 @@ class StageExecutor(ABC):
         if self._lines.forward is not None:
             self._note_sent(order, self.task.index + 1, ACTIVATIONS, piece, outputs)
             await self._lines.forward.put(piece, outputs)
+            return 0.0
+        if not weight:  # of nothing there is no mean
             return 0.0
         loss = outputs[0].item()
         if not math.isfinite(loss):
@@ -194,7 +223,7 @@ class StageExecutor(ABC):
                     micro_batch=number - shape.first,
                     micro_batch_number=number,
                 )
-        return loss * (piece.samples / order.round.samples)  # one weight, as plain torch has it
+        return loss * weight
 
     async def _compute_backward(
         self, order: RoundOrder, piece: MicroBatchSlice, compute: Backward

@@ -210,6 +210,8 @@ class LiveStage(TrainedStage):
         assert self._order is not None
         assert self._left is not None
         with self._whole_or_torn():
+            if self._order.counts_nothing:
+                self.optimizer.zero_grad(some)
             self.optimizer.step(self._order.lr_factor, some)
             self.optimizer.zero_grad(some)
             self._left.difference_update(some)
@@ -270,6 +272,8 @@ class LiveStage(TrainedStage):
                     self.optimizer.gradients().values(),
                     cross_stage_gradients.to_tensor(*coefficient),
                 )
+            if self._order.counts_nothing:
+                self.optimizer.zero_grad()
             self.optimizer.step(self._order.lr_factor)
             self.optimizer.zero_grad()
             self._round_counts()

@@ -33,7 +33,7 @@ from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, Value
 from p2ptrain.plan.types.schedule import ScheduleAction, ZeroBubble, one_f_one_b
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.cpu_share import CpuSpan
-from p2ptrain.runtime.executor import Forward, StageExecutor, StageSpec, draw
+from p2ptrain.runtime.executor import StageExecutor, StageSpec, Weighed, draw
 from p2ptrain.runtime.io.replay_log import ReplayLog
 from p2ptrain.runtime.live_stage import LiveStage
 from p2ptrain.runtime.not_finite import MicroBatchNotFinite, broken_update
@@ -215,11 +215,9 @@ class SyncStageExecutor(StageExecutor):
 
     async def _forward(self, order: RoundOrder, piece: MicroBatchSlice) -> float:
         """Returns this part of the round's loss at the last stage, 0.0 elsewhere."""
-        number, weight = piece.key.micro_batch, piece.samples / order.round.samples
         forward = partial(
             self.live.stage.forward,
-            number,
-            weight=weight if self.task.last else None,
+            piece.key.micro_batch,
             seed=(self.task.seed, order.round.step, draw(piece)),
             share=piece.samples / piece.size,
             split=self.task.held is not None,
@@ -233,9 +231,11 @@ class SyncStageExecutor(StageExecutor):
                 await self.update.counted()  # which is reported first
             raise
 
-    def _saving(self, run: Forward, inputs: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+    def _saving(
+        self, run: Weighed, inputs: list[Tensor], targets: list[Tensor], weight: float | None
+    ) -> list[Tensor]:
         self._save()
-        return run(inputs, targets)
+        return run(inputs, targets, weight=weight)
 
     def _save(self) -> None:
         """Before the round's first forward, in the same task: keep what forwards will write."""
@@ -256,16 +256,17 @@ class SyncStageExecutor(StageExecutor):
             ending = scope.create_task(self._end_trailing(order, summed))
             try:
                 given = await self._inputs(order, piece, started=False)
+                inputs, targets, weight = self._weighed(order, piece, *given)
                 scope.create_task(self._report_started(piece, summed))
-                compute = partial(forward, passing=update)
-                outputs = await self._run_forward_of(order, piece, compute, *given)
+                compute = partial(forward, passing=update, weight=weight)
+                outputs = await self._run_forward_of(order, piece, compute, inputs, targets)
             except BaseException:
                 arrived.give_up()  # the thread is idle soon
                 raise
             self._is_saved = True
             self._busy += CpuSpan(-arrived.waited_seconds, 0.0)
             await ending
-        return await self._give_forward(order, piece, outputs)
+        return await self._give_forward(order, piece, outputs, weight)
 
     async def _report_started(self, piece: MicroBatchSlice, summed: asyncio.Event) -> None:
         """Not before the sums are there: what is fed then would take the wire from them."""

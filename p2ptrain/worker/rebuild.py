@@ -190,9 +190,8 @@ class _RebuildRun:
                 fields = ResendLogged(line, self._old.key.epoch, order.round.step).fields()
                 group.create_task(self._call(device, Message(LOG_SEND, fields)))
             for flow in self._fed():
-                fields = ResendSamples(
-                    StreamId(self._key, self._what.stage, flow), order.round
-                ).fields()
+                line = StreamId(self._key, self._what.stage, flow)
+                fields = ResendSamples(line, order.round, self._task.weighed).fields()
                 group.create_task(self._call(self._old.holder, Message(FEED_SEND, fields)))
 
     async def _call(self, device: str, message: Message) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
+
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.round_orders import FED_AHEAD
@@ -71,13 +73,19 @@ class StageIoBuilder:
             warmup=1 if is_forward_only else self._place.warmup,
             held=None if is_forward_only else self._place.held,
             seed=self._assignment.seed,
-            uses_targets=any(self._description.target_uses(first, end, m.value) for m in RoundMode),
+            uses_targets=self._is_weighed
+            or any(self._description.target_uses(first, end, m.value) for m in RoundMode),
             division=self._divisions[self._index],
             device=self._shell.mesh.self_id,
             keeps=self._keeps,
             goes_ahead=self._goes_ahead,
             trails=self._turn is not None,
+            weighed=self._is_weighed,
         )
+
+    @property
+    def _is_weighed(self) -> bool:
+        return self._is_last and self._assignment.weighed
 
     @property
     def _turn(self) -> int | None:
@@ -195,10 +203,17 @@ class StageIoBuilder:
 
     def _targets(self) -> StreamContents:
         values = self._description.targets
+        weight: list[Expected] = [(torch.float64, (1,))] if self._is_weighed else []
         return StreamContents(
             f"targets of stage {self._index}",
-            lambda _mode, size: [expected_of(value, size) for value in values],
-            lambda _mode: [sample_dimension(value) for value in values],
+            lambda mode, size: [
+                *(expected_of(value, size) for value in values),
+                *(weight if mode is RoundMode.TRAIN else ()),
+            ],
+            lambda mode: [
+                *map(sample_dimension, values),
+                *(None for _ in weight if mode is RoundMode.TRAIN),
+            ],
         )
 
     def _forward(self, contents: StreamContents, links: LiveStageSender) -> OutputQueues:

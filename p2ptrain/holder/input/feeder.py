@@ -45,14 +45,15 @@ class Feeder:
     ) -> None:
         """`tiles`: of the first stage, where it is tiled."""
         self._inputs = _FeedStream(assignment, 0, ACTIVATIONS, switchboard, tiles)
-        self._targets = [
-            _FeedStream(assignment, stage, TARGETS, switchboard) for stage in target_stages
-        ]
+        self._last = len(assignment.stages) - 1
+        self._targets = {
+            stage: _FeedStream(assignment, stage, TARGETS, switchboard) for stage in target_stages
+        }
         self.waits_for_data = True
 
     async def run(self, feeds: AsyncGenerator[FeedItem, None]) -> None:
         """Send everything `feeds` gives, close it, then wait until all is sent."""
-        flows = (self._inputs, *self._targets)
+        flows = (self._inputs, *self._targets.values())
         async with asyncio.TaskGroup() as group:
             for pump in (pump for flow in flows for pump in flow.pumps):
                 group.create_task(pump.run())
@@ -60,8 +61,9 @@ class Feeder:
                 async for feed in feeds:
                     self.waits_for_data = False
                     await self._inputs.put(feed.piece, feed.inputs)
-                    for flow in self._targets:
-                        await flow.put(feed.piece, feed.targets)
+                    for stage, flow in self._targets.items():
+                        behind = feed.weight_behind if stage == self._last else None
+                        await flow.put(feed.piece, feed.targets, behind)
                     self.waits_for_data = True
             self.waits_for_data = False
             for flow in flows:
@@ -93,12 +95,23 @@ class _FeedStream:
         """One a device."""
         return list(self._pumps.values())
 
-    async def put(self, piece: MicroBatchSlice, values: Sequence[Tensor]) -> None:
-        """Queue a whole micro-batch; its samples stand in dimension 0 of every value."""
+    async def put(
+        self,
+        piece: MicroBatchSlice,
+        values: Sequence[Tensor],
+        behind: Callable[[int], Sequence[Tensor]] | None = None,
+    ) -> None:
+        """Queue a whole micro-batch; its samples stand in dimension 0 of every value.
+
+        Args:
+            behind: first sample of a slice -> what follows its values.
+        """
         for part in self._division.slices(piece.key.micro_batch, piece.size):
             rows = _rows(values, part, piece.size)
             if self._tiles is not None:
                 rows = self._tiles.entering_parts(part.device, piece.mode, rows)
+            if behind is not None:
+                rows = [*rows, *behind(part.first)]
             await self._pumps[part.device].put(piece.of(part), rows)
 
     async def end(self) -> None:
@@ -181,7 +194,9 @@ class ReplayFeed:
         async with aclosing(self._load().pieces([wanted.shape])) as pieces:
             async for loaded in pieces:
                 feed = loaded.feed
-                values = feed.targets if wanted.line.flow == TARGETS else feed.inputs
+                values = feed.inputs
+                if wanted.line.flow == TARGETS:
+                    values = [*feed.targets, *(feed.weight_behind(0) if wanted.weighed else ())]
                 await self._switchboard.send_values(
                     peer, wanted.line, feed.piece, values, PartKind.INPUT
                 )

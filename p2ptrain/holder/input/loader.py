@@ -9,20 +9,28 @@ thread-safe.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import count
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from p2ptrain.aio.threads import run_in_background
+from p2ptrain.holder.input.batch_counts import (
+    Batch,
+    BatchCount,
+    MicroBatchWeights,
+    Slices,
+    weigh,
+)
 from p2ptrain.holder.input.checked_dataset import Collated
 from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource, MiniBatch
-from p2ptrain.job.rounds import PlannedRound, Round, RoundSequence
+from p2ptrain.job.rounds import PlannedRound, Round, RoundMode, RoundSequence
 from p2ptrain.logs import get_logger
 from p2ptrain.messages.round_orders import LOADED_AHEAD
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice
@@ -39,11 +47,22 @@ class LoadedMicroBatch:
 
 
 class MicroBatchLoader:
-    """Reads the pieces of given rounds in order."""
+    """Reads the pieces of given rounds in order.
+
+    Args:
+        count: what weighs them in training; None = their samples do.
+        slices: whose weights are wanted.
+    """
 
     def __init__(
-        self, captured: Captured, data: BatchSource, evaluation: EvaluationSource | None
+        self,
+        captured: Captured,
+        data: BatchSource,
+        evaluation: EvaluationSource | None,
+        count: BatchCount | None = None,
+        slices: Slices = lambda _number, size: [(0, size)],
     ) -> None:
+        self._count, self._slices = count, slices
         self._captured = captured
         self._data = data
         self._evaluation = evaluation
@@ -78,11 +97,28 @@ class MicroBatchLoader:
     def _pieces(self, rounds: Iterable[PlannedRound[MiniBatch]]) -> Iterator[LoadedMicroBatch]:
         for planned in rounds:
             shape, pieces = planned.round, planned.batch.pieces(planned.round.micro_batch)
+            if self._count is not None and shape.mode is RoundMode.TRAIN:
+                yield from self._weighed(planned, list(pieces), self._count)
+                continue
             for number, piece in zip(shape.numbers, pieces, strict=True):
                 yield self._loaded(planned, number, piece)
 
+    def _weighed(
+        self, planned: PlannedRound[MiniBatch], pieces: Sequence[Batch], count: BatchCount
+    ) -> Iterator[LoadedMicroBatch]:
+        """What the whole mini-batch counts is known once all of it is read."""
+        shape = planned.round
+        slices = [self._slices(number, shape.size(number)) for number in shape.numbers]
+        weights = weigh(count, pieces, slices)
+        for number, piece, weight in zip(shape.numbers, pieces, weights, strict=True):
+            yield self._loaded(planned, number, piece, weight)
+
     def _loaded(
-        self, planned: PlannedRound[MiniBatch], number: int, sample: tuple[Collated, Collated]
+        self,
+        planned: PlannedRound[MiniBatch],
+        number: int,
+        sample: Batch,
+        weights: MicroBatchWeights | None = None,
     ) -> LoadedMicroBatch:
         shape = planned.round
         inputs: list[Tensor] = self._captured.entering(sample[0], shape.mode.value)
@@ -90,14 +126,14 @@ class MicroBatchLoader:
         piece = MicroBatchSlice.whole(
             MicroBatchKey(shape.index, number), shape.mode, shape.size(number)
         )
-        return LoadedMicroBatch(planned, FeedItem(piece, inputs, targets), sample[1])
+        return LoadedMicroBatch(planned, FeedItem(piece, inputs, targets, weights), sample[1])
 
 
 async def _ahead(pieces: Iterator[LoadedMicroBatch]) -> AsyncGenerator[LoadedMicroBatch, None]:
     def load(_number: int) -> LoadedMicroBatch | None:
         return next(pieces, None)
 
-    async with Prefetcher(load, count(), ahead=LOADED_AHEAD) as loaded:
+    async with Prefetcher(load, itertools.count(), ahead=LOADED_AHEAD) as loaded:
         async for piece in loaded:
             if piece is None:
                 return
@@ -179,8 +215,16 @@ class FeedItem:
     Attributes:
         inputs: as `ModelDescription.crossing` lists them for boundary 0: what nothing uses stays.
         targets: all leaves.
+        weights: of its slices; None = of each its part of the mini-batch's samples.
     """
 
     piece: MicroBatchSlice
     inputs: Sequence[Tensor]
     targets: Sequence[Tensor]
+    weights: MicroBatchWeights | None = None
+
+    def weight_behind(self, first: int) -> list[Tensor]:
+        """What follows the targets of the slice that begins there: its weight, where it has one."""
+        if self.weights is None:
+            return []
+        return [torch.tensor([self.weights.by_first[first]], dtype=torch.float64)]

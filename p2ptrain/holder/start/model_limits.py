@@ -20,14 +20,19 @@ from p2ptrain.job.rounds import RoundMode
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import SHARING_TEXT_LIMIT, SharingLimits
 from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.nodes import InputRef, TargetRef
+from p2ptrain.model.sample_independence.class_losses import DEFAULT_IGNORED, ClassLosses
 from p2ptrain.model.sample_independence.division_effects import (
-    LEAVES_OUT,
     division_effects,
     indivisible_boundaries,
     statistics_effects,
 )
-from p2ptrain.model.sample_independence.division_probe import SAMPLES, Mixing, first_mixing_unit
-from p2ptrain.model.sample_independence.masked_losses import DEFAULT_IGNORED
+from p2ptrain.model.sample_independence.division_probe import (
+    SAMPLES,
+    HalfWeights,
+    Mixing,
+    first_mixing_unit,
+)
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, first_line
 from p2ptrain.model.stage.mutated_state import written_names
 from p2ptrain.model.stage.running_statistics import shareable
@@ -120,6 +125,10 @@ def _first_target_unit(description: ModelDescription, mode: RoundMode) -> int:
     return min(users, default=len(description.units) - 1)
 
 
+LEAVES_OUT = "the loss leaves targets out, each part of a micro-batch for itself"
+
+_WEIGHS = "the loss weighs classes, each part of a micro-batch for itself"
+
 SEEN = 16
 """Samples of the data that are looked at for targets that a loss leaves out."""
 
@@ -142,44 +151,65 @@ class Across:
         sum_of: the loss of a batch is the sum of what its parts give, not their mean.
         statistics: how results depend on the number of samples that are computed together, and on
             that alone (BatchNorm, dropout); "" where they do not.
+        leaves_out: it would look across samples where the data had targets that it leaves out, and
+            none has been found.
     """
 
     samples: str = ""
     sum_of: bool = False
     statistics: str = ""
+    leaves_out: bool = False
+
+
+def uncounted(losses: ClassLosses, *, ignored: bool) -> tuple[str, ...]:
+    """How torch's losses over classes look across samples, where nothing counts their targets.
+
+    Args:
+        ignored: whether the data has targets that one of them leaves out.
+    """
+    found = [_WEIGHS] if losses.weighs_classes else []
+    if losses.leaves_out_a_class:
+        found.append(LEAVES_OUT)
+    elif ignored:
+        found.append(f"{LEAVES_OUT} (those of {DEFAULT_IGNORED})")
+    return tuple(found)
 
 
 def looks_across(
     description: ModelDescription,
     state: Mapping[str, Tensor],
     batch: tuple[Sequence[Tensor], Sequence[Tensor]],
-    ignored: bool,
     least: int,
+    shown: Sequence[str],
+    weights: HalfWeights,
+    ignored: Mapping[InputRef | TargetRef, Sequence[float]],
+    *,
+    is_ignored: bool,
 ) -> Across:
     """Read from the model's graph, and tried: whether parts of a batch add up to the whole.
 
     Args:
         state: tensors by canonical name.
-        batch: of `SEEN` samples what the first unit takes, and all leaves of the targets.
-        ignored: whether the data has targets that the loss leaves out by torch's default.
+        batch: of `few_samples` samples what the first unit takes, and all leaves of the targets.
         least: the fewest samples that the model is computed with.
+        shown: what is known already.
+        weights: as `first_mixing_unit`.
+        ignored: by leaf of the batch, targets that a loss leaves out.
+        is_ignored: whether the data has such.
 
     Raises:
         ScriptError: the model cannot compute with these samples.
     """
     statistics = statistics_effects(description)
-    shown = [effect for effect in division_effects(description) if effect not in statistics]
-    if ignored:
-        shown.append(f"{LEAVES_OUT} (those of {DEFAULT_IGNORED})")
+    effects = [effect for effect in division_effects(description) if effect not in statistics]
     text = "; ".join(statistics)
-    if shown:
-        return Across("; ".join(shown), statistics=text)
-    few = max(SAMPLES, 2 * least)
-    if few > SEEN:
+    if effects or shown:
+        return Across("; ".join((*effects, *shown)), statistics=text)
+    if 2 * least > SEEN:
         return Across(f"the model needs {least} samples together", statistics=text)
-    found = _first_mixing(description, state, *(_few(leaves, few) for leaves in batch))
-    if found is None:
-        return Across(statistics=text)
+    found = _first_mixing(description, state, *batch, weights, ignored)
+    if found is None or (found.is_told and not is_ignored):
+        return Across(statistics=text, leaves_out=found is not None)
     where = f"layer {description.units[found.unit].name}"
     if found.unit == len(description.units) - 1 and not found.is_sum:
         where += ", or the loss is no mean over samples"
@@ -194,9 +224,11 @@ def _first_mixing(
     state: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
     targets: Sequence[Tensor],
+    weights: HalfWeights,
+    telling: Mapping[InputRef | TargetRef, Sequence[float]],
 ) -> Mixing | None:
     try:
-        return first_mixing_unit(description, state, inputs, targets)
+        return first_mixing_unit(description, state, inputs, targets, weights, telling)
     except OPERATORS_RAISE as error:
         unit = failing_unit(error)
         if unit is None:
@@ -208,6 +240,7 @@ def _first_mixing(
         ) from error
 
 
-def _few(leaves: Sequence[Tensor], count: int) -> list[Tensor]:
-    """So many of `SEEN` samples, as far apart as can be."""
-    return [leaf[:: SEEN // count][:count].contiguous() for leaf in leaves]
+def few_samples(least: int) -> list[int]:
+    """Which of `SEEN` samples are tried: as far apart as can be."""
+    count = min(max(SAMPLES, 2 * least), SEEN)
+    return list(range(0, SEEN, SEEN // count))[:count]

@@ -13,6 +13,16 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import CaptureError, OptionError, ScriptError, UserError
+from p2ptrain.holder.input.batch_counts import (
+    Batch,
+    BatchCount,
+    NormalizerCount,
+    Slices,
+    TargetCount,
+    rows,
+    samples_of,
+    weigh,
+)
 from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.metrics import check_evaluation, tried_metrics
 from p2ptrain.holder.input.mini_batches import (
@@ -34,8 +44,10 @@ from p2ptrain.holder.start.model_limits import (
     SEEN,
     Across,
     check_asynchronous,
+    few_samples,
     looks_across,
     read_sharing,
+    uncounted,
 )
 from p2ptrain.job.job import Job
 from p2ptrain.job.state_callback import StateCallback
@@ -47,7 +59,8 @@ from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.capture.rehearsal import RehearsalEffort, rehearse
 from p2ptrain.model.capture.stale_globals import Outdated
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
-from p2ptrain.model.sample_independence.masked_losses import DefaultIgnored
+from p2ptrain.model.sample_independence.class_losses import ClassLosses, entered
+from p2ptrain.model.sample_independence.division_probe import HalfWeights, alike
 from p2ptrain.model.stage.determinism import check_default_type, randomness_lock
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio, state_slots
 from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
@@ -94,6 +107,8 @@ class PreparedJob:
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
         maps: of the first units, where they can be cut into tiles and may be.
         warnings: for the user, about what was read.
+        count: what weighs micro-batches; None = their samples do.
+        unweighed: losses that may leave targets out for which `count` does not account.
         over_all: metrics that are computed over all of `eval_data`, being no means over samples.
         changes: how results differ from plain torch's on any plan; empty if not at all.
     """
@@ -117,6 +132,8 @@ class PreparedJob:
     warnings: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     over_all: frozenset[str] = frozenset()
+    count: BatchCount | None = None
+    unweighed: ClassLosses | None = None
 
     def progress(self, step: int) -> CheckpointProgress:
         """What a checkpoint of update `step` says of the job."""
@@ -129,9 +146,10 @@ class PreparedJob:
             optimizer=self.job.optimizer.name,
         )
 
-    def loader(self) -> MicroBatchLoader:
-        """A new reader of the job's samples."""
-        return MicroBatchLoader(self.captured, self.batches, self.evaluation)
+    def loader(self, slices: Slices = lambda _number, size: [(0, size)]) -> MicroBatchLoader:
+        """A new reader of the job's samples; `slices`: whose weights are wanted."""
+        data = self.captured, self.batches, self.evaluation
+        return MicroBatchLoader(*data, self.count, slices)
 
     def close(self) -> None:
         """Nothing of the data is read any more."""
@@ -171,8 +189,8 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
     with timed(log, "exported"), _explained(job, samples, order):
-        captured = capture(job.model, job.loss, example, evaluation=evaluates)
-    outdated = Outdated(job.model, job.loss)
+        captured = capture(job.model, job.loss_function, example, evaluation=evaluates)
+    outdated = Outdated(job.model, job.loss_function)
     if evaluates:
         check_evaluation(job.metrics, captured)
     over_all = frozenset[str]()
@@ -191,7 +209,9 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     check_evaluation_sizes(captured, looked_at)
     _check_space(job, captured, options)
     with timed(log, "division_tried"), _explained(job, samples, order):
-        across = _across(captured, samples)
+        losses = ClassLosses(captured.description, captured.state())
+        count = _count(job, captured, losses, example)
+        across, unweighed = _across(captured, samples, losses, count)
     micro_batch, changed = settled(job.micro_batch, job.batch_size, across)
     job = replace(job, micro_batch=micro_batch)
     how = options.asynchrony
@@ -221,6 +241,8 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
         maps=maps,
         changes=changes,
         over_all=over_all,
+        count=count,
+        unweighed=unweighed,
         outdated=outdated,
     )
     return prepared if options.resume is None else _resumed(prepared, options)
@@ -251,7 +273,7 @@ def _explained(job: Job, samples: SampleReader, order: FirstBatches) -> Iterator
             ]
         except (UserError, MemoryError):
             raise error from error.__cause__
-        raise explained(job.model, job.loss, batches, error) from error
+        raise explained(job.model, job.loss_function, batches, error) from error
 
 
 def _seen(samples: SampleReader) -> list[int]:
@@ -319,7 +341,7 @@ def _compared(
         piece = _rehearsed_samples(job, captured, samples, least)
         done = rehearse(
             job.model,
-            job.loss,
+            job.loss_function,
             captured,
             (samples.collate(order.batch(s)[:piece], batch_seed(job.seed, s)) for s in steps),
             REHEARSED,
@@ -352,19 +374,89 @@ def _rehearsed_samples(job: Job, captured: Captured, samples: SampleReader, leas
     return min(max(most, least), job.fixed_micro_batch or job.batch_size)
 
 
-def _across(captured: Captured, samples: SampleReader) -> Across:
-    description = captured.description
-    inputs, targets = samples.collate(_seen(samples), "example")
-    batch = captured.entering(inputs, "train"), captured.flatten_target(targets)
-    default = DefaultIgnored(description)
-    ignored = default.found_in(*batch)
-    for indices in () if ignored or not default.is_of_targets else samples.ready_pieces():
-        inputs, targets = samples.collate(indices, "example")
-        if default.found_in(captured.entering(inputs, "train"), captured.flatten_target(targets)):
-            ignored = True
-            break
-    least = captured.trains.least
-    return looks_across(description, captured.state(), batch, ignored, least)
+def _count(job: Job, captured: Captured, losses: ClassLosses, example: Batch) -> BatchCount | None:
+    """What the mean of the job's loss is taken over; None = its samples.
+
+    Raises:
+        ScriptError: the normalizer fails with the first samples.
+    """
+    if job.normalizer is None:
+        return TargetCount(captured, losses) if losses.is_counted else None
+    count = NormalizerCount(job.normalizer, is_dict=job.loss is None or _is_one_dict(example))
+    count.of(example)
+    return count
+
+
+def _is_one_dict(batch: Batch) -> bool:
+    """Whether it is a dict that is both the model's input and the loss's target."""
+    given, target = batch
+    if not isinstance(given, dict) or not isinstance(target, dict) or given.keys() != target.keys():
+        return False
+    pairs = zip(*map(torch.utils._pytree.tree_leaves, batch), strict=False)
+    return all(a is b or (isinstance(a, Tensor) and torch.equal(a, b)) for a, b in pairs)
+
+
+def _across(
+    captured: Captured, samples: SampleReader, losses: ClassLosses, count: BatchCount | None
+) -> tuple[Across, ClassLosses | None]:
+    """Whether parts of a batch add up to the whole; and the losses that may show later not to.
+
+    Raises:
+        ScriptError: the normalizer, or the model, fails with these samples.
+    """
+    description, least = captured.description, captured.trains.least
+    batch = samples.collate(_seen(samples), "example")
+    is_ignored = losses.leaves_out_a_class or _leaves_out(captured, samples, losses, batch)
+    chosen = few_samples(least)
+    few = samples.collate([_seen(samples)[k] for k in chosen], "example")
+    taken = captured.entering(few[0], "train"), captured.flatten_target(few[1])
+    across = looks_across(
+        description,
+        captured.state(),
+        taken,
+        least,
+        () if count is not None else uncounted(losses, ignored=is_ignored),
+        alike if count is None else _half_weights(captured, count, few),
+        losses.ignored(),
+        is_ignored=is_ignored,
+    )
+    return across, losses if across.leaves_out else None
+
+
+def _leaves_out(
+    captured: Captured, samples: SampleReader, losses: ClassLosses, batch: Batch
+) -> bool:
+    """Whether a loss leaves out some target of these samples, or of those that lie ready."""
+
+    def found_in(batch: Batch) -> bool:
+        inputs, targets = captured.entering(batch[0], "train"), captured.flatten_target(batch[1])
+        try:
+            return losses.leave_out(entered(captured.description, inputs, targets))
+        except (RuntimeError, IndexError):  # the trial says what is wrong
+            return False
+
+    if found_in(batch):
+        return True
+    ready = samples.ready_pieces() if losses.ignored() else ()
+    return any(found_in(samples.collate(indices, "example")) for indices in ready)
+
+
+def _half_weights(captured: Captured, count: BatchCount, batch: Batch) -> HalfWeights:
+    """Of `batch` with other values of what the model takes."""
+    inputs, size = captured.flatten_input(batch[0]), samples_of(batch)
+    crossing = captured.description.crossing_values(0, "train")
+
+    def weights(entering: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[float, float]:
+        leaves = list(inputs)
+        for reference, value in zip(crossing, entering, strict=True):
+            leaves[reference.index] = value
+        whole = captured.input.unflatten(leaves), captured.target.unflatten(targets)
+        cut = size - size // 2
+        halves = [rows(whole, 0, cut), rows(whole, cut, size)]
+        first, second = weigh(count, halves, [[(0, cut)], [(0, size - cut)]])
+        return first.whole, second.whole
+
+    return weights
 
 
 def _sharing(captured: Captured, across: Across) -> SharingLimits:

@@ -33,6 +33,7 @@ def gradients_agree(
     state: Mapping[str, Tensor],
     entering: Sequence[Sequence[Tensor]],
     targets: Sequence[Sequence[Tensor]],
+    weights: tuple[float, float] = (0.5, 0.5),
 ) -> bool:
     """Whether the gradients of samples taken in halves are those of all of them together.
 
@@ -41,6 +42,7 @@ def gradients_agree(
         state: their tensors by name.
         entering: what they are given: for all samples, for the first half, for the second.
         targets: the same, or nothing three times.
+        weights: of the halves' losses.
     """
     leaves = {
         name: tensor.detach().requires_grad_(description.tensors_by_name[name].trainable)
@@ -50,7 +52,7 @@ def gradients_agree(
     described = [value for value in program.inputs if value.may_require_grad]
     dimensions = [sample_dimension(value) for value in described]
     for scale in _SCALES:
-        arriving = _ProbeGradients(program.outputs, scale)
+        arriving = _ProbeGradients(program.outputs, scale, weights)
         whole, first, second = (
             _gradients(program, leaves, given, target, arriving, part)
             for part, (given, target) in enumerate(zip(entering, targets, strict=True))
@@ -79,8 +81,10 @@ def close(whole: Tensor, joined: Tensor) -> bool:
 class _ProbeGradients:
     """Gradients for what comes out of a unit, different for each sample, about `scale` large."""
 
-    def __init__(self, described: Sequence[ValueDescription], scale: float) -> None:
-        self._scale = scale
+    def __init__(
+        self, described: Sequence[ValueDescription], scale: float, weights: tuple[float, float]
+    ) -> None:
+        self._scale, self._weights = scale, weights
         self._dimensions = [sample_dimension(value) for value in described]
         self._whole: list[Tensor] = []
 
@@ -96,7 +100,8 @@ class _ProbeGradients:
             ]
             return self._whole
         pairs = zip(self._dimensions, self._whole, strict=True)
-        return [g / 2 if k is None else g.tensor_split(2, k)[part - 1] for k, g in pairs]
+        weight = self._weights[part - 1]
+        return [g * weight if k is None else g.tensor_split(2, k)[part - 1] for k, g in pairs]
 
 
 def _gradients(

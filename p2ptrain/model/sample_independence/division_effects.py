@@ -2,9 +2,8 @@
 
 Whole micro-batches can always be dealt: each is computed as one device would. A part of one is
 computed without the other samples, which shows where a node looks across samples (batch
-normalisation), draws random numbers for all of them at once (dropout), or has a loss that does not
-weigh samples alike (`masked_losses`). Other losses that are no mean over samples are found by
-trying (`division_probe`).
+normalisation) or draws random numbers for all of them at once (dropout). Losses that are no mean
+over what they count (`class_losses`) are found by trying (`division_probe`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from p2ptrain.model.graph.effects import (
 )
 from p2ptrain.model.graph.nodes import GraphNode
 from p2ptrain.model.graph.values import sample_dimension
-from p2ptrain.model.sample_independence.masked_losses import leaves_out_a_class, weighs_classes
 
 
 def indivisible_boundaries(description: ModelDescription) -> tuple[int, ...]:
@@ -56,14 +54,10 @@ def statistics_effects(description: ModelDescription) -> tuple[str, ...]:
     return tuple(effect for effect in found if effect.rpartition(" (")[0] in kept)
 
 
-LEAVES_OUT = "the loss leaves targets out, each part of a micro-batch for itself"
-
 _EFFECTS: Sequence[tuple[Callable[[GraphNode], bool], str]] = (
     (uses_batch_statistics, "BatchNorm statistics are those of each part of a micro-batch"),
     (draws_random_numbers, "dropout and its like draw other random numbers"),
     (scales_by_frequency, "embeddings divide gradients by how often a part has each index"),
-    (weighs_classes, "the loss weighs classes, each part of a micro-batch for itself"),
-    (leaves_out_a_class, LEAVES_OUT),
 )
 
 _BY_SIZE = (uses_batch_statistics, draws_random_numbers)

@@ -15,11 +15,11 @@ compared on the same values for the whole and its parts, and in double precision
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,16 +34,26 @@ from p2ptrain.model.sample_independence.backward_probe import (
     gradients_agree,
     has_own_backward,
 )
-from p2ptrain.model.sample_independence.division_effects import (
-    indivisible_boundaries,
-)
-from p2ptrain.model.sample_independence.masked_losses import mask_values
+from p2ptrain.model.sample_independence.division_effects import indivisible_boundaries
+from p2ptrain.model.sample_independence.mask_values import mask_values
 from p2ptrain.model.stage.mutated_state import written_names
 from p2ptrain.model.stage.program import Program
 from p2ptrain.model.stage.stage import NO_SEED
 
 SAMPLES = 4
 """Taken together, and in halves."""
+
+HalfWeights: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[float, float]]
+"""(inputs, targets) of some samples -> which part of what they count each half of them has."""
+
+
+def alike(inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[float, float]:
+    """`HalfWeights` of a mean over the samples."""
+    return _HALVES
+
+
+_HALVES = (0.5, 0.5)
+
 
 MAX_TRIED = 8
 """Values tried in each leaf of the batch."""
@@ -55,10 +65,12 @@ class Mixing:
 
     Attributes:
         is_sum: that is all: its loss is the sum of what parts of the samples give.
+        is_told: it shows with a value alone that `first_mixing_unit` is to try.
     """
 
     unit: int
     is_sum: bool = False
+    is_told: bool = False
 
 
 def first_mixing_unit(
@@ -66,6 +78,8 @@ def first_mixing_unit(
     state: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
     targets: Sequence[Tensor],
+    weights: HalfWeights = alike,
+    telling: Mapping[InputRef | TargetRef, Sequence[float]] | None = None,
 ) -> Mixing | None:
     """The first unit whose results, or whose loss, depend on which samples are computed together.
 
@@ -77,35 +91,58 @@ def first_mixing_unit(
         state: tensors by canonical name; buffers are copied before anything runs.
         inputs: of `SAMPLES` samples, as `crossing` lists them for boundary 0.
         targets: all leaves.
+        weights: of the losses of halves.
+        telling: more values to be tried in leaves of the batch, after all others.
 
     Returns:
         None where there is none.
     """
-    probe = _DivisionProbe(description, with_own_buffers(description, state))
+    probe = _DivisionProbe(description, with_own_buffers(description, state), weights)
     found = probe.run(inputs, targets)
     if found is not None:
         return found
-    telling = mask_values(description)
+    own = mask_values(description)
+    for is_told, values in ((False, own), (True, telling or {})):
+        found = _first_with_values(description, probe, inputs, targets, values, is_told=is_told)
+        if found is not None:
+            return Mixing(found.unit, is_told=is_told)
+    return None
+
+
+def _first_with_values(
+    description: ModelDescription,
+    probe: _DivisionProbe,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    values: Mapping[InputRef | TargetRef, Sequence[float]],
+    *,
+    is_told: bool,
+) -> Mixing | None:
+    """With each of these values in the first sample; of targets with 0 and 1 too, unless told."""
+    always = () if is_told else (0, 1)
     for index, value in enumerate(description.targets):
-        for number in dict.fromkeys([0, 1, *telling.get(TargetRef(index), ())][:MAX_TRIED]):
+        for number in dict.fromkeys([*always, *values.get(TargetRef(index), ())][:MAX_TRIED]):
             with suppress(RuntimeError, IndexError):  # no such class, for one: it shows nothing
                 found = probe.run_loss(_with_first(targets, index, value, number))
                 if found is not None:
-                    return Mixing(found.unit)
+                    return found
     for place, leaf in enumerate(description.crossing_values(0, "train")):
         described = description.describe(leaf, "train")
-        for number in telling.get(InputRef(leaf.index), [])[:MAX_TRIED]:
+        for number in values.get(InputRef(leaf.index), [])[:MAX_TRIED]:
             with suppress(RuntimeError, IndexError):
                 found = probe.run(_with_first(inputs, place, described, number), targets)
                 if found is not None:
-                    return Mixing(found.unit)
+                    return found
     return None
 
 
 class _DivisionProbe:
     """Runs samples together and in halves; finds the first unit that mixes them, or None."""
 
-    def __init__(self, description: ModelDescription, state: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, description: ModelDescription, state: Mapping[str, Tensor], weights: HalfWeights
+    ) -> None:
+        self._weights = weights
         self._description = description
         self._state = state
         borders = [*range(len(description.units)), len(description.units)]
@@ -118,9 +155,11 @@ class _DivisionProbe:
             len(self._parts) - 1,
         )
         self._entering_loss: list[Tensor] = []
+        self._inputs: Sequence[Tensor] = ()
 
     def run(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Mixing | None:
         """All units."""
+        self._inputs = inputs
         values = self._together_and_halves(0, inputs)
         mixing = self._run(self._description, range(self._loss), values)
         if mixing is not None:
@@ -154,7 +193,7 @@ class _DivisionProbe:
         targets: Sequence[Tensor] = (),
     ) -> Mixing | None:
         """Of these parts; `values` become what comes out of the last one."""
-        doubles = described is not self._description
+        given, doubles = targets, described is not self._description
         targets = [*map(in_double, targets)] if doubles else targets
         wanted = [list(targets), *_halves(described.targets, targets)] if targets else [[], [], []]
         for first, end in (self._parts[part] for part in parts):
@@ -166,11 +205,12 @@ class _DivisionProbe:
             seen = wanted if uses else [[], [], []]
             entering = list(values)
             values[:] = _run_alike(program, entering, seen)
-            if not _agree(program.outputs, *values):
-                is_loss = end == len(described.units)
+            is_loss = end == len(described.units)
+            weights = self._weights(self._inputs, given) if is_loss else _HALVES
+            if not _agree(program.outputs, values, weights):
                 return Mixing(first, is_loss and _adds_up(*(value[0] for value in values)))
             if any(has_own_backward(described, unit) for unit in range(first, end)) and not (
-                gradients_agree(described, (first, end), state, entering, seen)
+                gradients_agree(described, (first, end), state, entering, seen, weights)
             ):
                 return Mixing(first)
         return None
@@ -231,19 +271,27 @@ def _halves(described: Sequence[ValueDescription], whole: Sequence[Tensor]) -> l
 
 def _agree(
     described: Sequence[ValueDescription],
-    whole: Sequence[Tensor],
-    first: Sequence[Tensor],
-    second: Sequence[Tensor],
+    values: Sequence[Sequence[Tensor]],
+    weights: tuple[float, float],
 ) -> bool:
-    columns = zip(described, whole, first, second, strict=True)
-    return all(_same(sample_dimension(value), *tensors) for value, *tensors in columns)
+    columns = zip(described, *values, strict=True)
+    return all(_same(sample_dimension(value), weights, *tensors) for value, *tensors in columns)
 
 
-def _same(dimension: int | None, whole: Tensor, first: Tensor, second: Tensor) -> bool:
+def _same(
+    dimension: int | None,
+    weights: tuple[float, float],
+    whole: Tensor,
+    first: Tensor,
+    second: Tensor,
+) -> bool:
     if not whole.is_floating_point():
         return True
-    joined = (first + second) / 2 if dimension is None else torch.cat([first, second], dimension)
-    return close(whole, joined)
+    if dimension is not None:
+        return close(whole, torch.cat([first, second], dimension))
+    halves = zip((first, second), weights, strict=True)
+    parts = [half * weight for half, weight in halves if weight]  # the mean of nothing is NaN
+    return not parts or close(whole, torch.stack(parts).sum(0))
 
 
 _DOUBLE: Mapping[object, torch.dtype] = {

@@ -170,6 +170,25 @@ class WeightGradients:
         return all(id(parameter) in self._uses for parameter in parameters)
 
 
+class NoGradients(WeightGradients):
+    """Zeros for these parameters: of a micro-batch that counts nothing."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__({})
+        self._zeros = list(parameters)
+        self.parameters = frozenset(map(id, parameters))
+
+    def compute(self, add: Add) -> Iterator[list[nn.Parameter]]:
+        """Give `add` the zeros, all in one go."""
+        for parameter in self._zeros:
+            add(parameter, torch.zeros_like(parameter))
+        yield self._zeros
+
+    def order(self) -> tuple[int, ...]:
+        """Unlike that of any micro-batch that counts."""
+        return (0, *map(id, self._zeros))
+
+
 def compute_together(parts: Sequence[WeightGradients], add: Add) -> Iterator[nn.Parameter]:
     """The weight gradients of several micro-batches, product by product, the last product first.
 

@@ -28,7 +28,12 @@ from p2ptrain.model.stage.failures import NonFiniteUnit, find_non_finite
 from p2ptrain.model.stage.mutated_state import MutatedParameters, rewritten_names
 from p2ptrain.model.stage.program import Passing, Program, Seed
 from p2ptrain.model.stage.running_statistics import RunningStatistics, written_buffers
-from p2ptrain.model.stage.split_backward import WeightGradients, accumulate, compute_together
+from p2ptrain.model.stage.split_backward import (
+    NoGradients,
+    WeightGradients,
+    accumulate,
+    compute_together,
+)
 
 NO_SEED: Seed = (0, 0, 0)
 
@@ -44,6 +49,7 @@ class _InFlightMicroBatch:
         leaves: where autograd's graph ends at the inputs.
         later: the weights' part of the backward, where it is split.
         copies: this micro-batch's own of what its forward has written to.
+        counts: False = the loss is a mean of nothing, and the backward adds nothing.
     """
 
     inputs: Sequence[Tensor]
@@ -55,6 +61,7 @@ class _InFlightMicroBatch:
     later: WeightGradients | None
     parameters: Mapping[str, Tensor]
     copies: Mapping[str, Tensor]
+    counts: bool = True
 
 
 class Stage:
@@ -134,7 +141,8 @@ class Stage:
             key: number of the micro-batch.
             inputs: what crosses into the first unit, in the order of `description.crossing`.
             targets: all leaves of the loss's target, or none where no unit here uses any.
-            weight: of this micro-batch's loss in the backward (last stage only; None is 1).
+            weight: of this micro-batch's loss in the backward (last stage only; None is 1). With 0
+                the backward gives zeros, whatever the loss is: the mean of nothing is NaN.
             seed: (job, step, micro-batch) for dropout and its like; None: torch's generator goes
                 on as it is.
             share: part of the micro-batch's samples that this device of a group takes.
@@ -150,7 +158,8 @@ class Stage:
             raise InternalError(f"micro-batch {key} was already forwarded")
         gradients: list[Tensor | None] = [None] * len(inputs)
         leaves: list[Tensor] = []
-        later = WeightGradients(self._uses) if split else None
+        counts = weight != 0.0 or not self._is_last
+        later = WeightGradients(self._uses) if split and counts else None
         with torch.enable_grad():
             received = list(inputs)
             for position, described in enumerate(self._train.inputs):
@@ -164,10 +173,10 @@ class Stage:
             outputs = self._run(key, share, received, targets, seed, later, instead, passing)
             self._rewritten.take(copies)
             roots = list(outputs)
-            if self._is_last and weight is not None:
+            if self._is_last and weight is not None and counts:
                 roots = [outputs[0] * weight]
         self._held[key] = _InFlightMicroBatch(
-            inputs, targets, seed, roots, gradients, leaves, later, given, copies
+            inputs, targets, seed, roots, gradients, leaves, later, given, copies, counts
         )
         return [output.detach() for output in outputs]
 
@@ -217,6 +226,12 @@ class Stage:
             One for each of its inputs, None for those that need none.
         """
         held = self._held.pop(key)
+        if not held.counts:
+            with self._reporting(final):
+                for parameter in self._reached(held):
+                    accumulate(parameter, torch.zeros_like(parameter))
+                self._keep_separate(self._separate)
+            return held.gradients
         if held.later is not None:
             held.later.cancel()
         roots, starts = self._starts(held, gradients)
@@ -240,9 +255,12 @@ class Stage:
             As `backward`. Parameters that cannot be split have added to their `.grad`.
         """
         held = self._held.get(key)
-        if held is None or held.later is None:
+        if held is None or (held.later is None and held.counts):
             raise InternalError(f"micro-batch {key} was not forwarded with split=True")
         del self._held[key]
+        if held.later is None:
+            self._later[key] = NoGradients(self._reached(held))
+            return held.gradients
         later = self._later[key] = held.later
         roots, starts = self._starts(held, gradients)
         here = {n: p for n, p in self._trainable().items() if id(p) not in later.parameters}
@@ -293,6 +311,27 @@ class Stage:
         if part is None:
             raise InternalError(f"nothing is left of the backward of micro-batch {key}")
         return part
+
+    def _reached(self, held: _InFlightMicroBatch) -> list[nn.Parameter]:
+        """The parameters to which a backward leads; `held.gradients` become zeros where it does.
+
+        No number of it is used: a mean of nothing has none.
+        """
+        roots = [root for root in held.roots[:1] if _takes_gradient(root)]
+        held.roots.clear()
+        named = {**self._trainable(), **held.parameters, **held.copies}
+        named = {name: tensor for name, tensor in named.items() if tensor.requires_grad}
+        wanted = [*held.leaves, *named.values()]
+        if not roots or not wanted:
+            return []
+        found = torch.autograd.grad(roots, wanted, allow_unused=True)[len(held.leaves) :]
+        held.gradients[:] = [None if g is None else torch.zeros_like(g) for g in held.gradients]
+        adding = {**self._state, **held.parameters}
+        return [
+            parameter
+            for name, gradient in zip(named, found, strict=True)
+            if gradient is not None and isinstance(parameter := adding[name], nn.Parameter)
+        ]
 
     def _starts(
         self, held: _InFlightMicroBatch, gradients: Sequence[Tensor | None]

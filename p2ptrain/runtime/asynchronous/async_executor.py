@@ -213,7 +213,6 @@ class AsyncStageExecutor(StageExecutor):
             self.live.forward,
             number,
             shape.step,
-            weight=piece.samples / shape.samples if self.task.last else None,
             seed=(self.task.seed, shape.step, number - shape.first),
             is_last=number == shape.numbers[-1],
         )
@@ -249,6 +248,8 @@ class AsyncStageExecutor(StageExecutor):
 def _update(live: DelayedStage, order: RoundOrder, gradients: Gradients | None) -> None:
     if gradients is None:
         gradients = live.gradients(order.round.step)
+    if order.counts_nothing:
+        gradients = [None] * len(gradients)
     broken = live.broken(gradients, order.lr_factor)
     if broken is not None:
         stage, step = live.stage, order.round.step + 1

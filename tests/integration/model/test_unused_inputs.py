@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy, mse_loss, pad
 from p2ptrain.errors import ScriptError
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.sample_independence.class_losses import ClassLosses, entered
 from p2ptrain.model.sample_independence.division_probe import SAMPLES, first_mixing_unit
-from p2ptrain.model.sample_independence.masked_losses import DefaultIgnored
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.profiling.measure_units import measure_units
 
@@ -131,6 +131,7 @@ def test_labels_behind_an_unused_input_are_looked_at() -> None:
     tokens, nothing = torch.randint(0, 9, (4, 5)), torch.zeros(4)
     masked = tokens.index_fill(1, torch.tensor([2]), -100)
     model = capture(Labelled(), lambda output, _: output, ((tokens, tokens, tokens), nothing))
-    looks = DefaultIgnored(model.description)
-    for inputs, found in (((masked, tokens, tokens), False), ((tokens, tokens, masked), True)):
-        assert looks.found_in(model.entering(inputs, "train"), [nothing]) is found
+    losses = ClassLosses(model.description, model.state())
+    for inputs, count in (((masked, tokens, tokens), 16), ((tokens, tokens, masked), 12)):
+        leaves = entered(model.description, model.entering(inputs, "train"), [nothing])
+        assert losses.count(leaves) == count

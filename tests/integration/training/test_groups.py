@@ -233,8 +233,12 @@ async def test_evaluations_cover_every_sample_once(
 async def test_targets_left_out_that_come_up_later_are_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One sample that was not looked at before the plan."""
-    data = [(torch.ones(4), 0 if number != 7 else -100) for number in range(64)]
+    """One sample that was not looked at before the plan, and a term that no count of it weighs."""
+
+    def both(output: Tensor, target: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(output, target) + output.square().mean()
+
+    data = [(torch.ones(4) * number / 64, 0 if number != 7 else -100) for number in range(64)]
     options = TrainOptions(wait_for=2, steps=16)
     alone = TrainOptions(local=True, steps=16)
     cases = ([divided(2, 2)], 4, options, 1), ([dealt(1, 1)], 4, options, 1), (None, 8, alone, 0)
@@ -243,8 +247,7 @@ async def test_targets_left_out_that_come_up_later_are_told_of(
             monkeypatch.undo()
         else:
             force(monkeypatch, plan)
-        model, loss = torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy
-        job = Job(model, data, loss, SGD(lr=0.1), 8, micro_batch, epochs=2)
+        job = Job(torch.nn.Linear(4, 3), data, both, SGD(lr=0.1), 8, micro_batch, epochs=2)
         async with devices(1 if plan is None else 2) as household:
             await household.holder_run(job, how).run()
             told = [event for event in household.events if isinstance(event, Warned)]

@@ -13,7 +13,6 @@ from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription, sample_dimension
 from p2ptrain.model.sample_independence.division_effects import (
     division_effects,
-    indivisible_boundaries,
 )
 from tests.support.prepared_models import Get
 
@@ -68,57 +67,3 @@ def test_gradients_scaled_by_how_often_an_index_comes_up_are_named() -> None:
     assert effects() == ()
     (effect,) = effects(scale_grad_by_freq=True)
     assert effect.startswith("embeddings divide gradients by how often a part has each index")
-
-
-def _effects(loss: Callable[..., Tensor]) -> tuple[str, ...]:
-    example = torch.randn(4, 6), torch.arange(4)
-    return _effects_of(nn.Linear(6, 4), loss, example)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"weight": torch.ones(4)}, "the loss weighs classes"),
-        ({"ignore_index": 3}, "the loss leaves targets out"),
-        ({"ignore_index": -1}, "the loss leaves targets out"),
-    ],
-)
-def test_a_loss_that_is_no_mean_over_samples_is_read_from_its_arguments(
-    options: dict[str, Any], words: str
-) -> None:
-    for loss in (nn.CrossEntropyLoss(**options), _after_softmax(nn.NLLLoss(**options))):
-        (effect,) = _effects(loss)
-        assert effect.startswith(words)
-        assert "(layer " in effect
-
-
-def _after_softmax(loss: nn.Module) -> Callable[..., Tensor]:
-    def call(output: Tensor, target: Tensor) -> Tensor:
-        result: Tensor = loss(output.log_softmax(1), target)
-        return result
-
-    return call
-
-
-@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"ignore_index": -100}])
-def test_torchs_own_means_over_samples_divide(options: dict[str, Any]) -> None:
-    assert _effects(nn.CrossEntropyLoss(**options)) == ()
-
-
-def test_a_sum_over_what_is_left_is_no_mean_of_torchs() -> None:
-    assert _effects(nn.CrossEntropyLoss(ignore_index=1, reduction="sum")) == ()
-
-
-def test_a_matrix_of_pairs_of_samples_cannot_be_divided(prepared: Get) -> None:
-    description = prepared("pairwise_in_batch").model.description
-    assert 2 in indivisible_boundaries(description)
-    assert 0 not in indivisible_boundaries(description)
-
-
-def test_rows_that_are_no_samples_cannot_be_divided(prepared: Get) -> None:
-    assert 2 in indivisible_boundaries(prepared("folded_batch").model.description)
-
-
-def test_every_cut_of_an_ordinary_model_can_be_divided(prepared: Get) -> None:
-    for name in ("cnn", "gpt", "views"):
-        assert indivisible_boundaries(prepared(name).model.description) == ()

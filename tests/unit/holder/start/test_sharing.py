@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, PlanError, ProtocolError, ScriptError
 from p2ptrain.holder.start.prepare import prepare
@@ -89,20 +90,31 @@ def test_what_a_graph_does_not_show_is_tried() -> None:
         _prepared(model, "sum")
 
 
-def _labelled(labels: list[int], model: nn.Module | None = None) -> SharingLimits:
+def _labelled(
+    labels: list[int],
+    model: nn.Module | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
+) -> SharingLimits:
     data = [(torch.ones(6) * label, label) for label in labels]
     model, sgd = model or nn.Linear(6, 3), SGD(lr=0.1)
-    job = Job(model, data, nn.functional.cross_entropy, sgd, batch_size=8, micro_batch=4)
+    job = Job(model, data, loss, sgd, batch_size=8, micro_batch=4)
     return prepare(job, TrainOptions()).sharing
 
 
-def test_targets_that_the_data_has_torch_leave_out_are_seen() -> None:
-    """Not only among the first samples."""
+def test_targets_that_torch_leaves_out_are_counted() -> None:
     assert _labelled([0, 1, 2] * 32) == SharingLimits()
-    (effect,) = _labelled([0, 1, 2] * 26 + [-100] * 18).effects
-    assert effect == (
-        "the loss leaves targets out, each part of a micro-batch for itself (those of -100)"
-    )
+    assert _labelled([0, 1, 2] * 26 + [-100] * 18) == SharingLimits()
+
+
+def test_targets_that_are_left_out_beside_another_term_are_seen() -> None:
+    """Not only among the first samples: no count weighs both."""
+
+    def both(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, target) + output.square().mean()
+
+    assert _labelled([0, 1, 1, 2, 0, 2, 1] * 14, loss=both) == SharingLimits()
+    (effect,) = _labelled([0, 1, 1, 2, 0, 2, 1] * 12 + [-100] * 18, loss=both).effects
+    assert effect.startswith("samples are not computed independently")
 
 
 def test_no_part_is_one_sample_where_a_normalisation_needs_two() -> None:
