@@ -68,7 +68,7 @@ from p2ptrain.runtime.io.sample_division import SampleDivision
 from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver, contents_at_cut
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.runtime.tiled.tile_layout import tiles_of
-from p2ptrain.state.transfer_client import TransferRequest, read_state
+from p2ptrain.state.transfer_client import Known, TransferRequest, read_state
 from p2ptrain.state.transfer_server import WEIGHTS, Check
 
 log = get_logger(__name__)
@@ -239,8 +239,12 @@ class HolderGeneration:
         first = self.assignment.version
         return first if step == first.step else Version(step, self.assignment.key.epoch)
 
-    async def gather(self, source: str) -> dict[str, Tensor]:
-        """The whole state, by `model:` and `optimizer:` names, from `source` of every stage."""
+    async def gather(self, source: str, known: Known | None = None) -> dict[str, Tensor]:
+        """The whole state, by `model:` and `optimizer:` names, from `source` of every stage.
+
+        Args:
+            known: what need not come, as it is here.
+        """
         job = self.assignment.key.job
         parts: list[dict[str, Tensor]] = [{} for _ in self.assignment.stages]
 
@@ -251,7 +255,7 @@ class HolderGeneration:
                 parts[index] = await self._states.local(job, source, place.first, place.end)
                 return
             request = TransferRequest(keeper, job, source, place.first, place.end)
-            parts[index] = await self._read(request)
+            parts[index] = await self._read(request, known)
             if failpoints.armed:
                 await self.reach("checkpoint.gather.between")
 
@@ -276,8 +280,10 @@ class HolderGeneration:
             if failpoints.armed:
                 await self.reach("home.between")
 
-    async def _read(self, request: TransferRequest) -> dict[str, Tensor]:
-        reading = read_state(self._mesh, request, self._check)
+    async def _read(
+        self, request: TransferRequest, known: Known | None = None
+    ) -> dict[str, Tensor]:
+        reading = read_state(self._mesh, request, self._check, known)
         return await while_it_works(self._mesh, request.peer, reading, self._settings.talk_limits)
 
     async def arrived(self, round_index: int) -> list[StageArrival]:

@@ -69,6 +69,7 @@ from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress, save
 from p2ptrain.state.fetch import state_check, version_source
+from p2ptrain.state.transfer_client import Known
 from p2ptrain.state.transfer_server import STAGE, in_memory
 from p2ptrain.state.weights_files import save_elsewhere, save_weights
 
@@ -116,6 +117,7 @@ class JobTrainer:
         self._in_force: PlanInForce | None = None
         self._feeding: ReplayFeed | None = None
         self._spoiled = SpoiledUpdates()
+        self._frozen: Known | None = None  # what versions of this job need not bring here
         self._faulty: Mapping[str, str] = {}  # names of devices that get no more work, and why
 
     @property
@@ -309,7 +311,7 @@ class JobTrainer:
         def progress(step: int) -> CheckpointProgress:
             return replace(prepared.progress(step), evaluated=epochs.reports.reported.evaluated)
 
-        checkpointer = self._checkpointer(progress)
+        checkpointer = self._checkpointer(prepared, progress)
 
         def make_epoch(answer: ReconfigureReply) -> HolderGeneration:
             epoch = HolderGeneration(
@@ -482,7 +484,7 @@ class JobTrainer:
             self._device.states,
             self._id,
             prepared.captured.description,
-            self._gather,
+            partial(self._gather, prepared),
             wants,
             prepared.first_step,
             self._whole_bytes(prepared),
@@ -563,14 +565,16 @@ class JobTrainer:
             )
         return {n: tensor for part in arrived for n, tensor in split_state(part)[0].items()}
 
-    def _checkpointer(self, progress: Callable[[int], CheckpointProgress]) -> Checkpointer | None:
+    def _checkpointer(
+        self, prepared: PreparedJob, progress: Callable[[int], CheckpointProgress]
+    ) -> Checkpointer | None:
         folder = self._options.checkpoint
         if folder is None:
             return None
         return Checkpointer(
             folder,
             CheckpointSchedule(self._options.checkpoint_every, monotonic()),
-            self._gather,
+            partial(self._gather, prepared),
             progress,
             self._warn,
         )
@@ -584,9 +588,11 @@ class JobTrainer:
     def _warn(self, message: str) -> None:
         self._emit(Warned(message))
 
-    async def _gather(self, version: Version) -> Mapping[str, Tensor]:
+    async def _gather(self, prepared: PreparedJob, version: Version) -> Mapping[str, Tensor]:
         assert self._epoch is not None
-        return await self._epoch.gather(version_source(version))
+        if self._frozen is None:
+            self._frozen = await run_in_background(prepared.frozen)
+        return await self._epoch.gather(version_source(version), self._frozen)
 
     # -- after -----------------------------------------------------------------------------------
 

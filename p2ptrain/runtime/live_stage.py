@@ -83,13 +83,28 @@ class TrainedStage(ABC):
     def copied(self, slot: Named) -> dict[str, Tensor]:
         """Copies of what the last update gave, in the memory of `slot` as far as it fits.
 
-        Ask before a forward comes after an update that does not count yet, where it writes.
+        What never changes is not copied. Ask before a forward comes after an update that does not
+        count yet, where it writes.
         """
-        return {name: copy_into(slot.get(name), tensor) for name, tensor in self._newest().items()}
+        return {
+            name: copy_into(slot.get(name), tensor) if self._changes(name) else tensor
+            for name, tensor in self._newest().items()
+        }
 
     def _newest(self) -> Mapping[str, Tensor]:
         """Of the last update, whether it counts or not."""
         return self.named()
+
+    def _changes(self, name: str) -> bool:
+        """Whether a round and its update may change that tensor."""
+        kind, _, rest = name.partition(":")
+        return kind == "optimizer" or rest in self._changing
+
+    @cached_property
+    def _changing(self) -> frozenset[str]:
+        stage = self.stage
+        written = written_names(stage.description, stage.first, stage.end)
+        return written | frozenset(self.optimizer.parameters)
 
     @contextmanager
     def _whole_or_torn(self) -> Iterator[None]:
@@ -292,17 +307,6 @@ class LiveStage(TrainedStage):
         if self.stage.statistics is not None:
             self.stage.statistics.merge()
         self._saved.forget()
-
-    def _changes(self, name: str) -> bool:
-        """Whether a round and its update may change that tensor."""
-        kind, _, rest = name.partition(":")
-        return kind == "optimizer" or rest in self._changing
-
-    @cached_property
-    def _changing(self) -> frozenset[str]:
-        stage = self.stage
-        written = written_names(stage.description, stage.first, stage.end)
-        return written | frozenset(self.optimizer.parameters)
 
     def _written_before(self) -> Mapping[str, Tensor]:
         return self._saved.before()

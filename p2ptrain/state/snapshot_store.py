@@ -14,6 +14,7 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.mutated_state import unchanging_names
 from p2ptrain.model.wire.tensor_codec import like
 from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
@@ -57,10 +58,16 @@ class _StoredEntry:
 
 
 class SnapshotStore:
-    """Immutable tensors, for the event loop alone. What is put in is not copied."""
+    """Immutable tensors, for the event loop alone. What is put in is not copied.
+
+    Attributes:
+        unchanging: `model:` names of what is the same in all versions: entries may share it with
+            one another and with what is trained.
+    """
 
     def __init__(self, description: ModelDescription) -> None:
         """Of a model; nothing is there yet."""
+        self.unchanging = frozenset(f"model:{name}" for name in unchanging_names(description))
         self._description = description
         self._entries: dict[StateEntry, _StoredEntry] = {}
         self._reserved: frozenset[Place] = frozenset()

@@ -105,15 +105,17 @@ class TransferredState:
     digests: dict[str, Digest]
 
 
-async def read_state(mesh: Mesh, request: TransferRequest, check: Check) -> dict[str, Tensor]:
-    """Fetch every tensor of `request`.
+async def read_state(
+    mesh: Mesh, request: TransferRequest, check: Check, known: Known | None = None
+) -> dict[str, Tensor]:
+    """Fetch every tensor of `request`; `known` as `TransferClient` takes it.
 
     Raises:
         ProtocolError: the other side offers what `check` refuses.
         ChecksumMismatch: bytes do not fit their checksums, nor did they when read again.
         LinkClosed, TimeoutError, PeerError: it is gone, too slow, or has no such state.
     """
-    reading = TransferClient(mesh, check)
+    reading = TransferClient(mesh, check, known=known)
     await reading.read_from(request)
     return reading.state().tensors
 

@@ -165,13 +165,18 @@ class JobStore:
             part = self._from(version, unit, end) or await self._whole(version, unit, end)
             stays = part.kind not in (StateKind.LIVE, StateKind.FETCHED)
             new = {n: t for n, t in part.tensors.items() if n not in found.tensors}
+            changing = frozenset(new) - self._unchanging
             found = FoundTensors(
                 found.tensors | new,
                 found.digests | {n: part.digests[n] for n in new if n in part.digests},
-                found.stays | (frozenset(new) if stays else frozenset()),
+                found.stays | (changing if stays else frozenset()),
             )
             unit = part.end
         return found
+
+    @property
+    def _unchanging(self) -> frozenset[str]:
+        return self._versions.unchanging if self._versions is not None else frozenset()
 
     def _from(self, version: Version, unit: int, end: int) -> StoredTensors | None:
         if self.engagement is not None and not self._is_running:

@@ -39,8 +39,7 @@ from p2ptrain.recovery.version import Version
 from p2ptrain.state.checksums import Digest, digests_of
 from p2ptrain.state.fetch import version_source
 from p2ptrain.state.snapshot_store import Named, SnapshotStore
-from p2ptrain.state.transfer_client import Pace, TransferClient, TransferRequest
-from p2ptrain.state.transfer_server import Check
+from p2ptrain.state.transfer_client import Known, Pace, TransferClient, TransferRequest
 from p2ptrain.worker.hosted_stages import HostedStages
 from p2ptrain.worker.job_store import JobStore
 
@@ -269,9 +268,11 @@ class SnapshotCollector:
         check, versions = self._store.check, self._store.copies
         if check is None or versions is None:
             raise PeerError(f"{self._mesh.name} has no part in that job")
-        slot = versions.slot(*place) or {}
-        self._make_sure_of_memory(nbytes, slot)
-        reading = self._reading(versions, order, check, slot, self._paced(order.owner, pacing))
+        slot, known = versions.slot(*place) or {}, _known_copies(versions, order)
+        here = {name: t for name, (t, _) in known.items() if name in versions.unchanging}
+        self._make_sure_of_memory(nbytes, {**slot, **here})
+        pace = self._paced(order.owner, pacing)
+        reading = TransferClient(self._mesh, check, known=known, slot=slot, pace=pace)
         request = TransferRequest(
             order.owner,
             self._job,
@@ -290,30 +291,9 @@ class SnapshotCollector:
         versions.put(*place, order.version, state.tensors, state.digests)
         self._store.offer(order.version)
 
-    def _reading(
-        self,
-        versions: SnapshotStore,
-        order: worker_instructions.CollectSnapshot,
-        check: Check,
-        slot: Named,
-        pace: Pace,
-    ) -> TransferClient:
-        """What is here of the same stage at another version need not come again."""
-        known: dict[str, tuple[Tensor, Digest]] = {}
-        for holding in versions.holdings():
-            here = versions.of(holding)
-            units = (holding.kind, holding.first, holding.end)
-            if here is not None and units == (StateKind.REPLICA, order.first, order.end):
-                known |= {
-                    name: (tensor, here.digests[name])
-                    for name, tensor in here.tensors.items()
-                    if name in here.digests
-                }
-        return TransferClient(self._mesh, check, known=known, slot=slot, pace=pace)
-
-    def _make_sure_of_memory(self, nbytes: int, slot: Named) -> None:
+    def _make_sure_of_memory(self, nbytes: int, here: Named) -> None:
         """Where the kernel gives away more than it has, taking it would end this process."""
-        needed = nbytes - sum(tensor.nbytes for tensor in slot.values())
+        needed = nbytes - sum(tensor.nbytes for tensor in here.values())
         if needed > 0 and needed > available_memory_bytes():
             raise PeerError(f"{self._mesh.name} has no {size_text(needed)} free for a copy")
 
@@ -332,3 +312,18 @@ class SnapshotCollector:
             begun, left_before = self._clock(), left_bytes
 
         return pace
+
+
+def _known_copies(versions: SnapshotStore, order: worker_instructions.CollectSnapshot) -> Known:
+    """What is here of the same stage at another version need not come again."""
+    known: dict[str, tuple[Tensor, Digest]] = {}
+    for holding in versions.holdings():
+        here = versions.of(holding)
+        units = (holding.kind, holding.first, holding.end)
+        if here is not None and units == (StateKind.REPLICA, order.first, order.end):
+            known |= {
+                name: (tensor, here.digests[name])
+                for name, tensor in here.tensors.items()
+                if name in here.digests
+            }
+    return known

@@ -62,6 +62,7 @@ from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.sample_independence.class_losses import ClassLosses, entered
 from p2ptrain.model.sample_independence.division_probe import HalfWeights, alike
 from p2ptrain.model.stage.determinism import check_default_type, randomness_lock
+from p2ptrain.model.stage.mutated_state import unchanging_names
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio, state_slots
 from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
 from p2ptrain.plan.types.feature_maps import MapNetwork
@@ -70,7 +71,9 @@ from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.runtime.tiled.tile_layout import tileable
 from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress
+from p2ptrain.state.checksums import digests_of
 from p2ptrain.state.snapshot_store import as_laid_out, tensors_of_units
+from p2ptrain.state.transfer_client import Known
 from p2ptrain.state.weights_files import check_space, check_weights_file
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
@@ -160,6 +163,13 @@ class PreparedJob:
     def slice_state(self, first: int, end: int) -> dict[str, Tensor]:
         """The initial tensors that units [first, end) need."""
         return tensors_of_units(self.captured.description, self.state, first, end)
+
+    def frozen(self) -> Known:
+        """What no version changes, with its checksums; takes as long as reading it."""
+        names = [f"model:{name}" for name in unchanging_names(self.captured.description)]
+        tensors = {name: self.state[name] for name in names}
+        digests = digests_of(tensors)
+        return {name: (tensor, digests[name]) for name, tensor in tensors.items()}
 
 
 def prepare(job: Job, options: TrainOptions) -> PreparedJob:

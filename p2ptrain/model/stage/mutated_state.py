@@ -40,6 +40,16 @@ def written_names(description: ModelDescription, first: int, end: int) -> frozen
     return names_written(nodes[start:stop], state_views(nodes, start, stop))
 
 
+def unchanging_names(description: ModelDescription) -> frozenset[str]:
+    """The tensors of the state that no update and no forward of training changes."""
+    written = written_names(description, 0, len(description.units))
+    return frozenset(
+        tensor.name
+        for tensor in description.tensors
+        if not tensor.trainable and tensor.name not in written
+    )
+
+
 def names_written(
     nodes: Iterable[GraphNode], views: Mapping[Reference, frozenset[str]]
 ) -> frozenset[str]:

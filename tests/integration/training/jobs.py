@@ -34,9 +34,9 @@ def make_job(name: str = "mlp", **changes: object) -> Job:
     return Job(data=made.data, loss=made.loss, **settings)  # type: ignore[arg-type]
 
 
-def momentum_job(epochs: int = 4) -> Job:
+def momentum_job(epochs: int = 4, name: str = "mlp") -> Job:
     """A chain whose optimizer has a state, so that an update lost or made twice shows for ever."""
-    return make_job(optimizer=SGD(lr=0.05, momentum=0.9), epochs=epochs)
+    return make_job(name, optimizer=SGD(lr=0.05, momentum=0.9), epochs=epochs)
 
 
 class _Root(torch.nn.Module):

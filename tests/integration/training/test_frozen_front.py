@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from p2ptrain.events import Eval
-from p2ptrain.job.asynchrony import Asynchrony
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.tensors import StreamId
+from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.runtime.io.tensor_router import GRADIENTS, TensorRouter
+from p2ptrain.state.snapshot_store import SnapshotStore
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
-from tests.integration.training.household import devices
-from tests.integration.training.jobs import assert_undisturbed
+from tests.integration.training.household import OFTEN_COPIED, devices
+from tests.integration.training.jobs import (
+    assert_undisturbed,
+    momentum_job,
+    on_step,
+    one_stage_each,
+    undisturbed,
+)
 from tests.support import zoo
 from tests.support.curves import Case, difference, job_of, outcome_of, plain_torch
 
@@ -112,7 +122,7 @@ async def test_the_front_runs_no_further_ahead_than_what_follows_has_room(
 
 
 async def test_without_a_barrier_too(sent: Sent) -> None:
-    job, how, steps = delayed_job(FRONT), Asynchrony(), 12
+    job, how, steps = delayed_job(FRONT), AsyncOptions(), 12
     frozen = {name for name, p in job.model.named_parameters() if not p.requires_grad}
     async with devices(3) as household:
         await household.holder_run(job, options(3, how, steps)).run()
@@ -120,3 +130,36 @@ async def test_without_a_barrier_too(sent: Sent) -> None:
     for stage in range(2):
         assert bool(sent[stage, GRADIENTS]) is not frozen.issuperset(names[stage])
     assert_undisturbed(household, job, by_formula(delayed_job(FRONT), names, how, steps))
+
+
+@pytest.mark.parametrize("victim", ["b", "c", "d"])
+async def test_a_device_dies_and_not_one_bit_is_lost(
+    victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies share what is frozen: those of a stage, those at its neighbour, those at rest."""
+    copied: list[bool] = []
+    keep = SnapshotStore.put
+
+    def noted(store: SnapshotStore, kind: StateKind, *of: Any) -> None:
+        earlier = [store.of(entry) for entry in store.holdings() if entry.kind is kind]
+        keep(store, kind, *of)
+        tensors = of[3]
+        if kind in (StateKind.KEPT, StateKind.REPLICA):
+            copied.extend(
+                was.tensors[name].data_ptr() != tensors[name].data_ptr()
+                for was in earlier
+                if was is not None and was.tensors.keys() == tensors.keys()
+                for name in store.unchanging & tensors.keys()
+            )
+
+    monkeypatch.setattr(SnapshotStore, "put", noted)
+    job = momentum_job(epochs=20, name=FRONT)
+    killing: list[asyncio.Task[None]] = []
+    async with devices(4, settings=OFTEN_COPIED) as household:
+        kill = partial(household.mesh.kill, victim)
+        listen = on_step(household, 14, lambda: killing.append(asyncio.create_task(kill())))
+        await household.holder_run(job, one_stage_each(4, 24), listen).run()
+        await asyncio.gather(*killing)
+        assert_undisturbed(household, job, undisturbed(momentum_job(20, FRONT), 24))
+    assert copied
+    assert not any(copied)
