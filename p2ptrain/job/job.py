@@ -74,6 +74,8 @@ class Job:
         callbacks: functions of an event, or objects with any of `on_start`, `on_step`, `on_eval`
             and `on_end` (`p2ptrain.job.callbacks`). What one raises ends the job with that error;
             `p2ptrain.StopTraining` ends it well.
+        autocast: torch.bfloat16 computes model and loss as under `torch.autocast`; parameters,
+            gradients and updates stay as they are.
 
     Raises:
         OptionError: a number or the optimizer is unusable; the message names the field.
@@ -102,6 +104,7 @@ class Job:
     eval_data: Any = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
+    autocast: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         _check_model(self.model)
@@ -199,6 +202,8 @@ class Job:
         evaluates = self.eval_data is not None
         callbacks = checked_callbacks(self.callbacks, self.metrics, evaluates=evaluates)
         object.__setattr__(self, "callbacks", callbacks)
+        if self.autocast not in (None, torch.bfloat16):
+            raise OptionError(f"Job: autocast must be torch.bfloat16, not {self.autocast!r}")
 
     def _set_whole(self, name: str, value: object, least: int = 1) -> None:
         """Normalise integer-like values (numpy's, for one) to int."""

@@ -41,14 +41,19 @@ _REHEARSED: set[int] = set()
 
 
 def captured(
-    module: nn.Module, loss: Loss, example: tuple[Any, Any], *, evaluation: bool = True
+    module: nn.Module,
+    loss: Loss,
+    example: tuple[Any, Any],
+    *,
+    evaluation: bool = True,
+    autocast: torch.dtype | None = None,
 ) -> Captured:
     """As `capture`, which is only called where no equal model was captured before."""
-    key = _content(module, loss, example, evaluation)
+    key = _content(module, loss, example, evaluation, autocast)
     if key is None:
-        return capture(module, loss, example, evaluation=evaluation)
+        return capture(module, loss, example, evaluation=evaluation, autocast=autocast)
     if key not in _KNOWN:
-        made = capture(module, loss, example, evaluation=evaluation)
+        made = capture(module, loss, example, evaluation=evaluation, autocast=autocast)
         if not _owns_all(module, made):
             return made
         _KNOWN[key] = _Known(module, copy.copy(made))

@@ -57,6 +57,7 @@ from p2ptrain.messages.plan_request import SharingLimits
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.capture.rehearsal import RehearsalEffort, rehearse
+from p2ptrain.model.capture.scored_module import casting
 from p2ptrain.model.capture.stale_globals import Outdated
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.sample_independence.class_losses import ClassLosses, entered
@@ -199,7 +200,9 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
     with timed(log, "exported"), _explained(job, samples, order):
-        captured = capture(job.model, job.loss_function, example, evaluation=evaluates)
+        captured = capture(
+            job.model, job.loss_function, example, evaluation=evaluates, autocast=job.autocast
+        )
     outdated = Outdated(job.model, job.loss_function)
     if evaluates:
         check_evaluation(job.metrics, captured)
@@ -283,7 +286,9 @@ def _explained(job: Job, samples: SampleReader, order: FirstBatches) -> Iterator
             ]
         except (UserError, MemoryError):
             raise error from error.__cause__
-        raise explained(job.model, job.loss_function, batches, error) from error
+        with casting(job.autocast):
+            explanation = explained(job.model, job.loss_function, batches, error)
+        raise explanation from error
 
 
 def _seen(samples: SampleReader) -> list[int]:

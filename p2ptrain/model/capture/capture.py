@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -59,7 +60,12 @@ _FLOPS_BATCH = 16
 
 
 def capture(
-    module: nn.Module, loss: Loss, example: tuple[Any, Any], *, evaluation: bool = True
+    module: nn.Module,
+    loss: Loss,
+    example: tuple[Any, Any],
+    *,
+    evaluation: bool = True,
+    autocast: torch.dtype | None = None,
 ) -> Captured:
     """Export `module` and `loss` together, in train and in evaluation mode, and cut them to units.
 
@@ -70,22 +76,22 @@ def capture(
         evaluation: False spares the second export; the evaluation graph is then the training
             graph and must not be run. Where the loss does not take what the model returns in
             evaluation mode, a zero stands for it (`Captured.unscored`).
+        autocast: the type under which `torch.autocast` calls both; None: neither is.
 
     Raises:
         CaptureError: torch.export cannot take it; names the user's line and what to change.
         ScriptError: the example is unusable.
     """
     with one_at_a_time, _given_back():
-        return _capture(module, loss, example, evaluation=evaluation)
+        taken = _take_apart(example)
+        scored = ScoredModule(module, loss, taken, autocast)
+        return _capture(scored, taken, evaluation=evaluation)
 
 
-def _capture(
-    module: nn.Module, loss: Loss, example: tuple[Any, Any], *, evaluation: bool
-) -> Captured:
+def _capture(scored: ScoredModule, taken: Example, *, evaluation: bool) -> Captured:
+    module = scored.module
     refuse_unready(module)
-    taken = _take_apart(example)
     table = StateTable(module)
-    scored = ScoredModule(module, loss, taken)
     exported = export(scored, taken, training=True)
     train = evaluate = _translate(exported, taken, table)
     trains = evaluates = _limits(exported, train)
@@ -97,7 +103,11 @@ def _capture(
         evaluates = _limits(exported, evaluate)
     table.refuse_shared_memory()
     description = _describe(type(module).__name__, taken, table, train, evaluate)
-    return Captured(description, taken, exported.output, table, trains, evaluates, unscored)
+    return Captured(
+        *(description, taken, exported.output, table, trains, evaluates),
+        unscored=unscored,
+        autocast=scored.autocast,
+    )
 
 
 @contextmanager

@@ -166,6 +166,7 @@ class Captured:
         trains, evaluates: how few samples it does both with.
         unscored: why evaluation gives no loss (a zero in its place), where the loss does not take
             what the model returns in evaluation mode; "" where it does.
+        autocast: the type under which `torch.autocast` called both; None: neither was.
     """
 
     def __init__(
@@ -177,8 +178,10 @@ class Captured:
         trains: SampleLimits,
         evaluates: SampleLimits,
         unscored: str,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self.description = description
+        self.autocast = autocast
         self.trains, self.evaluates = trains, evaluates
         self.unscored = unscored
         self.input = example.input

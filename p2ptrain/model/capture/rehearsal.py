@@ -128,7 +128,10 @@ class _Pair:
         inputs: list[Tensor] = []
         self._captured = captured
         self._scored = ScoredModule(
-            module, loss, Example(captured.input, captured.target, inputs, [])
+            module,
+            loss,
+            Example(captured.input, captured.target, inputs, []),
+            captured.autocast,
         )
         description = captured.description
         self._own = {t.name: captured.tensor(t.name) for t in description.tensors}

@@ -51,10 +51,18 @@ class ScoredModule(nn.Module):
         copied: paths of buffers that the model computes with a copy of: it replaces them, and its
             backward needs what was there before.
         is_scored: whether the loss is computed in evaluation mode too; a zero stands for it if not.
+        autocast: the type under which both are called, as `torch.autocast` has it; None: neither.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss, example: Example) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        example: Example,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
+        self.autocast = autocast
         self.module = module
         self.loss = loss
         self.as_eager = True
@@ -81,8 +89,9 @@ class ScoredModule(nn.Module):
             derivatives_as_traced(expected=self.differentiates),
             own_backwards_as_traced(self.undefined, training=self.module.training) as calls,
         ):
-            output = self.run(inputs)
-            loss = self._loss_of(output, targets)
+            with casting(self.autocast):
+                output = self.run(inputs)
+                loss = self._loss_of(output, targets)
             if self.module.training:
                 calls.check(loss)
                 buffers.check(loss)
@@ -110,11 +119,13 @@ class ScoredModule(nn.Module):
 
     def plain_loss(self, inputs: Sequence[Tensor], targets: list[Tensor]) -> Tensor:
         """The loss as plain torch has it, without all that a trace needs."""
-        return self._checked_loss(self.run(inputs), targets)
+        with casting(self.autocast):
+            return self._checked_loss(self.run(inputs), targets)
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
         """The module's output for the leaves of an input."""
-        return call_model(self.module, self._example.input.unflatten(inputs))
+        with casting(self.autocast):
+            return call_model(self.module, self._example.input.unflatten(inputs))
 
     @property
     def last_output(self) -> Structure:
@@ -153,6 +164,11 @@ class _Record:
     output: Structure | None = None
     changed: Sequence[str] = ()
     regrown: Sequence[tuple[str, Tensor]] = ()
+
+
+def casting(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
+    """A job's autocast: a weight that is used several times inside is cast once."""
+    return contextlib.nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
 
 
 def call_model(module: nn.Module, value: Any) -> Any:
