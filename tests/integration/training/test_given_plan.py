@@ -16,6 +16,7 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import STEPS, assert_undisturbed, momentum_job, undisturbed
+from tests.integration.training.test_recovery_holder import again, killed
 
 
 def plan_file(
@@ -128,3 +129,24 @@ async def test_a_dry_run_writes_what_planners_read_and_trains_nothing(tmp_path: 
         model = Profile.from_json(json.loads(profile.read_text()))
         assert model.times.unit_count == made.stages[-1].units[1]
         assert all(value.equal(before[name]) for name, value in job.model.state_dict().items())
+
+
+async def test_a_holder_that_is_started_again_goes_on_by_the_plan(tmp_path: Path) -> None:
+    units = await measured(tmp_path)
+    size = momentum_job().fixed_micro_batch
+    stages = (0, 1, "c"), (1, units - 1, "a"), (units - 1, units, "b")
+    file = plan_file(tmp_path, *stages, micro_batch=size, planner="pp")
+    options = TrainOptions(plan=file, steps=STEPS)
+    wanted = undisturbed(momentum_job())
+    async with devices(3) as household:
+        process = await killed(household, tmp_path, 5, momentum_job(), options)
+        other = (0, 2, "b"), (2, units, "a")
+        plan_file(tmp_path, *other, micro_batch=size, planner="pp")
+        job = momentum_job()
+        await again(household, process, job, options)
+        assert_undisturbed(household, job, wanted)
+        first, *later = [e for e in household.events if isinstance(e, PlanEvent)]
+        assert units_of(first) == [((begin, end), [name]) for begin, end, name in stages]
+        assert [units_of(plan) for plan in later] == [
+            [((begin, end), [name]) for begin, end, name in other]
+        ]
