@@ -81,8 +81,10 @@ from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.profiling.boxed_measure import FoundTimes, ProfileResult
-from p2ptrain.profiling.measure_units import MeasuredUnit
+from p2ptrain.plan.types.profile import Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.profiling.boxed_measure import ProfileResult
+from p2ptrain.profiling.measure_units import UnitMeasurements
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.profile_corrections import ProfileCorrections
@@ -440,8 +442,8 @@ def _training() -> list[Target]:
 
 
 def _found() -> ProfileResult:
-    unit, times = MeasuredUnit("u", 4, 4, 4, 4, 1), FoundTimes(4, (0.01,), (0.02,), (0.0,))
-    return ProfileResult(input_bytes=7, target_bytes=1, units=(unit,), times=(times,))
+    times = TimeTable((4,), (UnitTimes((0.01,), (0.02,), (0.0,)),))
+    return ProfileResult(UnitMeasurements(7, 1, (Unit("u", 4, 4, 4, 1),), times, 1.0))
 
 
 def _about_plans() -> list[Target]:

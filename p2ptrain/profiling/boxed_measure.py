@@ -7,7 +7,7 @@ member:  ProfileRequest ──► box ──► measure(...)   in a fresh proces
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
@@ -19,29 +19,20 @@ from p2ptrain.errors import Error
 from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
 from p2ptrain.net import cbor
-from p2ptrain.net.forms import Length, Range, Text
+from p2ptrain.net.forms import Length, Text
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.process.zygote import Mark
-from p2ptrain.profiling.measure_units import MeasuredUnit, UnitMeasurements, measure_units, work_on
-from p2ptrain.profiling.unit_seconds import UnitSeconds
+from p2ptrain.profiling.measure_units import UnitMeasurements, measure_units, work_on
 
 MEASURE, WORK = f"{__name__}:measure", f"{__name__}:work"
 
 ANSWER_LIMIT_BYTES = 4 << 20
 
-MAX_UNITS = 1 << 16
-
 _ENOUGH_FOR_ALL_THREADS = 1 << 20  # elements; torch divides no fewer than 32,768
 
 T = TypeVar("T")
-
-_Count = Annotated[int, Range(0, 2**53)]
-
-_Seconds = Annotated[float, Range(0.0, 1e9)]
-
-_OfUnits = Annotated[tuple[_Seconds, ...], Length(MAX_UNITS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,78 +64,21 @@ class ProfileRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTimes:
-    """`UnitSeconds` of so many samples."""
-
-    samples: Annotated[int, Range(1, 1 << 20)]
-    forward: _OfUnits
-    backward: _OfUnits
-    weight: _OfUnits
-
-
-@dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """What the child has found: `UnitMeasurements`, or why the model cannot be computed.
+    """What the child has found, or how the model fails in plain torch or is refused."""
 
-    Attributes:
-        fails: how it fails in plain torch, or is refused; "" where it does neither.
-    """
-
+    found: UnitMeasurements | None = None
     fails: Annotated[str, Text(1024, clean=True)] = ""
-    input_bytes: _Count = 0
-    target_bytes: _Count = 0
-    units: Annotated[tuple[MeasuredUnit, ...], Length(MAX_UNITS)] = ()
-    times: Annotated[tuple[FoundTimes, ...], Length(64)] = ()
-    wall_by_cpu: Annotated[float, Range(0.0, 1e6, above=True)] = 1.0
-    cold: Annotated[tuple[int, ...], Length(64)] = ()
-    faster: Annotated[tuple[int, ...], Length(MAX_UNITS)] = ()
 
     def __post_init__(self) -> None:
-        count, sizes = len(self.units), [times.samples for times in self.times]
-        if not self.fails and (not count or not sizes):
+        if (self.found is None) is (self.fails == ""):
             raise ValueError("no unit was measured")
-        if sizes != sorted(set(sizes)) or not set(self.cold) <= set(sizes):
-            raise ValueError("sizes do not ascend")
-        rows = [row for t in self.times for row in (t.forward, t.backward, t.weight)]
-        if any(len(row) != count for row in rows) or not set(self.faster) <= set(range(count)):
-            raise ValueError(f"times of other units than its {count}")
-
-    @classmethod
-    def of(cls, measured: UnitMeasurements) -> ProfileResult:
-        """As a form."""
-        return cls(
-            input_bytes=measured.input_bytes,
-            target_bytes=measured.target_bytes,
-            units=measured.units,
-            times=tuple(
-                FoundTimes(samples, times.forward, times.backward, times.weight)
-                for samples, times in sorted(measured.times.items())
-            ),
-            wall_by_cpu=measured.wall_by_cpu,
-            cold=measured.cold,
-            faster=measured.faster,
-        )
 
     @classmethod
     def from_bytes(cls, answer: bytes) -> ProfileResult:
         """Raises ProtocolError: the child says what no measurement can be."""
         content = cbor.loads(answer, ANSWER_LIMIT_BYTES, items_limit=ANSWER_LIMIT_BYTES)
         return read_form(cls, content, "measurement")
-
-    def measurements(self) -> UnitMeasurements:
-        """As if they had been made in this process."""
-        times: Mapping[int, UnitSeconds] = {
-            t.samples: UnitSeconds(t.forward, t.backward, t.weight) for t in self.times
-        }
-        return UnitMeasurements(
-            input_bytes=self.input_bytes,
-            target_bytes=self.target_bytes,
-            units=self.units,
-            times=times,
-            wall_by_cpu=self.wall_by_cpu,
-            cold=self.cold,
-            faster=self.faster,
-        )
 
 
 def measure(content: bytes, mark: Mark) -> bytes:
@@ -156,7 +90,7 @@ def measure(content: bytes, mark: Mark) -> bytes:
 def _measured(asked: ProfileRequest, mark: Mark) -> bytes:
     try:
         description = decode_model(asked.model)
-        found = ProfileResult.of(
+        found = ProfileResult(
             measure_units(
                 description,
                 batch_sizes=asked.batch_sizes,

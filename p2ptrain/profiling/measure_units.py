@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -26,10 +26,12 @@ from p2ptrain.model.graph.nodes import GraphNode, StateRef
 from p2ptrain.model.graph.packed_sequences import full_lengths
 from p2ptrain.model.graph.values import ValueDescription
 from p2ptrain.model.stage.result_sizes import refuse_too_large, shortest_packed
-from p2ptrain.net.forms import Range, Text
+from p2ptrain.net.forms import Length, Range
+from p2ptrain.plan.types.planning_file import Whole
+from p2ptrain.plan.types.profile import Unit
+from p2ptrain.plan.types.unit_times import Times, TimeTable, UnitTimes
 from p2ptrain.profiling.unit_chain import UnitChain, unmarked
 from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits
-from p2ptrain.profiling.unit_seconds import UnitSeconds
 from p2ptrain.profiling.unit_timing import time_units
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
@@ -39,76 +41,39 @@ DEFAULT_BUDGET_SECONDS = 2.5
 _REFERENCE_BATCH = 16
 """Batch at which bytes a sample are taken, for values that do not grow with the batch."""
 
-_Count = Annotated[int, Range(0, 2**53)]
+MAX_UNITS = 1 << 16
 
-
-@dataclass(frozen=True, slots=True)
-class MeasuredUnit:
-    """What one unit costs besides time; bytes and flops per sample, but those of parameters.
-
-    A form: a process that need not be believed says it too.
-
-    Attributes:
-        parameter_bytes: parameters only, of all units that use them.
-        trainable_bytes: of those that take gradients.
-        output_bytes: everything that crosses a cut after the unit; 0 for the last.
-        activation_bytes: kept for the backward.
-        flops: of the forward.
-    """
-
-    name: Annotated[str, Text(256)]
-    parameter_bytes: _Count
-    trainable_bytes: _Count
-    output_bytes: _Count
-    activation_bytes: _Count
-    flops: _Count
+_Sizes = Annotated[tuple[int, ...], Length(64)]
 
 
 @dataclass(frozen=True, slots=True)
 class UnitMeasurements:
     """A model measured on one device.
 
+    A form: a process that need not be believed says it too.
+
     Attributes:
         input_bytes, target_bytes: per sample, as the holder sends them.
-        times: wall seconds by batch size, ascending; at least the smallest that was asked for.
+        times: wall seconds by batch size; at least the smallest that was asked for.
         wall_by_cpu: how many of them this device takes for one of processor time.
         cold: batch sizes that there was time for once, so that their times are too long.
         faster: units in which a sample gets cheaper at once with ONEDNN_FROM samples.
     """
 
-    input_bytes: int
-    target_bytes: int
-    units: tuple[MeasuredUnit, ...]
-    times: Mapping[int, UnitSeconds]
-    wall_by_cpu: float
-    cold: tuple[int, ...]
-    faster: tuple[int, ...] = ()
+    input_bytes: Whole
+    target_bytes: Whole
+    units: Annotated[tuple[Unit, ...], Length(MAX_UNITS, 1)]
+    times: Times
+    wall_by_cpu: Annotated[float, Range(0.0, 1e6, above=True)]
+    cold: _Sizes = ()
+    faster: Annotated[tuple[int, ...], Length(MAX_UNITS)] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """As in a profile file: "input_bytes", "target_bytes", "units" and "times"."""
-        return {
-            "input_bytes": self.input_bytes,
-            "target_bytes": self.target_bytes,
-            "units": [
-                {
-                    "name": unit.name,
-                    "parameter_bytes": unit.parameter_bytes,
-                    "trainable_bytes": unit.trainable_bytes,
-                    "output_bytes": unit.output_bytes,
-                    "activation_bytes": unit.activation_bytes,
-                    "flops": unit.flops,
-                }
-                for unit in self.units
-            ],
-            "times": {
-                str(batch): {
-                    "forward": list(times.forward),
-                    "backward": list(times.backward),
-                    "weight": list(times.weight),
-                }
-                for batch, times in self.times.items()
-            },
-        }
+    def __post_init__(self) -> None:
+        count = len(self.units)
+        if self.times.unit_count != count or not set(self.faster) <= set(range(count)):
+            raise ValueError(f"times of other units than its {count}")
+        if not set(self.cold) <= set(self.times.sizes):
+            raise ValueError("cold: sizes that were not measured")
 
 
 def measure_units(
@@ -178,10 +143,22 @@ def measure_units(
             _unit(description, number, math.ceil(saved[largest][number] / largest))
             for number in range(len(description.units))
         ),
-        times={size: times.where(has_backward) for size, times in timing.times.items()},
+        times=TimeTable(
+            tuple(sorted(timing.times)),
+            tuple(_where(has_backward, timing.times[size]) for size in sorted(timing.times)),
+        ),
         wall_by_cpu=timing.wall_by_cpu,
         cold=timing.cold,
         faster=faster,
+    )
+
+
+def _where(has_backward: Sequence[bool], times: UnitTimes) -> UnitTimes:
+    """Only these units have a backward; asking the others for it takes a moment too."""
+    return replace(
+        times,
+        backward=tuple(s * has for s, has in zip(times.backward, has_backward, strict=True)),
+        weight=tuple(s * has for s, has in zip(times.weight, has_backward, strict=False)),
     )
 
 
@@ -259,12 +236,12 @@ class _MemoryRoom:
         return [saved * batch / known for saved in self.chain.saved_bytes[known]]
 
 
-def _unit(description: ModelDescription, number: int, activation_bytes: int) -> MeasuredUnit:
+def _unit(description: ModelDescription, number: int, activation_bytes: int) -> Unit:
     last = number == len(description.units) - 1
     crossing = () if last else description.crossing(number + 1, "train")
     by_name = description.tensors_by_name
     held = [by_name[name] for name in description.state_names(number, number + 1)]
-    return MeasuredUnit(
+    return Unit(
         name=description.units[number].name,
         parameter_bytes=sum(t.nbytes for t in held if t.kind is TensorKind.PARAMETER),
         trainable_bytes=sum(t.nbytes for t in held if t.trainable),

@@ -225,9 +225,10 @@ async def measure_boxed(
             )
         )
     )
-    if found.fails:
+    units = found.found
+    if units is None:
         raise TrainingError(found.fails)
-    measured = await compute.run((1,), lambda: _profile(found.measurements(), limits))
+    measured = await compute.run((1,), lambda: _profile(units, limits))
     return await _kept(cache, key, measured)
 
 
@@ -250,11 +251,9 @@ def _profile(units: UnitMeasurements, limits: Measuring) -> dict[str, Any]:
     """With what this device spends beside units, in the calling thread."""
     overheads = measure_overheads(limits.yardstick_seconds)
     return {
-        **units.to_json(),
+        **write_form(units),
         "method": METHOD,
         "processor": processor_kind(),
-        "wall_by_cpu": units.wall_by_cpu,
-        "cold": list(units.cold),
         "faster": {"from": ONEDNN_FROM, "units": list(units.faster)} if units.faster else None,
         "overheads": write_form(overheads.times_slowdown(units.wall_by_cpu)),
     }

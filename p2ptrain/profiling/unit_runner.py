@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from p2ptrain.plan.types.unit_times import UnitTimes
 from p2ptrain.process.cpu_share import thread_clock
-from p2ptrain.profiling.unit_seconds import UnitSeconds
 
 
 class UnitRunner(Protocol):
@@ -101,6 +101,6 @@ class UnitTimings:
         cold: batch sizes that were run once, which takes longer than they will.
     """
 
-    times: dict[int, UnitSeconds]
+    times: dict[int, UnitTimes]
     wall_by_cpu: float
     cold: tuple[int, ...]

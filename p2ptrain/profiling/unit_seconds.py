@@ -10,34 +10,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
+
+from p2ptrain.plan.types.unit_times import UnitTimes
 
 T = TypeVar("T")
 
 MIN_OWN_PART = 0.1
 """Of a unit's time, that is its own at least."""
-
-
-@dataclass(frozen=True, slots=True)
-class UnitSeconds:
-    """Seconds of each unit for one batch size.
-
-    Attributes:
-        weight: the part of `backward` that gradients of weights take.
-    """
-
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    weight: tuple[float, ...]
-
-    def where(self, has_backward: Sequence[bool]) -> UnitSeconds:
-        """Only these have one; asking the others for it takes a moment too."""
-        return replace(
-            self,
-            backward=tuple(s * has for s, has in zip(self.backward, has_backward, strict=True)),
-            weight=tuple(s * has for s, has in zip(self.weight, has_backward, strict=False)),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +87,14 @@ class BatchPasses:
         return self.units or _warm(self.split)
 
 
-def unit_times(sizes: Sequence[BatchPasses], factor: float) -> dict[int, UnitSeconds]:
+def unit_times(sizes: Sequence[BatchPasses], factor: float) -> dict[int, UnitTimes]:
     """Times by batch size.
 
     Args:
         sizes: ascending; the smallest measured by units, the others so or as a whole.
         factor: from CPU seconds to those that are wanted.
     """
-    found: dict[int, UnitSeconds] = {}
+    found: dict[int, UnitTimes] = {}
     switching, shares = _switching(sizes[0]), _weight_shares(sizes[0])
     forward, backward = _parts(sizes[0], switching)
     for size in sizes:
@@ -121,7 +102,7 @@ def unit_times(sizes: Sequence[BatchPasses], factor: float) -> dict[int, UnitSec
         if size.by_units:
             forward, backward = _parts(size, switching)
         weight = tuple(share * whole for share, whole in zip(shares, backward, strict=True))
-        parts = UnitSeconds(forward, backward, weight)
+        parts = UnitTimes(forward, backward, weight)
         found[size.batch] = _as_whole(parts, _counted(size))
     return {batch: _scaled(parts, factor, factor) for batch, parts in found.items()}
 
@@ -158,7 +139,7 @@ def _parts(
     )
 
 
-def _as_whole(parts: UnitSeconds, whole: Sequence[WholePass]) -> UnitSeconds:
+def _as_whole(parts: UnitTimes, whole: Sequence[WholePass]) -> UnitTimes:
     """`parts`, whose sums are those of the model as one stage, where that was run."""
     if not whole:
         return parts
@@ -182,8 +163,8 @@ def _counted(size: BatchPasses) -> list[WholePass]:
     return [one for one in size.whole if one.forward + one.backward <= by_units]
 
 
-def _scaled(parts: UnitSeconds, forward: float, backward: float) -> UnitSeconds:
-    return UnitSeconds(
+def _scaled(parts: UnitTimes, forward: float, backward: float) -> UnitTimes:
+    return UnitTimes(
         tuple(forward * seconds for seconds in parts.forward),
         tuple(backward * seconds for seconds in parts.backward),
         tuple(backward * seconds for seconds in parts.weight),

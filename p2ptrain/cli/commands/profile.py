@@ -90,7 +90,7 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
     from p2ptrain.holder.start.prepare import prepare
     from p2ptrain.job.train_options import TrainOptions
     from p2ptrain.model.stage.optimizer import optimizer_state_ratio
-    from p2ptrain.plan.types.profile import FORMAT, Profile
+    from p2ptrain.plan.types.profile import Profile
     from p2ptrain.process.host_process import keep_freed_memory
     from p2ptrain.process.memory_budget import usable_memory_bytes
     from p2ptrain.profiling.measure_units import measure_units
@@ -110,16 +110,15 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
         )
     finally:
         torch.set_flush_denormal(False)
-    content = measured.to_json()
-    body = {
-        **content,
-        "format": FORMAT,
-        "model": type(job.model).__name__,
-        "input_bytes": prepared.input_bytes,
-        "target_bytes": prepared.target_bytes,
-        "optimizer_state_ratio": optimizer_state_ratio(job.optimizer),
-    }
-    return _with_windows(Profile.from_json(body, "profile"), prepared)
+    profile = Profile(
+        model=type(job.model).__name__,
+        input_bytes=prepared.input_bytes,
+        target_bytes=prepared.target_bytes,
+        units=measured.units,
+        optimizer_state_ratio=optimizer_state_ratio(job.optimizer),
+        times=measured.times,
+    )
+    return _with_windows(profile, prepared)
 
 
 def _with_windows(profile: Profile, prepared: PreparedJob) -> Profile:

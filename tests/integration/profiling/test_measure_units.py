@@ -49,4 +49,4 @@ def test_what_model_and_loss_pack_is_made_up_of_one_length(memory_bytes: int | N
     example = ((torch.randn(4, 4), words, lengths), (words, lengths))
     description = capture(_Captions(), _of_words, example, evaluation=False).description
     measured = measure_units(description, batch_sizes=(2,), memory_bytes=memory_bytes)
-    assert measured.times[2].forward
+    assert measured.times.at(2).forward

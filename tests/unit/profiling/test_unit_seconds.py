@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from p2ptrain.plan.types.unit_times import UnitTimes
 from p2ptrain.profiling.unit_seconds import (
     MIN_OWN_PART,
     BatchPasses,
     UnitPass,
-    UnitSeconds,
     WholePass,
     unit_times,
 )
@@ -27,7 +27,7 @@ SPLIT = by_units(1.0, 3.0, weight=(0.5, 3.0))
 
 def test_medians_by_unit_are_scaled_to_wall_time() -> None:
     size = BatchPasses(4, [SPLIT], [by_units(1, 3), by_units(5, 4), by_units(2, 2)])
-    assert unit_times([size], 10.0)[4] == UnitSeconds((20, 30), (40, 60), (10, 30))
+    assert unit_times([size], 10.0)[4] == UnitTimes((20, 30), (40, 60), (10, 30))
 
 
 def test_what_switching_costs_is_the_same_for_every_unit() -> None:

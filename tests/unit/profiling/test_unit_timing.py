@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.plan.types.unit_times import UnitTimes
 from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits, UnitTimings
-from p2ptrain.profiling.unit_seconds import BatchPasses, UnitSeconds, WholePass
+from p2ptrain.profiling.unit_seconds import BatchPasses, WholePass
 from p2ptrain.profiling.unit_timing import (
     MAXIMUM_PASSES,
     SECOND_SIZE,
@@ -129,7 +130,7 @@ class Device:
 
 def timed(
     device: Device, sizes: list[int], budget_seconds: float, **limits: Any
-) -> dict[int, UnitSeconds]:
+) -> dict[int, UnitTimes]:
     return timing(device, sizes, budget_seconds, **limits).times
 
 
@@ -137,7 +138,7 @@ def timing(device: Device, sizes: list[int], budget_seconds: float, **limits: An
     return time_units(device, sizes, TimingLimits(budget_seconds, **limits), device.clock)
 
 
-def assert_close(times: UnitSeconds, batch: int, slowdown: float, relative: float) -> None:
+def assert_close(times: UnitTimes, batch: int, slowdown: float, relative: float) -> None:
     for unit, (forward, backward) in enumerate(COSTS):
         assert times.forward[unit] == pytest.approx(forward * batch * slowdown, rel=relative)
         assert times.backward[unit] == pytest.approx(backward * batch * slowdown, rel=relative)

@@ -11,29 +11,33 @@ import pytest
 from p2ptrain.errors import ProtocolError, TrainingError
 from p2ptrain.net import cbor
 from p2ptrain.net.write_form import write_form
+from p2ptrain.plan.types.profile import Unit
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.process.box import Box, BoxTask, Child, Ended, How
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.boxed_measure import ProfileResult
-from p2ptrain.profiling.measure_units import MeasuredUnit, UnitMeasurements
+from p2ptrain.profiling.measure_units import UnitMeasurements
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.profiling.unit_chain import WHOLE
-from p2ptrain.profiling.unit_seconds import UnitSeconds
 from p2ptrain.worker.unasked_models import FetchedModel, UnaskedConfig, UnaskedWork
 
 MIB = 1 << 20
 MEASUREMENTS = UnitMeasurements(
     input_bytes=32,
     target_bytes=8,
-    units=(MeasuredUnit("layers.0", 12, 12, 16, 20, 100), MeasuredUnit("layers.1", 8, 8, 0, 4, 50)),
-    times={
-        1: UnitSeconds((0.1, 0.2), (0.3, 0.4), (0.0, 0.1)),
-        4: UnitSeconds((0.2, 0.3), (0.4, 0.5), (0.1, 0.1)),
-    },
+    units=(Unit("layers.0", 12, 16, 20, 100), Unit("layers.1", 8, 0, 4, 50)),
+    times=TimeTable(
+        (1, 4),
+        (
+            UnitTimes((0.1, 0.2), (0.3, 0.4), (0.0, 0.1)),
+            UnitTimes((0.2, 0.3), (0.4, 0.5), (0.1, 0.1)),
+        ),
+    ),
     wall_by_cpu=1.5,
     cold=(4,),
     faster=(1,),
 )
-ANSWER = cbor.dumps(write_form(ProfileResult.of(MEASUREMENTS)))
+ANSWER = cbor.dumps(write_form(ProfileResult(MEASUREMENTS)))
 
 
 class NoNursery:
@@ -85,7 +89,7 @@ async def measure(unasked: UnaskedWork, asked: FetchedModel) -> object:
 
 
 def test_measurements_pass_the_box_unchanged() -> None:
-    assert ProfileResult.from_bytes(ANSWER).measurements() == MEASUREMENTS
+    assert ProfileResult.from_bytes(ANSWER).found == MEASUREMENTS
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,8 @@ def test_measurements_pass_the_box_unchanged() -> None:
     ],
 )
 def test_what_no_measurement_can_be_is_refused(change: dict[str, object]) -> None:
-    content = {**cbor.loads(ANSWER, len(ANSWER)), **change}
+    content = cbor.loads(ANSWER, len(ANSWER))
+    content["found"] |= change
     with pytest.raises(ProtocolError):
         ProfileResult.from_bytes(cbor.dumps(content))
 

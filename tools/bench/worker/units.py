@@ -32,7 +32,8 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
         budget_seconds=BUDGET_SECONDS,
     )
     profile = {
-        **measured.to_json(),
+        "units": write_form(measured)["units"],
+        "times": write_form(measured)["times"],
         "format": "p2ptrain.profile/1",
         "model": task["model"],
         "input_bytes": prepared.input_bytes,
