@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -26,6 +27,7 @@ from p2ptrain.job.data_kinds import (
     size_of_batches,
     updates_in,
 )
+from p2ptrain.job.given_weights import check_weights
 from p2ptrain.job.own_loss import own_loss
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.stage.optimizer_spec import LARGEST, SGD, Adam, AdamW, OptimizerSpec
@@ -76,6 +78,8 @@ class Job:
             `p2ptrain.StopTraining` ends it well.
         autocast: torch.bfloat16 computes model and loss as under `torch.autocast`; parameters,
             gradients and updates stay as they are.
+        weights: a safetensors file, or a folder of them with its index, with which training begins:
+            then the model may be on "meta".
 
     Raises:
         OptionError: a number or the optimizer is unusable; the message names the field.
@@ -105,9 +109,11 @@ class Job:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     autocast: torch.dtype | None = None
+    weights: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         _check_model(self.model)
+        object.__setattr__(self, "weights", check_weights(self.model, self.weights))
         if self.loss is not None:
             _check_function("loss", self.loss)
         _check_optimizer(self.optimizer)

@@ -49,6 +49,7 @@ from p2ptrain.holder.start.model_limits import (
     read_sharing,
     uncounted,
 )
+from p2ptrain.job.given_weights import load_weights
 from p2ptrain.job.job import Job
 from p2ptrain.job.state_callback import StateCallback
 from p2ptrain.job.train_options import TrainOptions
@@ -190,6 +191,8 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     if options.checkpoint is not None:
         checkpoint_files.check_folder(options.checkpoint)
     check_state_callbacks(job.callbacks, options)
+    if job.weights is not None:
+        load_weights(job.model, Path(job.weights))
     job.lr_factor(0)
     opened = open_data(job, randomness_lock)
     samples, order = opened.samples, opened.order
