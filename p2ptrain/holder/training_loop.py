@@ -404,8 +404,8 @@ class TrainingLoop:
         """
         await self._callbacks.runner.caught_up()
         if step == self._reports.reported.step:
-            for one in self._callbacks.runner.wanting:
-                await self._callbacks.give(self._epoch, step, one)
+            while wanting := self._callbacks.runner.wanting:  # again after what it was given
+                await self._callbacks.give(self._epoch, step, wanting[0])
         self._may_order.set()
 
     async def _measure(self, values: MetricValues, shape: Round, number: int) -> None:

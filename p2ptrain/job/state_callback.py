@@ -51,7 +51,8 @@ class StateCallback(ABC):
     """A callback of rounds that is given the state; it has other hooks of a callback too.
 
     Attributes:
-        wanted: what it wants next; the callback itself sets it, and takes it back in `on_state`.
+        wanted: what it wants next; the callback itself sets it, and takes it back in `on_state`,
+            or wants more.
     """
 
     wanted: WantedState = WantedState.NOTHING

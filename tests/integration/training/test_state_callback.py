@@ -82,6 +82,19 @@ async def test_the_state_is_that_of_the_step(name: str, wanted: WantedState, cou
     assert_same_weights(job, undisturbed(taking(name=name)))
 
 
+async def test_it_may_want_more_after_the_last_step() -> None:
+    kinds: list[bool] = []
+
+    def act(state: TrainedState) -> None:
+        kinds.append(state.write_checkpoint is not None)
+        taker.seen.clear()
+        taker.wanted = WantedState.ALL if len(kinds) < 2 else WantedState.NOTHING
+
+    taker = Taker(6, act=act)
+    await run(taking(taker))
+    assert kinds == [False, True]
+
+
 async def test_a_checkpoint_of_a_step_is_gone_on_from(tmp_path: Path) -> None:
     def write(state: TrainedState) -> None:
         assert state.write_checkpoint is not None
