@@ -492,8 +492,8 @@ class JobTrainer:
         )
 
     def _whole_bytes(self, prepared: PreparedJob) -> int:
-        """Of one version of the whole model and its optimizer."""
-        return whole_state(prepared.captured, self._job.optimizer).version_bytes
+        """Of one version of the whole model and its optimizer, beside the first weights here."""
+        return whole_state(prepared.captured, self._job.optimizer).changing_bytes
 
     def _wants_whole_copy(self) -> Callable[[int, int], bool] | None:
         """By the version copied last, and a newer one; None = none is wanted."""

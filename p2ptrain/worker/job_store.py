@@ -163,20 +163,22 @@ class JobStore:
         unit = first
         while unit < end:
             part = self._from(version, unit, end) or await self._whole(version, unit, end)
-            stays = part.kind not in (StateKind.LIVE, StateKind.FETCHED)
             new = {n: t for n, t in part.tensors.items() if n not in found.tensors}
-            changing = frozenset(new) - self._unchanging
             found = FoundTensors(
                 found.tensors | new,
                 found.digests | {n: part.digests[n] for n in new if n in part.digests},
-                found.stays | (changing if stays else frozenset()),
+                found.stays | self._staying(part.kind, new),
             )
             unit = part.end
         return found
 
-    @property
-    def _unchanging(self) -> frozenset[str]:
-        return self._versions.unchanging if self._versions is not None else frozenset()
+    def _staying(self, kind: StateKind, tensors: Named) -> frozenset[str]:
+        """Those of `tensors` that must not be trained on; a user's own module is the user's."""
+        if kind in (StateKind.LIVE, StateKind.FETCHED):
+            return frozenset()
+        if kind in (StateKind.KEPT, StateKind.REPLICA) and self._versions is not None:
+            return frozenset(tensors) - self._versions.unchanging
+        return frozenset(tensors)
 
     def _from(self, version: Version, unit: int, end: int) -> StoredTensors | None:
         if self.engagement is not None and not self._is_running:
