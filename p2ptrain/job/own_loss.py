@@ -33,13 +33,17 @@ def own_loss(output: Any, _target: object = None) -> Tensor:
         )
     raise CaptureError(
         "loss=None, so the model must return its loss (output.loss, output['loss'] or output[0]), "
-        f"and it returns {shown(output)}. Give a loss: loss=lambda output, batch: ..."
+        f"and it returns {_what(output)}. Give a loss: loss=lambda output, batch: ..."
     )
+
+
+def _what(output: object) -> str:
+    return "a tensor of many numbers" if isinstance(output, Tensor) else shown(output)
 
 
 def _found(output: Any) -> object:
     if isinstance(output, Tensor):
-        return output if output.dim() == 0 else output.shape
+        return output if output.dim() == 0 else output.dim()
     if hasattr(output, "loss"):
         return output.loss
     if isinstance(output, Mapping):

@@ -57,6 +57,8 @@ def explained(
     for index, batch in enumerate(batches):
         run = _FirstRun(module, loss)
         failure = run.failure(batch)
+        if isinstance(failure, UserError):  # p2ptrain's own words: of a loss that is not there
+            return failure
         if failure is not None:
             return error if is_out_of_memory(failure) else ScriptError(run.words(batch, failure))
         if index == 0 and isinstance(error, FailsItself):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,13 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.events import Warned
+from p2ptrain.errors import CaptureError, ScriptError
+from p2ptrain.events import Eval, Event, Recovered, Step, Warned
+from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.start.prepare import prepare
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job, MicroBatch
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
+from p2ptrain.plan.types.tile_shape import TileShape
 from tests.integration.training.group_plans import DEALT, Stage, dealt, device_count, divided, force
-from tests.integration.training.household import Devices, devices
+from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices
+from tests.integration.training.test_tiles import forced
 
 WORDS, LENGTH, SAMPLES, BATCH, STEPS = 11, 6, 36, 12, 4
 IGNORED = -100
@@ -176,3 +183,134 @@ async def test_without_a_barrier_a_mini_batch_that_counts_nothing_changes_nothin
     household = await trained(job, 2, asynchrony=AsyncOptions())
     assert household.losses == [0.0] * STEPS
     assert all(torch.equal(before[name], v) for name, v in job.model.state_dict().items())
+
+
+async def test_a_last_stage_that_is_lost_is_rebuilt_with_its_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it is fed again weighs what it did."""
+    monkeypatch.setattr(SnapshotManager, "wants", lambda _copies, step: step == 2)
+    job, plain = (_job(_data(_some), torch.float32, 4) for _ in range(2))
+    steps, killing = 10, []
+    async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == 6:
+                killing.append(asyncio.create_task(household.mesh.kill("c")))
+
+        options = TrainOptions(wait_for=3, planner="pp", steps=steps)
+        await household.holder_run(job, options, listen).run()
+        await asyncio.gather(*killing)
+    (recovered,) = (event for event in household.events if isinstance(event, Recovered))
+    assert recovered.replayed_steps <= 1
+    assert household.losses == by_plain_torch(plain, micro_batch=4, steps=steps)
+    assert _same_weights(job, plain)
+
+
+async def test_maps_in_tiles_are_weighed_by_their_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of pixels, of which most of some images are left out."""
+
+    def segmenting() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(2)
+            layers = [nn.Conv2d(2, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 6, 3, padding=1)]
+            return nn.Sequential(*layers, nn.Tanh(), nn.Conv2d(6, 4, 1)).double()
+
+    generator = torch.Generator().manual_seed(1)
+    data = []
+    for index in range(SAMPLES):
+        image = torch.randn(2, 8, 8, generator=generator, dtype=torch.float64)
+        labels = torch.randint(0, 4, (8, 8), generator=generator)
+        data.append((image, labels.where(torch.rand(8, 8, generator=generator) < index % 3, 255)))
+    loss = partial(cross_entropy, ignore_index=255)
+    job, plain = (Job(segmenting(), data, loss, SGD(lr=0.1), BATCH, 2, epochs=9) for _ in range(2))
+    forced(monkeypatch, TileShape((0.5, 0.5), (1.0,), (0, 2)), (1, 1), behind="c")
+    household = await trained(job, 3, "auto")
+    wanted = by_plain_torch(plain, lambda _x, labels: int((labels != 255).sum()))
+    assert household.losses == pytest.approx(wanted, abs=1e-10)
+
+
+def _mean_over_mask(output: Tensor, target: Tensor) -> Tensor:
+    mask = (target != 0).to(output.dtype)
+    errors = (output.mean(-1) - target).square() * mask
+    return errors.sum() / mask.sum()
+
+
+def _mask_count(_inputs: Tensor, target: Tensor) -> int:
+    return int((target != 0).sum())
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "size"), [(None, BATCH), (lambda batch: (batch[1] != 0).sum(), None)]
+)
+async def test_a_normalizer_counts_for_a_mean_of_one_s_own(normalizer: Any, size: Any) -> None:
+    data = [(words, words * (labels != IGNORED)) for words, labels in _data()]
+    more = {"loss": _mean_over_mask, "normalizer": normalizer}
+    prepared = prepare(_job(data, torch.float64, None, **more), TrainOptions(local=True))
+    assert prepared.job.micro_batch == size
+    job, plain = (_job(data, torch.float64, 5, **more) for _ in range(2))
+    household = await trained(job, 2)
+    wanted = by_plain_torch(plain, _mask_count)
+    if normalizer is None:
+        assert household.losses != pytest.approx(wanted, abs=1e-6)
+        assert "micro_batch=12" in household.plan.changes_results[0]
+    else:
+        assert household.losses == pytest.approx(wanted, abs=1e-12)
+        assert not household.plan.changes_results
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "words"),
+    [
+        (lambda batch: batch["mask"], "the normalizer failed: TypeError"),
+        (lambda batch: "many", "the normalizer failed: ValueError"),
+        (lambda batch: -1, "the normalizer gave -1"),
+        (lambda batch: float("nan"), "the normalizer gave nan"),
+        (lambda batch: batch[1], "the normalizer failed"),
+    ],
+)
+def test_a_normalizer_that_gives_no_count_is_found_before_anything(
+    normalizer: Any, words: str
+) -> None:
+    with pytest.raises(ScriptError, match=words):
+        prepare(_job(_data(), torch.float32, 4, normalizer=normalizer), TrainOptions(local=True))
+
+
+class _OwnLoss(nn.Module):
+    """As transformers' models: the loss in its output where there are labels."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layers = _model(dtype)
+
+    def forward(self, words: Tensor, labels: Tensor | None = None) -> dict[str, Tensor | None]:
+        logits = self.layers(words)
+        loss = None if labels is None else next_word(logits, labels)
+        return {"loss": loss, "logits": logits}
+
+
+async def test_a_model_computes_its_own_loss_from_batches_that_are_dicts() -> None:
+    pairs = _data(_some)
+    data = [{"words": words, "labels": labels} for words, labels in pairs]
+    job = Job(_OwnLoss(torch.float64), data, None, SGD(lr=0.1), BATCH, 5, epochs=9, eval_data=data)
+    plain = _job(pairs, torch.float64, None, optimizer=SGD(lr=0.1))
+    household = await trained(job, 3)
+    assert household.losses == pytest.approx(by_plain_torch(plain), abs=1e-12)
+    assert any(isinstance(event, Eval) for event in household.events)
+
+
+def test_a_batch_without_what_the_loss_needs_is_refused_in_one_line() -> None:
+    data = [{"words": words} for words, _ in _data()]
+    job = Job(_OwnLoss(torch.float32), data, None, SGD(lr=0.1), BATCH)
+    with pytest.raises(CaptureError, match=r"^loss=None, and the loss in .* is None.*labels"):
+        prepare(job, TrainOptions(local=True))
+
+
+def test_a_model_without_a_loss_is_refused_in_one_line() -> None:
+    data = [{"input": words} for words, _ in _data()]
+    job = Job(_model(), data, None, SGD(lr=0.1), BATCH)
+    with pytest.raises(
+        CaptureError, match=r"loss=None, so the model must return its loss.*a tensor of"
+    ):
+        prepare(job, TrainOptions(local=True))
