@@ -459,7 +459,7 @@ class HolderGeneration:
         whole = contents_at_cut(self._description, stages[-1].end, "outputs")
         contents = StreamContents(  # the loss, their first, travels in the report
             "outputs",
-            lambda mode, size: whole.expected(mode, size)[1:],
+            lambda mode, *sizes: whole.expected(mode, *sizes)[1:],
             lambda mode: whole.dimensions(mode)[1:],
         )
         inlet = TensorReceiver(
@@ -467,6 +467,7 @@ class HolderGeneration:
             SampleDivision(stages[-1]).slices,
             capacity=self.evaluated_ahead,
             largest=self.assignment.largest,
+            longest=self.assignment.longest,
         )
         line = StreamId(self.assignment.key, len(stages), "outputs")
         switchboard.connect_inlet(line, inlet, stages[-1].devices)

@@ -78,6 +78,9 @@ log = get_logger(__name__)
 INTERRUPT_SECONDS = 30.0
 """For the rounds under way and the weights' way home, after an interrupt."""
 
+LENGTHS_ROOM = 4
+"""Times a length that may come is as long as those that were looked at before training."""
+
 HOME_SHARE = 0.25
 """Of free memory, for the trained weights beside those that the job began with."""
 
@@ -284,6 +287,7 @@ class JobTrainer:
             least_evaluated=prepared.captured.evaluates.least,
             weighed=prepared.count is not None,
             rounds=rounds,
+            longest=tuple(LENGTHS_ROOM * n for n in description.longest),
             maps=prepared.maps,
             grid=self._options.grid,
             groups_of_units=self._options.groups,

@@ -20,7 +20,10 @@ from enum import StrEnum
 from itertools import chain, count
 from typing import Annotated, Generic, Protocol, TypeVar
 
-from p2ptrain.net.forms import Count, Key, Positive
+from p2ptrain.net.forms import Count, Key, Length, Positive, Rare
+
+MOST_LENGTHS = 4
+"""Sizes, besides that of the batch, that may differ from batch to batch."""
 
 
 class RoundMode(StrEnum):
@@ -42,6 +45,7 @@ class Round:
         micro_batch: samples of each micro-batch; the last may be smaller.
         first: number of its first micro-batch; where rounds do not wait for each other, those of
             training are numbered through, so that devices of a stage take them in turn.
+        lengths: of its samples, where these differ from batch to batch.
     """
 
     index: Annotated[Count, Key("round")]
@@ -50,6 +54,7 @@ class Round:
     samples: Positive
     micro_batch: Annotated[Positive, Key("size")]
     first: Annotated[Count, Key("number")] = 0
+    lengths: Annotated[tuple[Count, ...], Length(MOST_LENGTHS), Rare()] = ()
 
     @property
     def numbers(self) -> range:
@@ -92,12 +97,14 @@ class BatchShape:
         samples: in it.
         ends_epoch: an epoch, or the evaluation, is over after it.
         is_last: no other one follows.
+        lengths: of its samples, where these differ from batch to batch.
     """
 
     step: int
     samples: int
     ends_epoch: bool = False
     is_last: bool = False
+    lengths: tuple[int, ...] = ()
 
 
 class HasShape(Protocol):
@@ -181,7 +188,9 @@ class RoundSequence:
             is_last = shape.is_last or shape.step + 1 == self.steps
             ends_epoch = shape.ends_epoch or is_last
             made = Round(
-                next(numbers), RoundMode.TRAIN, shape.step, shape.samples, self.micro_batch, first
+                *(next(numbers), RoundMode.TRAIN, shape.step, shape.samples, self.micro_batch),
+                first=first,
+                lengths=shape.lengths,
             )
             yield PlannedRound(made, batch, ends_epoch, is_last)
             if self.numbers_through:
@@ -195,7 +204,7 @@ class RoundSequence:
         self, evaluation: Callable[[int], Iterator[B]], step: int, numbers: Iterator[int]
     ) -> Iterator[PlannedRound[B]]:
         for batch in evaluation(step):
-            samples = batch.shape.samples
+            samples, lengths = batch.shape.samples, batch.shape.lengths
             together = samples_evaluated_together(self.micro_batch, samples, self.least_evaluated)
-            made = Round(next(numbers), RoundMode.EVAL, step, samples, together)
+            made = Round(next(numbers), RoundMode.EVAL, step, samples, together, lengths=lengths)
             yield PlannedRound(made, batch, batch.shape.is_last, is_last=False)

@@ -74,6 +74,7 @@ def assignment_of(request: JobPlanRequest, plan: Plan, placed: Placement) -> Ass
         evaluated=samples_evaluated_together(
             plan.micro_batch, request.eval_samples, request.least_evaluated
         ),
+        longest=request.longest,
         optimizer=request.optimizer,
         seed=request.seed,
         clip=request.clip,

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.job.asynchrony import AsyncOptions
+from p2ptrain.job.rounds import MOST_LENGTHS
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import DEVICES_LIMIT
-from p2ptrain.net.forms import Count, Flat, Id, Length, Positive, Range
+from p2ptrain.net.forms import Count, Flat, Id, Length, Positive, Range, Rare
 from p2ptrain.net.parts import Blob
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
@@ -107,6 +108,7 @@ class Assignment(Blob):
         evaluated: most samples of a piece of an evaluation, which may need larger ones.
         weighed: with the targets of a slice comes its part of the mini-batch; False = it is its
             part of the samples.
+        longest: most of each length that differs from batch to batch.
     """
 
     key: Annotated[GenerationKey, Flat()]
@@ -126,6 +128,7 @@ class Assignment(Blob):
     asynchrony: AsyncOptions | None = None
     evaluated: Count = 0
     weighed: bool = False
+    longest: Annotated[tuple[Count, ...], Length(MOST_LENGTHS), Rare()] = ()
 
     @property
     def largest(self) -> int:

@@ -19,12 +19,13 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from p2ptrain.errors import PeerError, PlanError
 from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
+from p2ptrain.job.rounds import MOST_LENGTHS
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import PASSED_OVER
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import FrameFields
-from p2ptrain.net.forms import Count, Id, Length, Positive, Range, Text
+from p2ptrain.net.forms import Count, Id, Length, Positive, Range, Rare, Text
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
@@ -60,6 +61,7 @@ class JobPlanRequest(Blob):
         eval_samples: of an evaluation; 0 = there is none.
         least_evaluated: the fewest of them that the model can be evaluated on together.
         weighed: as `Assignment`.
+        longest: most of each length that differs from batch to batch.
         maps: of the first units, which can be cut into tiles; None = none can, or may.
         grid, groups_of_units: as `plan.request.PlanRequest`.
     """
@@ -93,6 +95,7 @@ class JobPlanRequest(Blob):
     eval_samples: Count = 0
     least_evaluated: Positive = 1
     weighed: bool = False
+    longest: Annotated[tuple[Count, ...], Length(MOST_LENGTHS), Rare()] = ()
     maps: MapsForm | None = None
     grid: tuple[Positive, Positive] | None = None
     groups_of_units: tuple[Count, ...] = ()

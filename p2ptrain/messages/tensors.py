@@ -9,12 +9,12 @@ from typing import Annotated, Any, TypeAlias
 from torch import Tensor
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.job.rounds import Round, RoundMode
+from p2ptrain.job.rounds import MOST_LENGTHS, Round, RoundMode
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import FrameFields
-from p2ptrain.net.forms import Count, Flat, Key, Length, Positive, Text
+from p2ptrain.net.forms import Count, Flat, Key, Length, Positive, Rare, Text
 from p2ptrain.net.message import Message, PartKind
 
 
@@ -53,6 +53,7 @@ class MicroBatchSlice(FrameFields):
         key: which micro-batch of which round.
         size: samples of the whole micro-batch.
         first, end: the samples of it that these values belong to.
+        lengths: of its samples, where these differ from batch to batch.
     """
 
     key: Annotated[MicroBatchKey, Flat()]
@@ -60,19 +61,22 @@ class MicroBatchSlice(FrameFields):
     size: Positive
     first: Annotated[Count, Key("from")]
     end: Annotated[Count, Key("to")]
+    lengths: Annotated[tuple[Count, ...], Length(MOST_LENGTHS), Rare()] = ()
 
     def __post_init__(self) -> None:
         if not self.first < self.end <= self.size:
             raise ValueError(f"samples {self.first} to {self.end} of {self.size}")
 
     @staticmethod
-    def whole(key: MicroBatchKey, mode: RoundMode, size: int) -> MicroBatchSlice:
+    def whole(
+        key: MicroBatchKey, mode: RoundMode, size: int, lengths: tuple[int, ...] = ()
+    ) -> MicroBatchSlice:
         """All samples of a micro-batch."""
-        return MicroBatchSlice(key, mode, size, 0, size)
+        return MicroBatchSlice(key, mode, size, 0, size, lengths)
 
     def of(self, part: SampleRange) -> MicroBatchSlice:
         """Those samples of the same micro-batch."""
-        return MicroBatchSlice(self.key, self.mode, self.size, part.first, part.end)
+        return MicroBatchSlice(self.key, self.mode, self.size, part.first, part.end, self.lengths)
 
     @property
     def samples(self) -> int:

@@ -137,8 +137,8 @@ def measure_units(
     saved, largest = room.chain.saved_bytes, max(room.chain.saved_bytes)
     has_backward = [not description.is_forward_only(u) for u in range(len(description.units))]
     return UnitMeasurements(
-        input_bytes=_bytes_per_sample(description.crossing(0, "train")),
-        target_bytes=_bytes_per_sample(description.targets),
+        input_bytes=_bytes_per_sample(description.crossing(0, "train"), description.longest),
+        target_bytes=_bytes_per_sample(description.targets, description.longest),
         units=tuple(
             _unit(description, number, math.ceil(saved[largest][number] / largest))
             for number in range(len(description.units))
@@ -245,14 +245,14 @@ def _unit(description: ModelDescription, number: int, activation_bytes: int) -> 
         name=description.units[number].name,
         parameter_bytes=sum(t.nbytes for t in held if t.kind is TensorKind.PARAMETER),
         trainable_bytes=sum(t.nbytes for t in held if t.trainable),
-        output_bytes=_bytes_per_sample(crossing),
+        output_bytes=_bytes_per_sample(crossing, description.longest),
         activation_bytes=activation_bytes,
         flops=description.units[number].flops,
     )
 
 
-def _bytes_per_sample(values: Sequence[ValueDescription]) -> int:
-    total = sum(value.nbytes(_REFERENCE_BATCH) for value in values)
+def _bytes_per_sample(values: Sequence[ValueDescription], lengths: Sequence[int]) -> int:
+    total = sum(value.nbytes(_REFERENCE_BATCH, *lengths) for value in values)
     return math.ceil(total / _REFERENCE_BATCH)
 
 

@@ -137,10 +137,10 @@ class UnitChain:
         held.clear()
 
     def _draw(self, batch: int) -> None:
-        inputs = self._description.crossing(0, "train")
+        inputs, longest = self._description.crossing(0, "train"), self._description.longest
         self.values = [self._draw_value(value, batch) for value in inputs]
         targets = self._description.targets
-        self._targets = [torch.zeros(t.shape(batch), dtype=t.dtype) for t in targets]
+        self._targets = [torch.zeros(t.shape(batch, *longest), dtype=t.dtype) for t in targets]
         self._gradients = []
 
     def prepare(self, unit: int) -> None:
@@ -256,7 +256,9 @@ class UnitChain:
         return made.copy_(self._noise(tensor.shape) * _he_deviation(tensor.shape))
 
     def _draw_value(self, value: ValueDescription, batch: int) -> Tensor:
-        made = torch.full(value.shape(batch), self._whole_number, dtype=value.dtype)
+        made = torch.full(
+            value.shape(batch, *self._description.longest), self._whole_number, dtype=value.dtype
+        )
         return made.copy_(self._noise(made.shape)) if made.is_floating_point() else made
 
     def _noise(self, shape: Sequence[int]) -> Tensor:

@@ -87,7 +87,8 @@ class StageSpec:
         if part is None:
             return None
         return MicroBatchSlice(
-            MicroBatchKey(shape.index, number), shape.mode, size, part.first, part.end
+            *(MicroBatchKey(shape.index, number), shape.mode, size, part.first, part.end),
+            lengths=shape.lengths,
         )
 
     def pieces(self, shape: Round) -> Iterator[MicroBatchSlice]:

@@ -195,8 +195,13 @@ class StageIoBuilder:
             return senders.overlaps(micro_batch, size, part) if part is not None else ()
 
         capacity += FED_AHEAD * len(senders.devices)
-        largest = self._assignment.largest
-        inlet = TensorReceiver(contents, sources, capacity=capacity, largest=largest)
+        inlet = TensorReceiver(
+            contents,
+            sources,
+            capacity=capacity,
+            largest=self._assignment.largest,
+            longest=self._assignment.longest,
+        )
         line = StreamId(self._assignment.key, self._index, flow)
         self._shell.switchboard.connect_inlet(line, inlet, senders.devices)
         return inlet
@@ -206,8 +211,8 @@ class StageIoBuilder:
         weight: list[Expected] = [(torch.float64, (1,))] if self._is_weighed else []
         return StreamContents(
             f"targets of stage {self._index}",
-            lambda mode, size: [
-                *(expected_of(value, size) for value in values),
+            lambda mode, *sizes: [
+                *(expected_of(value, *sizes) for value in values),
                 *(weight if mode is RoundMode.TRAIN else ()),
             ],
             lambda mode: [

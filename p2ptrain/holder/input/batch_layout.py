@@ -1,4 +1,7 @@
-"""What every batch of a loader must look like, read off the first one.
+"""What every batch of a loader must look like, read off the first ones.
+
+Sizes that differ among the first batches (lengths padded to the longest, buckets) may differ in all
+others too; those that vary together are one length, and the same wherever it stands in a batch.
 
 A batch is taken apart into tensors with the samples in dimension 0; flags, None and text stay where
 they are, and must be the same in every batch, since the model is captured with them.
@@ -6,7 +9,7 @@ they are, and must be the same in every batch, since the model is captured with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +27,8 @@ from p2ptrain.holder.input.checked_dataset import (
     walk,
 )
 from p2ptrain.job.batch_parts import shown, split_batch
+from p2ptrain.job.rounds import MOST_LENGTHS
+from p2ptrain.model.capture.scored_module import VaryingSize
 
 _CONSTANTS = (bool, int, float, str, type(None))
 
@@ -49,41 +54,93 @@ class ReadBatch:
         return _cut(self.input, wanted), _cut(self.target, wanted)
 
     @property
+    def leaves(self) -> list[Tensor]:
+        """Its tensors: those of the input, then those of the target."""
+        parts = (self.input,) if self.target is None else (self.input, self.target)
+        found = (leaf for part in parts for _, leaf in walk("", part))
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+    @property
     def nbytes(self) -> int:
         """Of its tensors."""
-        parts = (self.input, self.target)
-        return sum(
-            leaf.nbytes for part in parts for _, leaf in walk("", part) if isinstance(leaf, Tensor)
-        )
+        return sum(leaf.nbytes for leaf in self.leaves)
 
 
 class BatchLayout:
-    """Reads batches that all look like the first one.
+    """Reads batches that all look like the first ones.
 
     Args:
-        name: how errors call the data.
         own_loss: whether the model computes the loss itself, from the batch.
         as_tuple: whether an input that is a list of so many tensors stands for a tuple.
+
+    Attributes:
+        leaves: tensors of the first batch.
+        varying: lengths that differ from batch to batch; none before `settle`.
     """
 
-    def __init__(self, name: str, *, own_loss: bool, as_tuple: Any = None) -> None:
-        self._name = name
+    def __init__(
+        self, *, own_loss: bool, as_tuple: Callable[[list[Any]], bool] | None = None
+    ) -> None:
         self._own_loss = own_loss
         self._as_tuple = as_tuple
         self._example: tuple[Any, Any] | None = None
+        self._first = ""  # what errors call the first batch
         self._constants: dict[str, object] = {}
+        self._seen: list[dict[str, tuple[int, ...]]] = []
+        self._lengths: dict[tuple[str, int], int] = {}  # place -> number of the length
+        self._is_settled = False
         self.leaves: tuple[SampleLeaf, ...] = ()
+        self.varying: tuple[VaryingSize, ...] = ()
 
-    def read(self, raw: Any, place: str) -> ReadBatch:
+    def settle(self) -> None:
+        """What is the same in all batches so far must be so in all others.
+
+        Raises:
+            ScriptError: too many sizes vary, each for itself.
+        """
+        found: dict[tuple[int, ...], list[tuple[int, str, int]]] = {}
+        for index, leaf in enumerate(self.leaves):
+            for dimension in range(len(leaf.shape)):
+                column = tuple(shapes[leaf.path][dimension] for shapes in self._seen)
+                if len(set(column)) > 1:
+                    found.setdefault(column, []).append((index, leaf.path, dimension + 1))
+        if len(found) > MOST_LENGTHS:
+            names = ", ".join(f"dimension {p[0][2]} of {p[0][1]}" for p in found.values())
+            raise ScriptError(
+                f"{self._first}: more than {MOST_LENGTHS} sizes differ from batch to batch, each "
+                f"for itself ({names}): pad some of them to one size in collate_fn"
+            )
+        self.varying = tuple(
+            VaryingSize(
+                tuple((index, dimension) for index, _, dimension in places),
+                f"dimension {places[0][2]} of {places[0][1]}",
+                tuple(sorted(set(column))),
+            )
+            for column, places in found.items()
+        )
+        self._lengths = {
+            (path, dimension): number
+            for number, places in enumerate(found.values())
+            for _, path, dimension in places
+        }
+        self._is_settled = True
+        self._seen.clear()
+
+    def lengths(self, read: ReadBatch) -> tuple[int, ...]:
+        """Of a batch."""
+        return tuple(
+            read.leaves[size.places[0][0]].shape[size.places[0][1]] for size in self.varying
+        )
+
+    def read(self, raw: Any, where: str) -> ReadBatch:
         """A batch as the loader gives it.
 
         Args:
-            place: which one it is, for errors: "batch 3 of epoch 1".
+            where: which one it is, for errors: "data: batch 3 of epoch 1".
 
         Raises:
-            ScriptError: it is none, or looks other than the first.
+            ScriptError: it is none, or looks other than the first ones.
         """
-        where = f"{self._name}: {place}"
         parts = split_batch(raw, own_loss=self._own_loss, name=where)
         given = parts.input
         if isinstance(given, list) and self._as_tuple is not None and self._as_tuple(given):
@@ -94,12 +151,14 @@ class BatchLayout:
         tensors = {path: leaf for path, leaf in found.items() if isinstance(leaf, Tensor)}
         samples = _samples(tensors, where)
         if self._example is None:
-            self._example, self._constants = both, constants
+            self._example, self._constants, self._first = both, constants, where
             self.leaves = tuple(
                 SampleLeaf(path, leaf.dtype, tuple(leaf.shape[1:]))
                 for path, leaf in tensors.items()
             )
         self._check(tensors, constants, where)
+        if not self._is_settled:
+            self._seen.append({path: tuple(leaf.shape[1:]) for path, leaf in tensors.items()})
         leaves = {**constants, **{path: _owned(leaf) for path, leaf in tensors.items()}}
         ordered = iter([leaves[path] for path, _ in self._paths(self._example)])
         inputs = rebuild(self._example[0], ordered)
@@ -136,30 +195,50 @@ class BatchLayout:
         wanted = {leaf.path: leaf for leaf in self.leaves}
         if tensors.keys() != wanted.keys() or constants.keys() != self._constants.keys():
             every = [*wanted, *self._constants]
-            raise other_parts(where, f"{self._name}: batch", [*tensors, *constants], every)
+            raise other_parts(where, "the first batch", [*tensors, *constants], every)
+        lengths: dict[int, tuple[str, int, int]] = {}
         for path, leaf in wanted.items():
             tensor = tensors[path]
-            found = SampleLeaf(path, tensor.dtype, tuple(tensor.shape[1:]))
-            if found == leaf:
-                continue
-            if found.dtype != leaf.dtype or len(found.shape) != len(leaf.shape):
+            if tensor.dtype != leaf.dtype or tensor.dim() != len(leaf.shape) + 1:
+                found = SampleLeaf(path, tensor.dtype, tuple(tensor.shape[1:]))
                 raise ScriptError(
                     f"{where}: {path} is {looks(found)} a sample, but the first batch has "
                     f"{looks(leaf)}; all batches must match"
                 )
-            dimension = next(
-                k for k, (a, b) in enumerate(zip(found.shape, leaf.shape, strict=True), 1) if a != b
-            )
-            raise ScriptError(
-                f"{where}: dimension {dimension} of {path} has size {tensor.shape[dimension]}, and "
-                f"{leaf.shape[dimension - 1]} in the first batch: pad it to one size in collate_fn"
-            )
+            for dimension, size in enumerate(leaf.shape, 1) if self._is_settled else ():
+                self._check_size(tensor, path, dimension, size, lengths, where)
         for path, value in constants.items():
             if value != self._constants[path]:
                 raise ScriptError(
                     f"{where}: {path} is {value!r}, and {self._constants[path]!r} in the first "
                     "batch; what is no tensor must be the same in every batch"
                 )
+
+    def _check_size(
+        self,
+        tensor: Tensor,
+        path: str,
+        dimension: int,
+        wanted: int,
+        lengths: dict[int, tuple[str, int, int]],
+        where: str,
+    ) -> None:
+        has = tensor.shape[dimension]
+        number = self._lengths.get((path, dimension))
+        if number is None:
+            if has != wanted:
+                raise ScriptError(
+                    f"{where}: dimension {dimension} of {path} has size {has}, and {wanted} in all "
+                    "batches that were looked at before training: pad it to one size in collate_fn"
+                )
+            return
+        other, at, size = lengths.setdefault(number, (path, dimension, has))
+        if has != size:
+            raise ScriptError(
+                f"{where}: dimension {dimension} of {path} has size {has}, and dimension {at} of "
+                f"{other} {size}; in the first batches they were equal: pad both to one size in "
+                "collate_fn"
+            )
 
 
 def _samples(tensors: Mapping[str, Tensor], where: str) -> int:

@@ -124,7 +124,7 @@ class MicroBatchLoader:
         inputs: list[Tensor] = self._captured.entering(sample[0], shape.mode.value)
         targets: list[Tensor] = self._captured.flatten_target(sample[1])
         piece = MicroBatchSlice.whole(
-            MicroBatchKey(shape.index, number), shape.mode, shape.size(number)
+            MicroBatchKey(shape.index, number), shape.mode, shape.size(number), shape.lengths
         )
         return LoadedMicroBatch(planned, FeedItem(piece, inputs, targets, weights), sample[1])
 

@@ -18,7 +18,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 import torch
@@ -46,13 +47,27 @@ KEPT_LEAST = 4
 LOOKED_AT = 2
 """Batches of which samples are looked at before training."""
 
+SIZES_LOOKED_AT = 16
+"""Batches of which sizes are, while `LOOK_SECONDS` last."""
+
+LOOK_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderBatch:
-    """One batch of a loader."""
+    """One batch of a loader.
 
-    shape: BatchShape
+    Attributes:
+        place: its shape but for the lengths, which are known when the layout is settled.
+    """
+
+    place: BatchShape
     read: ReadBatch
+    layout: BatchLayout
+
+    @property
+    def shape(self) -> BatchShape:
+        return replace(self.place, lengths=self.layout.lengths(self.read))
 
     def pieces(self, micro_batch: int) -> Iterator[tuple[Collated, Collated]]:
         for first in range(0, self.read.samples, micro_batch):
@@ -122,7 +137,7 @@ class LoaderPass:
                     raw = next(batches)
                 except StopIteration:
                     return
-            yield self.layout.read(raw, place)
+            yield self.layout.read(raw, f"{self.name}: {place}")
             number += 1
 
     def begin_again(self) -> None:
@@ -261,8 +276,14 @@ class LoaderBatches:
                 f"{loader.name} gives no batches: is the dataset empty, or smaller than one batch "
                 "with drop_last=True?"
             )
-        first = [self.get(step) for step in range(LOOKED_AT)]
-        sizes = [batch.read.samples for batch in first if batch is not None]
+        sizes, until = [], monotonic() + LOOK_SECONDS
+        for step in range(SIZES_LOOKED_AT):
+            batch = self.get(step)
+            if batch is None or (
+                step >= LOOKED_AT and (monotonic() > until or 0 not in self._kept)
+            ):
+                break
+            sizes.append(batch.read.samples)
         self.batch_size = loader.batch_size or max(sizes)
 
     def batches(self, first_step: int) -> Iterator[MiniBatch]:
@@ -322,8 +343,8 @@ class LoaderBatches:
             self._is_over = True
             return
         self._position += 1
-        self._kept[batch.shape.step] = batch
-        if batch.shape.ends_epoch:
+        self._kept[batch.place.step] = batch
+        if batch.place.ends_epoch:
             self._ends.add(self._position)
         self._drop_old()
 
@@ -343,42 +364,55 @@ class LoaderBatches:
             is_first = True
             for read in self._loader.epoch(epoch):
                 if before is not None:
-                    yield LoaderBatch(BatchShape(step, before.samples, is_first), before)
+                    yield self._batch(BatchShape(step, before.samples, is_first), before)
                     step += 1
                 before, is_first = read, False
         if before is not None:
-            yield LoaderBatch(
-                BatchShape(step, before.samples, ends_epoch=True, is_last=True), before
-            )
+            shape = BatchShape(step, before.samples, ends_epoch=True, is_last=True)
+            yield self._batch(shape, before)
+
+    def _batch(self, place: BatchShape, read: ReadBatch) -> LoaderBatch:
+        return LoaderBatch(place, read, self.layout)
 
 
 class LoaderEvaluation:
     """The batches of an evaluation."""
 
     def __init__(self, loader: LoaderPass) -> None:
+        """Reads the first batches, one after the other until `LOOK_SECONDS` are over."""
         self._loader = loader
-        first = next(loader.epoch(0), None)
-        if first is None:
+        found, until = [], monotonic() + LOOK_SECONDS
+        for read in loader.epoch(0):
+            found.append(read)
+            if monotonic() > until or len(found) == LOOKED_AT:
+                break
+        if not found:
             raise ScriptError(f"{loader.name} gives no batches: is the dataset empty?")
-        self.first = first
-        self.samples = max(first.samples, loader.batch_size or 0)
+        self.first = found[0]
+        self.samples = max(*(read.samples for read in found), loader.batch_size or 0)
 
     def batches(self, step: int) -> Iterator[MiniBatch]:
-        before = None
+        before, layout = None, self._loader.layout
         for read in self._loader.epoch(0):
             if before is not None:
-                yield LoaderBatch(BatchShape(step, before.samples), before)
+                yield LoaderBatch(BatchShape(step, before.samples), before, layout)
             before = read
         if before is not None:
             shape = BatchShape(step, before.samples, ends_epoch=True, is_last=True)
-            yield LoaderBatch(shape, before)
+            yield LoaderBatch(shape, before, layout)
 
     def close(self) -> None:
         self._loader.close()
 
 
+EXAMPLE = "example"
+"""The seed of samples of which it does not matter which they are."""
+
+
 class LookedAt:
     """Samples of a loader's first batches, as a `SampleReader` gives them; also which are where.
+
+    Those of several batches at once, which may differ in their lengths, are taken from one of them.
 
     Args:
         get: the batch of an update; None = there is none.
@@ -391,7 +425,9 @@ class LookedAt:
         self._layout = layout
         self._get = get
         found = [get(step) for step in range(LOOKED_AT)]
-        self._sizes = [read.samples for read in found if read is not None]
+        batches = [read for read in found if read is not None]
+        self._sizes = [read.samples for read in batches]
+        self._usual = max(batches, key=lambda read: (read.samples > 1, read.nbytes / read.samples))
 
     @property
     def leaves(self) -> tuple[SampleLeaf, ...]:
@@ -402,10 +438,9 @@ class LookedAt:
 
     def collate(self, indices: Sequence[int], seed: str) -> tuple[Collated, Collated]:
         steps = [self._place(index) for index in indices]
-        if len({step for step, _ in steps}) == 1:
+        if len({step for step, _ in steps}) == 1 and seed != EXAMPLE:
             return self._read(steps[0][0]).chosen([row for _, row in steps])
-        first = self._read(0)
-        return first.chosen([index % first.samples for index in indices])
+        return self._usual.chosen([index % self._usual.samples for index in indices])
 
     def ready_pieces(self) -> Iterator[Sequence[int]]:
         return iter(())

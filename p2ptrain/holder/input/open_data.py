@@ -29,6 +29,7 @@ from p2ptrain.holder.input.mini_batches import (
 from p2ptrain.holder.input.sample_order import SampleOrder
 from p2ptrain.job.data_kinds import check_fits, gives_samples, is_map_style, refuse_batch_size
 from p2ptrain.job.job import Job
+from p2ptrain.model.capture.scored_module import VaryingSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,19 @@ class OpenedData:
     Attributes:
         order: which of `samples` are the first mini-batches.
         count: samples of the data, where it says so; else 0.
+        layout: of a loader's batches; None = of samples that all look alike.
     """
 
     batches: BatchSource
     samples: SampleReader
     order: FirstBatches
     count: int
+    layout: BatchLayout | None = None
+
+    @property
+    def varying(self) -> tuple[VaryingSize, ...]:
+        """Sizes that differ from batch to batch."""
+        return () if self.layout is None else self.layout.varying
 
     def sized(self, job: Job) -> Job:
         """`job` with the size of its mini-batches, where the data knows it."""
@@ -90,21 +98,24 @@ def open_data(job: Job, lock: AbstractContextManager[Any]) -> OpenedData:
 
     looked_at = LookedAt("data", reading.layout, get)
     count = len(job.data.dataset) if reading.batches is not None else 0
-    return OpenedData(batches, looked_at, looked_at, count)
+    return OpenedData(batches, looked_at, looked_at, count, reading.layout)
 
 
 def open_evaluation(
-    job: Job, first: SampleReader, lock: AbstractContextManager[Any]
+    job: Job, opened: OpenedData, lock: AbstractContextManager[Any]
 ) -> OpenedEvaluation:
-    """The same for `eval_data`, whose samples must look like `first`."""
-    if is_map_style(job.eval_data):
+    """The same for `eval_data`, whose samples must look like those to train on."""
+    first = opened.samples
+    if is_map_style(job.eval_data) and opened.layout is None:
         samples = CheckedDataset(job.eval_data, "eval_data", own_loss=_own_loss(job), lock=lock)
         check_alike(samples, first)
         return OpenedEvaluation(IndexedEvaluation(samples, job.seed), samples)
-    reading = _reading(job, job.eval_data, "eval_data", lock)
+    reading = _reading(job, job.eval_data, "eval_data", lock, opened.layout)
     batches = LoaderEvaluation(reading)
     looked_at = LookedAt("eval_data", reading.layout, lambda step: None if step else batches.first)
-    check_alike(looked_at, first)
+    if opened.layout is None:
+        reading.layout.settle()
+        check_alike(looked_at, first)
     return OpenedEvaluation(batches, looked_at)
 
 
@@ -112,16 +123,23 @@ def _own_loss(job: Job) -> bool:
     return job.loss is None
 
 
-def _reading(job: Job, data: Any, name: str, lock: AbstractContextManager[Any]) -> LoaderPass:
+def _reading(
+    job: Job,
+    data: Any,
+    name: str,
+    lock: AbstractContextManager[Any],
+    layout: BatchLayout | None = None,
+) -> LoaderPass:
     loader = data
-    if gives_samples(data):
+    if gives_samples(data) or is_map_style(data):
         loader = DataLoader(
             data, job.batch_size, drop_last=name == "data", collate_fn=collate_as_given
         )
     as_tuple = None
     if isinstance(loader, DataLoader) and loader.collate_fn is default_collate:
         as_tuple = takes_parts(job.model)
-    layout = BatchLayout(name, own_loss=_own_loss(job), as_tuple=as_tuple)
+    if layout is None:
+        layout = BatchLayout(own_loss=_own_loss(job), as_tuple=as_tuple)
     return LoaderPass(loader, name, layout, job.seed, lock)
 
 

@@ -199,12 +199,19 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     job = opened.sized(job)
     evaluation = None
     if job.eval_data is not None:
-        evaluation = open_evaluation(job, samples, randomness_lock)
+        evaluation = open_evaluation(job, opened, randomness_lock)
+    if opened.layout is not None:
+        opened.layout.settle()
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
     with timed(log, "exported"), _explained(job, samples, order):
         captured = capture(
-            job.model, job.loss_function, example, evaluation=evaluates, autocast=job.autocast
+            job.model,
+            job.loss_function,
+            example,
+            evaluation=evaluates,
+            autocast=job.autocast,
+            varying=opened.varying,
         )
     outdated = Outdated(job.model, job.loss_function)
     if evaluates:

@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,7 +32,7 @@ from p2ptrain.model.capture.export import Exported, export
 from p2ptrain.model.capture.export_errors import LossRefuses
 from p2ptrain.model.capture.matching import Matched, match_cuts
 from p2ptrain.model.capture.min_batch import min_batch, refuses_one_sample
-from p2ptrain.model.capture.scored_module import Example, Loss, ScoredModule
+from p2ptrain.model.capture.scored_module import Example, Loss, ScoredModule, VaryingSize
 from p2ptrain.model.capture.structure import structure_of
 from p2ptrain.model.capture.translate import translate
 from p2ptrain.model.capture.translated import Translated
@@ -51,7 +52,7 @@ from p2ptrain.model.graph.nodes import (
     StateRef,
     references_in,
 )
-from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription
+from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription, length
 from p2ptrain.model.tracing.backward_graph import inputs_written
 from p2ptrain.model.tracing.trace_patches import one_at_a_time
 from p2ptrain.model.tracing.untraced_changes import refuse_unready
@@ -66,6 +67,7 @@ def capture(
     *,
     evaluation: bool = True,
     autocast: torch.dtype | None = None,
+    varying: tuple[VaryingSize, ...] = (),
 ) -> Captured:
     """Export `module` and `loss` together, in train and in evaluation mode, and cut them to units.
 
@@ -77,13 +79,14 @@ def capture(
             graph and must not be run. Where the loss does not take what the model returns in
             evaluation mode, a zero stands for it (`Captured.unscored`).
         autocast: the type under which `torch.autocast` calls both; None: neither is.
+        varying: sizes that differ from batch to batch; the example's is one of them.
 
     Raises:
         CaptureError: torch.export cannot take it; names the user's line and what to change.
         ScriptError: the example is unusable.
     """
     with one_at_a_time, _given_back():
-        taken = _take_apart(example)
+        taken = replace(_take_apart(example), varying=varying)
         scored = ScoredModule(module, loss, taken, autocast)
         return _capture(scored, taken, evaluation=evaluation)
 
@@ -184,13 +187,13 @@ def _keep_constant(leaf: object) -> object:
 
 
 def _translate(mode: Exported, example: Example, table: StateTable) -> Translated:
-    return translate(mode.program, len(example.input_leaves), table.name_of)
+    return translate(mode.program, example, table.name_of)
 
 
 def _describe(
     name: str, example: Example, table: StateTable, train: Translated, evaluate: Translated
 ) -> ModelDescription:
-    inputs = _leaves("input", example.input_leaves)
+    inputs = _leaves("input", example, 0, example.input_leaves)
     trainable = table.trainable_names()
     aliases = traced_aliases(train)
     refuse_written(train, aliases)
@@ -211,26 +214,29 @@ def _describe(
     return ModelDescription(
         name=name,
         inputs=inputs,
-        targets=_leaves("target", example.target_leaves),
+        targets=_leaves("target", example, len(example.input_leaves), example.target_leaves),
         tensors=table.describe(_state_used(train, evaluate)),
         tied=table.tied(),
         state_dict=table.state_dict_names(),
         train=_graph(train, matched.train, train_cuts),
         evaluate=evaluated,
         units=_units(landscape, matched, len(evaluate.nodes)),
+        longest=tuple(max(size.seen) for size in example.varying),
     )
 
 
-def _leaves(kind: str, leaves: Sequence[Tensor]) -> tuple[ValueDescription, ...]:
-    return tuple(
-        ValueDescription(
-            f"{kind}_{index}",
-            leaf.dtype,
-            (BATCH, *(Polynomial((size,)) for size in leaf.shape[1:])),
-            False,
+def _leaves(
+    kind: str, example: Example, first: int, leaves: Sequence[Tensor]
+) -> tuple[ValueDescription, ...]:
+    def described(index: int, leaf: Tensor) -> ValueDescription:
+        lengths = example.dynamic(first + index)
+        sizes = (
+            length(lengths[d]) if d in lengths else Polynomial((size,))
+            for d, size in enumerate(leaf.shape[1:], 1)
         )
-        for index, leaf in enumerate(leaves)
-    )
+        return ValueDescription(f"{kind}_{index}", leaf.dtype, (BATCH, *sizes), False)
+
+    return tuple(described(index, leaf) for index, leaf in enumerate(leaves))
 
 
 def _refuse_without_gradient(train: Translated, cuts: GraphCuts) -> None:

@@ -15,9 +15,16 @@ from p2ptrain.model.capture.aliases import Aliases
 from p2ptrain.model.capture.translated import Translated
 from p2ptrain.model.graph.description import Crossing, last_uses
 from p2ptrain.model.graph.effects import aliased_references, mutated_references
-from p2ptrain.model.graph.nodes import InputRef, NodeRef, Reference, StateRef
+from p2ptrain.model.graph.nodes import (
+    Argument,
+    BackwardGraph,
+    InputRef,
+    NodeRef,
+    Reference,
+    StateRef,
+)
 from p2ptrain.model.graph.operators import resolve
-from p2ptrain.model.graph.values import ValueDescription
+from p2ptrain.model.graph.values import Polynomial, ValueDescription, shows_sizes
 
 REFERENCE_BATCH = 16
 """Batch size at which the widths of cuts are compared."""
@@ -48,6 +55,7 @@ def possible_cuts(
     live = last_uses(graph.nodes, graph.outputs)
     widths: dict[int, float] = {}
     crossing: set[Crossing] = {v for v in live if isinstance(v, InputRef)}
+    last_length = _last_with_lengths(graph)
     ends: dict[int, list[Crossing]] = defaultdict(list)
     for value, last in live.items():
         ends[last].append(value)
@@ -58,7 +66,7 @@ def possible_cuts(
             crossing.add(made)
         if position in forbidden:
             continue
-        width = _width(crossing, inputs, values)
+        width = _width(crossing, inputs, values, graph.batch.lengths, position <= last_length)
         if width is not None:
             widths[position] = width
     return GraphCuts(widths, values)
@@ -68,17 +76,41 @@ def _width(
     crossing: Iterable[Crossing],
     inputs: tuple[ValueDescription, ...],
     values: Mapping[int, ValueDescription],
+    lengths: tuple[int, ...],
+    needs_lengths: bool,
 ) -> float | None:
     """Bytes a sample, or None where this cannot cross."""
-    width, depends_on_batch = 0.0, False
+    width, depends_on_batch, described = 0.0, False, []
     for value in crossing:
         table = inputs if isinstance(value, InputRef) else values
         if isinstance(value, NodeRef) and value.index not in values:
             return None
         description = table[value.index]
-        width += description.nbytes(REFERENCE_BATCH) / REFERENCE_BATCH
+        width += description.nbytes(REFERENCE_BATCH, *lengths) / REFERENCE_BATCH
         depends_on_batch = depends_on_batch or description.depends_on_batch
+        described.append(description)
+    if lengths:
+        wanted = range(len(lengths) + 1 if needs_lengths else 1)
+        depends_on_batch = shows_sizes(described, len(lengths)).issuperset(wanted)
     return width if depends_on_batch else None
+
+
+def _last_with_lengths(graph: Translated) -> int:
+    """The last node that a length is written into; -1 where there is none."""
+
+    def has_length(argument: Argument) -> bool:
+        if isinstance(argument, tuple):
+            return any(map(has_length, argument))
+        if isinstance(argument, BackwardGraph):
+            return any(has_length(one) for node in argument.nodes for one in node.args)
+        return isinstance(argument, Polynomial) and argument.has_lengths
+
+    found = (
+        index
+        for index, node in enumerate(graph.nodes)
+        if any(map(has_length, (*node.args, *(value for _, value in node.kwargs))))
+    )
+    return max(found, default=-1)
 
 
 def _describe_values(

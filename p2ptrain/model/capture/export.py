@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -153,7 +153,7 @@ def _refuse_unless_repeated(
         _log.debug("a second call of forward() failed", exc_info=error)
         refuse_changing(changed)
     scored.unseen.put_back()
-    if not computes_the_same_twice(twice, len(inputs), held):
+    if not computes_the_same_twice(twice, scored.example, held):
         refuse_changing(changed)
 
 
@@ -177,25 +177,42 @@ def _export(
 def _export_from_min(
     scored: ScoredModule, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
-    least = 0
+    least, dynamic = 0, _dynamic(scored, inputs, targets)
     for _ in range(_MAX_BOUNDS):
         try:
             with _put_back(scored):
-                return _trace(module, inputs, targets, least)
+                return _trace(module, inputs, targets, least, dynamic)
         except Exception as error:
             wanted = next_min_batch(error, least)
             if wanted is None:
                 raise
             least = wanted
     with _put_back(scored):
-        return _trace(module, inputs, targets, least)
+        return _trace(module, inputs, targets, least, dynamic)
+
+
+def _dynamic(
+    scored: ScoredModule, inputs: list[Tensor], targets: list[Tensor]
+) -> list[Mapping[int, int]]:
+    """By leaf, also where all of them stand twice."""
+    example = scored.example
+    kinds = len(example.input_leaves), len(example.target_leaves)
+    places = [k % kinds[0] for k in range(len(inputs))]
+    places += [kinds[0] + k % kinds[1] for k in range(len(targets))]
+    return [example.dynamic(leaf) for leaf in places]
 
 
 def _trace(
-    module: nn.Module, inputs: list[Tensor], targets: list[Tensor], least: int
+    module: nn.Module,
+    inputs: list[Tensor],
+    targets: list[Tensor],
+    least: int,
+    lengths: Sequence[Mapping[int, int]],
 ) -> torch.export.ExportedProgram:
+    """`lengths`: by leaf, dimensions that differ from batch to batch."""
     batch = torch.export.Dim("batch", min=least or None)
-    dynamic = ([{0: batch} for _ in inputs], [{0: batch} for _ in targets])
+    sizes = [{0: batch, **dict.fromkeys(more, torch.export.Dim.AUTO)} for more in lengths]
+    dynamic = (sizes[: len(inputs)], sizes[len(inputs) :])
     with silence_torch_logs():
         return torch.export.export(module, (inputs, targets), dynamic_shapes=dynamic, strict=False)
 

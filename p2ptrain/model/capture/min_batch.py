@@ -85,6 +85,7 @@ class _Trial:
     def __init__(self, graph: Translated, samples: int) -> None:
         self._graph = graph
         self._samples = samples
+        self._sizes = (samples, *graph.batch.lengths)
         self._leaves: dict[Reference, Tensor] = dict(self._entering())
 
     def agrees(self) -> bool:
@@ -112,7 +113,7 @@ class _Trial:
 
     def _size(self, size: int | torch.SymInt) -> int | None:
         polynomial = self._graph.batch.polynomial(size)
-        return None if polynomial is None else polynomial(self._samples)
+        return None if polynomial is None else polynomial(*self._sizes)
 
     def _argument(self, argument: Argument, values: list[Any]) -> Any:
         match argument:
@@ -123,7 +124,7 @@ class _Trial:
             case InputRef() | TargetRef() | StateRef():
                 return self._leaves[argument]
             case Polynomial():
-                return argument(self._samples)
+                return argument(*self._sizes)
         return argument
 
     def _has_shape(self, value: Any, traced: Any) -> bool:
@@ -168,4 +169,5 @@ def _shape_of_one(graph: Translated, node: GraphNode) -> list[int] | None:
     if not isinstance(value, Tensor):
         return None
     sizes = [graph.batch.polynomial(size) for size in value.shape]
-    return None if None in sizes else [size(1) for size in sizes if size is not None]
+    one = (1, *graph.batch.lengths)
+    return None if None in sizes else [size(*one) for size in sizes if size is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,18 +27,67 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class VaryingSize:
+    """A length that differs from batch to batch, and is the same wherever it stands in one.
+
+    Attributes:
+        places: (leaf, dimension), leaves counted over inputs and then targets.
+        name: of the first of them, for messages.
+        seen: some lengths.
+    """
+
+    places: tuple[tuple[int, int], ...]
+    name: str
+    seen: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Example:
     """A batch, taken apart.
 
     Attributes:
         input, target: how the two are built.
         input_leaves, target_leaves: tensors with the batch in dimension 0.
+        varying: sizes that differ from batch to batch.
     """
 
     input: Structure
     target: Structure
     input_leaves: list[Tensor]
     target_leaves: list[Tensor]
+    varying: tuple[VaryingSize, ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of `varying`, in this batch."""
+        leaves = [*self.input_leaves, *self.target_leaves]
+        return tuple(leaves[v.places[0][0]].shape[v.places[0][1]] for v in self.varying)
+
+    def twice(self) -> Example:
+        """Of two calls: all leaves stand there twice."""
+        inputs, targets = len(self.input_leaves), len(self.target_leaves)
+
+        def places(leaf: int) -> tuple[int, int]:
+            return (
+                (leaf, leaf + inputs) if leaf < inputs else (leaf + inputs, leaf + inputs + targets)
+            )
+
+        varying = tuple(
+            replace(size, places=tuple((p, d) for leaf, d in size.places for p in places(leaf)))
+            for size in self.varying
+        )
+        return Example(
+            self.input, self.target, 2 * self.input_leaves, 2 * self.target_leaves, varying
+        )
+
+    def dynamic(self, leaf: int) -> dict[int, int]:
+        """Dimensions of a leaf, counted over inputs and targets, that vary -> which length."""
+        return {
+            dimension: number
+            for number, size in enumerate(self.varying)
+            for one, dimension in size.places
+            if one == leaf
+        }
 
 
 class ScoredModule(nn.Module):
@@ -73,7 +122,7 @@ class ScoredModule(nn.Module):
         self.masks = CausalMasks()
         self._roots = {"": module, "loss": loss}
         self.unseen = UntracedChanges(self, self._roots)
-        self._example = example
+        self.example = example
         self._record = _Record()
 
     def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
@@ -113,7 +162,7 @@ class ScoredModule(nn.Module):
             raise LossRefuses(refusal(error)) from error
 
     def _checked_loss(self, output: Any, targets: list[Tensor]) -> Tensor:
-        loss = self.loss(output, self._example.target.unflatten(targets))
+        loss = self.loss(output, self.example.target.unflatten(targets))
         _check_loss(loss)
         return loss
 
@@ -125,7 +174,7 @@ class ScoredModule(nn.Module):
     def run(self, inputs: Sequence[Tensor]) -> Any:
         """The module's output for the leaves of an input."""
         with casting(self.autocast):
-            return call_model(self.module, self._example.input.unflatten(inputs))
+            return call_model(self.module, self.example.input.unflatten(inputs))
 
     @property
     def last_output(self) -> Structure:

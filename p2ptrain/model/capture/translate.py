@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.export_errors import control_flow_hint, is_own
+from p2ptrain.model.capture.scored_module import Example, VaryingSize
 from p2ptrain.model.capture.translated import BatchSymbol, Traced, Translated
 from p2ptrain.model.graph import operators
 from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
@@ -47,18 +48,19 @@ _CALL_NUMBER = re.compile(r"@\d+")
 
 
 def translate(
-    program: torch.export.ExportedProgram, leaves: int, state_names: StateNames
+    program: torch.export.ExportedProgram, example: Example, state_names: StateNames
 ) -> Translated:
     """Translate one mode.
 
     Args:
         program: of `ScoredModule`: first the model's input leaves, then the target's.
-        leaves: how many of its inputs are the model's.
+        example: what it was exported with.
         state_names: names for the tensors it takes besides.
 
     Raises:
         CaptureError: it applies an operator that may not travel.
     """
+    leaves = len(example.input_leaves)
     bindings: list[Argument] = []
     fakes: list[Tensor] = []
     state: dict[Reference, Tensor] = {}
@@ -88,7 +90,12 @@ def translate(
         for placeholder, binding in zip(placeholders, bindings, strict=True)
         if isinstance(binding, StateRef) and last in placeholder.users
     )
-    walk = _Walk(BatchSymbol(fakes[0].shape[0]), known, returned)
+    varying = [[fakes[leaf].shape[d] for leaf, d in size.places] for size in example.varying]
+    batch = BatchSymbol(fakes[0].shape[0], varying, example.lengths)
+    for size, found in zip(example.varying, varying, strict=True):
+        if any(map(batch.is_fixed, found)):
+            raise CaptureError(one_length_only(size))
+    walk = _Walk(batch, known, returned)
     results = walk.run(program.graph_module, bindings, grad_enabled=True)
     _check_outputs(program)
     outputs = walk.as_outputs(results)
@@ -101,6 +108,16 @@ def translate(
         outputs,
         state,
         walk.batch,
+    )
+
+
+def one_length_only(size: VaryingSize) -> str:
+    """The message about a model that takes batches of one length."""
+    seen = ", ".join(map(str, sorted(set(size.seen))))
+    return (
+        f"{size.name} differs from batch to batch ({seen}), and the model can be captured for one "
+        "size only: pad it to one size (in the loader's collate_fn), or use x.shape or -1 where "
+        "the size is written as a number"
     )
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from p2ptrain.model.graph.values import (
     CROSSING_DTYPES,
     MAXIMUM_DEGREE,
     Polynomial,
+    Term,
     ValueDescription,
 )
 
@@ -35,9 +36,20 @@ _VARIES = 2
 
 
 class BatchSymbol:
-    """The symbol that stands for the batch size in one exported graph."""
+    """The symbols that stand for the batch size, and for lengths, in one exported graph.
 
-    def __init__(self, size: int | torch.SymInt) -> None:
+    Attributes:
+        lengths: what the lengths were when it was exported.
+    """
+
+    def __init__(
+        self,
+        size: int | torch.SymInt,
+        varying: Sequence[Sequence[int | torch.SymInt]] = (),
+        lengths: Sequence[int] = (),
+    ) -> None:
+        """`varying`: by length, the sizes that are that length."""
+        self.lengths = tuple(lengths)
         if not isinstance(size, torch.SymInt):
             raise CaptureError(
                 f"the model works for one batch size only ({size}). Use x.shape[0] or -1 where the "
@@ -45,7 +57,20 @@ class BatchSymbol:
             )
         self._environment = size.node.shape_env
         self._symbol = self._environment.replace(size.node.expr)
+        self._variables: dict[sympy.Symbol, int] = {self._symbol: 0}
+        for number, sizes in enumerate(varying, 1):
+            for one in sizes:
+                if isinstance(one, torch.SymInt):
+                    symbol = self._environment.replace(one.node.expr)
+                    if isinstance(symbol, sympy.Symbol):
+                        self._variables.setdefault(symbol, number)
         self._known: dict[sympy.Expr, Polynomial | None] = {}
+
+    def is_fixed(self, size: int | torch.SymInt) -> bool:
+        """Whether the trace has found that it can be one number only."""
+        if isinstance(size, torch.SymInt):
+            return not isinstance(self._environment.replace(size.node.expr), sympy.Symbol)
+        return True
 
     def least(self, program: torch.export.ExportedProgram) -> int:
         """The fewest samples for which `program` is the model; 1 where it is for all that vary."""
@@ -65,14 +90,27 @@ class BatchSymbol:
     def _read(self, expression: sympy.Expr) -> Polynomial | None:
         if expression == self._symbol:
             return Polynomial((0, 1))
-        if not expression.is_polynomial(self._symbol):
+        if expression.free_symbols - self._variables.keys():
             return None
-        if expression.free_symbols - {self._symbol}:
+        symbols = tuple(self._variables)
+        if not expression.is_polynomial(*symbols):
             return None
-        highest_first = sympy.Poly(expression, self._symbol).all_coeffs()
-        if len(highest_first) > MAXIMUM_DEGREE + 1 or not all(c.is_Integer for c in highest_first):
-            return None
-        return Polynomial(tuple(int(c) for c in reversed(highest_first)))
+        coefficients, terms = [0] * (MAXIMUM_DEGREE + 1), dict[tuple[int, ...], int]()
+        for monomial, coefficient in sympy.Poly(expression, *symbols).terms():
+            powers = [0] * (len(self.lengths) + 1)
+            for symbol, power in zip(symbols, monomial, strict=True):
+                powers[self._variables[symbol]] += power
+            if max(powers) > MAXIMUM_DEGREE or not coefficient.is_Integer:
+                return None
+            if any(powers[1:]):
+                key = _trimmed(powers)
+                terms[key] = terms.get(key, 0) + int(coefficient)
+            else:
+                coefficients[powers[0]] += int(coefficient)
+        return Polynomial(
+            _trimmed(coefficients) or (0,),
+            tuple(Term(terms[powers], powers) for powers in sorted(terms) if terms[powers]),
+        )
 
     def describe(self, name: str, value: Any, may_require_grad: bool) -> ValueDescription | None:
         """A traced value as it would cross a cut; None where it cannot."""
@@ -85,6 +123,12 @@ class BatchSymbol:
         if len(known) < len(dimensions):
             return None
         return ValueDescription(name, value.dtype, known, may_require_grad)
+
+
+def _trimmed(numbers: Sequence[int]) -> tuple[int, ...]:
+    """Without zeros at the end."""
+    end = max((k for k, n in enumerate(numbers, 1) if n), default=0)
+    return tuple(numbers[:end])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.aliases import traced_aliases
+from p2ptrain.model.capture.scored_module import Example
 from p2ptrain.model.capture.translate import translate
 from p2ptrain.model.capture.translated import Translated
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references
@@ -60,17 +61,17 @@ def refuse_changing(changed: Sequence[str]) -> NoReturn:
 
 
 def computes_the_same_twice(
-    program: torch.export.ExportedProgram, leaves: int, held: Sequence[Tensor]
+    program: torch.export.ExportedProgram, example: Example, held: Sequence[Tensor]
 ) -> bool:
     """Whether both calls compute the same.
 
     Args:
         program: of `TwoCalls`.
-        leaves: how many inputs one call has.
+        example: of one call.
         held: tensors that the user keeps outside parameters and buffers.
     """
     states = _States(program, held)
-    graph = translate(program, 2 * leaves, states.name_of)
+    graph = translate(program, example.twice(), states.name_of)
     middle = len(graph.outputs) // 2
     if len(graph.outputs) % 2:
         return False

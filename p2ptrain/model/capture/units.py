@@ -206,12 +206,12 @@ class _Size:
 
     def __init__(self, graph: Translated, batch: int) -> None:
         self._polynomial = graph.batch.polynomial
-        self._batch = batch
+        self._sizes = (batch, *graph.batch.lengths)
 
     def dimension(self, tensor: Tensor, dimension: int) -> int:
         """One size; 1 where it is known only once the values are."""
         polynomial: Polynomial | None = self._polynomial(tensor.shape[dimension])
-        return polynomial(self._batch) if polynomial is not None else 1
+        return polynomial(*self._sizes) if polynomial is not None else 1
 
     def elements(self, tensor: Tensor) -> float:
         """All of them multiplied."""

@@ -41,7 +41,9 @@ from p2ptrain.model.graph.operators import Operator, resolve
 from p2ptrain.model.graph.values import (
     CROSSING_DTYPES,
     MAXIMUM_DEGREE,
+    MOST_LENGTHS,
     Polynomial,
+    Term,
     ValueDescription,
 )
 from p2ptrain.net import cbor
@@ -64,6 +66,8 @@ _UNITS = 1_024
 _DIMENSIONS = 16
 
 _LIST_ITEMS = 4_096
+
+_TERMS = 16
 
 _ELEMENTS = 1 << 38
 """Most elements of one tensor, and the largest size: 1 TiB of float32, more than any device has."""
@@ -111,6 +115,7 @@ def decode_model(blob: bytes) -> ModelDescription:
         train=read.graph(fields.get("train")),
         evaluate=read.graph(fields.get("eval")),
         units=_list(fields.get("units"), _unit, _UNITS),
+        longest=_list(fields.get("longest", []), lambda n: _integer(n, 1, _ELEMENTS), MOST_LENGTHS),
     )
     _check(model)
     return model
@@ -313,10 +318,20 @@ def _value(value: Any) -> ValueDescription:
 
 
 def _polynomial(value: Any) -> Polynomial:
-    coefficients = _list(value, lambda c: _integer(c, -_ELEMENTS, _ELEMENTS), MAXIMUM_DEGREE + 1)
+    items = list(_items(value, MAXIMUM_DEGREE + 2))
+    terms = _list(items.pop(), _term, _TERMS) if items and isinstance(items[-1], list) else ()
+    coefficients = _list(items, lambda c: _integer(c, -_ELEMENTS, _ELEMENTS), MAXIMUM_DEGREE + 1)
     if not coefficients or (len(coefficients) > 1 and coefficients[-1] == 0):
         _refuse("a size is malformed")
-    return Polynomial(coefficients)
+    return Polynomial(coefficients, terms)
+
+
+def _term(value: Any) -> Term:
+    coefficient, powers = _fields(value, 2)
+    read = _list(powers, lambda p: _integer(p, 0, MAXIMUM_DEGREE), MOST_LENGTHS + 1)
+    if len(read) < 2 or not read[-1]:
+        _refuse("a size is malformed")
+    return Term(_integer(coefficient, -_ELEMENTS, _ELEMENTS), read)
 
 
 def _tensor(value: Any) -> TensorDescription:

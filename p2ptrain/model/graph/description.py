@@ -9,6 +9,7 @@ A description travels as strict CBOR (`decoding` reads it). Arguments of nodes t
 where CBOR has them (None, bool, int, float, text, lists); others are a map with one key:
 
     {"i": 0} input   {"t": 0} target    {"s": name} state   {"n": 3} node   {"p": [0, 1]} polynomial
+    (with lengths, a list of [coefficient, [powers of the batch size and the lengths]] at its end)
     {"d": "float32"} dtype   {"m": "channels_last"} memory format   {"l": "strided"} layout
     {"c": "cpu"} device   {"z": [0.0, 1.0]} complex number
     {"b": [[node, ...], [{"n": 3}, null]]} a backward, with {"i": 0} for what it is given
@@ -106,6 +107,8 @@ class ModelDescription:
         state_dict: every tensor's name in the user's state_dict, in its order.
         train, evaluate: the graphs; outputs are the loss, and the loss and the output's leaves.
         units: they divide both graphs.
+        longest: of each length that differs from batch to batch, the largest seen when the model
+            was captured: it is measured and planned with these.
     """
 
     name: str
@@ -117,6 +120,7 @@ class ModelDescription:
     train: Graph
     evaluate: Graph
     units: tuple[UnitDescription, ...]
+    longest: tuple[int, ...] = ()
 
     def to_bytes(self) -> bytes:
         """Strict CBOR; equal models give equal bytes."""
@@ -288,6 +292,7 @@ def encode(model: ModelDescription) -> bytes:
             "train": _graph(model.train),
             "eval": _graph(model.evaluate),
             "units": [_unit(unit) for unit in model.units],
+            **({"longest": list(model.longest)} if model.longest else {}),
         }
     )
 
@@ -302,9 +307,14 @@ def _value(value: ValueDescription) -> list[Any]:
         value.name,
         "tensor",
         name_of(value.dtype),
-        [list(dimension.coefficients) for dimension in value.dimensions],
+        [_polynomial(dimension) for dimension in value.dimensions],
         value.may_require_grad,
     ]
+
+
+def _polynomial(polynomial: Polynomial) -> list[Any]:
+    terms = [[term.coefficient, list(term.powers)] for term in polynomial.terms]
+    return [*polynomial.coefficients, *([terms] if terms else [])]
 
 
 def _tensor(tensor: TensorDescription) -> list[Any]:
@@ -349,7 +359,7 @@ def _argument(argument: Argument) -> Any:
         case NodeRef():
             return {"n": argument.index}
         case Polynomial():
-            return {"p": list(argument.coefficients)}
+            return {"p": _polynomial(argument)}
         case torch.dtype():
             return {"d": name_of(argument)}
         case torch.memory_format():

@@ -83,6 +83,38 @@ _SIMPLE: dict[str, Callable[..., Any]] = {
 }
 
 
+@stand_in(
+    f"lstm.input(Tensor input, Tensor[] hx, Tensor[] params, {_SETTINGS}, bool batch_first)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+def _lstm_of_steps(
+    x: Tensor, hx: list[Tensor], params: list[Tensor], *settings: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(samples, steps, in), or steps first, -> the same with directions * out, and both states."""
+    return _steps(x, hx[0], settings), torch.empty_like(hx[0]), torch.empty_like(hx[1])
+
+
+def _simple_of_steps(
+    x: Tensor, hx: Tensor, params: list[Tensor], *settings: Any
+) -> tuple[Tensor, Tensor]:
+    """(samples, steps, in), or steps first, -> the same with directions * out, and the state."""
+    return _steps(x, hx, settings), torch.empty_like(hx)
+
+
+def _steps(x: Tensor, state: Tensor, settings: tuple[Any, ...]) -> Tensor:
+    return x.new_empty((*x.shape[:2], state.shape[-1] * (2 if settings[-2] else 1)))
+
+
+_OF_STEPS: dict[str, Callable[..., Any]] = {
+    name: stand_in(
+        f"{name}.input(Tensor input, Tensor hx, Tensor[] params, {_SETTINGS}, bool batch_first)"
+        " -> (Tensor, Tensor)"
+    )(_simple_of_steps)
+    for name in ("gru", "rnn_tanh", "rnn_relu")
+}
+"""Of any number of steps: torch's own rule takes a layer apart, step by step."""
+
+
 class PackedCalls:
     """The stand-ins for calls of one forward(), which remember the batch sizes that they made."""
 
@@ -93,10 +125,12 @@ class PackedCalls:
             functions._pack_padded_sequence: self._pack,
             functions._pad_packed_sequence: self._pad,
             Tensor.__getitem__: self._item,
-            functions.lstm: self._recurrent(_lstm, functions.lstm),
+            functions.lstm: self._recurrent(_lstm, _lstm_of_steps, functions.lstm),
             **{
-                getattr(functions, name): self._recurrent(operator, getattr(functions, name))
-                for name, operator in _SIMPLE.items()
+                getattr(functions, name): self._recurrent(
+                    _SIMPLE[name], of_steps, getattr(functions, name)
+                )
+                for name, of_steps in _OF_STEPS.items()
             },
         }
 
@@ -123,10 +157,16 @@ class PackedCalls:
                     return batch
         return x[index]
 
-    def _recurrent(self, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
+    def _recurrent(
+        self, packed: Callable[..., Any], of_steps: Callable[..., Any], theirs: Any
+    ) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            packed = len(args) == 9 and isinstance(args[3], list | tuple)
-            return (ours if packed else theirs)(*args, **kwargs)
+            if len(args) == 9 and isinstance(args[3], list | tuple):
+                return packed(*args, **kwargs)
+            is_plain = len(args) == 9 and args[0].dim() == 3
+            if is_plain and isinstance(args[0].shape[1 if args[8] else 0], torch.SymInt):
+                return of_steps(*args)
+            return theirs(*args, **kwargs)
 
         return call
 

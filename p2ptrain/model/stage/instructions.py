@@ -32,6 +32,9 @@ Registers: TypeAlias = list[Any]
 
 _Build: TypeAlias = Callable[[Registers], Any]
 
+Sizes: TypeAlias = int | tuple[int, ...] | None
+"""The batch size, or the batch size and the lengths; None where nothing that arrives shows them."""
+
 
 @dataclass(frozen=True, slots=True)
 class GraphInstruction:
@@ -85,7 +88,7 @@ class BoundBackward:
     def __init__(
         self,
         graph: BackwardGraph,
-        batch: int | None,
+        batch: Sizes,
         computing: Callable[[GraphNode], Callable[..., Any]] | None = None,
     ) -> None:
         """`computing`: what computes a node, instead of its operator."""
@@ -128,7 +131,7 @@ def bind(
     node: GraphNode,
     index: int,
     registers: Mapping[Reference, int],
-    batch: int | None,
+    batch: Sizes,
     free: tuple[int, ...],
     *,
     call: Callable[..., Any] | None = None,
@@ -168,7 +171,7 @@ def bind(
     )
 
 
-def _builder(argument: Argument, registers: Mapping[Reference, int], batch: int | None) -> _Build:
+def _builder(argument: Argument, registers: Mapping[Reference, int], batch: Sizes) -> _Build:
     """What makes an argument with values in it from the registers."""
     if isinstance(argument, tuple):
         parts = [_builder(item, registers, batch) for item in argument]
@@ -186,7 +189,7 @@ def _is_constant(argument: Argument) -> bool:
     return not isinstance(argument, InputRef | TargetRef | StateRef | NodeRef)
 
 
-def _constant(argument: Argument, batch: int | None) -> Any:
+def _constant(argument: Argument, batch: Sizes) -> Any:
     if isinstance(argument, tuple):
         return [_constant(item, batch) for item in argument]
     if isinstance(argument, BackwardGraph):
@@ -194,7 +197,7 @@ def _constant(argument: Argument, batch: int | None) -> Any:
     if isinstance(argument, Polynomial):
         if batch is None:
             raise InternalError("the batch size does not follow from what this stage receives")
-        return argument(batch)
+        return argument(*batch) if isinstance(batch, tuple) else argument(batch)
     return argument
 
 

@@ -19,11 +19,13 @@ from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import Mode, ModelDescription
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references, written_leaves
 from p2ptrain.model.graph.nodes import GraphNode, NodeRef, Reference, StateRef, TargetRef
+from p2ptrain.model.graph.values import sizes_of
 from p2ptrain.model.stage.determinism import seeded
 from p2ptrain.model.stage.embedding_rows import EMBEDDING, embedding
 from p2ptrain.model.stage.instructions import (
     GraphInstruction,
     Registers,
+    Sizes,
     allocate,
     bind,
     call_of,
@@ -53,8 +55,8 @@ See `split_backward`. Where the weight is what a node has made of a parameter (t
 nodes may use that too.
 """
 
-_BATCHES_KEPT = 8
-"""Batch sizes for which instructions are kept: a micro-batch, a ragged one, those of a profile."""
+_BATCHES_KEPT = 32
+"""Batch sizes and lengths for which instructions are kept: of micro-batches, and of a profile."""
 
 
 class Passing(Protocol):
@@ -102,6 +104,7 @@ class Program:
             hiding: tensors of the state to which nodes write unnoticed by autograd (`rewritten`).
         """
         self._separate = separate
+        self._lengths = len(description.longest)
         self._names = [unit.name for unit in description.units]
         self.inputs = description.crossing(first, mode)
         self.outputs = description.crossing(end, mode)
@@ -124,7 +127,7 @@ class Program:
         self._free = frees(self._nodes, start, stop, self._registers, self._leaving)
         self._written = written_leaves(self._nodes[start:stop], start)
         self._hidden = _writes_to(frozenset(hiding), self._nodes, start, stop)
-        self._bound: dict[int | None, list[tuple[_UnitNodes, list[GraphInstruction]]]] = {}
+        self._bound: dict[Sizes, list[tuple[_UnitNodes, list[GraphInstruction]]]] = {}
 
     def run(
         self,
@@ -180,13 +183,17 @@ class Program:
         """A leaf of the batch that is written to is copied: others may still need it."""
         return value.clone() if reference in self._written else value
 
-    def _batch(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> int | None:
+    def _batch(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Sizes:
         described = [*zip(self.inputs, inputs, strict=True)]
         described += zip(self._targets, targets, strict=False)
-        sizes = (value.batch_of(tuple(tensor.shape)) for value, tensor in described)
-        return next((size for size in sizes if size is not None), None)
+        shapes = ((value, tuple(tensor.shape)) for value, tensor in described)
+        if not self._lengths:
+            sizes = (value.batch_of(shape) for value, shape in shapes)
+            return next((size for size in sizes if size is not None), None)
+        known = sizes_of(shapes, self._lengths)
+        return tuple(size or 0 for size in known)  # what nothing shows, nothing here needs
 
-    def _instructions(self, batch: int | None) -> list[tuple[_UnitNodes, list[GraphInstruction]]]:
+    def _instructions(self, batch: Sizes) -> list[tuple[_UnitNodes, list[GraphInstruction]]]:
         if batch not in self._bound:
             if len(self._bound) >= _BATCHES_KEPT:
                 del self._bound[next(iter(self._bound))]
@@ -196,7 +203,7 @@ class Program:
             ]
         return self._bound[batch]
 
-    def _instruction(self, index: int, batch: int | None) -> GraphInstruction:
+    def _instruction(self, index: int, batch: Sizes) -> GraphInstruction:
         node = self._nodes[index]
         call = self._call(index)
         for position in self._hidden.get(index, ()):

@@ -65,9 +65,10 @@ def needs_of(
     state = {tensor.name: _made(tensor) for tensor in tensors}
     ledger = MemoryLedger(storage_key(tensor) for tensor in state.values())
     program = _Dry(description, first, end, mode, state, ledger)
-    inputs = [_arriving(value, batch, first > 0) for value in description.crossing(first, mode)]
+    sizes = (batch, *description.longest)
+    inputs = [_arriving(value, sizes, first > 0) for value in description.crossing(first, mode)]
     used = description.target_uses(first, end, mode)
-    targets = [_arriving(value, batch, False) for value in description.targets] if used else []
+    targets = [_arriving(value, sizes, False) for value in description.targets] if used else []
     ledger.enter([*inputs, *targets])
     recording = torch.set_grad_enabled(mode == "train")
     hooks = torch.autograd.graph.saved_tensors_hooks(ledger.keep, ledger.kept)
@@ -191,9 +192,9 @@ def _made(tensor: TensorDescription) -> Tensor:
     return nn.Parameter(made) if tensor.trainable else made
 
 
-def _arriving(value: ValueDescription, batch: int, may_require_grad: bool) -> Tensor:
-    shape = value.shape(batch)
-    if min(shape, default=0) < 0 or value.nbytes(batch) > MAX_BYTES:
+def _arriving(value: ValueDescription, sizes: Sequence[int], may_require_grad: bool) -> Tensor:
+    shape = value.shape(*sizes)
+    if min(shape, default=0) < 0 or value.nbytes(*sizes) > MAX_BYTES:
         raise ProtocolError(f"a model description was refused: {value.name} has no possible size")
     made = torch.empty(shape, dtype=value.dtype, device=_META)
     if may_require_grad and value.may_require_grad and made.is_floating_point():

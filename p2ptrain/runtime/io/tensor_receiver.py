@@ -111,7 +111,7 @@ class StreamContents:
 
     Attributes:
         name: for error messages, such as "activations of stage 2".
-        expected: (mode, samples) -> what each value must be.
+        expected: (mode, samples, *lengths) -> what each value must be.
         dimensions: mode -> which dimension of each value counts samples; None = none does.
         optional: values may be None, and what all samples share is summed (gradients).
         wire: how they travel.
@@ -119,17 +119,17 @@ class StreamContents:
     """
 
     name: str
-    expected: Callable[[RoundMode, int], Sequence[Expected]]
+    expected: Callable[..., Sequence[Expected]]
     dimensions: Callable[[RoundMode], Sequence[int | None]]
     optional: bool = False
     wire: WireFormat = WireFormat.EXACT
     tiles: TiledValues | None = None
 
-    def expected_from(self, device: str, mode: RoundMode, samples: int) -> Sequence[Expected]:
-        """What a device sends of so many samples."""
+    def expected_from(self, device: str, piece: MicroBatchSlice) -> Sequence[Expected]:
+        """What a device sends of those samples."""
         if self.tiles is None:
-            return self.expected(mode, samples)
-        return self.tiles.leaving_expected(device, mode, samples)
+            return self.expected(piece.mode, piece.samples, *piece.lengths)
+        return self.tiles.leaving_expected(device, piece.mode, piece.samples)
 
 
 class TensorReceiver:
@@ -140,15 +140,22 @@ class TensorReceiver:
         sources: ids of the senders.
         capacity: pieces that may wait.
         largest: most samples a micro-batch may have.
+        longest: the same for lengths that differ from batch to batch.
     """
 
     def __init__(
-        self, contents: StreamContents, sources: Sources, *, capacity: int, largest: int
+        self,
+        contents: StreamContents,
+        sources: Sources,
+        *,
+        capacity: int,
+        largest: int,
+        longest: Sequence[int] = (),
     ) -> None:
         self._contents = contents
         self._name = contents.name
         self._sources = sources
-        self._largest = largest
+        self._largest, self._longest = largest, longest
         self._box: Mailbox[MicroBatchKey, GatheredValues] = Mailbox(contents.name, capacity)
         self._assemblies: dict[tuple[str, MicroBatchKey], _Assembly] = {}
         self._slices: dict[MicroBatchKey, dict[str, Sequence[Value]]] = {}
@@ -168,7 +175,7 @@ class TensorReceiver:
         """
         piece = MicroBatchSlice.read(fields)
         self._check(peer, piece)
-        expected = self._contents.expected_from(peer, piece.mode, piece.samples)
+        expected = self._contents.expected_from(peer, piece)
         first, entries = self._range(fields, len(expected))
         received = [
             self._receive(entry, expected[first + offset]) for offset, entry in enumerate(entries)
@@ -266,6 +273,10 @@ class TensorReceiver:
     def _check(self, peer: str, piece: MicroBatchSlice) -> None:
         if piece.size > self._largest:
             raise ProtocolError(f"{self._name}: a micro-batch of {piece.size} samples")
+        if len(piece.lengths) != len(self._longest) or any(
+            have > most for have, most in zip(piece.lengths, self._longest, strict=True)
+        ):
+            raise ProtocolError(f"{self._name}: samples of the lengths {list(piece.lengths)}")
         self._check_round(piece)
         for part in self._sources(piece.key.micro_batch, piece.size):
             if (part.device, part.first, part.end) == (peer, piece.first, piece.end):
@@ -314,10 +325,10 @@ class TensorReceiver:
 def contents_at_cut(description: ModelDescription, boundary: int, name: str) -> StreamContents:
     """What crosses the cut before unit `boundary`, either way."""
 
-    @lru_cache(maxsize=64)
-    def expected(mode: RoundMode, size: int) -> Sequence[Expected]:
+    @lru_cache(maxsize=256)
+    def expected(mode: RoundMode, size: int, *lengths: int) -> Sequence[Expected]:
         values = description.crossing(boundary, mode.value)
-        return tuple(expected_of(value, size) for value in values)
+        return tuple(expected_of(value, size, *lengths) for value in values)
 
     @lru_cache(maxsize=len(RoundMode))
     def dimensions(mode: RoundMode) -> Sequence[int | None]:
@@ -327,7 +338,7 @@ def contents_at_cut(description: ModelDescription, boundary: int, name: str) -> 
     return StreamContents(name, expected, dimensions)
 
 
-def expected_of(value: ValueDescription, size: int) -> Expected:
+def expected_of(value: ValueDescription, size: int, *lengths: int) -> Expected:
     if value.dtype is None:
         raise InternalError(f"{value.name} is a whole number, which never crosses a cut")
-    return value.dtype, value.shape(size)
+    return value.dtype, value.shape(size, *lengths)
