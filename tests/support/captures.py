@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.capture.rehearsal import Rehearsal, RehearsalEffort, rehearse
-from p2ptrain.model.capture.scored_module import Loss
+from p2ptrain.model.capture.scored_module import Loss, VaryingSize
 from p2ptrain.model.graph.description import TensorKind
 
 
@@ -47,13 +47,15 @@ def captured(
     *,
     evaluation: bool = True,
     autocast: torch.dtype | None = None,
+    varying: tuple[VaryingSize, ...] = (),
 ) -> Captured:
     """As `capture`, which is only called where no equal model was captured before."""
-    key = _content(module, loss, example, evaluation, autocast)
+    given: dict[str, Any] = {"evaluation": evaluation, "autocast": autocast, "varying": varying}
+    key = _content(module, loss, example, given)
     if key is None:
-        return capture(module, loss, example, evaluation=evaluation, autocast=autocast)
+        return capture(module, loss, example, **given)
     if key not in _KNOWN:
-        made = capture(module, loss, example, evaluation=evaluation, autocast=autocast)
+        made = capture(module, loss, example, **given)
         if not _owns_all(module, made):
             return made
         _KNOWN[key] = _Known(module, copy.copy(made))
