@@ -21,6 +21,7 @@ from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import ProtocolError, TrainingError, note_callback
 from p2ptrain.events import Done, Event, Failed, PlanEventLeftOut, Stopped, Warned
+from p2ptrain.holder import callback_memory
 from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
 from p2ptrain.holder.driver import JobDriver
@@ -167,6 +168,7 @@ class JobTrainer:
     async def _run(self) -> None:
         started = await self._start.run(self._job)
         self._id = started.entry.job
+        callback_memory.recall(self._folder, self._id, self._job.callbacks)
         for warning in started.prepared.warnings:
             self._warn(warning)
         if started.prepared.only_rounds:
@@ -336,6 +338,7 @@ class JobTrainer:
             self._callbacks,
             self._stop_after,
             partial(self._save_best, prepared),
+            partial(callback_memory.keep, self._folder, self._id, self._job.callbacks),
             partial(self._give_state, prepared, progress),
         )
 

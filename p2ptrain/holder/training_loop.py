@@ -62,12 +62,14 @@ class LoopCallbacks:
         runner: calls them.
         stop: notes that the job ends with so many updates.
         save: writes the weights that the stages have now for one that wants them.
+        keep: writes down what they know, for a process that goes on with the job.
         give: gives one the state that the stages have now, which is that after so many updates.
     """
 
     runner: CallbackRunner
     stop: Callable[[int], None]
     save: Callable[[HolderGeneration, SaveBest], Awaitable[None]]
+    keep: Callable[[], None]
     give: Callable[[HolderGeneration, int, StateCallback], Awaitable[None]]
 
 
@@ -395,6 +397,7 @@ class TrainingLoop:
         await self._callbacks.runner.caught_up()
         for best in self._callbacks.runner.due():
             await self._callbacks.save(self._epoch, best)
+        await run_in_background(self._callbacks.keep)
         self._may_order.set()
 
     async def _give_state(self, step: int) -> None:

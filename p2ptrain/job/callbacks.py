@@ -15,11 +15,13 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Done, Eval, Event, Failed, PlanEvent, Step, Stopped
+from p2ptrain.net.forms import By, Count
 
 HOOKS: Final[Mapping[str, tuple[type[Event], ...]]] = {
     "on_start": (PlanEvent,),
@@ -28,6 +30,11 @@ HOOKS: Final[Mapping[str, tuple[type[Event], ...]]] = {
     "on_end": (Done, Failed, Stopped),
 }
 """What an object may have, and the events that each is for."""
+
+
+def _read_number(value: object) -> float:
+    return float.fromhex(value if isinstance(value, str) else "?")
+
 
 LOSS = "loss"
 """Of every evaluation, beside the job's metrics."""
@@ -42,13 +49,27 @@ class StopTraining(Exception):  # as StopIteration: it is no error
     """Raise it in a callback: the job ends well, with the weights of that step."""
 
 
+@dataclass(frozen=True, slots=True)
+class BestSoFar:
+    """Of one metric.
+
+    Attributes:
+        best: None before the first evaluation.
+        step: updates behind it.
+        waited: evaluations since.
+    """
+
+    best: Annotated[float, By(_read_number, float.hex)] | None = None
+    step: Count = 0
+    waited: Count = 0
+
+
 class BestValue:
-    """The best value of one metric so far.
+    """The best value of one metric.
 
     Attributes:
         metric: its name in `Job.metrics`, or "loss".
-        best: None before the first evaluation.
-        best_step: updates behind it.
+        found: so far; a holder that is started again goes on from there.
     """
 
     def __init__(self, metric: str, mode: Mode, min_delta: float) -> None:
@@ -60,10 +81,24 @@ class BestValue:
         if not is_number or not 0 <= min_delta < math.inf:
             raise OptionError(f"min_delta must be a number of 0 or more, not {min_delta!r}")
         self.metric = metric
-        self.best: float | None = None
-        self.best_step = 0
+        self.found = BestSoFar()
         self._sign = 1.0 if mode == "max" else -1.0
         self._min_delta = min_delta
+
+    @property
+    def best(self) -> float | None:
+        """The best value; None before the first evaluation."""
+        return self.found.best
+
+    @property
+    def best_step(self) -> int:
+        """Updates behind it."""
+        return self.found.step
+
+    @property
+    def waited(self) -> int:
+        """Evaluations since."""
+        return self.found.waited
 
     def improves(self, event: Eval) -> bool | None:
         """Whether an evaluation is the best so far; None where it has no such metric (it failed).
@@ -73,12 +108,14 @@ class BestValue:
         value = event.metrics.get(self.metric)
         if value is None:
             return None
-        if math.isnan(value):
-            return False
-        if self.best is not None and self._sign * (value - self.best) <= self._min_delta:
-            return False
-        self.best, self.best_step = value, event.step
-        return True
+        is_better = not math.isnan(value) and (
+            self.best is None or self._sign * (value - self.best) > self._min_delta
+        )
+        if is_better:
+            self.found = BestSoFar(float(value), event.step)
+        else:
+            self.found = replace(self.found, waited=self.waited + 1)
+        return is_better
 
 
 class EarlyStopping(BestValue):
@@ -91,7 +128,6 @@ class EarlyStopping(BestValue):
         min_delta: by more than this a value has to be better.
 
     Attributes:
-        waited: evaluations since the best.
         stopped_step: updates after which it has ended the training; None where it has not.
     """
 
@@ -106,16 +142,11 @@ class EarlyStopping(BestValue):
         if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
             raise OptionError(f"patience counts evaluations: give 1 or more, not {patience!r}")
         self.patience = patience
-        self.waited = 0
         self.stopped_step: int | None = None
 
     def on_eval(self, event: Eval) -> None:
         """Raises StopTraining: that is enough."""
-        improves = self.improves(event)
-        if improves is None:
-            return
-        self.waited = 0 if improves else self.waited + 1
-        if self.waited >= self.patience:
+        if self.improves(event) is not None and self.waited >= self.patience:
             self.stopped_step = event.step
             raise StopTraining(
                 f"{self.metric} has not been better than {self.best} for {self.waited} evaluations"

@@ -243,3 +243,26 @@ async def test_steps_come_once_across_a_restart_of_the_holder(tmp_path: Path) ->
     assert [event.step for event in second.of("on_step")] == list(range(5, 13))  # type: ignore[attr-defined]
     assert len(second.of("on_start")) == 1
     assert_same_weights(goes_on, undisturbed(evaluated(epochs=4)))
+
+
+async def test_a_holder_that_is_started_again_keeps_the_best_and_goes_on_waiting(
+    tmp_path: Path,
+) -> None:
+    """The third evaluation without a better value ends it, though the first two were before."""
+
+    def callbacks() -> list[Any]:
+        best = p2ptrain.SaveBest("loss", tmp_path / "best.safetensors", mode="max")
+        return [best, p2ptrain.EarlyStopping("loss", patience=3, mode="max")]  # it falls
+
+    async with devices(3) as household:
+        job = evaluated(*callbacks(), epochs=9)
+        process = await killed(household, tmp_path, 10, job, one_stage_each(3, 27))
+        await household.restart("a", process.left)
+        goes_on = evaluated(*callbacks(), epochs=9)
+        options = one_stage_each(3, 27)
+        await household.holder_run(goes_on, options, None, process.left).run()
+    best, stopping = goes_on.callbacks
+    assert (best.best_step, stopping.stopped_step) == (3, 12)
+    wanted = undisturbed(evaluated(epochs=9), 3).state_dict
+    written = load_file(tmp_path / "best.safetensors")
+    assert all(torch.equal(written[name], wanted[name]) for name in wanted)
