@@ -208,7 +208,8 @@ class SyncStageExecutor(StageExecutor):
 
     def _own_actions(self, shape: Round) -> Iterator[tuple[ScheduleAction, MicroBatchSlice]]:
         """The stage's order without the micro-batches in which this device has no part."""
-        for action in one_f_one_b(shape.micro_batches, self.task.warmup):
+        warmup = min(self.task.warmup, shape.micro_batches)  # a batch may have fewer than planned
+        for action in one_f_one_b(shape.micro_batches, warmup):
             piece = self.task.piece(shape, action.micro_batch)
             if piece is not None:
                 yield action, piece

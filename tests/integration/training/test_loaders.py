@@ -1,0 +1,205 @@
+"""Loaders, streams and batches of differing lengths: the curve is plain torch's for the same loader.
+
+On one device and on three, with a death on the way, and after the holder has started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from p2ptrain.errors import CaptureError, OptionError, ScriptError
+from p2ptrain.events import Event, Failure, Step
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD
+from tests.integration.training.household import Devices, devices
+
+SEED = 5
+
+EPOCHS = 3
+
+MICRO_BATCH = 3
+
+
+class Words(Dataset[Any]):
+    """Sentences of several lengths."""
+
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(6)
+        lengths = torch.randint(4, 14, (30,), generator=draw).tolist()
+        self._words = [torch.randint(1, 20, (n,), generator=draw) for n in lengths]
+        self._labels = torch.randint(0, 3, (30,), generator=draw)
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._words[index], self._labels[index]
+
+
+def padded(samples: list[Any]) -> Any:
+    words = nn.utils.rnn.pad_sequence([w for w, _ in samples], batch_first=True)
+    mask = (words > 0).long()
+    return {"words": words, "mask": mask}, torch.stack([label for _, label in samples])
+
+
+def padded_dict(samples: list[Any]) -> dict[str, Tensor]:
+    given, labels = padded(samples)
+    return {**given, "labels": labels}
+
+
+class Rows(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        draw = torch.Generator().manual_seed(8)
+        for _ in range(26):
+            yield torch.randn(6, generator=draw), torch.randint(0, 3, (), generator=draw)
+
+
+class Reader(nn.Module):
+    """Reads sentences, by attention and step by step."""
+
+    def __init__(self, *, scores: bool = False) -> None:
+        super().__init__()
+        self._scores = scores
+        self.embedding = nn.Embedding(20, 8)
+        self.attention = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.steps = nn.GRU(8, 8, batch_first=True)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, words: Tensor, mask: Tensor, labels: Tensor | None = None) -> Any:
+        x = self.attention(self.embedding(words), src_key_padding_mask=mask == 0)
+        x, _ = self.steps(x)
+        x = self.out((x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        if not self._scores or labels is None:
+            return x
+        return {"loss": functional.cross_entropy(x, labels), "logits": x}
+
+
+def small() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(
+        *(nn.Linear(6, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU()),
+        nn.Linear(12, 3),
+    )
+
+
+def reader(*, scores: bool = False) -> nn.Module:
+    torch.manual_seed(7)
+    return Reader(scores=scores)
+
+
+def table() -> TensorDataset:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(26, 6, generator=draw)
+    return TensorDataset(x, torch.randint(0, 3, (26,), generator=draw))
+
+
+def made(kind: str) -> dict[str, Any]:
+    """Model, data and loss of a kind of data; new ones each time."""
+    cross_entropy = functional.cross_entropy
+    if kind == "ragged":
+        data = DataLoader(table(), batch_size=8, shuffle=True)
+        return {"model": small(), "data": data, "loss": cross_entropy}
+    if kind == "weighted":
+        sampler = WeightedRandomSampler([1.0, 3.0] * 13, 20)
+        data = DataLoader(table(), batch_size=8, sampler=sampler, num_workers=1)
+        return {"model": small(), "data": data, "loss": cross_entropy}
+    if kind == "stream":
+        return {"model": small(), "data": DataLoader(Rows(), batch_size=8), "loss": cross_entropy}
+    if kind == "lengths":
+        data = DataLoader(Words(), batch_size=8, shuffle=True, collate_fn=padded)  # type: ignore[arg-type]
+        return {"model": reader(), "data": data, "loss": cross_entropy}
+    assert kind == "dicts"
+    data = DataLoader(Words(), batch_size=8, shuffle=True, collate_fn=padded_dict)  # type: ignore[arg-type]
+    return {"model": reader(scores=True), "data": data, "loss": None}
+
+
+KINDS = ["ragged", "weighted", "stream", "lengths", "dicts"]
+
+
+def job(kind: str, **more: Any) -> Job:
+    given = made(kind) | {"micro_batch": MICRO_BATCH, "epochs": EPOCHS, "seed": SEED}
+    return Job(**given | {"optimizer": SGD(lr=0.1, momentum=0.9)} | more)
+
+
+def cut(batch: Any, rows: slice) -> Any:
+    if isinstance(batch, dict):
+        return {key: value[rows] for key, value in batch.items()}
+    return batch[rows]
+
+
+def plain(kind: str) -> tuple[list[float], dict[str, Tensor]]:
+    """As the contract has it: the loader's own batches, in micro-batches."""
+    given = made(kind)
+    model, losses = given["model"].train(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(EPOCHS):
+        torch.manual_seed(SEED + epoch)
+        for batch in given["data"]:
+            count = len(batch["labels"] if isinstance(batch, dict) else batch[1])
+            total = 0.0
+            for first in range(0, count, MICRO_BATCH):
+                rows = slice(first, min(first + MICRO_BATCH, count))
+                weight = (rows.stop - rows.start) / count
+                if isinstance(batch, dict):
+                    loss = model(**cut(batch, rows))["loss"]
+                else:
+                    x, y = cut(batch[0], rows), batch[1][rows]
+                    output = model(**x) if isinstance(x, dict) else model(x)
+                    loss = given["loss"](output, y)
+                (loss * weight).backward()
+                total += loss.item() * weight
+            losses.append(total)
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses, {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_plain(household: Devices, trained: Job, kind: str) -> None:
+    losses, state = plain(kind)
+    assert household.losses == losses
+    for name, tensor in trained.model.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_curve_is_plain_torchs(kind: str, count: int) -> None:
+    trained = job(kind)
+    async with devices(count) as household:
+        options = TrainOptions(wait_for=count, planner="pp")
+        await household.holder_run(trained, options).run()
+    assert len(household.plan.stages) == count
+    assert_plain(household, trained, kind)
+
+
+@pytest.mark.parametrize("kind", ["stream", "lengths", "dicts"])
+async def test_a_death_on_the_way_does_not_show(kind: str) -> None:
+    trained = job(kind)
+    killing: list[asyncio.Task[None]] = []
+    async with devices(3) as household:
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step) and event.step == 5:
+                killing.append(asyncio.create_task(household.mesh.kill("b")))
+
+        options = TrainOptions(wait_for=3, planner="pp")
+        await household.holder_run(trained, options, listen).run()
+        await asyncio.gather(*killing)
+    assert [event.name for event in household.events if isinstance(event, Failure)] == ["b"]
+    assert_plain(household, trained, kind)
