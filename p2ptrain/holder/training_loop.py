@@ -420,7 +420,8 @@ class TrainingLoop:
 
         def measure() -> None:
             with randomness_lock:  # a metric may draw random numbers, and so may what computes
-                values.add(output, target, shape.size(number))
+                ends_batch = number == shape.micro_batches - 1
+                values.add(output, target, shape.size(number), ends_batch=ends_batch)
 
         await run_in_background(
             measure

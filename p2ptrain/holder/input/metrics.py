@@ -8,6 +8,7 @@ Metrics are tried before training begins.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -29,6 +30,9 @@ from p2ptrain.model.stage.stage import NO_SEED
 from p2ptrain.process.memory_budget import usable_memory_bytes
 
 LOSS = "loss"
+
+UPDATE_BYTES = 64 << 20
+"""Of outputs and targets, after which an object is updated before its batch is complete."""
 
 _TOLERANCE = 1e-4
 """Relative: a mean over samples, of other sums."""
@@ -59,24 +63,41 @@ class MetricValues:
         self._sums = dict.fromkeys(metrics, 0.0)
         self._samples = 0
         self._kept: list[tuple[Any, Any]] = []
-        for name, metric in self._metrics.items():
-            if accumulates(metric):
-                self._try(name, cast(_Accumulates, metric).reset)
+        self._updated = {n: cast(_Accumulates, m) for n, m in metrics.items() if accumulates(m)}
+        self._batch: list[tuple[Any, Any]] = []  # pieces with which they are to be updated
+        self._batch_bytes = 0
+        for name, updated in self._updated.items():
+            self._try(name, updated.reset)
 
-    def add(self, output: Any, target: Any, samples: int) -> None:
-        """One piece of the evaluation."""
+    def add(self, output: Any, target: Any, samples: int, *, ends_batch: bool = True) -> None:
+        """One piece of the evaluation; `ends_batch`: the next one is of another batch.
+
+        Objects are updated batch by batch, as in a loop of plain torch: some, torchmetrics' too,
+        look at all they are given to find out what it is. Large batches come in parts.
+        """
         for name, metric in self._metrics.items():
-            if name in self._over_all:
+            if name in self._over_all or name in self._updated:
                 continue
-            if accumulates(metric):
-                updated = cast(_Accumulates, metric)
-                self._try(name, lambda m=updated: m.update(output, target))  # type: ignore[misc]
-            else:
-                value = self._try(name, lambda m=metric: number(m(output, target)))  # type: ignore[misc]
-                self._sums[name] += (value or 0.0) * samples
+            value = self._try(name, lambda m=metric: number(m(output, target)))  # type: ignore[misc]
+            self._sums[name] += (value or 0.0) * samples
+        if self._updated:
+            self._batch.append((output, target))
+            leaves = pytree.tree_leaves((output, target))
+            self._batch_bytes += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+            if ends_batch or self._batch_bytes > UPDATE_BYTES:
+                self._update()
         if self._over_all - self.failures.keys():
             self._kept.append((output, target))
         self._samples += samples
+
+    def _update(self) -> None:
+        pieces, self._batch, self._batch_bytes = self._batch, [], 0
+        if len(pieces) > 1:
+            with contextlib.suppress(RuntimeError):  # of several shapes
+                pieces = [_joined(pieces)]
+        for name, updated in self._updated.items():
+            for piece in pieces:
+                self._try(name, lambda m=updated, given=piece: m.update(*given))  # type: ignore[misc]
 
     def result(self, loss: float | None) -> dict[str, float]:
         """By name, with the loss over `eval_data` unless the job has a metric of that name.
@@ -84,13 +105,19 @@ class MetricValues:
         Without any sample a mean is NaN. None: there is no such loss.
         """
         values: dict[str, float] = {}
-        whole = _joined(self._kept) if self._kept else (None, None)
+        whole: list[tuple[Any, Any]] = []  # put together where a metric needs it
+
+        def over_all(metric: Callable[[Any, Any], Any]) -> float:
+            if not whole:
+                whole.append(_joined(self._kept) if self._kept else (None, None))
+            return number(metric(*whole[0]))
+
         for name, metric in self._metrics.items():
             if accumulates(metric):
                 made = cast(_Accumulates, metric)
                 value = self._try(name, lambda m=made: number(m.compute()))  # type: ignore[misc]
             elif name in self._over_all:
-                value = self._try(name, lambda m=metric: number(m(*whole)))  # type: ignore[misc]
+                value = self._try(name, lambda m=metric: over_all(m))  # type: ignore[misc]
             else:
                 value = self._sums[name] / self._samples if self._samples else math.nan
             if value is not None and name not in self.failures:
