@@ -329,6 +329,7 @@ class JobDriver:
             self._refusal = reply
             self._post(reply)
             return
+        await self._work.checked()
         if failpoints.armed:
             await failpoints.reach("accept.before", device=self._mesh.self_id)
         self._take(reply, ask.number)

@@ -7,7 +7,7 @@ watch of a run is the shell of `recovery.stall_detector`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -45,12 +45,14 @@ class GenerationWork:
         bring_home: reads the weights, calls the given function before the first is overwritten,
             and writes what is asked for.
         announce: reports a plan to the user.
+        checked: waits until it is known that the job may begin; raises why it may not.
     """
 
     make_epoch: Callable[[ReconfigureReply], HolderGeneration]
     train: Callable[[HolderGeneration, int, int], Coroutine[Any, Any, bool]]
     bring_home: Callable[[HolderGeneration, Callable[[], None]], Coroutine[Any, Any, None]]
     announce: Callable[[ReconfigureReply, ReconfigureReason], None]
+    checked: Callable[[], Awaitable[None]]
 
 
 class GenerationRunner:

@@ -63,6 +63,7 @@ from p2ptrain.model.stage.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.allocator import trim_heap
+from p2ptrain.process.compute_thread import as_other_threads
 from p2ptrain.process.memory_budget import usable_memory_bytes
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
@@ -117,6 +118,8 @@ class JobTrainer:
         self._start = JobStart(*asked, settings.answer_seconds)
         self._id = ""  # until it is known which job this is
         self._since = monotonic()
+        self._comparing: asyncio.Task[tuple[str, ...]] | None = None
+        self._differs: tuple[str, ...] = ()  # by rounding, what is captured from plain torch
         self._epoch: HolderGeneration | None = None
         self._in_force: PlanInForce | None = None
         self._feeding: ReplayFeed | None = None
@@ -178,6 +181,7 @@ class JobTrainer:
             self._warn(unevaluated)
         journal = Journal(self._folder, started.entry, lambda why: self._emit(Warned(why)))
         reason = "the training has ended"
+        self._comparing = asyncio.create_task(self._compare(started.prepared), name="compare")
         try:
             self._offer(started)
             if self._options.dry_run:
@@ -188,6 +192,8 @@ class JobTrainer:
             reason = str(error) or type(error).__name__
             raise
         finally:
+            self._comparing.cancel()
+            await asyncio.gather(self._comparing, return_exceptions=True)
             started.prepared.close()
             journal.done()
             self._device.states.withdraw(self._id)
@@ -198,6 +204,20 @@ class JobTrainer:
             await job_registry.end_job(self._mesh, self._id, reason, seconds)
 
     # -- before ----------------------------------------------------------------------------------
+
+    async def _compare(self, prepared: PreparedJob) -> tuple[str, ...]:
+        """Whether the right model is captured, before this device measures it."""
+
+        def compare() -> tuple[str, ...]:
+            with as_other_threads():
+                return prepared.compare()
+
+        return await self._device.compute.run((0,), compare)
+
+    async def _checked(self) -> None:
+        """Raises CaptureError: another model than the user's is captured."""
+        assert self._comparing is not None
+        self._differs = await asyncio.shield(self._comparing)
 
     def _offer(self, started: StartedJob) -> None:
         """Let the others fetch the model and, where they are here, its first weights."""
@@ -234,14 +254,15 @@ class JobTrainer:
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
         faulty = self._faulty
         left_out = (PlanEventLeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
-        changes = (*prepared.changes, *event.changes_results, *answer.kinds)
+        own = *prepared.changes, *self._differs
+        changes = (*own, *event.changes_results, *answer.kinds)
         event = replace(event, changes_results=changes, left_out=tuple(left_out))
         if self._stopped_at is None:  # else nothing is trained by it
             self._emit(event)
         for change in answer.changes_results:
             self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
         if reason is ReconfigureReason.START:
-            for change in prepared.changes:
+            for change in own:
                 self._emit(Warned(change))
         for warning in answer.warnings:
             self._emit(Warned(warning))
@@ -404,7 +425,9 @@ class JobTrainer:
             self._mesh,
             self._request(prepared),
             [unit.name for unit in description.units],
-            GenerationWork(make_epoch, train, bring_home, partial(self._announce, prepared)),
+            GenerationWork(
+                make_epoch, train, bring_home, partial(self._announce, prepared), self._checked
+            ),
             memory,
             self._emit,
             prepared.steps,

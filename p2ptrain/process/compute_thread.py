@@ -20,7 +20,8 @@ import asyncio
 import heapq
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -170,6 +171,16 @@ class ComputeThread:
             _answer(task.loop, _set_exception, task.future, error)
         else:
             _answer(task.loop, _set_result, task.future, result)
+
+
+@contextmanager
+def as_other_threads() -> Iterator[None]:
+    """In a compute thread: numbers as near to zero as they are elsewhere."""
+    torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(True)
 
 
 def _answer(

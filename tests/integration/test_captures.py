@@ -16,7 +16,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.capture.rehearsal import RehearsalEffort
+from p2ptrain.model.capture.plain_run import ComparedBatches
 from tests.support import captures, zoo
 from tests.support.reference import stack
 
@@ -41,7 +41,7 @@ def made_again(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
 
     monkeypatch.setattr(captures, "capture", noted)
     monkeypatch.setattr(captures, "_KNOWN", {})
-    monkeypatch.setattr(captures, "_REHEARSED", set())
+    monkeypatch.setattr(captures, "_COMPARED", set())
     return seen
 
 
@@ -69,10 +69,13 @@ def test_an_equal_model_is_not_captured_again_and_has_its_own_tensors(
 
 def test_an_equal_model_is_compared_in_full_once(made_again: list[nn.Module]) -> None:
     def compared(made: zoo.Made) -> int:
-        batches = iter([stack(made.data[:3])] * 3)
-        return captures.rehearsed(
-            made.model, made.loss, _captured(made), batches, RehearsalEffort(least=2)
-        ).batches
+        run = captures.computed_plainly(
+            *(made.model, made.loss, lambda number, samples: stack(made.data[:samples])),
+            None,
+            range(1, 5),
+            ComparedBatches(least=3, most=3),
+        )
+        return len(run.steps)
 
     assert [compared(zoo.make("cnn")) for _ in range(2)] == [3, 1]
     unknown = zoo.make("mlp")

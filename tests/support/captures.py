@@ -12,7 +12,6 @@ import copy
 import hashlib
 import io
 import pickle
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.capture.rehearsal import Rehearsal, RehearsalEffort, rehearse
+from p2ptrain.model.capture.plain_run import ComparedBatches, PlainRun, Read, run_plainly
 from p2ptrain.model.capture.scored_module import Loss, VaryingSize
 from p2ptrain.model.graph.description import TensorKind
 
@@ -34,10 +33,8 @@ class _Known:
     captured: Captured
 
 
-Batches = Iterable[tuple[Any, Any]]
-
 _KNOWN: dict[bytes, _Known] = {}
-_REHEARSED: set[int] = set()
+_COMPARED: set[bytes] = set()
 
 
 def captured(
@@ -63,16 +60,23 @@ def captured(
     return _for_another(_KNOWN[key], module)
 
 
-def rehearsed(
-    module: nn.Module, loss: Loss, made: Captured, batches: Batches, effort: RehearsalEffort
-) -> Rehearsal:
-    """As `rehearse`; what is captured of equal models is compared once in full, then on a batch."""
-    if id(made.description) in _REHEARSED:
-        return rehearse(module, loss, made, batches, replace(effort, least=1, most=1))
-    found = rehearse(module, loss, made, batches, effort)
-    if any(known.captured.description is made.description for known in _KNOWN.values()):
-        _REHEARSED.add(id(made.description))  # which stays: it is among those that are known
-    return found
+def computed_plainly(
+    module: nn.Module,
+    loss: Loss,
+    read: Read,
+    read_evaluation: Read | None,
+    pieces: range,
+    effort: ComparedBatches,
+    *,
+    autocast: torch.dtype | None = None,
+) -> PlainRun:
+    """As `run_plainly`; of a model whose equal was compared in full, one batch."""
+    key = _content(module, loss, autocast)
+    if key is not None and key in _COMPARED:
+        effort, read_evaluation = replace(effort, least=1, most=1), None
+    elif key is not None:
+        _COMPARED.add(key)
+    return run_plainly(module, loss, read, read_evaluation, pieces, effort, autocast=autocast)
 
 
 def _content(*asked: object) -> bytes | None:

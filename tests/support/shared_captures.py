@@ -12,4 +12,4 @@ from tests.support import captures
 def equal_models_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs are prepared at once where an equal model was captured before."""
     monkeypatch.setattr(prepare, "capture", captures.captured)
-    monkeypatch.setattr(prepare, "rehearse", captures.rehearsed)
+    monkeypatch.setattr(prepare, "run_plainly", captures.computed_plainly)

@@ -101,7 +101,7 @@ class _FirstRun:
         self._layers.clear()
         self._is_computed = False
         try:
-            with randomness_lock, self._left_alone(), silence_torch_logs(), torch.no_grad():
+            with randomness_lock, self._left_alone(), silence_torch_logs(), torch.enable_grad():
                 self._output = call_model(self._module, batch[0])
                 self._is_computed = True
                 self._loss(self._output, batch[1])

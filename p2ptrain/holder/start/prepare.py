@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from time import monotonic
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, OptionError, ScriptError, UserError
 from p2ptrain.holder.input.batch_counts import (
@@ -32,9 +32,10 @@ from p2ptrain.holder.input.mini_batches import (
     SampleReader,
     batch_seed,
 )
-from p2ptrain.holder.input.open_data import open_data, open_evaluation
+from p2ptrain.holder.input.open_data import OpenedEvaluation, open_data, open_evaluation
 from p2ptrain.holder.start.first_batch import explained
 from p2ptrain.holder.start.micro_batch import (
+    COMPUTED_TOGETHER,
     check_evaluation_sizes,
     min_micro_batch,
     settled,
@@ -57,7 +58,8 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.messages.plan_request import SharingLimits
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.capture.rehearsal import RehearsalEffort, rehearse
+from p2ptrain.model.capture.comparison import compare
+from p2ptrain.model.capture.plain_run import ComparedBatches, PlainRun, run_plainly
 from p2ptrain.model.capture.scored_module import casting
 from p2ptrain.model.capture.stale_globals import Outdated
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
@@ -83,16 +85,13 @@ from p2ptrain.tiling.planning.make_plan import NAMES
 
 log = get_logger(__name__)
 
-REHEARSED = RehearsalEffort()
-"""Batches on which the captured model is compared with the user's own."""
+COMPARED = ComparedBatches()
+"""On which the captured model is compared with the user's own."""
 
-_REHEARSAL_FLOPS = 1e9
-"""Forward, of one of these batches."""
-
-_REHEARSAL_READ_SECONDS = 0.2
-
-_REHEARSAL_COPIES = 4
-"""Of the weights: as they were, two times their gradients, and room for values between."""
+_NOT_COMPARED = (
+    "the captured model was not compared with the module itself: there is too little memory here "
+    "for another copy of its weights and their gradients"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +107,9 @@ class PreparedJob:
         evaluated: the highest step whose evaluation was reported by the run that made the state.
         steps: most updates in all; None = as many as the data gives.
         outdated: says what model and loss read in Python that has changed since.
+        compare: says how what is captured differs from the user's module on the job's first
+            batches, by rounding; where by more it raises CaptureError. To be called once, by a
+            thread that may compute; may take a second.
         data_samples: of the data, where it says so; else 0.
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
         maps: of the first units, where they can be cut into tiles and may be.
@@ -131,6 +133,7 @@ class PreparedJob:
     first_step: int
     steps: int | None
     outdated: Outdated
+    compare: Callable[[], tuple[str, ...]]
     evaluated: int = 0
     only_rounds: str = ""
     maps: MapNetwork | None = None
@@ -204,6 +207,9 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
         opened.layout.settle()
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
+    first = _PlainBatches(job, samples, order, evaluation)
+    with timed(log, "computed_plainly"):
+        plain = first.computed(1)
     with timed(log, "exported"), _explained(job, samples, order):
         captured = capture(
             job.model,
@@ -243,10 +249,8 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
         only_rounds = why_synchronous_only(job, least, how)
     steps = opened.steps(options.steps)
     sharing = _sharing(captured, across)
-    with timed(log, "rehearsed"):
-        changes = _compared(job, captured, samples, order, least)
-    if changed:
-        changes = (changed, *changes)
+    if plain is not None and plain.steps and plain.least_samples < captured.trains.least:
+        plain = first.computed(captured.trains.least)
     prepared = PreparedJob(
         job=job,
         captured=captured,
@@ -262,11 +266,12 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
         steps=steps,
         only_rounds=only_rounds,
         maps=maps,
-        changes=changes,
+        changes=(changed,) if changed else (),
         over_all=over_all,
         count=count,
         unweighed=unweighed,
         outdated=outdated,
+        compare=partial(_compared, job.model, captured, plain),
     )
     return prepared if options.resume is None else _resumed(prepared, options)
 
@@ -348,55 +353,72 @@ def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
     return maps
 
 
-def _compared(
-    job: Job, captured: Captured, samples: SampleReader, order: FirstBatches, least: int
-) -> tuple[str, ...]:
-    """Whether the captured model computes what the user's module does, on the first batches.
+class _PlainBatches:
+    """What the user's own module computes on the first batches of a job."""
 
-    Of each as many samples as the two compute, and the data give, in a fraction of a second.
+    def __init__(
+        self,
+        job: Job,
+        samples: SampleReader,
+        order: FirstBatches,
+        evaluation: OpenedEvaluation | None,
+    ) -> None:
+        self._job, self._samples, self._order = job, samples, order
+        self._evaluated = None if evaluation is None else evaluation.samples
 
-    Raises:
-        CaptureError: it does not; names what differs.
-    """
-    weights_bytes = sum(tensor.nbytes for tensor in captured.state().values())
-    if _REHEARSAL_COPIES * weights_bytes > usable_memory_bytes():
-        return _not_compared()
-    steps = range(min(REHEARSED.most, len(samples) // job.batch_size * job.epochs))
+    def computed(self, least: int) -> PlainRun | None:
+        """That; None where memory is short.
+
+        Args:
+            least: samples of a batch.
+        """
+        job = self._job
+        tensors = [*job.model.parameters(), *job.model.buffers()]
+        needed_bytes = sum(t.nbytes * (2 if t.requires_grad else 1) for t in tensors)
+        if needed_bytes > usable_memory_bytes():
+            return None
+        whole = job.fixed_micro_batch or min(job.batch_size, COMPUTED_TOGETHER)
+        steps = len(self._samples) // job.batch_size * job.epochs
+        try:
+            return run_plainly(
+                job.model,
+                job.loss_function,
+                self._batch,
+                None if self._evaluated is None else self._evaluation,
+                range(min(least, whole), whole + 1),
+                replace(COMPARED, most=max(1, min(COMPARED.most, steps))),
+                autocast=job.autocast,
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+    def _batch(self, step: int, samples: int) -> Batch:
+        indices = self._order.batch(step)[:samples]
+        return self._samples.collate(indices, batch_seed(self._job.seed, step))
+
+    def _evaluation(self, _: int, samples: int) -> Batch:
+        assert self._evaluated is not None
+        return self._evaluated.collate(range(min(samples, len(self._evaluated))), "example")
+
+
+def _compared(module: nn.Module, captured: Captured, run: PlainRun | None) -> tuple[str, ...]:
+    """Raises CaptureError: what is captured is another model; names what differs."""
+    if run is None or (run.failure is not None and is_out_of_memory(run.failure)):
+        return (_NOT_COMPARED,)
     try:
-        piece = _rehearsed_samples(job, captured, samples, least)
-        done = rehearse(
-            job.model,
-            job.loss_function,
-            captured,
-            (samples.collate(order.batch(s)[:piece], batch_seed(job.seed, s)) for s in steps),
-            REHEARSED,
-        )
+        with timed(log, "compared"):
+            found = compare(module, captured, run)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return _not_compared()
-    log.info("rehearsed", batches=done.batches, samples=piece, skipped=done.skipped)
-    if done.inexact:
-        return (f"other kernels than plain torch's: {done.inexact}",)
-    return ()
-
-
-def _not_compared() -> tuple[str, ...]:
-    log.warning("not_rehearsed", why="too little memory for copies of the weights")
-    return (
-        "the captured model was not compared with the module itself: there is too little "
-        "memory here for another copy of its weights",
-    )
-
-
-def _rehearsed_samples(job: Job, captured: Captured, samples: SampleReader, least: int) -> int:
-    """Of one batch."""
-    flops = sum(unit.flops for unit in captured.description.units) + 1
-    begun = monotonic()
-    samples.collate(list(range(min(least, len(samples)))), "example")
-    read_seconds = (monotonic() - begun) / max(least, 1) + 1e-6
-    most = min(int(_REHEARSAL_FLOPS / flops), int(_REHEARSAL_READ_SECONDS / read_seconds))
-    return min(max(most, least), job.fixed_micro_batch or job.batch_size)
+        return (_NOT_COMPARED,)
+    log.info("compared_batches", batches=found.batches, skipped=found.skipped)
+    said = [f"other kernels than plain torch's: {found.inexact}"] if found.inexact else []
+    if found.skipped:
+        said.append(f"the captured model was compared on {found.batches} batches: {found.skipped}")
+    return tuple(said)
 
 
 def _count(job: Job, captured: Captured, losses: ClassLosses, example: Batch) -> BatchCount | None:

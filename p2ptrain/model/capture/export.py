@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,13 +21,10 @@ from p2ptrain.model.capture.export_errors import LossRefuses, explain, next_min_
 from p2ptrain.model.capture.scored_module import Example, ScoredModule
 from p2ptrain.model.capture.structure import Structure
 from p2ptrain.model.capture.trial_runs import TrialRuns, resized, silence_torch_logs
-from p2ptrain.model.capture.two_call_check import TwoCalls, computes_the_same_twice, refuse_changing
 from p2ptrain.model.tracing.autograd_functions import UndefinedGradientsError
 from p2ptrain.model.tracing.derivatives import DifferentiatesError
-from p2ptrain.model.tracing.trace_patches import as_written, refuse_gradient_hooks
+from p2ptrain.model.tracing.trace_patches import as_written, without_backward_hooks
 from p2ptrain.model.tracing.untraced_changes import KeptBuffersError
-
-_log = logging.getLogger(__name__)
 
 _EXPORT_BATCHES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53)
 """Batch sizes to trace with: odd ones, so that no other dimension is mistaken for the batch."""
@@ -67,22 +63,19 @@ def export(scored: ScoredModule, example: Example, training: bool) -> Exported:
         undisturbed(scored, training),
         _no_collections(),
         as_written(),
+        without_backward_hooks(scored.module),
         scored.masks.known(),
     ):
         with _put_back(scored):
             scored.masks.learn(scored.module, lambda: scored.run(example.input_leaves))
         try:
-            refuse_gradient_hooks(scored.module)
-            inputs, targets, program = _export_large_enough(scored, example, trials)
-            scored.check(program)
-            if scored.changed:
-                _refuse_unless_repeated(scored, inputs, targets)
+            program = _export_large_enough(scored, example, trials)
         except CaptureError:
             raise
         except Exception as error:  # everything the user's code may raise, and torch.export's own
             raise explain(error, trials) from error
         finally:
-            scored.unseen.put_back()
+            scored.kept_tensors.put_back()
     return Exported(program, scored.last_output)
 
 
@@ -96,19 +89,13 @@ def _trials(scored: ScoredModule, example: Example) -> TrialRuns:
 
 def _export_large_enough(
     scored: ScoredModule, example: Example, trials: TrialRuns
-) -> tuple[list[Tensor], list[Tensor], torch.export.ExportedProgram]:
-    """Export with few samples, which is quick; with many where only that many work.
+) -> torch.export.ExportedProgram:
+    """Export with few samples, which is quick; with many where only that many work."""
 
-    Returns:
-        The leaves that it was exported with, and the program.
-    """
-
-    def exported(
-        size: int,
-    ) -> tuple[list[Tensor], list[Tensor], torch.export.ExportedProgram]:
+    def exported(size: int) -> torch.export.ExportedProgram:
         inputs = resized(example.input_leaves, size)
         targets = resized(example.target_leaves, size)
-        return inputs, targets, _export_as_eager(scored, inputs, targets)
+        return _export_as_eager(scored, inputs, targets)
 
     few, many = (_export_batch(scored, example, sizes) for sizes in (_EXPORT_BATCHES, _LARGE))
     try:
@@ -137,26 +124,6 @@ def _export_as_eager(
         return _export(scored, scored, inputs, targets)
 
 
-def _refuse_unless_repeated(
-    scored: ScoredModule, inputs: list[Tensor], targets: list[Tensor]
-) -> None:
-    """Refuse a model that computes with what the last export has seen it change.
-
-    Raises:
-        CaptureError: a second call would do something else than the first.
-    """
-    changed = scored.changed
-    held = [value for *_, value in scored.held().values() if isinstance(value, Tensor)]
-    try:
-        twice = _export(scored, TwoCalls(scored), _and_copies(inputs), _and_copies(targets))
-    except Exception as error:  # of the second call, which meets what the first one has left
-        _log.debug("a second call of forward() failed", exc_info=error)
-        refuse_changing(changed)
-    scored.unseen.put_back()
-    if not computes_the_same_twice(twice, scored.example, held):
-        refuse_changing(changed)
-
-
 def _export(
     scored: ScoredModule, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
@@ -177,7 +144,8 @@ def _export(
 def _export_from_min(
     scored: ScoredModule, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
-    least, dynamic = 0, _dynamic(scored, inputs, targets)
+    leaves = range(len(inputs) + len(targets))
+    least, dynamic = 0, [scored.example.dynamic(leaf) for leaf in leaves]
     for _ in range(_MAX_BOUNDS):
         try:
             with _put_back(scored):
@@ -189,17 +157,6 @@ def _export_from_min(
             least = wanted
     with _put_back(scored):
         return _trace(module, inputs, targets, least, dynamic)
-
-
-def _dynamic(
-    scored: ScoredModule, inputs: list[Tensor], targets: list[Tensor]
-) -> list[Mapping[int, int]]:
-    """By leaf, also where all of them stand twice."""
-    example = scored.example
-    kinds = len(example.input_leaves), len(example.target_leaves)
-    places = [k % kinds[0] for k in range(len(inputs))]
-    places += [kinds[0] + k % kinds[1] for k in range(len(targets))]
-    return [example.dynamic(leaf) for leaf in places]
 
 
 def _trace(
@@ -229,27 +186,27 @@ def _sizes(value: object) -> Sequence[int]:
     return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
-def _and_copies(leaves: Sequence[Tensor]) -> list[Tensor]:
-    """The leaves twice, as tensors of their own: a trace knows them by their object."""
-    return [*leaves, *(leaf.clone() for leaf in leaves)]
-
-
 @contextlib.contextmanager
 def undisturbed(scored: ScoredModule, training: bool) -> Iterator[None]:
-    """The module in the mode asked for; on leaving, everything that it keeps as it was.
-
-    Parts that its author has put in evaluation mode stay in it, as in a loop of plain torch. Where
-    the whole model is in it, as libraries give them, that means nothing. Parts with a `train` of
-    their own, which keep normalisations in evaluation mode for one, rely on it being called.
-    """
+    """The module in the mode asked for; on leaving, everything that it keeps as it was."""
     with _put_back(scored):
-        if training and scored.module.training:
-            for part in scored.module.modules():
-                if type(part).train is not nn.Module.train:
-                    part.train()
-        else:
-            scored.module.train(training)
+        set_mode(scored.module, training=training)
         yield
+
+
+def set_mode(module: nn.Module, *, training: bool) -> None:
+    """As a loop of plain torch has it.
+
+    Parts that its author has put in evaluation mode stay in it. Where the whole model is in it, as
+    libraries give them, that means nothing. Parts with a `train` of their own, which keep
+    normalisations in evaluation mode for one, rely on it being called.
+    """
+    if training and module.training:
+        for part in module.modules():
+            if type(part).train is not nn.Module.train:
+                part.train()
+    else:
+        module.train(training)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from p2ptrain.model.tracing.autograd_functions import Place, own_backwards_as_tr
 from p2ptrain.model.tracing.derivatives import derivatives_as_traced
 from p2ptrain.model.tracing.function_modes import calls_as_traced
 from p2ptrain.model.tracing.python_state import PythonState
-from p2ptrain.model.tracing.trace_patches import unseeded
-from p2ptrain.model.tracing.untraced_changes import ReassignedBuffers, UntracedChanges, uses_buffer
+from p2ptrain.model.tracing.untraced_changes import HeldTensors, ReassignedBuffers
 from p2ptrain.model.tracing.vmap_autocast import reported_as_eager
 
 Loss = Callable[[Any, Any], Tensor]
@@ -63,23 +62,6 @@ class Example:
         leaves = [*self.input_leaves, *self.target_leaves]
         return tuple(leaves[v.places[0][0]].shape[v.places[0][1]] for v in self.varying)
 
-    def twice(self) -> Example:
-        """Of two calls: all leaves stand there twice."""
-        inputs, targets = len(self.input_leaves), len(self.target_leaves)
-
-        def places(leaf: int) -> tuple[int, int]:
-            return (
-                (leaf, leaf + inputs) if leaf < inputs else (leaf + inputs, leaf + inputs + targets)
-            )
-
-        varying = tuple(
-            replace(size, places=tuple((p, d) for leaf, d in size.places for p in places(leaf)))
-            for size in self.varying
-        )
-        return Example(
-            self.input, self.target, 2 * self.input_leaves, 2 * self.target_leaves, varying
-        )
-
     def dynamic(self, leaf: int) -> dict[int, int]:
         """Dimensions of a leaf, counted over inputs and targets, that vary -> which length."""
         return {
@@ -121,19 +103,16 @@ class ScoredModule(nn.Module):
         self.is_scored = True
         self.masks = CausalMasks()
         self._roots = {"": module, "loss": loss}
-        self.unseen = UntracedChanges(self, self._roots)
+        self.kept_tensors = HeldTensors(self, self._roots)
         self.example = example
         self._record = _Record()
 
     def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
         """The loss, and in evaluation mode the tensors of the model's output."""
         self.masks.begin()
-        held = self.held()
-        self.unseen.begin(held)
-        buffers = ReassignedBuffers(held, self.copied)
+        buffers = ReassignedBuffers(self.held(), self.copied)
         with (
             calls_as_traced(),
-            unseeded(value for *_, value in held.values()),
             reported_as_eager() if self.as_eager else contextlib.nullcontext(),
             derivatives_as_traced(expected=self.differentiates),
             own_backwards_as_traced(self.undefined, training=self.module.training) as calls,
@@ -144,11 +123,8 @@ class ScoredModule(nn.Module):
             if self.module.training:
                 calls.check(loss)
                 buffers.check(loss)
-        self._record.regrown = buffers.write_back()
-        self.unseen.end()
-        self._record.changed = held.changed()
-        leaves, structure = structure_of(output, _kept, is_leaf=_is_cache)
-        self._record.output = structure
+        buffers.write_back()
+        leaves, self._record.output = output_leaves(output)
         return (loss,) if self.module.training else (loss, *leaves)
 
     def _loss_of(self, output: Any, targets: list[Tensor]) -> Tensor:
@@ -163,13 +139,8 @@ class ScoredModule(nn.Module):
 
     def _checked_loss(self, output: Any, targets: list[Tensor]) -> Tensor:
         loss = self.loss(output, self.example.target.unflatten(targets))
-        _check_loss(loss)
+        check_loss(loss)
         return loss
-
-    def plain_loss(self, inputs: Sequence[Tensor], targets: list[Tensor]) -> Tensor:
-        """The loss as plain torch has it, without all that a trace needs."""
-        with casting(self.autocast):
-            return self._checked_loss(self.run(inputs), targets)
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
         """The module's output for the leaves of an input."""
@@ -184,35 +155,14 @@ class ScoredModule(nn.Module):
         return self._record.output
 
     def held(self) -> PythonState:
-        """What module and loss keep in Python, as it is now."""
-        return PythonState(self._roots)
-
-    @property
-    def changed(self) -> Sequence[str]:
-        """Paths of what the last call changed of that."""
-        return self._record.changed
-
-    def check(self, program: torch.export.ExportedProgram) -> None:
-        """Refuse what `program` computes with although forward() replaces it.
-
-        Raises:
-            CaptureError: there is such a thing.
-        """
-        self.unseen.check(program)
-        for path, buffer in self._record.regrown:
-            if uses_buffer(program, path, buffer):
-                raise CaptureError(
-                    f"forward() or the loss replaces the buffer {path!r} by one of another shape "
-                    "or type; buffers keep theirs"
-                )
+        """What module and loss keep in Python and read there, as it is now."""
+        return PythonState(self._roots, code=True)
 
 
 class _Record:
     """Out of reach of torch.export, which puts a module's plain attributes back."""
 
     output: Structure | None = None
-    changed: Sequence[str] = ()
-    regrown: Sequence[tuple[str, Tensor]] = ()
 
 
 def casting(dtype: torch.dtype | None) -> contextlib.AbstractContextManager[object]:
@@ -229,7 +179,8 @@ def call_model(module: nn.Module, value: Any) -> Any:
     return module(value)
 
 
-def _check_loss(loss: object) -> None:
+def check_loss(loss: object) -> None:
+    """Raises CaptureError: no tensor with one floating-point number."""
     if not isinstance(loss, Tensor):
         raise CaptureError(
             f"the loss must be a tensor with one number, but it is a {type(loss).__name__}"
@@ -240,6 +191,11 @@ def _check_loss(loss: object) -> None:
             f"the loss must be one floating-point number (shape []), but it has shape {shape} and "
             f"type {loss.dtype}. Take its mean over the samples"
         )
+
+
+def output_leaves(output: Any) -> tuple[list[Tensor], Structure]:
+    """The tensors of a model's output, and how it is built."""
+    return structure_of(output, _kept, is_leaf=_is_cache)
 
 
 _KEPT = bool | int | float | complex | str | bytes | enum.Enum | torch.dtype | torch.device

@@ -5,7 +5,7 @@ symbol, as in torch.export: what the model asks of it shows where it depends on 
 
 While a model is traced, torch's own messages are silenced in the thread that traces, since they are
 about its internals. Warnings of the user's module appear once, when it runs by
-itself (`rehearsal`).
+itself (`plain_run`).
 """
 
 from __future__ import annotations

@@ -385,7 +385,7 @@ class Stage:
         return {name: p for name, p in self.parameters().items() if p.requires_grad}
 
     def evaluate(
-        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], *, seed: Seed = NO_SEED
+        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], *, seed: Seed | None = NO_SEED
     ) -> list[Tensor]:
         """Run the evaluation graph without gradients; returns what crosses out of the last unit.
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from p2ptrain.model.graph.packed_sequences import unchecked_states
 from p2ptrain.model.tracing.attention_masks import positions_as_counted
 from p2ptrain.model.tracing.opaque_operators import StandIns
-from p2ptrain.model.tracing.trace_patches import NoSwitchedParameters, NoTensorHooks
+from p2ptrain.model.tracing.trace_patches import NoTensorHooks
 from p2ptrain.model.tracing.untraced_changes import DataAsDetached
 from p2ptrain.model.tracing.vmap_autocast import mapped_and_cast_as_traced
 
@@ -25,7 +25,6 @@ def calls_as_traced() -> Iterator[None]:
     """All that stands between the model and torch, except for `reported_as_eager`."""
     modes = (
         NoTensorHooks(),
-        NoSwitchedParameters(),
         _OutArguments(),
         _BatchLengths(),
         StandIns(),

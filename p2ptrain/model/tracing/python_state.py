@@ -92,9 +92,20 @@ class PythonPlace:
             case types.CellType():
                 if self.content:
                     self.holder.cell_contents = self.content[_CELL]
+            case types.MappingProxyType():
+                self._put_back_attributes()
             case _:
                 self.holder.clear()
                 self.holder.update(self.content)
+
+    def _put_back_attributes(self) -> None:
+        """Of a class."""
+        before, after = dict(self.items()), dict(self.holder)
+        for name in before.keys() | after.keys():
+            if name not in before:
+                delattr(self.owner, name)
+            elif not _same(before[name], after.get(name, self)):
+                setattr(self.owner, name, before[name])
 
 
 class PythonState:

@@ -1,20 +1,18 @@
-"""What a model does besides tensor operations and a trace would silently get wrong.
+"""What a model does besides tensor operations and a trace would get wrong, or stumble over.
 
-Put right where possible, refused otherwise: hooks that change gradients or what is kept for them,
-parameters frozen in forward(), TorchScript that has run before (its own autodiff detaches what it
-computes with), reentrant checkpoints (traced without gradients), inference mode (leaves nothing in
-a graph, so that gradients would flow through it).
+TorchScript that has run before (its own autodiff detaches what it computes with), reentrant
+checkpoints (traced without gradients), inference mode (leaves nothing in a graph, so that gradients
+would flow through it), hooks on a backward (there is none in a trace), seeds.
 
-Functions of torch's are replaced in the capturing thread only. Random numbers that forward() seeds
-by itself are refused: devices draw new ones for every micro-batch, so noise that never changes
-would become noise that does.
+Functions of torch's are replaced in the capturing thread only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,8 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
-
-from p2ptrain.errors import CaptureError
+from torch.utils.hooks import RemovableHandle
 
 
 def _traced_ctc(mode: Any, func: Any, log_probs: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -49,29 +46,40 @@ one_at_a_time = threading.RLock()
 threads, and so are the mode and the tensors that a traced module has for a while. A capture whose
 caller was cancelled may still be under way when the next one, of the same module, begins."""
 
-_SET_REQUIRES_GRAD: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
-
 _GRAD_FN: Any = vars(torch._C.TensorBase)["grad_fn"].__get__
 
 _MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
-_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-_LOST = (
-    "changes or reads gradients in a backward hook, which other devices would not run. Remove the "
-    "hook; x * a + (x * (1 - a)).detach() scales the gradient of x by a"
+_REGISTERING = (
+    "register_backward_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
 )
 
 
-def refuse_gradient_hooks(module: nn.Module) -> None:
-    """CaptureError where a part or a parameter of `module` has a hook on its backward."""
-    owners: list[tuple[str, object, tuple[str, ...]]] = [
-        *((name, part, _MODULE_HOOKS) for name, part in module.named_modules()),
-        *((name, parameter, _TENSOR_HOOKS) for name, parameter in module.named_parameters()),
-    ]
-    for name, owner, hooks in owners:
-        if any(getattr(owner, attribute, None) for attribute in hooks):
-            raise CaptureError(f"{name or 'the model'} {_LOST}")
+@contextlib.contextmanager
+def without_backward_hooks(module: nn.Module) -> Iterator[None]:
+    """Hooks on the backward of `module` are left out, and those that forward() registers.
+
+    A trace runs no backward. What hooks do to gradients shows when captured is compared.
+    """
+    owners = [vars(part) for part in module.modules()]
+    hooks = [owner[name] for owner in owners for name in _MODULE_HOOKS if owner.get(name)]
+    kept = [dict(each) for each in hooks]
+    with contextlib.ExitStack() as stack:
+        for name in _REGISTERING:
+            stack.enter_context(replaced_in_this_thread(nn.Module, name, _not_registered))
+        for each in hooks:
+            each.clear()
+        try:
+            yield
+        finally:
+            for each, before in zip(hooks, kept, strict=True):
+                each.update(before)
+
+
+def _not_registered(*_: Any, **__: Any) -> RemovableHandle:
+    return RemovableHandle(OrderedDict())
 
 
 def _checkpointed(function: Callable[..., Any], preserves: bool, *args: Any) -> Any:
@@ -84,31 +92,12 @@ def _checkpointed(function: Callable[..., Any], preserves: bool, *args: Any) -> 
         return function(*args)
 
 
-class NoSwitchedParameters(TorchFunctionMode):
-    """Refuse `parameter.requires_grad_(False)`: the graph has no word for it.
-
-    Of an activation it is followed.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        if func in (Tensor.requires_grad_, _SET_REQUIRES_GRAD):
-            wanted = args[1] if len(args) > 1 else given.get("requires_grad", True)
-            if isinstance(args[0], nn.Parameter) and bool(wanted) != args[0].requires_grad:
-                raise CaptureError(
-                    "forward() or the loss switches requires_grad of a parameter, which other "
-                    "devices would not follow. Compute with parameter.detach() there (a module "
-                    "with torch.func.functional_call), or freeze it before training"
-                )
-        return func(*args, **given)
-
-
 class NoTensorHooks(TorchFunctionMode):
-    """Refuse `activation.register_hook(...)` and `activation.grad_fn.register_hook(...)`."""
+    """Leaves out `activation.register_hook(...)` and `activation.grad_fn.register_hook(...)`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook):
-            raise CaptureError(f"forward() {_LOST}")
+            return _not_registered()
         result = func(*args, **(kwargs or {}))
         return _NoNodeHooks(result) if func == _GRAD_FN and result is not None else result
 
@@ -121,31 +110,23 @@ class _NoNodeHooks:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("register_hook", "register_prehook"):
-            raise CaptureError(f"forward() {_LOST}")
+            return _not_registered
         return getattr(self._node, name)
 
 
 @contextlib.contextmanager
 def _nothing_packed() -> Iterator[None]:
-    """What autograd keeps stays as it is: that changes nothing where torch's own hooks are for it.
+    """What autograd keeps stays as it is.
 
-    A checkpoint's would compute again what a derivative inside forward() needs, which is no part
-    of the model. Others are refused.
+    A checkpoint's hooks would compute again what a derivative inside forward() needs, which is no
+    part of the model. What others lose of it shows when captured is compared.
     """
     hooks: Any = saved_tensors_hooks
     with (
-        replaced_in_this_thread(hooks, "__enter__", _refuse_packing),
+        replaced_in_this_thread(hooks, "__enter__", lambda *_: None),
         replaced_in_this_thread(hooks, "__exit__", lambda *_: None),
     ):
         yield
-
-
-def _refuse_packing(hooks: Any) -> None:
-    if type(hooks) is saved_tensors_hooks or not type(hooks).__module__.startswith("torch."):
-        raise CaptureError(
-            "forward() or the loss packs what autograd keeps (saved_tensors_hooks), which other "
-            "devices would not do. Remove the hooks; to keep less, use torch.utils.checkpoint"
-        )
 
 
 @contextlib.contextmanager
@@ -168,7 +149,7 @@ def as_written() -> Iterator[None]:
     for kind in compiled:
         kind.__call__ = _afresh(kind.__call__)
     try:
-        with jit.optimized_execution(False), _nothing_packed():
+        with jit.optimized_execution(False), _nothing_packed(), _unseeded():
             yield
     finally:
         for kind, original in zip(compiled, originals, strict=True):
@@ -176,6 +157,20 @@ def as_written() -> Iterator[None]:
         del reentrant.apply
         inference.__enter__ = enter
         Distribution.set_default_validate_args(validates)
+
+
+@contextlib.contextmanager
+def _unseeded() -> Iterator[None]:
+    """A trace draws nothing, and leaves the process's seed alone."""
+
+    def seed(*_: Any) -> torch.Generator:
+        return torch.default_generator
+
+    with (
+        replaced_in_this_thread(torch, "manual_seed", seed),
+        replaced_in_this_thread(torch.random, "manual_seed", seed),
+    ):
+        yield
 
 
 def _as_gradients_mode(original: Callable[..., None]) -> Callable[..., None]:
@@ -217,45 +212,3 @@ def replaced_in_this_thread(owner: Any, name: str, function: Callable[..., Any])
         yield
     finally:
         setattr(owner, name, original)
-
-
-class _HeldGenerators(TorchFunctionMode):
-    """Refuse to draw from generators that were not there before forward()."""
-
-    def __init__(self, generators: Iterable[torch.Generator]) -> None:
-        super().__init__()
-        self._known = {id(generator) for generator in (*generators, torch.default_generator)}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        generator = given.get("generator")
-        if isinstance(generator, torch.Generator) and id(generator) not in self._known:
-            _refuse()
-        return func(*args, **given)
-
-
-def _refuse(*_: Any) -> None:
-    raise CaptureError(
-        "forward() or the loss seeds random numbers (torch.manual_seed, a torch.Generator of its "
-        "own), so that they are the same for every batch; devices would draw others. Draw them "
-        "once in __init__, into a buffer: self.register_buffer(name, torch.randn(...))"
-    )
-
-
-@contextlib.contextmanager
-def unseeded(held: Iterable[object]) -> Iterator[None]:
-    """For one call of forward() and the loss.
-
-    Args:
-        held: what module and loss keep, generators among it.
-
-    Raises:
-        CaptureError: random numbers are seeded.
-    """
-    generators = [value for value in held if isinstance(value, torch.Generator)]
-    with (
-        _HeldGenerators(generators),
-        replaced_in_this_thread(torch, "manual_seed", _refuse),
-        replaced_in_this_thread(torch.random, "manual_seed", _refuse),
-    ):
-        yield

@@ -1,28 +1,23 @@
 """What forward() and the loss change besides tensors that a trace follows.
 
-Tensors that the module keeps outside its buffers and that forward() replaces, parameters that it
-replaces, and random numbers that do not come from torch would stay as they were: training would
-silently differ from plain torch. So they are refused, unless nothing is computed with them. Buffers
-that forward() assigns to (`self.ema = ...`) are written back instead.
+Buffers that forward() assigns to (`self.ema = ...`) are written back, `x.data` is followed, and
+tensors in plain attributes get back what a trace has overwritten.
 """
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export.graph_signature import InputKind
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.tracing.autograd_graph import kept_memory, storage_of
 from p2ptrain.model.tracing.derivatives import recorder
-from p2ptrain.model.tracing.python_state import PythonState, current, joined_path
+from p2ptrain.model.tracing.python_state import PythonState, joined_path
 
 _COPIED_BYTES = 256 * 2**20
 """Tensors outside buffers are copied, to be put back, up to this size: more may be a data set."""
@@ -32,86 +27,35 @@ _READ: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 _WRITE: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-class UntracedChanges:
-    """What a module keeps where a trace does not look, as it was before."""
+class HeldTensors:
+    """Tensors that module and loss keep beside parameters and buffers, as they were before.
+
+    A trace writes to them, and what it writes is no number.
+    """
 
     def __init__(self, module: nn.Module, roots: Mapping[str, object]) -> None:
-        """Note it; to be called before tensors of `module` are replaced by a trace's.
+        """Note them; to be called before tensors of `module` are replaced by a trace's.
 
         Args:
-            module: what is traced. Its parameters and buffers are followed.
+            module: its parameters and buffers are followed.
             roots: the user's module and loss, by the name that paths begin with.
 
         Raises:
             CaptureError: they keep a sparse tensor.
         """
-        self._held = list(_held_tensors(module, roots))
-        for path, _, _, tensor in self._held:
+        held = list(_held_tensors(module, roots))
+        for path, tensor in held:
             _refuse_sparse(path, tensor)
         self._values = {
-            id(t): (t, t.detach().clone()) for *_, t in self._held if t.nbytes <= _COPIED_BYTES
-        }
-        self._versions = {id(t): t._version for *_, t in self._held}
-        self.replaced: dict[str, Tensor] = {}
-
-    def begin(self, held: PythonState) -> None:
-        """forward() begins, with what is held then."""
-        self._now = held
-        self._parameters = dict(_parameters(held))
-        self._random = _random_states(held)
-
-    def end(self) -> None:
-        """forward() is over: look what it has changed.
-
-        Raises:
-            CaptureError: it drew random numbers or replaced a parameter.
-        """
-        if _random_states(self._now) != self._random:
-            raise CaptureError(
-                "forward() or the loss draws random numbers of Python's or NumPy's, which would be "
-                "the same for every batch. Take torch's, such as torch.rand(()), and torch.where "
-                "instead of `if`"
-            )
-        for path, parameter in _parameters(self._now):
-            if self._parameters.get(path, parameter) is not parameter:
-                raise CaptureError(
-                    f"forward() or the loss puts another parameter in place of {path!r}, which no "
-                    "optimizer would know. Write into it: with torch.no_grad(): "
-                    "parameter.copy_(value)"
-                )
-        self.replaced = {
-            path: before
-            for path, holder, key, before in self._held
-            if current(holder, key) is not before
+            id(t): (t, t.detach().clone()) for _, t in held if t.nbytes <= _COPIED_BYTES
         }
 
     def put_back(self) -> None:
-        """Give tensors in plain attributes their values again: a trace writes to them."""
+        """Give them their values again."""
         with torch.no_grad():
             for tensor, value in self._values.values():
                 if tensor._version:
                     tensor.copy_(value)
-
-    def check(self, program: torch.export.ExportedProgram) -> None:
-        """Refuse a program that computes with what forward() replaces.
-
-        Raises:
-            CaptureError: it does, or writes to a tensor that is too large to be put back.
-        """
-        for path, _, _, tensor in self._held:
-            if id(tensor) not in self._values and tensor._version != self._versions[id(tensor)]:
-                raise CaptureError(
-                    f"forward() or the loss writes to the large tensor {path!r}. Keep it in a "
-                    "buffer: self.register_buffer(name, tensor)"
-                )
-        used = {id(constant) for constant in _constants_used(program)}
-        for path, before in self.replaced.items():
-            if id(before) in used:
-                raise CaptureError(
-                    f"forward() or the loss computes with the tensor {path!r} and replaces it, "
-                    "but devices get the model once. Keep it in a buffer: "
-                    "self.register_buffer(name, tensor)"
-                )
 
 
 class DataAsDetached(TorchFunctionMode):
@@ -153,64 +97,12 @@ def _refuse_sparse(path: str, tensor: Tensor) -> None:
         raise CaptureError(f"{path!r} is sparse, which cannot travel. Use tensor.to_dense()")
 
 
-def uses_buffer(program: torch.export.ExportedProgram, path: str, buffer: Tensor) -> bool:
-    """Whether `program` reads that buffer of the module or the loss."""
-    placeholders = program.graph.find_nodes(op="placeholder")
-    specs = zip(program.graph_signature.input_specs, placeholders, strict=True)
-    return any(
-        (
-            spec.target in (f"module.{path}", path)
-            or program.constants.get(str(spec.target)) is buffer
-        )
-        and node.users
-        for spec, node in specs
-    )
-
-
-def _constants_used(program: torch.export.ExportedProgram) -> Iterator[object]:
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is InputKind.CONSTANT_TENSOR:
-            yield program.constants.get(str(spec.target))
-
-
-def _parameters(held: PythonState) -> Iterator[tuple[str, nn.Parameter]]:
-    for path, part in held.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                yield joined_path(path, name), parameter
-
-
-def _held_tensors(
-    module: nn.Module, roots: Mapping[str, object]
-) -> Iterator[tuple[str, Any, Any, Tensor]]:
-    """(path, container, key, tensor) of tensors that are no parameters or buffers of `module`."""
+def _held_tensors(module: nn.Module, roots: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """(path, tensor) of tensors that are no parameters or buffers of `module`."""
     registered = {id(t) for t in (*module.parameters(), *module.buffers())}
-    for path, holder, key, value in PythonState(roots).values():
+    for path, _, _, value in PythonState(roots).values():
         if isinstance(value, Tensor) and id(value) not in registered:
-            yield path, holder, key, value
-
-
-def _random_states(held: PythonState) -> list[str]:
-    """Of Python's and NumPy's generators: the global ones and those that are held."""
-    numpy = sys.modules.get("numpy")
-    states = [repr(random.getstate())]
-    if numpy is not None:
-        states.append(repr(numpy.random.get_state()))
-    others = (_random_state(value, numpy) for *_, value in held.values())
-    return states + [state for state in others if state is not None]
-
-
-def _random_state(value: object, numpy: Any) -> str | None:
-    """None if it is no generator."""
-    if isinstance(value, random.Random):
-        return repr(value.getstate())
-    if numpy is None:
-        return None
-    if isinstance(value, numpy.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, numpy.random.RandomState):
-        return repr(value.get_state())
-    return None
+            yield path, value
 
 
 class KeptBuffersError(Exception):
@@ -259,21 +151,16 @@ class ReassignedBuffers:
         if paths:
             raise KeptBuffersError(paths)
 
-    def write_back(self) -> list[tuple[str, Tensor]]:
+    def write_back(self) -> None:
         """Write what was assigned into the buffers themselves, as part of the graph.
 
-        Returns:
-            Paths of those that got another shape or type, and what they keep.
+        What has another shape or type is no value of theirs: nothing may compute with it.
         """
-        regrown = []
-        for path, owner, name, before in self._before:
+        for _, owner, name, before in self._before:
             after = owner._buffers.get(name)
             if after is before:
                 continue
-            if after is None or after.shape != before.shape or after.dtype != before.dtype:
-                regrown.append((joined_path(path, name), before))
-            else:
+            if after is not None and _alike(after, before):
                 with torch.no_grad():
                     before.copy_(after)
             owner._buffers[name] = before
-        return regrown

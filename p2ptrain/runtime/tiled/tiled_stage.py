@@ -199,7 +199,7 @@ class TiledStage(Stage):
         raise InternalError("a tiled stage is begun, and receives messages")
 
     def evaluate(
-        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], *, seed: Seed = NO_SEED
+        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], *, seed: Seed | None = NO_SEED
     ) -> list[Tensor]:
         """Raises InternalError, as `forward`."""
         raise InternalError("a tiled stage is begun, and receives messages")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -49,8 +48,8 @@ def failing_forward(fails: Callable[[], bool], *, everywhere: bool = True) -> Ca
     forward = Stage.forward
 
     def run(self: Stage, *args: Any, **kwargs: Any) -> Any:
-        rehearses = threading.current_thread().name == "p2ptrain-background"
-        if not rehearses and "seed" in kwargs and (everywhere or self.first == 0) and fails():
+        compares = "seed" in kwargs and kwargs["seed"] is None
+        if not compares and "seed" in kwargs and (everywhere or self.first == 0) and fails():
             raise MemoryError
         return forward(self, *args, **kwargs)
 

@@ -53,7 +53,7 @@ async def _epochs() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
         memory = JobRecord(
             ENTRY, Journal(None, ENTRY, pytest.fail), has_first_weights=True, since=0.0
         )
-        work = GenerationWork(pytest.fail, _nothing, pytest.fail, pytest.fail)
+        work = GenerationWork(pytest.fail, _nothing, pytest.fail, pytest.fail, pytest.fail)
         asked = request(8), ["u0", "u1", "u2"], work, memory, events.append
         epochs = JobDriver(mesh["a"], *asked, 1000, surveyor=ClusterProfiler(mesh["a"]))
         yield epochs, mesh["b"]

@@ -16,9 +16,11 @@ from torch.nn.functional import mse_loss
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.capture import capture
-from p2ptrain.model.tracing import untraced_changes
+from p2ptrain.model.capture.comparison import Comparison
+from tests.support.compared import compared
 
-_EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
+_BATCHES = [(torch.randn(4, 8), torch.randn(4, 8)) for _ in range(3)]
+_EXAMPLE = _BATCHES[0]
 
 
 class _Model(nn.Module):
@@ -38,6 +40,7 @@ class _Model(nn.Module):
         self.drawing = numpy.random.default_rng(0)
         self.older = numpy.random.RandomState(0)
         self.many = [numpy.random.default_rng(0), {"own": (random.Random(0),)}]
+        self.noise = torch.Generator().manual_seed(3)
         self.f = f
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,6 +68,16 @@ def _replaces_buffer(model: Any, x: Tensor) -> Tensor:
     return x
 
 
+def _writes_around_torch(model: Any, x: Tensor) -> Tensor:
+    model.kept["array"] = model.kept.get("array", 0.0) + 1.0
+    return x * model.kept["array"]
+
+
+def _seeds_what_it_keeps(model: Any, x: Tensor) -> Tensor:
+    model.noise.manual_seed(3)
+    return x + torch.randn(8, generator=model.noise)
+
+
 def _slope(row: Tensor) -> Tensor:
     made: Tensor = torch.func.jvp(torch.tanh, (row,), (row,))[1]
     return made
@@ -87,20 +100,35 @@ def _cast_slope(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("f", "says"),
     [
-        (_replaces_attribute, "'mean' and replaces it"),
-        (_replaces_item, "'kept.mean' and replaces it"),
-        (_replaces_parameter, "another parameter in place of 'weight'"),
-        (_replaces_buffer, "replaces the buffer 'grows'"),
-        (lambda model, x: x * random.random(), "random numbers"),
-        (lambda model, x: x * float(numpy.random.rand()), "random numbers"),
+        (_replaces_attribute, "its calls change mean"),
+        (_replaces_item, "its calls change kept.mean"),
+        (_replaces_parameter, "its calls change weight"),
+        (_replaces_buffer, "the buffer 'grows' after batch 1 is"),
+        (_writes_around_torch, "its calls change"),
+        (lambda model, x: x * random.random(), "it draws Python's random numbers"),
+        (lambda model, x: x * float(numpy.random.rand()), "it draws NumPy's random numbers"),
         (lambda model, x: x * model.own.random(), "random numbers"),
         (lambda model, x: x * model.drawing.random(), "random numbers"),
-        (lambda model, x: x if model.older.rand() < 0.6 else x * 2, "random numbers"),
+        (lambda model, x: x * (1 if model.older.rand() < 0.6 else 2), "random numbers"),
         (lambda model, x: x * model.many[0].random(), "random numbers"),
         (lambda model, x: x * model.many[1]["own"][0].random(), "random numbers"),
-        (_seeds, "Draw them once"),
-        (lambda model, x: x + torch.randn(8, generator=_seeded()), "Draw them once"),
-        (lambda model, x: x + torch.zeros(8).normal_(generator=_seeded()), "Draw them once"),
+        (_seeds, "random numbers that are not torch's or are seeded"),
+        (lambda model, x: x + torch.randn(8, generator=_seeded()), "or are seeded"),
+        (lambda model, x: x + torch.zeros(8).normal_(generator=_seeded()), "or are seeded"),
+        (_seeds_what_it_keeps, "Draw them once"),
+    ],
+)
+def test_what_no_trace_sees_is_refused(f: Callable[[Any, Tensor], Tensor], says: str) -> None:
+    model = _Model(f)
+    drawn = torch.get_rng_state()
+    with pytest.raises(CaptureError, match=says):
+        compared(model, mse_loss, _BATCHES)
+    assert torch.equal(drawn, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("f", "says"),
+    [
         (lambda model, x: torch.vmap(torch.func.grad(torch.sum))(x), "outside of torch.vmap"),
         (lambda model, x: torch.vmap(_slope)(x), "outside of torch.vmap"),
         (lambda model, x: _slope(x), "Use torch.autograd.grad"),
@@ -112,15 +140,14 @@ def test_it_is_refused(f: Callable[[Any, Tensor], Tensor], says: str) -> None:
         capture(_Model(f), mse_loss, _EXAMPLE)
 
 
-def test_a_large_tensor_that_is_written_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_in_an_attribute_is_written_to_and_put_back() -> None:
     def writes(model: Any, x: Tensor) -> Tensor:
         model.mean.add_(1)
         return x - model.mean
 
-    assert capture(_Model(writes), mse_loss, _EXAMPLE).description.units
-    monkeypatch.setattr(untraced_changes, "_COPIED_BYTES", 16)
-    with pytest.raises(CaptureError, match="large tensor 'mean'"):
-        capture(_Model(writes), mse_loss, _EXAMPLE)
+    model = _Model(writes)
+    assert compared(model, mse_loss, _BATCHES) == Comparison(3)
+    assert not model.mean.any()
 
 
 def _differentiates(model: Any, x: Tensor) -> Tensor:
