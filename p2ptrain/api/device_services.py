@@ -84,7 +84,7 @@ class DeviceServices:
         """
         from p2ptrain.holder.trainer import JobTrainer  # members that only help never load it
 
-        holder = self.service.holder_name
+        holder = self.service.slot.holder_name
         if holder is not None:
             raise OptionError(
                 f"this device is computing for {holder}'s training: wait until that ends"
@@ -93,7 +93,7 @@ class DeviceServices:
         try:
             await trainer.run()
         finally:
-            await self.service.drop(trainer.job_id)
+            await self.service.slot.drop(trainer.job_id)
 
     async def hand_over(self, seconds: float) -> None:
         """Have the others take over what this device does for them, for so long at most."""

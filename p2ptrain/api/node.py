@@ -280,7 +280,7 @@ class Node:
         )
 
     def _job_status(self) -> JobStatus | None:
-        waiting_for = self._member.service.waiting_for if self._member is not None else None
+        waiting_for = self._member.service.slot.waiting_for if self._member is not None else None
         if waiting_for is not None:
             return JobStatus.of({"holder": waiting_for, "waiting_for": waiting_for})
         line = self._board.line if self._board else None
@@ -307,7 +307,7 @@ class Node:
 
     def trains_for(self) -> str | None:
         """Name of the device whose job this one has a part in now; None without one."""
-        return self._member.service.holder_name if self._member is not None else None
+        return self._member.service.slot.holder_name if self._member is not None else None
 
     @property
     def _joined(self) -> NetworkMesh:

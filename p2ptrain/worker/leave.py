@@ -44,7 +44,7 @@ async def hand_over(
         seconds: longest wait.
         warn: warns the user that the others cannot do without this device.
     """
-    job, holder = service.job, service.holder
+    job, holder = service.slot.job, service.slot.holder
     if job is None or holder is None or holder == mesh.self_id:
         return
     until = monotonic() + seconds
@@ -63,7 +63,7 @@ async def hand_over(
             "most; press Ctrl-C again to leave now and break the training"
         )
         async with asyncio.timeout(left):
-            await service.idle.wait()
+            await service.slot.idle.wait()
     except (Error, TimeoutError) as error:
         log.info("not_handed_over", why=str(error) or f"it took more than {seconds:.0f} s")
 
@@ -101,7 +101,7 @@ class OrphanedJobs:
         return Message(OVER, JobOver(job in ended).fields())
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
-        parked = self._service.parked
+        parked = self._service.slot.parked
         if parked is None:
             return
         holder, job = parked
@@ -116,9 +116,9 @@ class OrphanedJobs:
         except (Error, TimeoutError) as error:
             log.info("not_known_whether_over", job=job, why=str(error) or "it took too long")
             return
-        if reply.fields.get("over") is True and self._service.parked == (holder, job):
+        if reply.fields.get("over") is True and self._service.slot.parked == (holder, job):
             log.info("job_is_over", job=job)
-            await self._service.drop(job)
+            await self._service.slot.drop(job)
 
 
 def _on_failed(work: str, error: BaseException) -> None:

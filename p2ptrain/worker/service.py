@@ -8,27 +8,20 @@ with what the device has done so far.
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import islice
-from time import monotonic, process_time
+from time import process_time
 
 from p2ptrain import failpoints
-from p2ptrain.errors import Error, NotItsPart, PeerError, ProtocolError
+from p2ptrain.errors import Error, PeerError, ProtocolError
 from p2ptrain.events import Event, Waiting
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import (
     GONE,
-    LinkLost,
-    LinkUp,
-    Member,
-    MemberChanged,
     MemberState,
     Mesh,
-    MeshEvent,
-    display_name,
 )
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import MessageRoute, read_part
@@ -82,21 +75,18 @@ from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.context import WorkerContext
 from p2ptrain.worker.device_profile import DeviceProfiler
-from p2ptrain.worker.hosted_stages import HostedStages, failure_report
+from p2ptrain.worker.hosted_stages import failure_report
+from p2ptrain.worker.job_slot import JobSlot
 from p2ptrain.worker.rebuild import send_logged
-from p2ptrain.worker.session import WorkerSession
 
 log = get_logger(__name__)
-
-MIN_PARK_SECONDS = 600.0
-"""So long a job whose holder is gone keeps its devices from other holders' jobs."""
 
 
 class WorkerService:
     """One a device, from the start to the end of its membership.
 
     Attributes:
-        idle: set while there is no job here.
+        slot: the job that this device works for.
         measures: what this device is asked about itself.
         device: what it shares with the jobs that this device holds.
     """
@@ -122,8 +112,7 @@ class WorkerService:
         """
         self.mesh = mesh
         self.compute = compute
-        self.idle = asyncio.Event()
-        self.idle.set()
+        self.slot = JobSlot(mesh)
         known = KnownModel()
         self.measures = DeviceProfiler(
             mesh, compute, profiles, memory_bytes, ceiling, box, emit, known
@@ -133,9 +122,7 @@ class WorkerService:
             mesh, TensorRouter(mesh), compute, TransferServer(mesh), known, budget_bytes
         )
         self._emit = emit
-        self.due = Due(mesh, only_for, lambda: self.holder)
-        self._part: WorkerSession | None = None
-        self._holder_names: dict[str, str] = {}  # of the last one that ended, by id
+        self.due = Due(mesh, only_for, lambda: self.slot.holder)
         self._surroundings = WorkerContext(
             mesh=mesh,
             states=self.device.states,
@@ -144,9 +131,8 @@ class WorkerService:
             on_failure=self._report_failure,
             notify_holder=self._notify_holder,
             waits=self._report_waiting,
-            changed=self._on_change,
+            changed=self.slot.on_change,
         )
-        self._unsubscribe = mesh.subscribe(self._on_mesh_event)
         mesh.route_now(COMMIT, self._commit)  # the next round waits for it
         mesh.route_now(REPLICA_OFFER, self._offered)
         mesh.route_now(REPLICA_KEEPER, self._keeper)
@@ -175,60 +161,11 @@ class WorkerService:
             END: MessageRoute(self._end),
         }
 
-    @property
-    def job(self) -> str | None:
-        """The job this device works for."""
-        return self._part.job if self._part is not None and self._part.is_busy else None
-
-    @property
-    def engagement(self) -> HostedStages | None:
-        """The stages that this device has, if any."""
-        return self._part.engagement if self._part is not None else None
-
-    @property
-    def holder(self) -> str | None:
-        """Id of the device whose job this is."""
-        return self._part.holder if self._part is not None and self._part.is_busy else None
-
-    @property
-    def holder_name(self) -> str | None:
-        """Of the job this device works for; None too where that one gives way to another."""
-        part = self._part
-        if part is None or not part.is_busy or part.holder is None or self._gives_way(part):
-            return None
-        return self._name(part.holder)
-
-    @property
-    def parked(self) -> tuple[str, str] | None:
-        """Holder and job, where that holder's process has ended and what is here is kept for it."""
-        part = self._part
-        if part is None or not part.is_busy or part.holder is None or part.alone_since is None:
-            return None
-        return part.holder, part.job
-
-    @property
-    def waiting_for(self) -> str | None:
-        """Name of the holder whose end this device's job outlives, keeping what it has."""
-        return None if self.parked is None else self._name(self.parked[0])
-
-    def _name(self, device: str) -> str:
-        """A member's name, also of a holder that was removed since."""
-        known = None if device in self.mesh.members else self._holder_names.get(device)
-        return known or display_name(self.mesh, device)
-
     async def close(self) -> None:
         """Drop any job and stop serving."""
-        self._unsubscribe()
+        self.slot.close()
         await self.measures.close()
-        await self.drop()
-
-    async def drop(self, job: str | None = None) -> None:
-        """Leave the current job, if any; with `job`, only if it is that one."""
-        part = self._part
-        if part is None or job not in (None, part.job):
-            return
-        log.info("job_dropped", job=part.job)
-        await part.close()
+        await self.slot.drop()
 
     # -- routes ----------------------------------------------------------------------------------
 
@@ -237,7 +174,7 @@ class WorkerService:
         self.due.check_job_of(asked.holder)
         if peer != asked.holder:
             await self.due.until_in_charge(peer)
-        await self._make_way(asked.job)
+        await self.slot.make_way(asked.job)
         with self.due.measuring(peer):
             return await self.measures.measure_profile(message)
 
@@ -251,45 +188,20 @@ class WorkerService:
         """Stop working on a job, and say what is here of it."""
         asked = StateRequest.read(message.fields)
         self.due.check_job_of(peer)
-        await self._make_way(asked.job)
-        if self._part is None or self._part.job != asked.job:
-            self._part = WorkerSession(asked.job, self._surroundings)
-        part = self._part
+        await self.slot.make_way(asked.job)
+        part = self.slot.take(asked.job, self._surroundings)
         reply = await part.report_state(peer, asked)
         holder = self.mesh.members.get(part.holder or "")
         if holder is not None and holder.state in GONE:
             part.holder_is(HolderState.GONE)  # it ended before this device knew its job
         return reply
 
-    async def _make_way(self, job: str) -> None:
-        """Raises PeerError: this device works for another job, and that one does not give way."""
-        part = self._part
-        if part is None or part.job == job:
-            return
-        if not part.is_over and not self._gives_way(part):
-            whose = "" if part.holder is None else f", that of {self._name(part.holder)}"
-            raise PeerError(f"{self.mesh.name} already computes for another training{whose}")
-        await self.drop()
-
-    def _gives_way(self, part: WorkerSession) -> bool:
-        """Whether another holder's job goes before this one.
-
-        Its holder has been gone for long, or was removed from the household: that one cannot even
-        come back to end it. Or it has never begun.
-        """
-        if part.has_expired(monotonic()):
-            return True
-        if part.alone_since is None:
-            return False
-        is_old = monotonic() - part.alone_since >= MIN_PARK_SECONDS
-        return is_old or part.holder not in self.mesh.members
-
     async def _find(self, peer: str, message: Message) -> Message:
         """What is kept here of a job of the device that asks: it has been started again.
 
         It may refuse to go on, or end before it does: that it asks ends no wait for it.
         """
-        part = self._part
+        part = self.slot.part
         if part is None or part.holder != peer or part.newest is None:
             return Message(FIND)
         return Message(FIND, JobKept(part.job, part.epoch, part.newest).fields())
@@ -297,7 +209,7 @@ class WorkerService:
     async def _facts(self, peer: str, message: Message) -> Message:
         """What this device has measured and offers, while its work continues."""
         asked = FactsRequest.read(message.fields)
-        if self.job not in (None, asked.job):
+        if self.slot.job not in (None, asked.job):
             raise PeerError(f"{self.mesh.name} computes for another training")
         known = self.measures.facts(asked.digest)
         return Message(FACTS, {}, (known.to_part(),))
@@ -306,7 +218,7 @@ class WorkerService:
         """Take a part in a generation: fetch the weights, build the stages, be ready."""
         self.due.check_in_charge(peer)
         assignment = await read_part(Assignment, message)
-        part = self._part
+        part = self.slot.part
         if part is None or part.job != assignment.key.job:
             raise PeerError(f"{self.mesh.name} was not asked what it has of that job")
         return await part.prepare(peer, assignment, message)
@@ -316,46 +228,46 @@ class WorkerService:
 
     async def _begin(self, peer: str, message: Message) -> None:
         key = GenerationKey.read(message.fields)
-        part = self._part_in(key.job, peer, message)
+        part = self.slot.part_in(key.job, peer, message)
         if part is not None:
             part.begin(peer, key.epoch)
 
     async def _round(self, peer: str, message: Message) -> None:
         key = GenerationKey.read(message.fields)
-        part = self._part_in(key.job, peer, message)
+        part = self.slot.part_in(key.job, peer, message)
         if part is not None:
             last = EndOfRounds.among(message.fields)
             if last is None:
                 await part.order(peer, key, RoundOrder.read(message.fields))
-            elif (engagement := self._engaged(peer, message)) is not None:
+            elif (engagement := self.slot.engaged(peer, message)) is not None:
                 engagement.no_more(last.rounds)
 
     def _commit(self, peer: str, message: Message) -> None:
         key = GenerationKey.read(message.fields)
-        part = self._part_in(key.job, peer, message)
+        part = self.slot.part_in(key.job, peer, message)
         if part is not None:
             part.commit(peer, key, Commit.read(message.fields))
 
     def _offered(self, peer: str, message: Message) -> None:
         key = GenerationKey.read(message.fields)
-        if self._part is not None and self._part.job == key.job:
-            self._part.replication.offered(peer, key.epoch, SnapshotOffer.read(message.fields))
+        if self.slot.part is not None and self.slot.part.job == key.job:
+            self.slot.part.replication.offered(peer, key.epoch, SnapshotOffer.read(message.fields))
 
     def _keeper(self, peer: str, message: Message) -> None:
         key = GenerationKey.read(message.fields)
-        part = self._part_in(key.job, peer, message)
+        part = self.slot.part_in(key.job, peer, message)
         if part is not None:
             part.replication.keeper_is(peer, key.epoch, BackupAssignment.read(message.fields))
 
     def _keep(self, peer: str, message: Message) -> None:
         keep = RetainSnapshots.read(message.fields)
-        part = self._part_in(keep.job, peer, message)
+        part = self.slot.part_in(keep.job, peer, message)
         if part is not None:
             part.keep(peer, keep.versions)
 
     async def _settled(self, peer: str, message: Message) -> Message:
         """Answered once the last update committed to this device is made."""
-        engagement = self._engaged(peer, message)
+        engagement = self.slot.engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
         if failpoints.armed:
@@ -368,11 +280,13 @@ class WorkerService:
 
     async def _send_logged(self, peer: str, message: Message) -> Message:
         """Once more what was sent to a stage that is lost."""
-        return await send_logged(self.engagement, self.device.switchboard, self.mesh, peer, message)
+        return await send_logged(
+            self.slot.engagement, self.device.switchboard, self.mesh, peer, message
+        )
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
         """Where a piece that a stage here still holds first stopped being finite."""
-        engagement = self._engaged(peer, message)
+        engagement = self.slot.engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
         asked = DiagnoseRequest.read(message.fields)
@@ -385,7 +299,7 @@ class WorkerService:
 
     async def _arrived(self, peer: str, message: Message) -> Message:
         """What came into the stages here in a round, and how large it was."""
-        engagement = self._engaged(peer, message)
+        engagement = self.slot.engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
         key, asked = engagement.assignment.key, RoundQuestion.read(message.fields)
@@ -396,7 +310,7 @@ class WorkerService:
 
     async def _standing(self, peer: str, message: Message) -> Message:
         """What the stages here wait for, and what this device has done so far."""
-        engagement = self._engaged(peer, message)
+        engagement = self.slot.engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
         members = self.mesh.members.values()
@@ -412,7 +326,7 @@ class WorkerService:
 
     async def _alive(self, peer: str, message: Message) -> Message:
         """What this device has done so far: two answers show whether it moves."""
-        done, part = count_progress(self.mesh, self.compute.finished), self._part
+        done, part = count_progress(self.mesh, self.compute.finished), self.slot.part
         works = self.compute.is_busy or self.due.is_measuring
         sign = WorkSign(
             done.tasks,
@@ -423,7 +337,7 @@ class WorkerService:
 
     async def _end(self, peer: str, message: Message) -> None:
         end = JobEnd.read(message.fields)
-        part = self._part_in(end.job, peer, message)
+        part = self.slot.part_in(end.job, peer, message)
         if part is None:
             return
         log.info("job_ended", job=end.job, reason=end.reason)
@@ -432,28 +346,9 @@ class WorkerService:
     async def _passed_over(self, peer: str, message: Message) -> None:
         """The holder of the job here has asked a coordinator in vain."""
         said = PassedOver.read(message.fields)
-        part = self._part
+        part = self.slot.part
         if part is not None and part.job == said.job and peer == part.holder and part.is_busy:
             self.mesh.distrust(said.device, said.seconds)
-
-    def _part_in(self, job: str, peer: str, message: Message) -> WorkerSession | None:
-        """This device's part in that job, if it has one. Raises NotItsPart."""
-        part = self._part
-        if part is None or part.job != job:
-            return None
-        if peer != part.holder:
-            raise NotItsPart(f"{message.kind} from a device that is not the holder")
-        return part
-
-    def _engaged(self, peer: str, message: Message) -> HostedStages | None:
-        """The engagement a holder's message is for, or None if it is over. Refuses strangers."""
-        key = GenerationKey.read(message.fields)
-        engagement = self.engagement
-        if engagement is None or engagement.assignment.key != key:
-            return None
-        if peer != engagement.assignment.holder:
-            raise NotItsPart(f"{message.kind} from a device that is not the holder")
-        return engagement
 
     # -- helpers ---------------------------------------------------------------------------------
 
@@ -478,33 +373,7 @@ class WorkerService:
 
     def _report_waiting(self, holder: str) -> None:
         if self._emit is not None:
-            self._emit(Waiting(self._name(holder)))
-
-    def _on_change(self) -> None:
-        if self._part is not None and self._part.is_busy:
-            self.idle.clear()
-        else:
-            self.idle.set()
-
-    def _on_mesh_event(self, event: MeshEvent) -> None:
-        part = self._part
-        if part is None:
-            return
-        if isinstance(event, LinkLost):
-            part.link_ended(event.peer_id)
-        elif isinstance(event, LinkUp):
-            part.link_started(event.peer_id)
-        elif isinstance(event, MemberChanged) and event.member.id == part.holder:
-            self._holder_names = {event.member.id: event.member.name}
-            self._on_holder(part, event.member)
-
-    @staticmethod
-    def _on_holder(part: WorkerSession, holder: Member) -> None:
-        """That it is alive says nothing: another process may have its place."""
-        if holder.state is MemberState.DEAD:
-            part.holder_is(HolderState.GONE)
-        elif holder.state is MemberState.LEFT:
-            part.holder_is(HolderState.LEFT)
+            self._emit(Waiting(self.slot.name(holder)))
 
 
 def _first_non_finite(stage: Stage, piece: int) -> NonFiniteUnit | None:

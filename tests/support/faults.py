@@ -344,8 +344,8 @@ class _Run:
         self.outcome.asked += self._data.asked[1:]
         for name, member in self._household.members.items():
             if name not in (*self.outcome.dead, *self.outcome.left):
-                await member.service.idle.wait()
-                if member.service.engagement is not None:
+                await member.service.slot.idle.wait()
+                if member.service.slot.engagement is not None:
                     self.outcome.left_over.append(f"stages on {name}")
 
     async def _train_here(self, left: str = "") -> None:

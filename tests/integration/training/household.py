@@ -145,7 +145,7 @@ class Devices:
 
     async def until_idle(self, name: str) -> None:
         """Wait until a device works for no job; the test's time limit is the deadline."""
-        await self.members[name].service.idle.wait()
+        await self.members[name].service.slot.idle.wait()
 
 
 def hold_rounds(monkeypatch: pytest.MonkeyPatch, step: int, until: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from tests.integration.training.household import Devices
 
 def engaged(household: Devices) -> list[HostedStages]:
     """The stages that are trained now; ask before the job ends, and look when it has."""
-    here = (member.service.engagement for member in household.members.values())
+    here = (member.service.slot.engagement for member in household.members.values())
     return [engagement for engagement in here if engagement is not None]
 
 

@@ -196,4 +196,4 @@ async def test_a_job_that_has_no_meaning_so_ends_before_anybody_is_asked() -> No
             await household.holder_run(
                 delayed_job(clip_grad_norm=1.0), replace(options(2, STASHED, 5))
             ).run()
-        assert not household.members["b"].service.job
+        assert not household.members["b"].service.slot.job

@@ -44,7 +44,7 @@ def spy(monkeypatch: pytest.MonkeyPatch, on_send: Callable[[Send], Send]) -> Non
 
 
 def engagement_of(household: Devices, name: str) -> HostedStages:
-    engagement = household.members[name].service.engagement
+    engagement = household.members[name].service.slot.engagement
     assert engagement is not None
     return engagement
 

@@ -165,8 +165,8 @@ async def test_a_device_that_trains_refuses_a_plan_that_nobody_took_stock_for() 
             await prepare.handler(
                 household.mesh["a"].self_id, Message(PREPARE, kept[0].fields, parts)
             )
-        assert service.engagement is not None
-        assert service.engagement.assignment.key == ordered.key
+        assert service.slot.engagement is not None
+        assert service.slot.engagement.assignment.key == ordered.key
         running.cancel()
         await asyncio.wait([running])
 

@@ -61,7 +61,7 @@ class Course:
         events = self._household.events
         if isinstance(event, Step):
             if isinstance(events[-1], PlanEvent):
-                engagement = self._household.members["a"].service.engagement
+                engagement = self._household.members["a"].service.slot.engagement
                 if engagement is not None:
                     self.begun.append((engagement.assignment.version.step, event.step))
             if event.step in self._at:
@@ -127,7 +127,7 @@ async def test_who_leaves_hands_its_work_over_and_no_step_is_made_again(
         assert ("b", "it is leaving") in [(o.name, o.reason) for o in household.plan.left_out]
         (_, (version, step)) = course.begun
         assert version == step - 1 >= 5
-        assert household.members["b"].service.idle.is_set()
+        assert household.members["b"].service.slot.idle.is_set()
 
 
 @pytest.mark.usefixtures("slowed")
@@ -389,7 +389,7 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
 
         async def stay() -> None:
             await hand_over(household.mesh["b"], service, 20.0, told.append)
-            assert service.idle.is_set()  # the job has ended meanwhile
+            assert service.slot.idle.is_set()  # the job has ended meanwhile
 
         hold_rounds(monkeypatch, 10, lambda: bool(told))
         await Course(household, {3: stay}).train(job, PIPELINE)

@@ -338,13 +338,13 @@ async def test_who_waits_for_a_job_that_has_ended_hears_so_from_any_process_of_i
     async with devices(3) as household:
         process = await killed(household, tmp_path, 5)
         await household.until_waiting("b", "c")
-        parked = household.members["b"].service.parked
+        parked = household.members["b"].service.slot.parked
         assert parked is not None
         await household.restart("a", process.left)
         question = Message(OVER, {"job": parked[1]})
         reply = await household.mesh["b"].call(parked[0], question, timeout_seconds=10.0)
         assert reply.fields == {"over": False}
-        assert household.members["b"].service.parked == parked
+        assert household.members["b"].service.slot.parked == parked
         ended_jobs.note_ended(process.left, {parked[1]})
         household.mesh.cut(household.mesh["a"], household.mesh["b"], "a link comes anew")
         await household.until_idle("b")
@@ -368,7 +368,7 @@ async def test_waiting_devices_refuse_others_until_they_have_waited_long(
     async with devices(3) as household:
         await killed(household, tmp_path, 3)
         await household.until_waiting("b", "c")
-        assert household.members["b"].service.waiting_for == "a"
+        assert household.members["b"].service.slot.waiting_for == "a"
         with pytest.raises(OptionError, match="computing for a's training"):
             await run_of_b(household, make_job(epochs=1)).run()
         monkeypatch.setattr(service_module, "MIN_PARK_SECONDS", 0.0)
@@ -403,7 +403,7 @@ async def test_who_waits_for_a_removed_holder_still_calls_it_by_its_name(tmp_pat
         await household.until_waiting("b")
         assert memory_id("a") not in mesh.members
         assert household.waiting == [("b", "a")]
-        assert service.waiting_for == "a"
+        assert service.slot.waiting_for == "a"
 
 
 async def test_a_word_of_another_device_ends_no_wait_for_a_holder(tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ async def test_a_word_of_another_device_ends_no_wait_for_a_holder(tmp_path: Path
         await household.mesh.leave("a")
         household.mesh.elect("c")
         service = household.members["b"].service
-        engagement, parked = service.engagement, service.parked
+        engagement, parked = service.slot.engagement, service.slot.parked
         assert engagement is not None
         assert parked is not None
         assignment = engagement.assignment
@@ -431,7 +431,7 @@ async def test_a_word_of_another_device_ends_no_wait_for_a_holder(tmp_path: Path
                 timeout_seconds=10.0,
                 reply_parts=limited(LARGE.most_bytes),
             )
-        assert service.parked == parked
+        assert service.slot.parked == parked
 
 
 async def test_a_process_that_asks_and_does_not_go_on_ends_no_wait(
@@ -442,13 +442,13 @@ async def test_a_process_that_asks_and_does_not_go_on_ends_no_wait(
         process = await killed(household, tmp_path, 3)
         await household.until_waiting("b", "c")
         services = [household.members[name].service for name in ("b", "c")]
-        parked = [service.parked for service in services]
+        parked = [service.slot.parked for service in services]
         process.left.remove(JOB_FILE)
         with pytest.raises(OptionError, match="have this training up to step"):
             await again(household, process, momentum_job(), one_stage_each(3))
-        assert [service.parked for service in services] == parked
+        assert [service.slot.parked for service in services] == parked
         await household.mesh.leave("a")
-        assert [service.parked for service in services] == parked
+        assert [service.slot.parked for service in services] == parked
         monkeypatch.setattr(service_module, "MIN_PARK_SECONDS", 0.0)
         await run_of_b(household, make_job(epochs=1)).run()
         await household.until_idle("c")

@@ -123,10 +123,10 @@ async def test_who_is_heard_of_before_there_is_a_link_is_let_go_when_there_is_on
             await household.until_waiting("c")
             mesh.hear()
             await told.wait()
-            assert household.members["c"].service.waiting_for == "a"
+            assert household.members["c"].service.slot.waiting_for == "a"
             mesh.heal()
             await household.until_idle("c")
-            assert household.members["c"].service.waiting_for is None
+            assert household.members["c"].service.slot.waiting_for is None
             goes_on.set()
 
         listen = _without_c(household, meet, back)

@@ -32,7 +32,7 @@ async def _command(household: Devices, number: int) -> None:
     """To stop, or to be made ready."""
     rng = random.Random(number)
     target = rng.choice("bc")
-    engagement = household.members[target].service.engagement
+    engagement = household.members[target].service.slot.engagement
     assert engagement is not None
     assignment = engagement.assignment
     epoch = rng.choice([0, 1, assignment.key.epoch, assignment.key.epoch + rng.randrange(10_000)])
@@ -117,7 +117,7 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
         ) -> TransferredState:
             if mesh.self_id == memory_id("b") and not refused:
                 await command(assignment)
-                assert service.holder == memory_id("a")
+                assert service.slot.holder == memory_id("a")
             return await fetch(mesh, states, assignment, *given)
 
         monkeypatch.setattr(generation_builder, "fetch_units", interrupted)

@@ -119,7 +119,7 @@ def _keepers(household: Devices) -> list[tuple[tuple[int, int], str, str]]:
 
 
 def _store(household: Devices, name: str) -> SnapshotStore:
-    part = household.members[name].service._part
+    part = household.members[name].service.slot.part
     assert part is not None
     copies = part._store.copies
     assert copies is not None

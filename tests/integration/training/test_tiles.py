@@ -134,7 +134,7 @@ def check_replicas(household: Devices) -> None:
     """Every device of a stage holds the same bits."""
     states: dict[int, Mapping[str, Tensor]] = {}
     for member in household.members.values():
-        engagement = member.service.engagement
+        engagement = member.service.slot.engagement
         if engagement is None or engagement.assignment.key.epoch != household.plan.epoch:
             continue  # it is dead, or has no part any more
         for index, runner in engagement.runners.items():

@@ -66,7 +66,7 @@ class Rounds:
 
     def note(self, step: int) -> None:
         """Who has how much of the maps now."""
-        engagement = self._household.members["a"].service.engagement
+        engagement = self._household.members["a"].service.slot.engagement
         assert engagement is not None
         first = engagement.assignment.stages[0]
         assert first.tiling is not None
