@@ -26,6 +26,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 LENGTH_LIMIT = 4096
@@ -129,8 +130,9 @@ Seconds: TypeAlias = Annotated[float, Range(0.0, math.inf)]
 AboveZero: TypeAlias = Annotated[float, Range(0.0, math.inf, above=True)]
 
 
+@cache
 def declared(form: type) -> list[tuple[dataclasses.Field[Any], Any, tuple[Any, ...]]]:
-    """Each field with its type and its marks."""
+    """Each field with its type and its marks; annotations are compiled once, before any error."""
     hints = get_type_hints(form, include_extras=True)
     found = []
     for field in dataclasses.fields(form):
