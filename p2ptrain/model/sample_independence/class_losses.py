@@ -25,7 +25,8 @@ from p2ptrain.model.graph.effects import (
     uses_batch_statistics,
 )
 from p2ptrain.model.graph.nodes import GraphNode, InputRef, NodeRef, Reference, StateRef, TargetRef
-from p2ptrain.model.stage.instructions import Registers, bind
+from p2ptrain.model.graph.values import sizes_of
+from p2ptrain.model.stage.instructions import Registers, Sizes, bind
 from p2ptrain.model.stage.mutated_state import written_names
 
 DEFAULT_IGNORED = -100
@@ -172,13 +173,24 @@ class _Upstream:
         registers = self._initial.copy()
         for leaf in self.leaves:
             registers[self._registers[leaf]] = leaves[leaf].clone()  # nodes may write to it
-        samples = len(next(iter(leaves.values())))
+        sizes = self._sizes(leaves)
         with torch.no_grad():
             for index, node in self._nodes:
-                bind(node, index, self._registers, samples, ()).run(registers)
+                bind(node, index, self._registers, sizes, ()).run(registers)
         weight = None if self._loss.weight is None else self._registers[self._loss.weight]
         targets = registers[self._registers[self._loss.targets]]
         return targets, None if weight is None else registers[weight]
+
+    def _sizes(self, leaves: Leaves) -> Sizes:
+        """Of the batch, and of lengths that differ from batch to batch."""
+        if not self._description.longest:
+            return len(next(iter(leaves.values())))
+        described = self._description.inputs, self._description.targets
+        shapes = (
+            (described[isinstance(leaf, TargetRef)][leaf.index], tuple(value.shape))
+            for leaf, value in leaves.items()
+        )
+        return tuple(size or 0 for size in sizes_of(shapes, len(self._description.longest)))
 
 
 def entered(

@@ -314,3 +314,29 @@ def test_a_model_without_a_loss_is_refused_in_one_line() -> None:
         CaptureError, match=r"loss=None, so the model must return its loss.*a tensor of"
     ):
         prepare(job, TrainOptions(local=True))
+
+
+def _to_the_longest(samples: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    longest = max(2, *(int((labels != IGNORED).sum()) for _, labels in samples))
+    words, labels = (torch.stack([s[k] for s in samples])[:, :longest] for k in (0, 1))
+    return {"words": words, "labels": labels}
+
+
+async def test_batches_padded_to_their_longest_sample_are_counted() -> None:
+    def loader() -> torch.utils.data.DataLoader[Any]:
+        data: Any = _data()
+        return torch.utils.data.DataLoader(data, BATCH, shuffle=True, collate_fn=_to_the_longest)
+
+    job = Job(_OwnLoss(torch.float64), loader(), None, SGD(lr=0.1), micro_batch=5, epochs=9)
+    household = await trained(job, 3)
+    model, wanted = _OwnLoss(torch.float64), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        torch.manual_seed(epoch)
+        for batch in loader():
+            loss = model(**batch)["loss"]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            wanted.append(loss.item())
+    assert household.losses == pytest.approx(wanted[:STEPS], abs=1e-12)
