@@ -32,23 +32,47 @@ if TYPE_CHECKING:
     from p2ptrain.job.callbacks import EarlyStopping, SaveBest, StopTraining
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
-    from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW
+    from p2ptrain.model.stage.optimizer_spec import (
+        ASGD,
+        SGD,
+        Adadelta,
+        Adafactor,
+        Adagrad,
+        Adam,
+        Adamax,
+        AdamW,
+        Muon,
+        NAdam,
+        RAdam,
+        RMSprop,
+        Rprop,
+    )
     from p2ptrain.plan.types.weight_versions import Weights
 
 __all__ = [
+    "ASGD",
     "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "AsyncOptions",
     "CaptureError",
     "DeviceLost",
     "EarlyStopping",
     "Error",
     "Job",
+    "Muon",
+    "NAdam",
     "Node",
     "OptionError",
     "PeerError",
     "PlanError",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
     "Run",
     "RunCancelled",
     "SaveBest",
@@ -66,9 +90,6 @@ __all__ = [
 
 _HOME = {
     "Job": "p2ptrain.job.job",
-    "SGD": "p2ptrain.model.stage.optimizer_spec",
-    "Adam": "p2ptrain.model.stage.optimizer_spec",
-    "AdamW": "p2ptrain.model.stage.optimizer_spec",
     "TrainOptions": "p2ptrain.job.train_options",
     "AsyncOptions": "p2ptrain.job.asynchrony",
     "EarlyStopping": "p2ptrain.job.callbacks",
@@ -83,31 +104,21 @@ _HOME = {
 _RENAMED = {"Asynchrony": "AsyncOptions"}
 """Older names, which work for one more version."""
 
-_OTHER_OPTIMIZERS = frozenset(
-    {
-        "ASGD",
-        "Adadelta",
-        "Adafactor",
-        "Adagrad",
-        "Adamax",
-        "LBFGS",
-        "Muon",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SparseAdam",
-    }
+_OPTIMIZERS = (
+    *("ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam"),
+    *("RAdam", "RMSprop", "Rprop", "SGD"),
 )
-"""torch.optim's, which users look for here."""
+
+_HOME |= dict.fromkeys(_OPTIMIZERS, "p2ptrain.model.stage.optimizer_spec")
+
+_NOT_TAKEN = ("LBFGS", "SparseAdam")
+"""torch.optim's others, which users look for here."""
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name from the module that defines it (PEP 562)."""
-    if name in _OTHER_OPTIMIZERS:
-        raise AttributeError(
-            f"p2ptrain has no optimizer {name}: use p2ptrain.SGD, p2ptrain.Adam or p2ptrain.AdamW"
-        )
+    if name in _NOT_TAKEN:
+        raise AttributeError(f"p2ptrain has no optimizer {name}: it has {', '.join(_OPTIMIZERS)}")
     if name in _RENAMED:
         new = _RENAMED[name]
         warnings.warn(f"p2ptrain.{name} is p2ptrain.{new} now", DeprecationWarning, stacklevel=2)

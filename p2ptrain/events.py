@@ -173,13 +173,18 @@ class PlanEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class Step(Event):
-    """An update was completed everywhere; `step` counts from 1."""
+    """An update was completed everywhere; `step` counts from 1.
+
+    Attributes:
+        lr: the learning rate that it used; of an optimizer with several groups, one of each.
+    """
 
     event = "step"
     step: int
     loss: float
     samples_per_s: float
     seconds: float
+    lr: float | tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ from p2ptrain.messages.tensors import (
 )
 from p2ptrain.messages.transfers import RangeRequest
 from p2ptrain.model.graph.decoding import decode_model
+from p2ptrain.model.stage.optimizer_spec import AdamW, OptimizerSpec
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.blocks import decode_block
@@ -501,13 +502,16 @@ def _model() -> bytes:
     return capture(layer, torch.nn.functional.cross_entropy, example).description.to_bytes()
 
 
+GROUPED = OptimizerSpec.of("AdamW", [AdamW(lr=lr).group(0) for lr in (0.1, 0.2)], [0, 1, 0])
+
+
 def assignment() -> Assignment:
     """Of two stages."""
     first = StageAssignment(0, 3, 2, (ME, "b"), (3, 1), copies_to="c")
     last = StageAssignment(3, 5, 1, ("c",), (1,))
     fields: dict[str, Any] = {
         **{"key": GenerationKey("j", 3), "holder": ME, "digest": "d", "stages": (first, last)},
-        **{"batch_size": 8, "micro_batch": 4, "optimizer": {"name": "sgd", "lr": 0.1}, "seed": 1},
+        **{"batch_size": 8, "micro_batch": 4, "optimizer": GROUPED, "seed": 1},
         **{"clip": False, "version": AT, "lineage": Lineage((Era(1, 0, 0), Era(2, 7, 1)))},
     }
     if "term" in Assignment.__dataclass_fields__:
@@ -539,7 +543,7 @@ def planning_request() -> JobPlanRequest:
         least_piece=1,
         private_first=0,
         private_last=0,
-        optimizer={},
+        optimizer=GROUPED,
         seed=0,
         clip=False,
         first_step=0,

@@ -179,8 +179,7 @@ def judged(
             return SpoiledVerdict(spoiled.ending(units, origin, order))
     log.info("finite_here", step=spoiled.error.step, wrong=comparison.wrong)
     ending = spoiled.ending(units, None, order)
-    rate = prepared.job.optimizer.lr * abs(prepared.job.lr_factor(shape.step))
-    modest = replay.largest() * max(rate, 1.0) < MODEST  # not where the rate is NaN
+    modest = replay.largest() * max(prepared.largest_rate(shape.step), 1.0) < MODEST
     is_of_others = not spoiled.error.is_update or modest
     return SpoiledVerdict(ending, comparison.wrong, is_of_others=is_of_others)
 

@@ -59,7 +59,6 @@ from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import FETCH_MODEL
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
-from p2ptrain.model.stage.optimizer import optimizer_state_ratio
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.allocator import trim_heap
@@ -288,14 +287,14 @@ class JobTrainer:
             model=type(job.model).__name__,
             input_bytes=prepared.input_bytes,
             target_bytes=prepared.target_bytes,
-            optimizer_state_ratio=optimizer_state_ratio(job.optimizer),
+            optimizer_state_ratio=prepared.optimizer_state_ratio,
             batch_size=job.batch_size,
             micro_batch=job.fixed_micro_batch,
             least_piece=prepared.least_piece,
             planner=self._options.planner,
             private_first=private[0],
             private_last=private[1],
-            optimizer=job.optimizer.to_fields(),
+            optimizer=prepared.optimizer,
             seed=job.seed,
             clip=job.clip_grad_norm is not None,
             first_step=prepared.first_step,
@@ -332,7 +331,7 @@ class JobTrainer:
     async def _train(self, started: StartedJob, journal: Journal) -> None:
         prepared = started.prepared
         description = prepared.captured.description
-        check = state_check(description, self._job.optimizer)
+        check = state_check(description, prepared.optimizer)
         epochs: JobDriver
 
         def progress(step: int) -> CheckpointProgress:
@@ -376,6 +375,7 @@ class JobTrainer:
                 epoch,
                 checkpointer,
                 *(epochs.reports, epochs.elastic, epochs.copies, epochs.counts, callbacks),
+                journal.measured,
                 start=start,
                 evaluated=evaluated,
             )
@@ -523,7 +523,7 @@ class JobTrainer:
 
     def _whole_bytes(self, prepared: PreparedJob) -> int:
         """Of one version of the whole model and its optimizer, beside the first weights here."""
-        return whole_state(prepared.captured, self._job.optimizer).changing_bytes
+        return whole_state(prepared.captured, prepared.optimizer).changing_bytes
 
     def _wants_whole_copy(self) -> Callable[[int, int], bool] | None:
         """By the version copied last, and a newer one; None = none is wanted."""

@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.aio.threads import run_in_background
+from p2ptrain.errors import ScriptError
 from p2ptrain.holder.callback_runner import CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer
 from p2ptrain.holder.generation import HolderGeneration
@@ -38,10 +41,12 @@ from p2ptrain.holder.start.prepare import PreparedJob
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.rounds import PlannedRound, Round, RoundMode, RoundSequence
 from p2ptrain.job.state_callback import StateCallback
+from p2ptrain.job.update_numbers import Measured
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey
 from p2ptrain.model.sample_independence.class_losses import DEFAULT_IGNORED, entered
 from p2ptrain.model.stage.determinism import randomness_lock
+from p2ptrain.model.stage.optimizer_numbers import AS_GIVEN
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, Seat
 from p2ptrain.recovery.version import Version
@@ -88,6 +93,7 @@ class TrainingLoop:
         copies: says which versions are kept to go back to.
         counts: is called with the updates that count, once each does.
         callbacks: are waited for: an update counts once they have seen the one before.
+        measured: writes down what a scheduler has seen of evaluations.
     """
 
     def __init__(
@@ -101,6 +107,7 @@ class TrainingLoop:
         copies: SnapshotManager,
         counts: Callable[[int], None],
         callbacks: LoopCallbacks,
+        measured: Callable[[Measured], Coroutine[Any, Any, None]],
         *,
         start: int,
         evaluated: int,
@@ -117,6 +124,7 @@ class TrainingLoop:
         self._callbacks = callbacks
         self._may_order = asyncio.Event()  # but for callbacks that work with what came before
         self._was_stopped = callbacks.runner.stopped is not None  # then the course ends with that
+        self._measured = measured
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._found: asyncio.Queue[tuple[PlannedRound[MiniBatch], bool] | None] = asyncio.Queue(
             FOUND_AHEAD
@@ -172,15 +180,18 @@ class TrainingLoop:
         while (found := await self._found.get()) is not None:
             planned, counts_nothing = found
             shape = planned.round
+            if not ordered:  # a scheduler is stepped as often as it was before
+                await run_in_background(partial(self._prepared.numbers_of, shape.step))
             await self._ahead.acquire()
             await self._may_order.wait()
             if self._epoch.is_draining or self._is_stopped:
                 await self._no_more(ordered)
                 await self._ordered.put(None)
                 return
+            trains = shape.mode is RoundMode.TRAIN
             order = RoundOrder(
                 shape,
-                lr_factor=self._prepared.job.lr_factor(shape.step),
+                numbers=self._prepared.numbers_of(shape.step) if trains else AS_GIVEN,
                 outputs=shape.mode is RoundMode.EVAL and bool(self._prepared.job.metrics),
                 clip=self._prepared.job.clip_grad_norm or 0.0,
                 leaves_out=self._prepared.job.skip_nonfinite,
@@ -212,7 +223,8 @@ class TrainingLoop:
         """Whether what comes after a round is ordered once the callbacks have worked with it."""
         runner = self._callbacks.runner
         if planned.round.mode is RoundMode.EVAL:
-            return planned.ends_epoch and runner.has_any
+            waits = runner.has_any or self._prepared.job.numbers.needs_metric
+            return planned.ends_epoch and waits
         return runner.stands_still_after(planned.round.step + 1)
 
     async def _no_more(self, rounds: int) -> None:
@@ -340,7 +352,8 @@ class TrainingLoop:
 
     def _step(self, step: int, order: RoundOrder, reports: Mapping[Seat, RoundReport]) -> None:
         """So many updates count."""
-        self._reports.step(step, loss_of(reports), order.round.samples)
+        lr = self._prepared.job.numbers.rates(order.numbers)
+        self._reports.step(step, loss_of(reports), order.round.samples, lr)
         self._counts(step)
         self._copies.round_done(step)
 
@@ -381,13 +394,16 @@ class TrainingLoop:
             return
         self._evaluating, values = None, evaluating.values
         loss = None if self._prepared.captured.unscored else evaluating.loss
-        self._reports.evaluation(shape.step, await run_in_background(lambda: values.result(loss)))
+        found = await run_in_background(lambda: values.result(loss))
+        await self._note_metric(shape.step, found)
+        self._reports.evaluation(shape.step, found)
         self._elastic.pause_over()
         for name, how in values.failures.items():
             self._reports.warn(f"the metric {name!r} failed, and is left out: {how}")
         if self._checkpointer is not None:
             self._checkpointer.evaluated(shape.step)
         await self._await_callbacks()
+        self._may_order.set()
         self._copies.pause_over()
 
     async def _await_callbacks(self) -> None:
@@ -398,7 +414,19 @@ class TrainingLoop:
         for best in self._callbacks.runner.due():
             await self._callbacks.save(self._epoch, best)
         await run_in_background(self._callbacks.keep)
-        self._may_order.set()
+
+    async def _note_metric(self, step: int, found: Mapping[str, float]) -> None:
+        """Where the scheduler is stepped with a metric. Raises ScriptError: it is missing."""
+        numbers, name = self._prepared.job.numbers, self._prepared.job.scheduler_metric
+        if not numbers.needs_metric:
+            return
+        if name not in found:
+            raise ScriptError(
+                f"the scheduler waits for the metric {name!r}, which the evaluation after step "
+                f"{step} did not give"
+            )
+        numbers.note(step, found[name])
+        await self._measured(numbers.measured)
 
     async def _give_state(self, step: int) -> None:
         """To callbacks that want it; the stages stand still until they have worked with it.

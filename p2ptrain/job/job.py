@@ -7,7 +7,6 @@ anything.
 from __future__ import annotations
 
 import difflib
-import math
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +15,12 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.job.callbacks import Callback
 from p2ptrain.job.callbacks import checked as checked_callbacks
+from p2ptrain.job.chosen_optimizer import Optimizer, check_optimizer
 from p2ptrain.job.data_kinds import (
     check_data,
     check_fits,
@@ -29,12 +30,14 @@ from p2ptrain.job.data_kinds import (
 )
 from p2ptrain.job.given_weights import check_weights
 from p2ptrain.job.own_loss import own_loss
-from p2ptrain.job.user_code import RAISED, describe_user_error, doings
-from p2ptrain.model.stage.optimizer_spec import LARGEST, SGD, Adam, AdamW, OptimizerSpec
+from p2ptrain.job.update_numbers import Interval, UpdateNumbers, check_scheduler
 
 Metric: TypeAlias = Callable[[Any, Any], Any]
 """(model output, target) of some samples -> a number or 0-dim tensor. Or an object with `update`,
 `compute` and `reset`, as torchmetrics has them."""
+
+LOSS = "loss"
+"""What the loss over `eval_data` is called among metrics."""
 
 AUTO = "auto"
 """A micro-batch that the planner chooses, whatever that changes."""
@@ -57,13 +60,18 @@ class Job:
         loss: (model output, target) -> 0-dim tensor, a mean; traced with the model. Of batches
             that are dicts the target is the batch. None: the model computes it (`output.loss`,
             `output["loss"]`, else `output[0]`).
-        optimizer: `p2ptrain.SGD`, `Adam` or `AdamW`.
+        optimizer: a torch.optim object over the model's parameters, which is read and never
+            stepped; or `p2ptrain.SGD(...)`, `Adam(...)` and so on, over all of them.
         batch_size: samples of one update; of a DataLoader it is the loader's own.
         micro_batch: samples of one micro-batch. None leaves it to the planner where that changes no
             result, and else follows from the job alone; "auto" leaves it to the planner anyway.
         epochs: passes over the data.
         seed: of the order of samples, and of dropout.
-        schedule: update (from 0) -> factor on the learning rate.
+        schedule: update (from 0) -> factor on the learning rates.
+        scheduler: a torch.optim.lr_scheduler object over `optimizer`, stepped on this device after
+            every update.
+        scheduler_interval: "epoch": after every epoch instead.
+        scheduler_metric: of the evaluations, what a ReduceLROnPlateau is stepped with.
         clip_grad_norm: largest 2-norm of all gradients together.
         normalizer: batch -> what it counts: what the loss's mean is taken over. None: the targets
             that torch's cross entropy does not ignore, or the sum of their classes' weights; else
@@ -90,13 +98,14 @@ class Job:
         """Refuses what a Job does not have, in words that say where it belongs."""
         for name in given:
             if name not in cls.__dataclass_fields__:
-                raise OptionError(_no_such_field(name, tuple(cls.__dataclass_fields__)))
+                public = tuple(n for n in cls.__dataclass_fields__ if not n.startswith("_"))
+                raise OptionError(_no_such_field(name, public))
         return super().__new__(cls)
 
     model: torch.nn.Module
     data: Any
     loss: Callable[[Any, Any], torch.Tensor] | None
-    optimizer: OptimizerSpec
+    optimizer: Optimizer
     batch_size: int = None  # type: ignore[assignment]  # a number once it is checked
     micro_batch: MicroBatch = None
     epochs: int = 1
@@ -110,16 +119,26 @@ class Job:
     callbacks: Sequence[Callback] = ()
     autocast: torch.dtype | None = None
     weights: str | os.PathLike[str] | None = None
+    scheduler: LRScheduler | None = None
+    scheduler_interval: Interval = "update"
+    scheduler_metric: str = "loss"
+    _numbers: UpdateNumbers | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_model(self.model)
         object.__setattr__(self, "weights", check_weights(self.model, self.weights))
         if self.loss is not None:
             _check_function("loss", self.loss)
-        _check_optimizer(self.optimizer)
+        check_optimizer(self.model, self.optimizer)
         check_data("data", self.data)
         self._check_sizes()
         self._check_extras()
+
+    @property
+    def numbers(self) -> UpdateNumbers:
+        """The numbers of the optimizer's groups, update by update."""
+        assert self._numbers is not None
+        return self._numbers
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -150,29 +169,6 @@ class Job:
         by_epochs = self.epochs * per_epoch
         return by_epochs if steps is None else min(steps, by_epochs)
 
-    def lr_factor(self, update: int) -> float:
-        """The schedule's factor for update `update`, counted from 0; 1.0 without a schedule.
-
-        Raises:
-            ScriptError: the schedule raised, or what it gave is not a finite number, or one that
-                makes a learning rate that cannot be computed with.
-        """
-        if self.schedule is None:
-            return 1.0
-        try:
-            with doings.doing("schedule({})", update):
-                factor = float(self.schedule(update))
-        except RAISED as error:
-            raise ScriptError(f"schedule({update}) failed: {describe_user_error(error)}") from error
-        if not math.isfinite(factor):
-            raise ScriptError(f"schedule({update}) gave {factor}, which is no learning-rate factor")
-        if abs(factor * self.optimizer.lr) > LARGEST:
-            raise ScriptError(
-                f"schedule({update}) gave {factor}: with lr={self.optimizer.lr} that is a learning "
-                f"rate of more than {LARGEST:.0e}"
-            )
-        return factor
-
     def _check_sizes(self) -> None:
         object.__setattr__(self, "batch_size", size_of_batches(self.data, self.batch_size))
         self._set_whole("epochs", self.epochs)
@@ -190,8 +186,7 @@ class Job:
     def _check_extras(self) -> None:
         if not isinstance(self.skip_nonfinite, bool):
             raise OptionError(f"Job: skip_nonfinite must be a bool, not {self.skip_nonfinite!r}")
-        if self.schedule is not None:
-            _check_function("schedule", self.schedule)
+        self._check_scheduler()
         if self.normalizer is not None:
             _check_function("normalizer", self.normalizer)
         if self.clip_grad_norm is not None:
@@ -210,6 +205,26 @@ class Job:
         object.__setattr__(self, "callbacks", callbacks)
         if self.autocast not in (None, torch.bfloat16):
             raise OptionError(f"Job: autocast must be torch.bfloat16, not {self.autocast!r}")
+
+    def _check_scheduler(self) -> None:
+        if self.schedule is not None:
+            _check_function("schedule", self.schedule)
+        how = (self.schedule, self.scheduler_interval, self.scheduler_metric)
+        check_scheduler(self.optimizer, self.scheduler, *how)
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            if self.eval_data is None:
+                raise OptionError(
+                    "Job: a ReduceLROnPlateau is stepped after evaluations: give eval_data too"
+                )
+            if self.scheduler_metric not in (LOSS, *self.metrics):
+                raise OptionError(
+                    f"Job: scheduler_metric={self.scheduler_metric!r} is none of the metrics: "
+                    f"{', '.join([LOSS, *map(str, self.metrics)])}"
+                )
+        made_of = (self.optimizer, self.schedule, self.scheduler)
+        if self._numbers is None or not self._numbers.is_of(*made_of):
+            numbers = UpdateNumbers(*made_of, self.scheduler_interval)
+            object.__setattr__(self, "_numbers", numbers)
 
     def _set_whole(self, name: str, value: object, least: int = 1) -> None:
         """Normalise integer-like values (numpy's, for one) to int."""
@@ -237,8 +252,7 @@ _ELSEWHERE = {
     "how many of them are computed at once",
     "accumulate_grad_batches": "`batch_size` is the samples of one update, and `micro_batch` how "
     "many of them are computed at once",
-    "scheduler": "`schedule` takes a function of the update that gives a factor on the learning "
-    "rate: schedule=lambda update: 0.9 ** (update // 100)",
+    "lr_scheduler": "a torch.optim.lr_scheduler object is `scheduler`, a function `schedule`",
     "on_event": _CALLBACKS,
     "callback": _CALLBACKS,
     "steps": "give it where the job is trained: `--steps S`, or TrainOptions(steps=...)",
@@ -306,16 +320,6 @@ def _check_model(model: object) -> None:
 def _check_function(name: str, value: object) -> None:
     if not callable(value):
         raise ScriptError(f"Job: {name} must be a function, not {type(value).__name__}")
-
-
-def _check_optimizer(optimizer: object) -> None:
-    if isinstance(optimizer, (SGD, Adam, AdamW)):
-        return
-    shown = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
-    raise OptionError(
-        f"Job: optimizer must be p2ptrain.SGD(...), Adam(...) or AdamW(...), not {shown}; "
-        "each device builds its own part of it, so a torch.optim object cannot be used"
-    )
 
 
 def _check_positive(name: str, value: object) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.rounds import MOST_LENGTHS
 from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import DEVICES_LIMIT
 from p2ptrain.net.forms import Count, Flat, Id, Length, Positive, Range, Rare
@@ -96,7 +96,7 @@ class Assignment(Blob):
         stages: in pipeline order.
         batch_size: samples of one update.
         micro_batch: most samples of a piece, in training.
-        optimizer: the optimizer's fields (`training.job`), no code.
+        optimizer: its class and the numbers of its groups, no code.
         seed: of the job; randomness inside the model derives from it.
         clip: whether a clipping coefficient is to be awaited before each update.
         version: the state that the generation begins with.
@@ -117,7 +117,7 @@ class Assignment(Blob):
     stages: Annotated[tuple[StageAssignment, ...], Length(DEVICES_LIMIT, 1)]
     batch_size: Positive
     micro_batch: Positive
-    optimizer: Mapping[str, Any]
+    optimizer: OptimizerSpec
     seed: Annotated[int, Range(-(2**63), 2**63)]
     clip: bool
     version: VersionRow

@@ -13,9 +13,9 @@ works for is believed. A coordinator only plans, so a holder that lies gains not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 from p2ptrain.errors import PeerError, PlanError
 from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
@@ -23,6 +23,7 @@ from p2ptrain.job.rounds import MOST_LENGTHS
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import PASSED_OVER
+from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Count, Id, Length, Positive, Range, Rare, Text
@@ -80,7 +81,7 @@ class JobPlanRequest(Blob):
     planner: Annotated[str, Text(32)]
     private_first: Count
     private_last: Count
-    optimizer: Mapping[str, Any]
+    optimizer: OptimizerSpec
     seed: Annotated[int, Range(-(2**63), 2**63)]
     clip: bool
     first_step: Count

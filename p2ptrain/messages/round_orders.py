@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from p2ptrain.job.rounds import Round
 from p2ptrain.messages.snapshots import VERSIONS_LIMIT
+from p2ptrain.model.stage.optimizer_numbers import Columns
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Count, Flat, Id, Key, Length
 from p2ptrain.process.cpu_share import CpuSpan
@@ -52,7 +53,7 @@ class RoundOrder(FrameFields):
 
     Attributes:
         round: the round's shape.
-        lr_factor: what the schedule gives for this update; 1.0 without one.
+        numbers: of the optimizer's groups, those that a schedule gives for this update.
         keep: keep a copy of the state after this round's update.
         offer: with it: other devices shall have a copy too; not while they still read an older one.
         stay: with it, the versions that stay; older ones that are not named go before it is made.
@@ -63,7 +64,7 @@ class RoundOrder(FrameFields):
     """
 
     round: Annotated[Round, Flat()]
-    lr_factor: float = 1.0
+    numbers: Columns = field(default_factory=dict)
     keep: bool = False
     outputs: bool = False
     stay: Annotated[tuple[VersionRow, ...], Length(VERSIONS_LIMIT)] = ()

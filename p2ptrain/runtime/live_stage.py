@@ -162,7 +162,7 @@ class LiveStage(TrainedStage):
         Args:
             summed: norm of the gradients, where the sum over the group has shown it.
         """
-        finite, factor = self.finite, order.lr_factor
+        finite, numbers = self.finite, order.numbers
         norm = finite.gradient_norm(self.optimizer.gradients()) if summed is None else summed
         if isinstance(norm, Broken):
             return norm
@@ -170,14 +170,14 @@ class LiveStage(TrainedStage):
             named = finite.gradient_norm(self.optimizer.gradients())
             return named if isinstance(named, Broken) else Broken("gradient", "")
         found = finite.broken_buffer()
-        if found is not None or finite.is_safe(norm, factor):
+        if found is not None or finite.is_safe(norm, numbers):
             return found
         self.end_update()  # one that was begun: what it gives is looked at instead
         found = finite.look()
-        if found is not None or self.is_ahead or finite.is_safe(norm, factor):
+        if found is not None or self.is_ahead or finite.is_safe(norm, numbers):
             return found
         scale = min(1.0, order.clip / norm) if order.clip and norm else 1.0
-        return finite.tried(factor, scale)
+        return finite.tried(numbers, scale)
 
     def get_ready(self, order: RoundOrder) -> None:
         """All gradients of the round are complete, sums over the group and over stages too.
@@ -227,7 +227,7 @@ class LiveStage(TrainedStage):
         with self._whole_or_torn():
             if self._order.counts_nothing:
                 self.optimizer.zero_grad(some)
-            self.optimizer.step(self._order.lr_factor, some)
+            self.optimizer.step(self._order.numbers, some)
             self.optimizer.zero_grad(some)
             self._left.difference_update(some)
 
@@ -289,7 +289,7 @@ class LiveStage(TrainedStage):
                 )
             if self._order.counts_nothing:
                 self.optimizer.zero_grad()
-            self.optimizer.step(self._order.lr_factor)
+            self.optimizer.step(self._order.numbers)
             self.optimizer.zero_grad()
             self._round_counts()
 

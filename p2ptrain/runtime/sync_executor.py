@@ -320,7 +320,7 @@ class SyncStageExecutor(StageExecutor):
         if reduction is not None and not is_tied:
             summed = reduction.summed.norm
             is_trailing = self._trailing is not None
-            if is_trailing and live.finite.is_safe(summed, order.lr_factor):
+            if is_trailing and live.finite.is_safe(summed, order.numbers):
                 return  # the compute thread may be in the next round's forward
         broken = await self._run((0, self.task.index), partial(live.broken, order, summed))
         if broken is None:

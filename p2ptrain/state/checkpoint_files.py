@@ -21,7 +21,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -63,6 +63,8 @@ class CheckpointProgress:
         samples, batch_size, seed: fix which samples an update sees.
         optimizer: its name.
         evaluated: the highest step whose evaluation was reported; None in files that do not say.
+        measured: what a scheduler has seen of evaluations: after how many updates, and the metric
+            as `float.hex` writes it.
     """
 
     step: int
@@ -72,6 +74,7 @@ class CheckpointProgress:
     seed: int
     optimizer: str
     evaluated: int | None = None
+    measured: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +234,8 @@ def _checked(progress: CheckpointProgress) -> CheckpointProgress:
     counts = (progress.step, progress.samples, progress.batch_size, progress.evaluated or 0)
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError(f"{counts} are not whole numbers of at least 0")
-    return progress
+    measured = tuple((int(step), float.fromhex(metric).hex()) for step, metric in progress.measured)
+    return replace(progress, measured=measured)
 
 
 def load_written(written: WrittenCheckpoint, wanted: Callable[[str], bool]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.stage.optimizer import state_layout
+from p2ptrain.model.stage.optimizer import state_layout, trained_parameters
 from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
@@ -95,12 +95,8 @@ def _place_of(assignment: Assignment, wanted: Fetch) -> StageAssignment:
 
 def state_check(description: ModelDescription, spec: OptimizerSpec) -> Check:
     """A `Check` for `model:<name>` and `optimizer:<parameter>.<slot>`."""
-    trainable = {
-        tensor.name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        for tensor in description.tensors
-        if tensor.trainable
-    }
-    slots = state_layout(spec, trainable)
+    trained = trained_parameters(description)
+    slots = state_layout(spec, trained, spec.group_of(list(trained)))
     expected = {f"model:{t.name}": (t.dtype, t.shape) for t in description.tensors}
     expected |= {f"optimizer:{name}": layout for name, layout in slots.items()}
 

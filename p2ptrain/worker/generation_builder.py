@@ -21,8 +21,8 @@ from p2ptrain.errors import Error, PeerError, TooLarge, size_text
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.stage.optimizer import optimizer_state_ratio
-from p2ptrain.model.stage.optimizer_spec import OptimizerSpec, optimizer_from_fields
+from p2ptrain.model.stage.optimizer import optimizer_state_ratio, trained_parameters
+from p2ptrain.model.stage.optimizer_spec import OptimizerSpec, received
 from p2ptrain.model.stage.result_sizes import stage_needs
 from p2ptrain.plan.types.allocation import Allocation, sample_ranges
 from p2ptrain.process.allocator import trim_heap
@@ -144,7 +144,7 @@ class GenerationBuild:
                 self.assignment,
                 description,
                 self._mesh.self_id,
-                optimizer_state_ratio(spec),
+                optimizer_state_ratio(spec, trained_parameters(description)),
                 self._planned_bytes,
                 short_of,
             )
@@ -222,8 +222,7 @@ class GenerationBuild:
         return await self._around.measures.model(self.assignment.digest, self.assignment.holder)
 
     async def _spec(self) -> OptimizerSpec:
-        read = partial(optimizer_from_fields, self.assignment.optimizer)
-        return await self._compute.run((0,), read)
+        return await self._compute.run((0,), partial(received, self.assignment.optimizer))
 
     def _failure(self, error: Exception) -> worker_events.PrepareFailed:
         memory_bytes, source = None, None

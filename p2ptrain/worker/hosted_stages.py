@@ -24,7 +24,7 @@ from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import Commit, RoundOrder
 from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.stage.optimizer import StageOptimizer
+from p2ptrain.model.stage.optimizer import StageOptimizer, trained_parameters
 from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.tensor_codec import copy_into
@@ -314,7 +314,8 @@ def built_stage(
         stage: Stage = TiledStage(description, place, model, device)
     else:
         stage = Stage(description, *units, model, copy=False, separate=here, shared=adds_up)
-    optimizer = StageOptimizer(spec, stage.parameters())
+    group_of = spec.group_of(list(trained_parameters(description)))
+    optimizer = StageOptimizer(spec, stage.parameters(), group_of)
     optimizer.load_state(_with_prefix(state, "optimizer:"), copy=False)
     return stage, optimizer
 

@@ -27,7 +27,7 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import FEED_SEND, LOG_SEND
 from p2ptrain.messages.round_orders import Commit, GenerationKey, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchSlice, ResendLogged, ResendSamples, StreamId, Value
-from p2ptrain.model.stage.optimizer_spec import optimizer_from_fields
+from p2ptrain.model.stage.optimizer_spec import received
 from p2ptrain.model.wire.tensor_codec import copy_into
 from p2ptrain.net.message import Message
 from p2ptrain.process.memory_budget import is_out_of_memory
@@ -169,7 +169,7 @@ class _RebuildRun:
         self._store.offer(what.target)
 
     def _stage(self, found: FoundTensors) -> LiveStage:
-        what, spec = self._what, optimizer_from_fields(self._old.optimizer)
+        what, spec = self._what, received(self._old.optimizer)
         place = self._assignment.stages[what.stage]
         made = built_stage(self._old, self._description, place, found.own(), spec)
         return LiveStage(*made, what.version, what.epoch)

@@ -102,8 +102,7 @@ class StageIoBuilder:
         `foreach` with Nesterov's momentum does. At the commit all have them.
         """
         sums = self._is_tied or len(self._place.devices) > 1
-        writes = any(self._assignment.optimizer.get(loop) for loop in ("foreach", "fused"))
-        return self._place.goes_ahead and not (sums and writes)
+        return self._place.goes_ahead and not (sums and self._assignment.optimizer.uses_loops)
 
     @property
     def _is_tied(self) -> bool:

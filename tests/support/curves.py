@@ -11,7 +11,7 @@ import torch
 
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.model.stage.optimizer_spec import SGD, OptimizerSpec
 from tests.integration.training.household import devices
 from tests.support import reference, zoo
 from tests.support.reference import Outcome
@@ -137,7 +137,7 @@ def by_plain_torch(
 ) -> Outcome:
     """Train the job's model in place, without p2ptrain; only what the plain loop knows counts."""
     recipe = reference.Recipe(
-        optimizer=lambda parameters: job.optimizer.build(list(parameters)),
+        optimizer=lambda parameters: form_of(job).build(list(parameters)),
         batch_size=job.batch_size,
         micro_batch=job.micro_batch,
         epochs=job.epochs,
@@ -148,6 +148,12 @@ def by_plain_torch(
         before_update=before_update,
     )
     return reference.train(job.model, job.data, job.loss, recipe)
+
+
+def form_of(job: Job) -> OptimizerSpec:
+    """The job's optimizer, which is not torch's object."""
+    assert isinstance(job.optimizer, OptimizerSpec)
+    return job.optimizer
 
 
 def difference(one: Outcome, other: Outcome) -> Difference:

@@ -199,4 +199,4 @@ class _Run:
         if (number + 1) % self.pieces == 0:
             step = self.first + number // self.pieces
             stage.check_step(step)
-            stage.update(stage.gradients(step), 1.0)
+            stage.update(stage.gradients(step), {})

@@ -20,6 +20,8 @@ class Recipe:
     Attributes:
         optimizer: parameters -> a torch.optim optimizer.
         steps: most updates in all, None for no limit beyond the epochs.
+        scheduler: the optimizer -> what is stepped after each update, instead of `schedule`.
+        by_epoch: it is stepped after each epoch.
         before_micro_batch: called with (step, micro-batch) before each forward, to seed dropout.
         before_update: called with (step, model) before each update, to change gradients.
     """
@@ -32,16 +34,19 @@ class Recipe:
     seed: int = 0
     schedule: Callable[[int], float] | None = None
     clip_grad_norm: float | None = None
+    scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler] | None = None
+    by_epoch: bool = False
     before_micro_batch: Callable[[int, int], object] = field(default=lambda step, q: None)
     before_update: Callable[[int, torch.nn.Module], object] = field(default=lambda step, m: None)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The curve and the weights: `losses[k]` belongs to update k + 1."""
+    """The curve, the weights and the rates: `losses[k]` belongs to update k + 1."""
 
     losses: list[float]
     state_dict: dict[str, torch.Tensor]
+    rates: list[Any] = field(default_factory=list)
 
 
 def train(
@@ -54,8 +59,10 @@ def train(
     model.train()
     optimizer = recipe.optimizer(model.parameters())
     factor = recipe.schedule if recipe.schedule is not None else lambda update: 1.0
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    make = recipe.scheduler or (lambda o: torch.optim.lr_scheduler.LambdaLR(o, factor))
+    scheduler = make(optimizer)
     losses: list[float] = []
+    rates: list[Any] = []
     for step, batch in enumerate(_batches(len(data), recipe)):
         total = 0.0
         for number, q in enumerate(torch.split(batch, recipe.micro_batch or recipe.batch_size)):
@@ -68,11 +75,15 @@ def train(
         recipe.before_update(step, model)
         if recipe.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_grad_norm)
+        used = tuple(group["lr"] for group in optimizer.param_groups)
+        rates.append(used if len(used) > 1 else used[0])
         optimizer.step()
         optimizer.zero_grad()
-        scheduler.step()
+        if not recipe.by_epoch or (step + 1) % (len(data) // recipe.batch_size) == 0:
+            scheduler.step()
         losses.append(total)
-    return Outcome(losses, {k: v.detach().clone() for k, v in model.state_dict().items()})
+    state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    return Outcome(losses, state, rates)
 
 
 def _batches(samples: int, recipe: Recipe) -> Iterator[torch.Tensor]:

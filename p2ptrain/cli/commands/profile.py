@@ -89,7 +89,6 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
 
     from p2ptrain.holder.start.prepare import prepare
     from p2ptrain.job.train_options import TrainOptions
-    from p2ptrain.model.stage.optimizer import optimizer_state_ratio
     from p2ptrain.plan.types.profile import Profile
     from p2ptrain.process.host_process import keep_freed_memory
     from p2ptrain.process.memory_budget import usable_memory_bytes
@@ -115,7 +114,7 @@ def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) 
         input_bytes=prepared.input_bytes,
         target_bytes=prepared.target_bytes,
         units=measured.units,
-        optimizer_state_ratio=optimizer_state_ratio(job.optimizer),
+        optimizer_state_ratio=prepared.optimizer_state_ratio,
         times=measured.times,
     )
     return _with_windows(profile, prepared)

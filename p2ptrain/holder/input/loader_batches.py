@@ -297,6 +297,11 @@ class LoaderBatches:
             self.get(step - 1)
         return step in self._ends
 
+    def epochs_before(self, step: int) -> int:
+        if self._known:
+            return step // self._known
+        return sum(end <= step for end in tuple(self._ends))
+
     def batch(self, step: int) -> MiniBatch:
         batch = self.get(step)
         assert batch is not None, "a batch is read again that was never there"

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from p2ptrain.errors import CaptureError, ScriptError, size_text
 from p2ptrain.holder.input.mini_batches import SampleReader
-from p2ptrain.job.job import Metric, accumulates
+from p2ptrain.job.job import LOSS, Metric, accumulates
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.sample_independence.division_probe import with_own_buffers
@@ -28,8 +28,6 @@ from p2ptrain.model.stage.failures import OPERATORS_RAISE
 from p2ptrain.model.stage.program import Program
 from p2ptrain.model.stage.stage import NO_SEED
 from p2ptrain.process.memory_budget import usable_memory_bytes
-
-LOSS = "loss"
 
 UPDATE_BYTES = 64 << 20
 """Of outputs and targets, after which an object is updated before its batch is complete."""

@@ -50,6 +50,9 @@ class BatchSource(Protocol):
     def ends_epoch(self, step: int) -> bool:
         """Whether `step` updates complete an epoch; of those before the batches read so far."""
 
+    def epochs_before(self, step: int) -> int:
+        """How many epochs `step` updates complete; of those before the batches read so far."""
+
     def batch(self, step: int) -> MiniBatch:
         """That of one update, once more."""
 
@@ -126,6 +129,9 @@ class IndexedBatches:
 
     def ends_epoch(self, step: int) -> bool:
         return step % self._order.steps_per_epoch == 0
+
+    def epochs_before(self, step: int) -> int:
+        return step // self._order.steps_per_epoch
 
     def batch(self, step: int) -> MiniBatch:
         shape = BatchShape(

@@ -95,6 +95,7 @@ class JobStart:
             log.info("job_goes_on", job=going_on.job, step=going_on.reported.step)
             same = weights == going_on.weights
             prepared = replace(prepared, first_step=going_on.first_step)
+            prepared.job.numbers.begin(going_on.measured)
             return StartedJob(prepared, going_on, same)
         if wanted is not None:
             await self._gather(None)

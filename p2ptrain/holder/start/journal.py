@@ -23,12 +23,13 @@ from time import monotonic
 from typing import Annotated, Any, Literal
 
 from p2ptrain.errors import ProtocolError, UserError
+from p2ptrain.job.update_numbers import Measured
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.assignment import FIRST, Assignment
 from p2ptrain.messages.reconfigure import PlanInForce
-from p2ptrain.net.forms import By, Count, Id, Positive
+from p2ptrain.net.forms import By, Count, Id, Positive, Rare
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
@@ -70,6 +71,7 @@ class JournalEntry:
         stable: newest version of which every copy was acknowledged.
         took_part: devices that had a part, each with its last epoch.
         reported: what the user has seen.
+        measured: what a scheduler has seen of evaluations.
     """
 
     job: str
@@ -82,6 +84,7 @@ class JournalEntry:
     in_force: PlanInForce | None = None
     stable: Version | None = None
     took_part: tuple[tuple[str, int], ...] = ()
+    measured: Measured = ()
 
     def got_somewhere(self, weights: str) -> bool:
         """Whether anything would be lost by starting again from the weights of that digest.
@@ -162,6 +165,15 @@ class Journal:
             self.committed(self._entry.reported)  # it may have been written before a step since
         if was_broken and self._failed_at is None:
             self._warn("the training's record can be written again")
+
+    async def measured(self, measured: Measured) -> None:
+        """Write down, in a thread, what a scheduler has seen of evaluations; it decides on rates.
+
+        An evaluation that was reported is not made again, so this comes before.
+        """
+        self._entry = replace(self._entry, measured=measured)
+        if self._folder is not None and self._failed_at is None:
+            await self._write_whole()
 
     def stable(self, version: Version) -> None:
         """The same for a version that is now safe; within a second, off the event loop."""
@@ -289,6 +301,7 @@ class _JobFile:
     plan: Mapping[str, Any] | None
     stable: VersionRow | None
     took_part: Mapping[str, Count]
+    measured: Annotated[tuple[tuple[Count, str], ...], Rare()] = ()
 
 
 def _to_json(entry: JournalEntry) -> dict[str, Any]:
@@ -300,6 +313,7 @@ def _to_json(entry: JournalEntry) -> dict[str, Any]:
         plan=None if in_force is None else in_force.plan,
         stable=entry.stable,
         took_part=dict(entry.took_part),
+        measured=tuple((step, metric.hex()) for step, metric in entry.measured),
     )
     return write_form(job)
 
@@ -316,7 +330,15 @@ def _entry(job: _JobFile, reported: bytes | None) -> JournalEntry:
         *(job.job, job.fingerprint, job.weights, job.first_step, _read_reported(reported)),
         *(job.next_epoch, job.lineage, in_force, job.stable),
         tuple(sorted(job.took_part.items())),
+        tuple((step, _read_metric(text)) for step, text in job.measured),
     )
+
+
+def _read_metric(text: str) -> float:
+    try:
+        return float.fromhex(text)
+    except ValueError as error:
+        raise ProtocolError(f"{text[:32]!r} is no metric") from error
 
 
 def _reported_bytes(reported: ReportedProgress) -> bytes:

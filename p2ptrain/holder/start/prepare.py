@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,8 +50,9 @@ from p2ptrain.holder.start.model_limits import (
     read_sharing,
     uncounted,
 )
+from p2ptrain.job.chosen_optimizer import optimizer_spec, optimizer_state, untrained_frozen
 from p2ptrain.job.given_weights import load_weights
-from p2ptrain.job.job import Job
+from p2ptrain.job.job import LOSS, Job
 from p2ptrain.job.state_callback import StateCallback
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger, timed
@@ -67,7 +68,13 @@ from p2ptrain.model.sample_independence.class_losses import ClassLosses, entered
 from p2ptrain.model.sample_independence.division_probe import HalfWeights, alike
 from p2ptrain.model.stage.determinism import check_default_type, randomness_lock
 from p2ptrain.model.stage.mutated_state import unchanging_names
-from p2ptrain.model.stage.optimizer import optimizer_state_ratio, state_slots
+from p2ptrain.model.stage.optimizer import (
+    optimizer_state_ratio,
+    slots_of,
+    state_layout,
+    trained_parameters,
+)
+from p2ptrain.model.stage.optimizer_numbers import PlainColumns
 from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.state_bytes import StateBytes
@@ -112,6 +119,7 @@ class PreparedJob:
             thread that may compute; may take a second.
         data_samples: of the data, where it says so; else 0.
         only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
+        optimizer: what the devices build.
         maps: of the first units, where they can be cut into tiles and may be.
         warnings: for the user, about what was read.
         count: what weighs micro-batches; None = their samples do.
@@ -134,6 +142,7 @@ class PreparedJob:
     steps: int | None
     outdated: Outdated
     compare: Callable[[], tuple[str, ...]]
+    optimizer: OptimizerSpec
     evaluated: int = 0
     only_rounds: str = ""
     maps: MapNetwork | None = None
@@ -151,8 +160,23 @@ class PreparedJob:
             samples=self.data_samples,
             batch_size=self.job.batch_size,
             seed=self.job.seed,
-            optimizer=self.job.optimizer.name,
+            optimizer=self.optimizer.name,
+            measured=tuple((step, metric.hex()) for step, metric in self.job.numbers.measured),
         )
+
+    @property
+    def optimizer_state_ratio(self) -> float:
+        """Optimizer bytes per byte of a trained parameter."""
+        return optimizer_state_ratio(self.optimizer, trained_parameters(self.captured.description))
+
+    def numbers_of(self, step: int) -> PlainColumns:
+        """The optimizer's numbers that a schedule gives for update `step`, from 0."""
+        return self.job.numbers.changes(step, self.batches.epochs_before(step))
+
+    def largest_rate(self, step: int) -> float:
+        """Of that update."""
+        rates = self.job.numbers.rates(self.numbers_of(step))
+        return max(map(abs, rates if isinstance(rates, tuple) else (rates,)))
 
     def loader(self, slices: Slices = lambda _number, size: [(0, size)]) -> MicroBatchLoader:
         """A new reader of the job's samples; `slices`: whose weights are wanted."""
@@ -185,6 +209,19 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     Raises:
         ScriptError, CaptureError, OptionError: what the user has to change.
     """
+    with untrained_frozen(job.model, job.optimizer) as untrained:
+        prepared = _prepare(job, options)
+    if not untrained:
+        return prepared
+    more = f" and {len(untrained) - 3} more" if len(untrained) > 3 else ""
+    why = (
+        f"{', '.join(map(repr, untrained[:3]))}{more} require a gradient, and are in no group of "
+        "the optimizer: they are not trained, and count as frozen"
+    )
+    return replace(prepared, warnings=(*prepared.warnings, why))
+
+
+def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
     check_default_type()
     if options.planner not in tuple(NAMES):
         known = ", ".join(sorted(NAMES))
@@ -196,7 +233,8 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     check_state_callbacks(job.callbacks, options)
     if job.weights is not None:
         load_weights(job.model, Path(job.weights))
-    job.lr_factor(0)
+    job.numbers.begin(())
+    job.numbers.changes(0, 0)
     opened = open_data(job, randomness_lock)
     samples, order = opened.samples, opened.order
     job = opened.sized(job)
@@ -236,7 +274,14 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
                 raise
             only_rounds = str(error)
     check_evaluation_sizes(captured, looked_at)
-    _check_space(job, captured, options)
+    if job.numbers.needs_metric and job.scheduler_metric == LOSS and captured.unscored:
+        raise ScriptError(
+            "the scheduler is to be stepped with the loss over eval_data, which does not take what "
+            f"the model returns in evaluation mode ({captured.unscored}): set scheduler_metric"
+        )
+    trained = trained_parameters(captured.description)
+    spec = optimizer_spec(job.model, job.optimizer, job.numbers.groups, list(trained))
+    _check_space(spec, captured, options)
     with timed(log, "division_tried"), _explained(job, samples, order):
         losses = ClassLosses(captured.description, captured.state())
         count = _count(job, captured, losses, example)
@@ -261,7 +306,8 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
         sharing=sharing,
         input_bytes=_bytes_per_sample(captured.entering(example[0], "train")),
         target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
-        state={f"model:{n}": t for n, t in captured.state().items()},
+        state=_first_state(job, captured, spec),
+        optimizer=spec,
         first_step=0,
         steps=steps,
         only_rounds=only_rounds,
@@ -310,9 +356,22 @@ def _seen(samples: SampleReader) -> list[int]:
     return [k * len(samples) // SEEN for k in range(SEEN)]
 
 
-def _check_space(job: Job, captured: Captured, options: TrainOptions) -> None:
+def _first_state(job: Job, captured: Captured, spec: OptimizerSpec) -> dict[str, Tensor]:
+    """Of the model, and of an optimizer that comes from training before."""
+    trained = trained_parameters(captured.description)
+    group_of = spec.group_of(list(trained))
+    layouts = {name: slots_of(spec, group_of[name], tensor) for name, tensor in trained.items()}
+    kept = optimizer_state(job.model, job.optimizer, layouts)
+    state = {f"model:{name}": tensor for name, tensor in captured.state().items()}
+    return state | {
+        f"optimizer:{name}": as_laid_out(state, f"optimizer:{name}", tensor)
+        for name, tensor in kept.items()
+    }
+
+
+def _check_space(spec: OptimizerSpec, captured: Captured, options: TrainOptions) -> None:
     """Raises OptionError: the disks have no room for the weights, or for one whole checkpoint."""
-    state = whole_state(captured, job.optimizer)
+    state = whole_state(captured, spec)
     wanted: dict[Path, int] = {}
     if options.out is not None:
         wanted[options.out.absolute().parent] = state.parameter_bytes
@@ -328,7 +387,7 @@ def whole_state(captured: Captured, optimizer: OptimizerSpec) -> StateBytes:
     return StateBytes(
         sum(tensor.nbytes for tensor in tensors),
         sum(tensor.nbytes for tensor in tensors if tensor.trainable),
-        optimizer_state_ratio(optimizer),
+        optimizer_state_ratio(optimizer, trained_parameters(captured.description)),
     )
 
 
@@ -537,6 +596,8 @@ def _resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:
             f"the checkpoint in {options.resume} is of step {found.progress.step}, and this "
             f"training ends at step {prepared.steps}: give more --steps or --epochs"
         )
+    job = prepared.job
+    job.numbers.begin(tuple((step, float.fromhex(m)) for step, m in found.progress.measured))
     first, evaluated = found.progress.step, found.progress.evaluated
     if evaluated is None:  # a file that does not say: taken as reported
         evaluated = first
@@ -551,25 +612,27 @@ def _slots(prepared: PreparedJob, found: Checkpoint, options: TrainOptions) -> d
     Raises:
         OptionError: the optimizer's arguments have it keep something else.
     """
-    tensors = prepared.captured.description.tensors
-    trained = {tensor.name for tensor in tensors if tensor.trainable}
-    kept: dict[str, set[str]] = {}
-    for name in found.optimizer:
-        owner, _, slot = name.rpartition(".")
-        kept.setdefault(owner, set()).add(slot)
-    wanted = set(state_slots(prepared.job.optimizer))
-    for owner, there in kept.items():
-        if owner not in trained or there == wanted:
+    spec, trained = prepared.optimizer, trained_parameters(prepared.captured.description)
+    wanted = _slots_by_owner(state_layout(spec, trained, spec.group_of(list(trained))))
+    for owner, there in _slots_by_owner(found.optimizer).items():
+        if owner not in trained or there == wanted.get(owner, set()):
             continue
-        more, verbs = sorted(there - wanted), ("keeps", "does not")
+        more, verbs = sorted(there - wanted.get(owner, set())), ("keeps", "does not")
         if not more:
-            more, verbs = sorted(wanted - there), ("keeps no", "does")
+            more, verbs = sorted(wanted[owner] - there), ("keeps no", "does")
         raise OptionError(
             f"the checkpoint in {options.resume} is of another training: its optimizer {verbs[0]} "
-            f"{more[0]}, which {prepared.job.optimizer.name} as given {verbs[1]}: give it the "
-            "arguments that it had"
+            f"{more[0]}, which {spec.name} as given {verbs[1]}: give it the arguments that it had"
         )
     return {n: t for n, t in found.optimizer.items() if n.rpartition(".")[0] in trained}
+
+
+def _slots_by_owner(names: Iterable[str]) -> dict[str, set[str]]:
+    owners: dict[str, set[str]] = {}
+    for name in names:
+        owner, _, slot = name.rpartition(".")
+        owners.setdefault(owner, set()).add(slot)
+    return owners
 
 
 def _weights_digest(description: ModelDescription) -> str:

@@ -9,16 +9,25 @@ decide, the update is tried on copies, one parameter after the other.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from p2ptrain.model.stage import update_bounds
 from p2ptrain.model.stage.optimizer import StageOptimizer
+from p2ptrain.model.stage.optimizer_numbers import AS_GIVEN, PlainColumns
+from p2ptrain.model.stage.update_bounds import Bounds, Sizes
 
 _ROOM = 16.0
 """Between a bound and the largest number of a type: more than all rounding makes of it."""
+
+_OF_AVERAGES: Mapping[str, frozenset[str]] = defaultdict(
+    lambda: frozenset({"betas"}), {"ASGD": frozenset({"lr"})}
+)
+"""Numbers that bounds take to have always been the same."""
 
 _SMALL_ELEMENTS = 16384
 
@@ -37,15 +46,6 @@ class Broken:
 
     what: str
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    """The largest magnitudes there can be: of weights, and of two kinds of optimizer state."""
-
-    weight: float
-    first: float
-    second: float
 
 
 class FiniteUpdates:
@@ -70,7 +70,11 @@ class FiniteUpdates:
         dtypes = {p.dtype for p in optimizer.parameters.values() if _counts(p)}
         largest = min((torch.finfo(dtype).max for dtype in dtypes), default=math.inf)
         self._limit = largest / _ROOM
-        self._bounds: _Bounds | None = None
+        self._bounds: Bounds | None = None
+        elements = max((p.numel() for p in optimizer.parameters.values()), default=0)
+        tiny = max((torch.finfo(dtype).tiny for dtype in dtypes), default=0.0)
+        eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+        self._sizes = Sizes(elements, tiny, eps)
 
     def gradient_norm(self, gradients: Mapping[str, Tensor | None]) -> float | Broken:
         """An upper bound of all their values; or the first that is not finite, from the last."""
@@ -104,19 +108,25 @@ class FiniteUpdates:
         broken = (name for name, tensor in looked_at.items() if not _is_finite(tensor))
         return next((Broken("buffer", name) for name in broken), None)
 
-    def is_safe(self, gradient: float, lr_factor: float) -> bool:
+    def is_safe(self, gradient: float, changes: PlainColumns = AS_GIVEN) -> bool:
         """Whether an update with gradients of at most that size stays finite, as far as is known.
 
         Where it does, it is taken to be made.
+
+        Args:
+            changes: numbers that a schedule gives for it.
         """
         if self._bounds is None:
             return False
-        group = self._optimizer.numbers
-        if group is None:
-            return True
-        after, largest = _after(self._bounds, group, gradient, lr_factor)
-        if not largest < self._limit:
-            return False
+        before = after = self._bounds
+        steady = not changes.keys() & _OF_AVERAGES[self._optimizer.name]
+        for numbers in self._optimizer.numbers(changes):
+            of_group, largest = update_bounds.after(
+                self._optimizer.name, numbers, before, gradient, self._sizes, steady=steady
+            )
+            if not largest < self._limit:
+                return False
+            after = after.most(of_group)
         self._bounds = after
         return True
 
@@ -129,7 +139,7 @@ class FiniteUpdates:
             size = _largest([tensor])
             if not math.isfinite(size):
                 return Broken("optimizer state", name.rpartition(".")[0])
-            if name.endswith("_sq"):
+            if update_bounds.is_square(name):
                 second = max(second, size)
             else:
                 first = max(first, size)
@@ -139,59 +149,24 @@ class FiniteUpdates:
             if not math.isfinite(size):
                 return Broken("weight", name)
             weight = max(weight, size)
-        self._bounds = _Bounds(weight, first, second)
+        self._bounds = Bounds(weight, first, second)
         return None
 
-    def tried(self, lr_factor: float, scale: float = 1.0) -> Broken | None:
+    def tried(self, changes: PlainColumns = AS_GIVEN, scale: float = 1.0) -> Broken | None:
         """The first parameter that the update, tried on copies, would leave not finite.
 
         Args:
+            changes: numbers that a schedule gives for it.
             scale: what clipping multiplies the gradients with at most.
         """
         self._bounds = None  # to be looked at again
         for name in self._optimizer.parameters:
-            weight, state = self._optimizer.tried(name, lr_factor, scale)
+            weight, state = self._optimizer.tried(name, changes, scale)
             if _counts(weight) and not _is_finite(weight):
                 return Broken("weight", name)
             if not all(_is_finite(tensor) for tensor in state if _counts(tensor)):
                 return Broken("optimizer state", name)
         return None
-
-
-def _after(
-    bounds: _Bounds, group: Mapping[str, object], gradient: float, lr_factor: float
-) -> tuple[_Bounds, float]:
-    """What an update of torch's SGD, Adam or AdamW makes of them at most.
-
-    Returns:
-        Beside them the largest number on the way there; infinite where it is not known.
-    """
-
-    def number(key: str) -> float:
-        value = group[key]
-        assert isinstance(value, (int, float))
-        return abs(float(value))
-
-    lr, decay = number("lr") * abs(lr_factor), number("weight_decay")
-    given = gradient + decay * bounds.weight
-    if "momentum" in group:
-        first = number("momentum") * bounds.first + (1.0 + number("dampening")) * given
-        weight = bounds.weight + lr * (given + first)
-        return _Bounds(weight, first, bounds.second), max(weight, first)
-    if "betas" not in group or not number("eps"):
-        return bounds, math.inf
-    betas, is_decoupled = group["betas"], bool(group.get("decoupled_weight_decay"))
-    assert isinstance(betas, tuple)
-    if is_decoupled:
-        given = gradient
-    first = max(bounds.first, given)
-    second = max(bounds.second, given * given)
-    scaled = lr * first / (1.0 - betas[0])  # before it is divided
-    step = first / ((1.0 - betas[0]) * number("eps"))
-    if betas[0] ** 2 < betas[1] < 1.0:  # by the inequality of Cauchy and Schwarz
-        step = 1.0 + 1.0 / math.sqrt((1.0 - betas[1]) * (1.0 - betas[0] ** 2 / betas[1]))
-    weight = bounds.weight * (1.0 + lr * decay * is_decoupled) + lr * step
-    return _Bounds(weight, first, second), max(weight, first, second, scaled)
 
 
 def _counts(tensor: Tensor) -> bool:

@@ -1,23 +1,38 @@
 """A stage's part of the optimizer: torch.optim over the parameters that live there.
 
-torch's optimizers treat each parameter by itself, so the parts together do exactly what one
-optimizer over the whole model would. Their state has names, parameter by parameter, so that it can
-move to a stage that is cut elsewhere, into a replica or into a checkpoint.
+The optimizers of `optimizer_numbers.NAMES` treat each parameter by itself, so the parts together do
+exactly what one optimizer over the whole model would. Their state has names, parameter by
+parameter, so that it can move to a stage that is cut elsewhere, into a replica or into a
+checkpoint. What they keep is found by an update of a small parameter: torch itself is the source.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from p2ptrain.errors import InternalError
+from p2ptrain.errors import InternalError, ProtocolError
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.optimizer_numbers import (
+    AS_GIVEN,
+    LOOPS,
+    PlainColumns,
+    Value,
+    arguments_of,
+)
 from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
 
 _SCALAR_DTYPE = torch.float32
 """Of counters such as Adam's "step", whatever the default dtype is on the device that counted."""
+
+_SIZES = (2, 3, 5, 7)
+"""Of the small parameter, so that it shows which of its dimensions a slot has."""
+
+Layout = tuple[torch.dtype, tuple[int, ...]]
 
 
 class StageOptimizer:
@@ -26,44 +41,59 @@ class StageOptimizer:
     Args:
         spec: the Job's optimizer.
         named_parameters: those of the stage, by their names in the model; frozen ones are skipped.
+        group_of: the group of each trained parameter of the model; None = all are in the first.
     """
 
     def __init__(
         self,
         spec: OptimizerSpec,
-        named_parameters: Mapping[str, torch.nn.Parameter]
-        | Iterable[tuple[str, torch.nn.Parameter]],
+        named_parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
+        group_of: Mapping[str, int] | None = None,
     ) -> None:
         named = dict(named_parameters)
         self._spec = spec
         self._parameters = {name: p for name, p in named.items() if p.requires_grad}
-        trainable = list(self._parameters.values())
-        self._optimizer = spec.build(trainable) if trainable else None
+        self._group_of = {n: group_of[n] if group_of else 0 for n in self._parameters}
+        self._numbers = sorted({*self._group_of.values()})
+        self._layouts = {
+            n: slots_of(spec, self._group_of[n], p) for n, p in self._parameters.items()
+        }
+        self._optimizer: torch.optim.Optimizer | None = None
+        if self._numbers:
+            parts = [(spec.group(number), self._members(number)) for number in self._numbers]
+            self._optimizer = spec.over(parts)
 
     @property
-    def parameters(self) -> Mapping[str, torch.nn.Parameter]:
+    def parameters(self) -> Mapping[str, nn.Parameter]:
         """What is updated, by name."""
         return self._parameters
 
-    def step(self, lr_factor: float = 1.0, names: Collection[str] | None = None) -> None:
-        """Apply the gradients once, with the learning rate times `lr_factor`.
+    def step(self, changes: PlainColumns = AS_GIVEN, names: Collection[str] | None = None) -> None:
+        """Apply the gradients once.
 
         A parameter whose gradient is None is left as it is.
 
         Args:
+            changes: numbers that a schedule gives for this update.
             names: of the parameters; None = all.
         """
-        if self._optimizer is None:
+        optimizer = self._optimizer
+        if optimizer is None:
             return
-        (group,) = self._optimizer.param_groups
-        group["lr"] = self._spec.lr * lr_factor
-        every = group["params"]
+        groups = optimizer.param_groups
+        for group, number in zip(groups, self._numbers, strict=True):
+            group.update(self._spec.group(number, changes))
+        every = [group["params"] for group in groups]
         try:
             if names is not None:
-                group["params"] = [self._parameters[name] for name in names]
-            self._optimizer.step()
+                for group, number in zip(groups, self._numbers, strict=True):
+                    group["params"] = self._members(number, names)
+                optimizer.param_groups = [group for group in groups if group["params"]]
+            optimizer.step()
         finally:
-            group["params"] = every
+            optimizer.param_groups = groups
+            for group, parameters in zip(groups, every, strict=True):
+                group["params"] = parameters
 
     def zero_grad(self, names: Collection[str] | None = None) -> None:
         """Set all gradients, or those of `names`, to None."""
@@ -75,25 +105,28 @@ class StageOptimizer:
         return {name: parameter.grad for name, parameter in self._parameters.items()}
 
     @property
-    def numbers(self) -> Mapping[str, object] | None:
-        """By torch's names, the learning rate without a factor; None where nothing is trained."""
-        if self._optimizer is None:
-            return None
-        return {**self._optimizer.param_groups[0], "lr": self._spec.lr}
+    def name(self) -> str:
+        """Of torch's class."""
+        return self._spec.name
 
-    def tried(self, name: str, lr_factor: float, scale: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def numbers(self, changes: PlainColumns = AS_GIVEN) -> list[dict[str, Value]]:
+        """Of every group that has parameters here."""
+        return [self._spec.group(number, changes) for number in self._numbers]
+
+    def tried(
+        self, name: str, changes: PlainColumns, scale: float
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """What `step` would make of one parameter, and of its state: copies; nothing changes.
 
         Args:
             scale: of its gradient.
         """
         parameter = self._parameters[name]
-        copy = torch.nn.Parameter(parameter.detach().clone())
+        copy = nn.Parameter(parameter.detach().clone())
         if parameter.grad is None or self._optimizer is None:
             return copy, ()
         copy.grad = parameter.grad.detach() * scale
-        alone = self._spec.build([copy])
-        alone.param_groups[0]["lr"] = self._spec.lr * lr_factor
+        alone = self._spec.over([(self._spec.group(self._group_of[name], changes), [copy])])
         for slot, value in self._optimizer.state[parameter].items():
             alone.state[copy][slot] = value.clone() if isinstance(value, Tensor) else value
         alone.step()
@@ -109,9 +142,8 @@ class StageOptimizer:
         if self._optimizer is not None:
             for name, parameter in self._parameters.items():
                 kept = self._optimizer.state[parameter]
-                for slot, is_shaped in state_slots(self._spec).items() if kept else ():
-                    value = kept[slot]
-                    named[f"{name}.{slot}"] = value if is_shaped else value.to(_SCALAR_DTYPE)
+                for slot, (dtype, _) in self._layouts[name].items() if kept else ():
+                    named[f"{name}.{slot}"] = kept[slot].to(dtype)
         return named
 
     def reserve(self) -> None:
@@ -121,9 +153,12 @@ class StageOptimizer:
             RuntimeError: torch's, where there is not enough.
         """
         if self._optimizer is not None:
-            updated = [p for p in self._parameters.values() if p.grad is not None]
-            new_bytes = sum(p.nbytes for p in updated if not self._optimizer.state.get(p))
-            torch.empty(sum(state_slots(self._spec).values()) * new_bytes, dtype=torch.uint8)
+            new = [
+                name
+                for name, p in self._parameters.items()
+                if p.grad is not None and not self._optimizer.state.get(p)
+            ]
+            torch.empty(sum(layout_bytes(self._layouts[name]) for name in new), dtype=torch.uint8)
 
     def load_state(self, state: Mapping[str, Tensor], *, copy: bool = True) -> None:
         """Replace the whole state by what `state()` gave, here or elsewhere.
@@ -139,52 +174,126 @@ class StageOptimizer:
         self._check(state)
         if self._optimizer is None:
             return
-        slots = state_slots(self._spec)
+        parts = [(self._spec.group(number), self._members(number)) for number in self._numbers]
+        self._optimizer = self._spec.over(parts)  # some have a state before their first update
         for name, parameter in self._parameters.items():
-            self._optimizer.state[parameter].clear()
-            for slot in slots if any(f"{name}.{slot}" in state for slot in slots) else ():
-                value = state[f"{name}.{slot}"].detach()
-                self._optimizer.state[parameter][slot] = value.clone() if copy else value
+            for slot in self._layouts[name]:
+                value = state.get(f"{name}.{slot}")
+                if value is not None:
+                    kept = value.detach().clone() if copy else value.detach()
+                    self._optimizer.state[parameter][slot] = kept
+
+    def _members(self, number: int, names: Iterable[str] | None = None) -> list[nn.Parameter]:
+        every = self._group_of if names is None else names
+        return [self._parameters[name] for name in every if self._group_of[name] == number]
 
     def _check(self, state: Mapping[str, Tensor]) -> None:
-        expected = state_layout(self._spec, self._parameters)
+        expected = state_layout(self._spec, self._parameters, self._group_of)
         for name, tensor in state.items():
             if expected.get(name) != (tensor.dtype, tuple(tensor.shape)):
                 raise InternalError(f"optimizer state {name!r} does not belong to this stage")
         for name in self._parameters:
-            slots = [slot for slot in state_slots(self._spec) if f"{name}.{slot}" in state]
-            if slots and len(slots) != len(state_slots(self._spec)):
-                raise InternalError(f"optimizer state of {name!r} is incomplete: only {slots}")
+            slots = self._layouts[name]
+            there = [slot for slot in slots if f"{name}.{slot}" in state]
+            if there and len(there) != len(slots):
+                raise InternalError(f"optimizer state of {name!r} is incomplete: only {there}")
 
 
-@lru_cache
-def state_slots(spec: OptimizerSpec) -> Mapping[str, bool]:
-    """Names of what the optimizer keeps for a parameter -> whether it has the parameter's shape.
+def slots_of(spec: OptimizerSpec, group: int, parameter: Tensor) -> dict[str, Layout]:
+    """What the optimizer keeps for a parameter: slot -> (dtype, shape).
 
-    Found by one update of a small parameter, so torch itself is the source.
+    `parameter` may be on the meta device: only dtype and shape are looked at.
     """
-    parameter = torch.nn.Parameter(torch.zeros(2))
-    parameter.grad = torch.zeros(2)
-    optimizer = spec.build([parameter])
-    optimizer.step()
-    kept = optimizer.state[parameter].items()
-    return {slot: value.dim() > 0 for slot, value in kept if isinstance(value, Tensor)}
-
-
-def state_layout(
-    spec: OptimizerSpec, parameters: Mapping[str, Tensor]
-) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """ "<parameter>.<slot>" -> (dtype, shape) of everything `state()` may hold.
-
-    `parameters` may be on the meta device: only dtype and shape are looked at.
-    """
+    numbers = spec.group(group).items()
+    deciding = tuple((k, v) for k, v in numbers if k == "momentum" or _is_switch(k, v))
+    shape = tuple(parameter.shape)
     return {
-        f"{name}.{slot}": (p.dtype, tuple(p.shape)) if is_shaped else (_SCALAR_DTYPE, ())
-        for name, p in parameters.items()
-        for slot, is_shaped in state_slots(spec).items()
+        slot: (_SCALAR_DTYPE, ())
+        if kept is None
+        else (parameter.dtype, tuple(size if k else 1 for size, k in zip(shape, kept, strict=True)))
+        for slot, kept in _slots(spec.name, deciding, len(shape)).items()
     }
 
 
-def optimizer_state_ratio(spec: OptimizerSpec) -> float:
-    """Optimizer bytes per parameter byte; counters of a few bytes a parameter are left out."""
-    return float(sum(state_slots(spec).values()))
+def _is_switch(key: str, value: Value) -> bool:
+    return isinstance(value, bool) and key not in LOOPS
+
+
+@lru_cache(maxsize=256)
+def _slots(
+    name: str, deciding: tuple[tuple[str, Value], ...], dimensions: int
+) -> Mapping[str, tuple[bool, ...] | None]:
+    """By slot, which of the parameter's dimensions it has; None: it is a counter.
+
+    Args:
+        deciding: the group's numbers that decide on it; the others are torch's own.
+    """
+    sizes = tuple(_SIZES[k % len(_SIZES)] for k in range(max(dimensions, 1)))
+    parameter = nn.Parameter(torch.zeros(sizes))
+    parameter.grad = torch.zeros(sizes)
+    numbers = {key: given.default for key, given in arguments_of(name).items()} | dict(deciding)
+    spec = OptimizerSpec(name, {key: (value,) for key, value in numbers.items()})
+    try:
+        optimizer = spec.build([parameter])
+        optimizer.step()
+    except (ValueError, RuntimeError) as error:
+        raise ProtocolError(f"{name} cannot train a tensor of {dimensions} dimensions") from error
+    kept = optimizer.state[parameter].items()
+    return {
+        slot: _dimensions(tuple(value.shape), sizes)[:dimensions] if value.dim() else None
+        for slot, value in kept
+        if isinstance(value, Tensor)
+    }
+
+
+def _dimensions(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[bool, ...]:
+    if len(shape) != len(sizes) or any(
+        s not in (1, size) for s, size in zip(shape, sizes, strict=True)
+    ):
+        raise InternalError(f"an optimizer keeps {shape} of {sizes}")
+    return tuple(s == size for s, size in zip(shape, sizes, strict=True))
+
+
+def state_layout(
+    spec: OptimizerSpec, parameters: Mapping[str, Tensor], group_of: Mapping[str, int] | None = None
+) -> dict[str, Layout]:
+    """ "<parameter>.<slot>" -> (dtype, shape) of everything `state()` may hold.
+
+    Args:
+        parameters: may be on the meta device: only dtype and shape are looked at.
+        group_of: the group of each; None = all are in the first.
+    """
+    return {
+        f"{name}.{slot}": layout
+        for name, p in parameters.items()
+        for slot, layout in slots_of(spec, group_of[name] if group_of else 0, p).items()
+    }
+
+
+def layout_bytes(layout: Mapping[str, Layout]) -> int:
+    """Of a state, without counters of a few bytes a parameter."""
+    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in layout.values() if shape)
+
+
+def trained_parameters(description: ModelDescription) -> dict[str, Tensor]:
+    """What an optimizer of the model updates, in its order, on the meta device."""
+    return {
+        tensor.name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        for tensor in description.tensors
+        if tensor.trainable
+    }
+
+
+def optimizer_state_ratio(spec: OptimizerSpec, trained: Mapping[str, Tensor]) -> float:
+    """Optimizer bytes per byte of a trained parameter, over the whole model.
+
+    Counters of a few bytes a parameter are left out.
+
+    Args:
+        trained: as `trained_parameters` gives them.
+    """
+    whole_bytes = sum(parameter.nbytes for parameter in trained.values())
+    if not whole_bytes:
+        return 0.0
+    layout = state_layout(spec, trained, spec.group_of(list(trained)))
+    return layout_bytes(layout) / whole_bytes

@@ -1,201 +1,244 @@
-"""The optimizers a Job may name, as plain data that travels to devices without user code.
+"""What of an optimizer travels: the name of a class of torch.optim, and the numbers of its groups.
 
-Names, order and defaults of the arguments are torch.optim's. Left out are those that make no sense
-across devices: `differentiable`, `capturable` and a learning rate held in a tensor.
+    torch.optim.AdamW([{"params": two}, {"params": one, "weight_decay": 0.0}], lr=3e-4)
+        "AdamW"   lr 3e-4   weight_decay 0.01, 0.0   ...   the trained tensors: 0 1 0 1 1 ...
+
+The classes are those that treat each tensor by itself, so that the devices' parts together do what
+one optimizer does.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, TypeVar
+import inspect
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 
 from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.model.stage.optimizer_numbers import (
+    GROUPS_LIMIT,
+    LOOPS,
+    Columns,
+    PlainColumns,
+    Value,
+    arguments_of,
+    check_columns,
+    columns_of,
+    in_group,
+    plain_value,
+)
+from p2ptrain.net.forms import Length, Range, Text
+from p2ptrain.net.write_form import write_form
 
-LARGEST = 1e30
-"""Of an optimizer's numbers. Torch raises in the middle of an update where one of them, or what it
-makes of them (Adam divides the learning rate), does not fit into the parameters' float32."""
-
-_Class = TypeVar("_Class", bound=type)
-
-
-def _refuses_parameters(cls: _Class) -> _Class:
-    """`cls`, with an error that explains the difference if it is given parameters, as in torch."""
-    changed: Any = cls
-    made = changed.__init__
-
-    @functools.wraps(made)
-    def init(self: object, *args: object, **kwargs: object) -> None:
-        given = args[0] if args else kwargs.get("params")
-        is_number = hasattr(given, "__float__")
-        if isinstance(given, Iterable) and not is_number and not isinstance(given, str):
-            raise OptionError(
-                f"p2ptrain.{cls.__name__} takes no parameters and no groups of them: each device "
-                "makes it for those that it gets, all with the same numbers. Leave out the first "
-                "argument; what is not to be trained gets requires_grad_(False)"
-            )
-        made(self, *args, **kwargs)
-
-    changed.__init__ = init
-    return cls
+PARAMETERS_LIMIT = 65_536
 
 
-class _Spec:
-    """What the three have in common: validation by torch itself, and their form on the wire."""
+@dataclass(frozen=True, eq=False)
+class OptimizerSpec:
+    """See the module.
 
-    __slots__ = ()
-    torch_class: ClassVar[type[torch.optim.Optimizer]]
+    Attributes:
+        name: of the class.
+        columns: every argument's numbers.
+        count: of groups.
+        members: the group of each trained tensor, two bytes each, in the order of the model's
+            description; empty where there is one group.
+    """
 
-    def __post_init__(self) -> None:
-        self._check_types()
-        try:
-            self.build([torch.nn.Parameter(torch.zeros(1))])
-        except (ValueError, RuntimeError) as error:
-            raise OptionError(f"p2ptrain.{self.name}: {error}") from error
+    name: Annotated[str, Text(32)]
+    columns: Columns
+    count: Annotated[int, Range(1, GROUPS_LIMIT)] = 1
+    members: Annotated[bytes, Length(2 * PARAMETERS_LIMIT)] = b""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OptimizerSpec) and write_form(self) == write_form(other)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.members))
+
+    @staticmethod
+    def of(name: str, groups: list[dict[str, Value]], members: Sequence[int]) -> OptimizerSpec:
+        """One of groups that have a value for every argument.
+
+        Args:
+            members: the group of each trained tensor, in the order of the model's description.
+        """
+        packed = struct.pack(f"<{len(members)}H", *members) if len(groups) > 1 else b""
+        return OptimizerSpec(name, columns_of(groups), len(groups), packed)
 
     @property
-    def name(self) -> str:
-        """The class's name, which is torch's too."""
-        return type(self).__name__
+    def torch_class(self) -> type[torch.optim.Optimizer]:
+        """The class itself."""
+        cls: type[torch.optim.Optimizer] = getattr(torch.optim, self.name)
+        return cls
 
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for the torch.optim class of the same name."""
-        return {field: getattr(self, field) for field in _field_names(type(self))}
+    @property
+    def uses_loops(self) -> bool:
+        """Whether torch's faster loops are asked for."""
+        return any(any(self.columns.get(loop, ())) for loop in LOOPS)
+
+    def group(self, number: int, changes: PlainColumns | None = None) -> dict[str, Value]:
+        """The numbers of one group.
+
+        Args:
+            changes: what a schedule makes of some of them.
+        """
+        return in_group({**self.columns, **(changes or {})}, number)
+
+    def group_of(self, trained: Sequence[str]) -> dict[str, int]:
+        """The group of each of the model's trained tensors, whose names are in its order.
+
+        Raises:
+            ProtocolError: it is of another model.
+        """
+        if self.count == 1:
+            return dict.fromkeys(trained, 0)
+        fits = len(self.members) == 2 * len(trained)
+        numbers = struct.unpack(f"<{len(trained)}H", self.members) if fits else ()
+        if not fits or max(numbers, default=0) >= self.count:
+            raise ProtocolError("the optimizer's groups are of another model")
+        return dict(zip(trained, numbers, strict=True))
+
+    def check(self) -> None:
+        """Have every group's numbers checked, by torch in the end.
+
+        Raises:
+            OptionError: the class is none of ours, or refuses a number; names both.
+        """
+        check_columns(self.name, self.columns, self.count)
+        if self.columns.keys() != arguments_of(self.name).keys():
+            raise OptionError(f"p2ptrain.{self.name}: other arguments than torch's")
+        for number in range(self.count):
+            try:
+                self.over([(self.group(number), [torch.nn.Parameter(torch.zeros(1, 1))])])
+            except (ValueError, RuntimeError) as error:
+                raise OptionError(f"p2ptrain.{self.name}: {error}") from error
+
+    def over(
+        self, parts: Sequence[tuple[Mapping[str, Value], Sequence[torch.nn.Parameter]]]
+    ) -> torch.optim.Optimizer:
+        """The torch optimizer over some groups: the numbers and the parameters of each."""
+        groups = [{"params": list(parameters), **numbers} for numbers, parameters in parts]
+        made: Any = self.torch_class
+        optimizer: torch.optim.Optimizer = made(groups, **parts[0][0])
+        return optimizer
 
     def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The torch optimizer over `parameters`, in the order given."""
-        return self.torch_class(parameters, **self.arguments())
-
-    def to_fields(self) -> dict[str, Any]:
-        """A CBOR-able dict: "name" and the arguments."""
-        arguments = self.arguments()
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()}
-        return {"name": self.name, **plain}
-
-    def _check_types(self) -> None:
-        for field, value in self.arguments().items():
-            if field == "betas":
-                object.__setattr__(self, "betas", self._checked_betas(value))
-            elif field in _SWITCHES:
-                self._require(value is None or isinstance(value, bool), field, value, "a bool")
-            else:
-                wanted = f"a finite number, {LARGEST:.0e} at most"
-                self._require(_is_number(value), field, value, wanted)
-
-    def _checked_betas(self, value: object) -> tuple[float, float]:
-        ok = isinstance(value, (tuple, list)) and len(value) == 2 and all(map(_is_number, value))
-        self._require(ok, "betas", value, "two finite numbers")
-        assert isinstance(value, (tuple, list))
-        return (value[0], value[1])
-
-    def _require(self, ok: bool, field: str, value: object, wanted: str) -> None:
-        if not ok:
-            message = f"{field} must be {wanted}, not {_shown(value)}"
-            raise OptionError(f"p2ptrain.{self.name}: {message}")
+        """The torch optimizer of one group over `parameters`, in the order given."""
+        return self.over([(self.group(0), list(parameters))])
 
 
-_SWITCHES = frozenset(
-    {"nesterov", "amsgrad", "maximize", "foreach", "fused", "decoupled_weight_decay"}
-)
-"""Boolean arguments; None where torch chooses."""
-
-
-def _is_number(value: object) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return abs(value) <= LARGEST  # not NaN, and whole numbers of any length can be compared
-
-
-def _shown(value: object) -> str:
-    try:
-        return repr(value)
-    except ValueError:  # a whole number of more than 4300 digits, which a peer may well send
-        return f"this {type(value).__name__}"
-
-
-def _field_names(cls: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(cls)]
-
-
-@_refuses_parameters
-@dataclass(frozen=True, slots=True)
-class SGD(_Spec):
-    """torch.optim.SGD's arguments. Raises OptionError where torch would refuse them."""
-
-    torch_class = torch.optim.SGD
-    lr: float = 1e-3
-    momentum: float = 0
-    dampening: float = 0
-    weight_decay: float = 0
-    nesterov: bool = False
-    _: KW_ONLY
-    maximize: bool = False
-    foreach: bool | None = None
-    fused: bool | None = None
-
-
-@_refuses_parameters
-@dataclass(frozen=True, slots=True)
-class Adam(_Spec):
-    """torch.optim.Adam's arguments. Raises OptionError where torch would refuse them."""
-
-    torch_class = torch.optim.Adam
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0
-    amsgrad: bool = False
-    _: KW_ONLY
-    foreach: bool | None = None
-    maximize: bool = False
-    fused: bool | None = None
-    decoupled_weight_decay: bool = False
-
-
-@_refuses_parameters
-@dataclass(frozen=True, slots=True)
-class AdamW(_Spec):
-    """torch.optim.AdamW's arguments. Raises OptionError where torch would refuse them."""
-
-    torch_class = torch.optim.AdamW
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 1e-2
-    amsgrad: bool = False
-    _: KW_ONLY
-    maximize: bool = False
-    foreach: bool | None = None
-    fused: bool | None = None
-
-
-OptimizerSpec = SGD | Adam | AdamW
-
-_BY_NAME: dict[str, type[SGD] | type[Adam] | type[AdamW]] = {
-    "SGD": SGD,
-    "Adam": Adam,
-    "AdamW": AdamW,
-}
-
-
-def optimizer_from_fields(fields: Mapping[str, Any]) -> OptimizerSpec:
-    """Rebuild what `to_fields` gave.
+def received(spec: OptimizerSpec) -> OptimizerSpec:
+    """A peer's, checked. The first call in a process may take a second, in torch.
 
     Raises:
-        ProtocolError: the name or an argument is not one of ours, or has an unusable value.
+        ProtocolError: it is unusable.
     """
-    name = fields.get("name")
-    if not isinstance(name, str) or name not in _BY_NAME:
-        raise ProtocolError("a peer named an unknown optimizer")
-    cls = _BY_NAME[name]
-    arguments = {key: value for key, value in fields.items() if key != "name"}
-    if set(arguments) != set(_field_names(cls)):
-        raise ProtocolError(f"a peer sent other arguments than those of {name}")
     try:
-        return cls(**arguments)
+        spec.check()
     except OptionError as error:
-        raise ProtocolError(f"a peer sent an unusable {name}") from error
+        raise ProtocolError(f"a peer sent an unusable optimizer: {error}") from error
+    return spec
+
+
+class _OneGroup(OptimizerSpec):
+    """One group of all parameters, written with torch.optim's arguments.
+
+    Raises:
+        OptionError: torch would refuse them; names the argument.
+    """
+
+    def __init_subclass__(cls) -> None:
+        cls.__signature__ = inspect.Signature(_parameters(cls.__name__))  # type: ignore[attr-defined]
+        cls.__doc__ = f"torch.optim.{cls.__name__}'s arguments. Raises OptionError."
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        name = type(self).__name__
+        _refuse_parameters(name, args[0] if args else kwargs.get("params"))
+        try:
+            bound = inspect.signature(type(self)).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"p2ptrain.{name}: {error}") from None
+        bound.apply_defaults()
+        columns = {key: (_plain_or_itself(value),) for key, value in bound.arguments.items()}
+        super().__init__(name, columns)
+        self.check()
+
+    def arguments(self) -> dict[str, Value]:
+        """Keyword arguments for the torch.optim class of the same name."""
+        return self.group(0)
+
+    def __repr__(self) -> str:
+        known = arguments_of(self.name)
+        given = {k: v for k, v in self.arguments().items() if v != known[k].default}
+        return f"{self.name}({', '.join(f'{key}={value!r}' for key, value in given.items())})"
+
+
+def _parameters(name: str) -> list[inspect.Parameter]:
+    """Torch's; those that stand behind one that is left out need their names."""
+    taken = list(inspect.signature(getattr(torch.optim, name).__init__).parameters)[2:]
+    found, known = [], arguments_of(name)
+    for place, (key, parameter) in enumerate(known.items()):
+        is_moved = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and taken[place] != key
+        found.append(parameter.replace(kind=parameter.KEYWORD_ONLY) if is_moved else parameter)
+    return found
+
+
+def _plain_or_itself(value: object) -> Any:
+    """What cannot travel is refused by its argument's name."""
+    try:
+        return plain_value(value)
+    except ValueError:
+        return value
+
+
+def _refuse_parameters(name: str, given: object) -> None:
+    is_number = hasattr(given, "__float__")
+    if isinstance(given, Iterable) and not is_number and not isinstance(given, str):
+        raise OptionError(
+            f"p2ptrain.{name} takes no parameters and no groups of them: each device makes it for "
+            "those that it gets, all with the same numbers. Leave out the first argument, or give "
+            f"the Job torch.optim.{name}(...) itself, groups and all"
+        )
+
+
+class SGD(_OneGroup): ...
+
+
+class Adam(_OneGroup): ...
+
+
+class AdamW(_OneGroup): ...
+
+
+class NAdam(_OneGroup): ...
+
+
+class RAdam(_OneGroup): ...
+
+
+class Adamax(_OneGroup): ...
+
+
+class Adadelta(_OneGroup): ...
+
+
+class Adagrad(_OneGroup): ...
+
+
+class RMSprop(_OneGroup): ...
+
+
+class Rprop(_OneGroup): ...
+
+
+class ASGD(_OneGroup): ...
+
+
+class Adafactor(_OneGroup): ...
+
+
+class Muon(_OneGroup): ...

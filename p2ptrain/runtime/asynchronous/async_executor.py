@@ -250,8 +250,8 @@ def _update(live: DelayedStage, order: RoundOrder, gradients: Gradients | None) 
         gradients = live.gradients(order.round.step)
     if order.counts_nothing:
         gradients = [None] * len(gradients)
-    broken = live.broken(gradients, order.lr_factor)
+    broken = live.broken(gradients, order.numbers)
     if broken is not None:
         stage, step = live.stage, order.round.step + 1
         raise broken_update(broken, step, stage.description, stage.first, stage.end)
-    live.update(gradients, order.lr_factor)
+    live.update(gradients, order.numbers)

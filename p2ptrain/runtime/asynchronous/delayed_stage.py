@@ -20,6 +20,7 @@ from p2ptrain.job.asynchrony import WeightDelays
 from p2ptrain.model.stage.finite import Broken
 from p2ptrain.model.stage.mutated_state import BuffersByStep
 from p2ptrain.model.stage.optimizer import StageOptimizer
+from p2ptrain.model.stage.optimizer_numbers import PlainColumns
 from p2ptrain.model.stage.program import Seed
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.stage.weight_stashing import StashedWeights
@@ -105,22 +106,22 @@ class DelayedStage(TrainedStage):
         """All backwards of mini-batch `step` have run here: what they give, for `update`."""
         return self.versions.gathered(self._seen.pop(step))
 
-    def broken(self, gradients: Sequence[Tensor | None], lr_factor: float) -> Broken | None:
+    def broken(self, gradients: Sequence[Tensor | None], numbers: PlainColumns) -> Broken | None:
         """What the next update, with these gradients, has or would leave not finite."""
         finite = self.finite
         norm = finite.gradient_norm(dict(zip(self.optimizer.parameters, gradients, strict=True)))
         if isinstance(norm, Broken):
             return norm
         found = finite.broken_buffer(self._buffers.after(self.version.step))
-        if found is not None or finite.is_safe(norm, lr_factor):
+        if found is not None or finite.is_safe(norm, numbers):
             return found
         found = finite.look()
-        if found is not None or finite.is_safe(norm, lr_factor):
+        if found is not None or finite.is_safe(norm, numbers):
             return found
         self.versions.give(gradients)
-        return finite.tried(lr_factor)
+        return finite.tried(numbers)
 
-    def update(self, gradients: Sequence[Tensor | None], lr_factor: float) -> None:
+    def update(self, gradients: Sequence[Tensor | None], numbers: PlainColumns) -> None:
         """Apply the next mini-batch's gradients, wherever they come from.
 
         Raises:
@@ -132,7 +133,7 @@ class DelayedStage(TrainedStage):
             self.optimizer.reserve()
         self.versions.make_room(self._wanted(step + 1))
         with self._whole_or_torn():
-            self.optimizer.step(lr_factor)
+            self.optimizer.step(numbers)
             self.optimizer.zero_grad()
             self.versions.updated()
             averaged = self._delays.averaged(self._index, step + 1)

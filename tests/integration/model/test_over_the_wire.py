@@ -92,7 +92,7 @@ class Pipeline:
         coefficient = clip_coefficient([norms[name] for name in in_order], MAX_NORM)
         for optimizer in self.optimizers:
             scale_(optimizer.gradients().values(), coefficient)
-            optimizer.step(schedule(step))
+            optimizer.step(self.job.numbers.changes(step, 0))
             optimizer.zero_grad()
 
     def state(self) -> dict[str, Tensor]:
@@ -114,7 +114,7 @@ def test_curve_and_weights_are_plain_torchs(name: str, optimizer: SGD | AdamW) -
     )
     expected = reference.train(plain.model, plain.data, plain.loss, recipe)
     made = zoo.make(name)
-    job = Job(made.model, made.data, made.loss, optimizer, BATCH, seed=7)
+    job = Job(made.model, made.data, made.loss, optimizer, BATCH, seed=7, schedule=schedule)
     pipeline = Pipeline(job, captured(name))
     assert pipeline.train(STEPS) == expected.losses
     state = pipeline.state()

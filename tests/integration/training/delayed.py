@@ -18,6 +18,7 @@ from p2ptrain.plan.types.weight_versions import Weights
 from tests.integration.training.household import Devices
 from tests.integration.training.jobs import assert_same_weights, make_job
 from tests.support import delayed_reference, zoo
+from tests.support.curves import form_of
 from tests.support.delayed_pipelines import LAGS
 from tests.support.delayed_reference import Names, Recipe
 from tests.support.reference import Outcome
@@ -55,7 +56,7 @@ def by_formula(
 ) -> Outcome:
     """Train `job`, another one's of the same weights, in plain torch with the same delays."""
     recipe = Recipe(
-        lambda parameters: job.optimizer.build(parameters),
+        lambda parameters: form_of(job).build(parameters),
         job.batch_size,
         steps,
         LAGS[how.weights],
@@ -64,7 +65,7 @@ def by_formula(
         aggregate=how.aggregate,
         stashes=how.weights is not Weights.UNSTASHED,
         seed=job.seed,
-        schedule=job.lr_factor,
+        schedule=job.schedule or (lambda update: 1.0),
         empty=empty or {},
     )
     data: Sequence[zoo.Sample] = job.data  # type: ignore[assignment]

@@ -25,6 +25,7 @@ from tests.integration.training.ftpipehd import Speeds, as_published
 from tests.integration.training.group_plans import dealt, device_count, divided, force
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import assert_same_weights, undisturbed
+from tests.support.curves import form_of
 
 GOOD = 5
 """Updates before the one that has the sample."""
@@ -221,8 +222,9 @@ async def test_the_newest_checkpoint_is_of_the_last_good_step_and_goes_on(tmp_pa
 
 def without(what: Job, left_out: int) -> tuple[list[float], dict[str, Tensor]]:
     """Plain torch, which leaves that update out: its number counts, and nothing else."""
-    model, spec = what.model, what.optimizer
-    optimizer = spec.build(model.parameters())
+    model, schedule = what.model, what.schedule or (lambda update: 1.0)
+    optimizer = form_of(what).build(model.parameters())
+    (rate,) = (group["lr"] for group in optimizer.param_groups)
     order = torch.randperm(96, generator=torch.Generator().manual_seed(0))
     losses: list[float] = []
     for step in range(12):
@@ -236,7 +238,7 @@ def without(what: Job, left_out: int) -> tuple[list[float], dict[str, Tensor]]:
         losses.append(total)
         if step != left_out:
             for group in optimizer.param_groups:
-                group["lr"] = spec.lr * what.lr_factor(step)
+                group["lr"] = rate * schedule(step)
             optimizer.step()
         optimizer.zero_grad()
     return losses, {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -15,6 +15,7 @@ from p2ptrain.events import Event, Step
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.allreduce_buckets import BucketReduction, RingPlace
@@ -39,7 +40,7 @@ def assignment(wire: WireFormat) -> Assignment:
         (place,),
         4,
         4,
-        {},
+        SGD(),
         0,
         False,
         Version(0, 0),

@@ -18,6 +18,7 @@ from p2ptrain.coordinator.memory_model import taken_beside_bytes, with_full_memo
 from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.errors import PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest, SharingLimits
+from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.memory_budget import PROCESS_BYTES
@@ -44,7 +45,7 @@ def request(batch_size: int = 16, micro_batch: int = 4, planner: str = "pp") -> 
         planner=planner,
         private_first=0,
         private_last=0,
-        optimizer={},
+        optimizer=SGD(),
         seed=0,
         clip=False,
         first_step=0,

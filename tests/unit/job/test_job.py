@@ -61,9 +61,9 @@ def frozen() -> torch.nn.Module:
         ({"model": torch.nn.LazyLinear(1)}, ScriptError, "run it once on a sample"),
         ({"model": torch.jit.script(torch.nn.Linear(3, 1))}, ScriptError, "TorchScript"),
         ({"loss": "mse"}, ScriptError, "loss must be a function, not str"),
-        ({"optimizer": torch.optim.SGD}, OptionError, r"p2ptrain.SGD\(...\).*not SGD"),
-        ({"optimizer": "Adam"}, OptionError, "not str"),
-        ({"optimizer": SGD}, OptionError, "not SGD"),
+        ({"optimizer": torch.optim.SGD}, OptionError, r"not the class SGD: call it with"),
+        ({"optimizer": "Adam"}, OptionError, "not builtins.str"),
+        ({"optimizer": SGD}, OptionError, "not the class SGD"),
         ({"data": 3}, ScriptError, "must be a dataset .* or a DataLoader, not int"),
         ({"data": "train.csv"}, ScriptError, "not str"),
         ({"data": Endless(), "batch_size": None}, OptionError, "batch_size is missing"),
@@ -122,36 +122,40 @@ def test_total_steps_is_the_smaller_of_steps_and_epochs() -> None:
     assert [job.total_steps(), job.total_steps(5), job.total_steps(50)] == [6, 5, 6]
 
 
-def test_lr_factor_without_a_schedule_is_one() -> None:
-    assert make().lr_factor(7) == 1.0
+def test_without_a_schedule_numbers_stay() -> None:
+    numbers = make().numbers
+    assert numbers.changes(7, 0) == {}
+    assert numbers.rates({}) == 0.1
 
 
-def test_lr_factor_is_the_schedules() -> None:
-    assert make(schedule=lambda update: 0.5**update).lr_factor(3) == 0.125
+def test_a_schedule_is_a_factor_on_the_rate() -> None:
+    numbers = make(schedule=lambda update: 0.5**update).numbers
+    assert numbers.changes(3, 0) == {"lr": (0.1 * 0.125,)}
+    assert numbers.rates(numbers.changes(3, 0)) == 0.1 * 0.125
 
 
 def test_a_failing_schedule_is_a_script_error_with_its_cause() -> None:
     with pytest.raises(ScriptError, match=r"schedule\(0\) failed: ZeroDivisionError") as caught:
-        make(schedule=lambda update: 1 / update).lr_factor(0)
+        make(schedule=lambda update: 1 / update).numbers.changes(0, 0)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_a_factor_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ScriptError, match=r"schedule\(1\) gave inf"):
-        make(schedule=lambda update: float("inf")).lr_factor(1)
+        make(schedule=lambda update: float("inf")).numbers.changes(1, 0)
 
 
 def test_a_schedule_that_ends_itself_ends_no_event_loop() -> None:
     with pytest.raises(ScriptError, match=r"schedule\(0\) failed: SystemExit: 3"):
-        make(schedule=lambda update: sys.exit(3)).lr_factor(0)
+        make(schedule=lambda update: sys.exit(3)).numbers.changes(0, 0)
 
 
 def test_a_schedule_that_makes_a_learning_rate_beyond_float32_is_a_script_error() -> None:
     """Torch would raise in the middle of an update, on whatever device that is."""
     job = make(optimizer=SGD(lr=10.0), schedule=lambda update: 10.0 ** (29 * update))
-    assert job.lr_factor(1) == 1e29
+    assert job.numbers.changes(1, 0) == {"lr": (10.0 * 1e29,)}
     with pytest.raises(ScriptError, match=r"schedule\(2\) gave 1e\+58: with lr=10.0"):
-        job.lr_factor(2)
+        job.numbers.changes(2, 0)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.allocation import Allocation
@@ -22,7 +23,7 @@ AT = Version(7, 2)
 
 
 def assignment(place: StageAssignment) -> Assignment:
-    return Assignment(GenerationKey("job", 1), "a", "digest", (place,), 8, 4, {}, 0, False, AT)
+    return Assignment(GenerationKey("job", 1), "a", "digest", (place,), 8, 4, SGD(), 0, False, AT)
 
 
 def shared(*shares: int, allocation: Allocation = Allocation.SAMPLES) -> StageAssignment:

@@ -11,6 +11,7 @@ from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.kinds import REPLICA_KEPT
 from p2ptrain.messages.round_orders import GenerationKey, RoundOrder
 from p2ptrain.messages.snapshots import SnapshotKept
+from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold
@@ -31,7 +32,7 @@ def assignment() -> Assignment:
         ),
         batch_size=8,
         micro_batch=8,
-        optimizer={},
+        optimizer=SGD(),
         seed=0,
         clip=False,
         version=FIRST,

@@ -14,6 +14,7 @@ from torch import Tensor
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.messages.round_orders import Commit
 from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.optimizer_numbers import PlainColumns
 from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.live_stage import LiveStage
@@ -153,7 +154,7 @@ async def test_a_failed_update_is_nothing_to_wait_for(
 ) -> None:
     kept = Kept(captured)
 
-    def no_memory(lr_factor: float) -> None:
+    def no_memory(numbers: PlainColumns) -> None:
         raise MemoryError
 
     monkeypatch.setattr(kept.live.optimizer, "step", no_memory)

@@ -18,6 +18,7 @@ from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
 from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
@@ -54,7 +55,7 @@ def _assignment(names: Sequence[str], key: GenerationKey = KEY) -> Assignment:
     sizes = {"batch_size": len(ids), "micro_batch": len(ids), "version": Version(0, 0), "seed": 0}
     wire = WireFormat.EXACT
     holder = memory_id("holder")
-    return Assignment(key, holder, "d", (place,), optimizer={}, clip=False, wire=wire, **sizes)
+    return Assignment(key, holder, "d", (place,), optimizer=SGD(), clip=False, wire=wire, **sizes)
 
 
 class _Group:

@@ -62,7 +62,7 @@ def around(captured: Captured, holder: str) -> Assignment:
         for first, end, device in ends
     )
     key = GenerationKey("job", 2)
-    return Assignment(key, holder, "digest", places, 4, 4, {}, 0, False, VERSION)
+    return Assignment(key, holder, "digest", places, 4, 4, SGD(), 0, False, VERSION)
 
 
 async def test_tied_stages_made_of_one_are_each_their_own_memory(captured: Captured) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.stage.optimizer_spec import SGD, OptimizerSpec
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.worker.stage_io_builder import StageIoBuilder
 from tests.unit.messages.test_assignment import assignment, shared
@@ -24,17 +25,17 @@ ALONE, GROUP = shared(4), replace(shared(3, 1), turn=2)
 @pytest.mark.parametrize(
     ("place", "optimizer", "goes_ahead", "trails"),
     [
-        (GROUP, {}, True, True),
-        (GROUP, {"foreach": True}, False, False),
-        (GROUP, {"fused": True}, False, False),
-        (GROUP, {"foreach": False}, True, True),
-        (ALONE, {"foreach": True}, True, False),
+        (GROUP, SGD(), True, True),
+        (GROUP, SGD(foreach=True), False, False),
+        (GROUP, SGD(fused=True), False, False),
+        (GROUP, SGD(foreach=False), True, True),
+        (ALONE, SGD(foreach=True), True, False),
     ],
 )
 def test_no_loop_writes_to_sums_that_still_travel(
     captured: Captured,
     place: StageAssignment,
-    optimizer: dict[str, bool],
+    optimizer: OptimizerSpec,
     goes_ahead: bool,
     trails: bool,
 ) -> None:

@@ -10,6 +10,7 @@ from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.recovery.version import Version
@@ -34,7 +35,7 @@ def _assignment(model: ModelDescription, place: StageAssignment, **changes: int)
         "h",
         model.digest,
         (place, rest),
-        optimizer={},
+        optimizer=SGD(),
         seed=0,
         clip=False,
         version=Version(0, 0),

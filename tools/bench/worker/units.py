@@ -19,7 +19,6 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
     from p2ptrain.cli.script import load_job
     from p2ptrain.holder.start.prepare import prepare
     from p2ptrain.job.train_options import TrainOptions
-    from p2ptrain.model.stage.optimizer import optimizer_state_ratio
     from p2ptrain.profiling.measure_units import measure_units
     from p2ptrain.profiling.overhead_yardsticks import measure_overheads
 
@@ -38,6 +37,6 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
         "model": task["model"],
         "input_bytes": prepared.input_bytes,
         "target_bytes": prepared.target_bytes,
-        "optimizer_state_ratio": optimizer_state_ratio(job.optimizer),
+        "optimizer_state_ratio": prepared.optimizer_state_ratio,
     }
     channel.say("measured", profile=profile, overheads=write_form(measure_overheads()))

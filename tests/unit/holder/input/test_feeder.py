@@ -14,6 +14,7 @@ from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice
+from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from tests.support.memory_household import MemoryHousehold, memory_id
@@ -47,7 +48,7 @@ async def test_who_feeds_closes_what_it_feeds_from() -> None:
         place = StageAssignment(0, 3, warmup=1, devices=(device,), shares=(SAMPLES,))
         at = Version(0, 0)
         assignment = Assignment(
-            GenerationKey("job", 1), "a", "digest", (place,), SAMPLES, SAMPLES, {}, 0, False, at
+            GenerationKey("job", 1), "a", "digest", (place,), SAMPLES, SAMPLES, SGD(), 0, False, at
         )
         before = asyncio.all_tasks()
         feeder = Feeder(assignment, [], TensorRouter(mesh["a"]))

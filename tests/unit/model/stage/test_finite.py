@@ -10,7 +10,23 @@ from torch import Tensor, nn
 
 from p2ptrain.model.stage.finite import Broken, FiniteUpdates
 from p2ptrain.model.stage.optimizer import StageOptimizer
-from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
+from p2ptrain.model.stage.optimizer_numbers import AS_GIVEN, PlainColumns
+from p2ptrain.model.stage.optimizer_spec import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Muon,
+    NAdam,
+    OptimizerSpec,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
 
 SPECS: Mapping[str, OptimizerSpec] = {
     "SGD": SGD(lr=0.1),
@@ -18,6 +34,17 @@ SPECS: Mapping[str, OptimizerSpec] = {
     "Adam": Adam(lr=0.1, weight_decay=0.1),
     "Adam without epsilon": Adam(lr=0.1, eps=0.0),
     "AdamW": AdamW(lr=0.1, amsgrad=True),
+    "NAdam": NAdam(lr=0.1, weight_decay=0.1),
+    "RAdam": RAdam(lr=0.1, decoupled_weight_decay=True, weight_decay=0.1),
+    "Adamax": Adamax(lr=0.1, weight_decay=0.1),
+    "Adadelta": Adadelta(lr=0.1, weight_decay=0.1),
+    "Adagrad": Adagrad(lr=0.1, lr_decay=0.1, weight_decay=0.1),
+    "RMSprop": RMSprop(lr=0.1, momentum=0.9, weight_decay=0.1),
+    "centered RMSprop": RMSprop(lr=0.1, centered=True),
+    "Rprop": Rprop(lr=0.1),
+    "ASGD": ASGD(lr=0.1, weight_decay=0.1, t0=1.0),
+    "Adafactor": Adafactor(lr=0.1, weight_decay=0.1),
+    "Muon": Muon(lr=0.1),
 }
 
 
@@ -29,17 +56,17 @@ def stage(spec: OptimizerSpec, size: float = 1.0) -> tuple[StageOptimizer, Finit
 
 
 def verdict(
-    optimizer: StageOptimizer, finite: FiniteUpdates, lr_factor: float = 1.0
+    optimizer: StageOptimizer, finite: FiniteUpdates, changes: PlainColumns = AS_GIVEN
 ) -> Broken | None:
     norm = finite.gradient_norm(optimizer.gradients())
     if isinstance(norm, Broken):
         return norm
-    if finite.is_safe(norm, lr_factor):
+    if finite.is_safe(norm, changes):
         return None
     found = finite.look()
-    if found is not None or finite.is_safe(norm, lr_factor):
+    if found is not None or finite.is_safe(norm, changes):
         return found
-    return finite.tried(lr_factor)
+    return finite.tried(changes)
 
 
 def is_finite(optimizer: StageOptimizer) -> bool:
@@ -47,17 +74,17 @@ def is_finite(optimizer: StageOptimizer) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
-@pytest.mark.parametrize("lr_factor", [1.0, 1e30])
+@pytest.mark.parametrize("rate", [0.1, 1e29])
 @pytest.mark.parametrize("gradient", [1e-30, 1.0, 1e10, 1e18, 1e20, 1e38])
 @pytest.mark.parametrize("spec", SPECS)
-def test_it_says_what_torch_then_makes(spec: str, gradient: float, lr_factor: float) -> None:
+def test_it_says_what_torch_then_makes(spec: str, gradient: float, rate: float) -> None:
     """Not more, not less: an update is broken where torch's own leaves something not finite."""
     optimizer, finite = stage(SPECS[spec])
     for _ in range(3):
         for parameter in optimizer.parameters.values():
             parameter.grad = gradient * torch.randn(5, 3).clamp(-3, 3)
-        found = verdict(optimizer, finite, lr_factor)
-        optimizer.step(lr_factor)
+        found = verdict(optimizer, finite, {"lr": (rate,)})
+        optimizer.step({"lr": (rate,)})
         assert (found is None) == is_finite(optimizer)
         if found is not None:
             return
@@ -99,3 +126,20 @@ def test_small_types_are_looked_at_and_not_refused() -> None:
     assert verdict(optimizer, finite) is None
     optimizer.step()
     assert verdict(optimizer, finite) == Broken("weight", "weight")
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_usual_updates_cost_arithmetic_only(spec: str) -> None:
+    """Once the tensors were looked at, bounds say for long that all is well."""
+    _, finite = stage(SPECS[spec])
+    assert finite.look() is None
+    known = spec not in ("centered RMSprop", "Adam without epsilon")
+    assert [finite.is_safe(1.0) for _ in range(8)] == [known] * 8
+
+
+def test_a_scheduled_beta_is_not_taken_to_have_been_the_same() -> None:
+    _, finite = stage(SPECS["Adam"])
+    finite.look()
+    assert finite.is_safe(1e15, {"lr": (1e15,)})
+    finite.look()
+    assert not finite.is_safe(1e15, {"lr": (1e15,), "betas": ((0.8, 0.999),)})

@@ -10,10 +10,27 @@ from p2ptrain.errors import InternalError
 from p2ptrain.model.stage.optimizer import (
     StageOptimizer,
     optimizer_state_ratio,
+    slots_of,
     state_layout,
-    state_slots,
 )
-from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
+from p2ptrain.model.stage.optimizer_numbers import PlainColumns
+from p2ptrain.model.stage.optimizer_spec import (
+    ASGD,
+    SGD,
+    Adadelta,
+    Adafactor,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Muon,
+    NAdam,
+    OptimizerSpec,
+    RAdam,
+    RMSprop,
+    Rprop,
+)
+from tests.support import zoo
 
 torch.set_num_threads(1)
 
@@ -26,12 +43,27 @@ SPECS: list[OptimizerSpec] = [
     Adam(0.01, (0.8, 0.99), amsgrad=True, fused=True),
     AdamW(0.01, weight_decay=0.1),
     AdamW(0.01, amsgrad=True, foreach=True),
+    NAdam(0.01, weight_decay=0.1),
+    RAdam(0.01),
+    Adamax(0.01),
+    Adadelta(1.0),
+    Adagrad(0.1, initial_accumulator_value=0.5),
+    RMSprop(0.01, momentum=0.9, centered=True),
+    Rprop(0.01),
+    ASGD(0.1, t0=2.0),
+    Adafactor(0.1),
 ]
 STEPS = 6
+
+RATE = 0.05
 
 
 def factor(update: int) -> float:
     return 0.7 ** (update // 2)
+
+
+def changes(update: int) -> PlainColumns:
+    return {"lr": (RATE * factor(update),)}
 
 
 def model() -> nn.Module:
@@ -53,7 +85,7 @@ def give_gradients(named: dict[str, nn.Parameter], step: int) -> None:
 def plain(spec: OptimizerSpec, steps: int = STEPS) -> dict[str, Tensor]:
     """One torch optimizer over everything, with LambdaLR."""
     whole = model()
-    optimizer = spec.torch_class(whole.parameters(), **spec.arguments())
+    optimizer = spec.torch_class(whole.parameters(), **{**spec.group(0), "lr": RATE})
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     for step in range(steps):
         give_gradients(dict(whole.named_parameters()), step)
@@ -72,7 +104,7 @@ def run(whole: nn.Module, parts: list[StageOptimizer], steps: range) -> None:
     for step in steps:
         give_gradients(dict(whole.named_parameters()), step)
         for part in parts:
-            part.step(factor(step))
+            part.step(changes(step))
             part.zero_grad()
 
 
@@ -150,8 +182,8 @@ def test_state_is_what_the_layout_says(spec: OptimizerSpec) -> None:
     state = part.state()
     assert {k: (t.dtype, tuple(t.shape)) for k, t in state.items()}.items() <= layout.items()
     assert {name for name in layout if name not in state} == {
-        f"2.bias.{slot}" for slot in state_slots(spec)
-    }
+        f"2.bias.{slot}" for slot in slots_of(spec, 0, torch.empty(5))
+    } - state.keys()
 
 
 def test_state_of_a_parameter_without_dimensions_keeps_its_type() -> None:
@@ -183,16 +215,93 @@ def test_counters_are_float32_wherever_they_were_counted() -> None:
         (Adam(), 2.0),
         (Adam(amsgrad=True), 3.0),
         (AdamW(), 2.0),
+        (Rprop(), 2.0),
+        (Adagrad(), 1.0),
+        (RMSprop(centered=True, momentum=0.5), 3.0),
     ],
 )
 def test_optimizer_state_ratio(spec: OptimizerSpec, ratio: float) -> None:
-    assert optimizer_state_ratio(spec) == ratio
+    assert optimizer_state_ratio(spec, mlp()) == ratio
+
+
+def mlp() -> dict[str, nn.Parameter]:
+    return dict(zoo.make("mlp").model.named_parameters())
+
+
+def test_the_ratio_counts_rows_and_columns() -> None:
+    parameters = mlp()
+    optimizer = torch.optim.Adafactor(parameters.values())
+    for parameter in parameters.values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    kept = sum(
+        tensor.nbytes
+        for slots in optimizer.state.values()
+        for tensor in slots.values()
+        if tensor.dim()
+    )
+    whole = sum(parameter.nbytes for parameter in parameters.values())
+    assert optimizer_state_ratio(Adafactor(), parameters) == kept / whole < 0.5
+
+
+def test_groups_may_keep_different_things() -> None:
+    trained = [*mlp()]
+    one, other = SGD(0.1, momentum=0.9).group(0), SGD(0.1).group(0)
+    members = [int("weight" in name) for name in trained]
+    layout = state_layout(
+        spec := OptimizerSpec.of("SGD", [other, one], members),
+        {name: torch.empty(1) for name in trained},
+        spec.group_of(trained),
+    )
+    assert layout.keys() == {f"{n}.momentum_buffer" for n in trained if "weight" in n}
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=repr)
+@pytest.mark.parametrize("cut", [0, 3])
+def test_groups_in_parts_do_what_torchs_groups_do(spec: OptimizerSpec, cut: int) -> None:
+    """Both groups lie in both parts; one is scheduled, and updated piece by piece."""
+    whole, theirs = model(), model()
+    slow = {**spec.group(0), "lr": 0.001}
+    group_of = {name: int(name.endswith("bias")) for name, _ in theirs.named_parameters()}
+    both = OptimizerSpec.of(spec.name, [spec.group(0), slow], [*group_of.values()])
+    assert both.group_of([*group_of]) == group_of
+    parts = [[p for n, p in theirs.named_parameters() if group_of[n] == g] for g in (0, 1)]
+    optimizer = spec.over([(spec.group(0), parts[0]), (slow, parts[1])])
+    named = list(whole.named_parameters())
+    ours = [StageOptimizer(both, dict(part), group_of) for part in (named[:cut], named[cut:])]
+    for step in range(STEPS):
+        rates = (RATE * factor(step), 0.002)
+        for each in (whole, theirs):
+            give_gradients(dict(each.named_parameters()), step)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+        for part in ours:
+            names = list(part.parameters)
+            part.step({"lr": rates}, names[:2])
+            part.step({"lr": rates}, names[2:])
+            part.zero_grad()
+    assert_equal(whole, theirs.state_dict())
+
+
+def test_muon_trains_matrices() -> None:
+    weights = [nn.Parameter(torch.eye(4, 3)) for _ in range(2)]
+    theirs = torch.optim.Muon([weights[0]], lr=0.1)
+    ours = StageOptimizer(Muon(lr=0.1), {"w": weights[1]})
+    for step in range(3):
+        for weight in weights:
+            weight.grad = torch.arange(12.0).reshape(4, 3) + step
+        theirs.step()
+        ours.step()
+    assert torch.equal(*weights)
+    assert ours.state()["w.momentum_buffer"].shape == (4, 3)
 
 
 def test_a_stage_without_trainable_parameters_has_nothing_to_do() -> None:
     frozen = nn.Parameter(torch.ones(2), requires_grad=False)
     optimizer = StageOptimizer(Adam(), {"w": frozen})
-    optimizer.step(0.5)
+    optimizer.step({"lr": (0.5,)})
     optimizer.zero_grad()
     optimizer.load_state({})
     assert optimizer.state() == {}

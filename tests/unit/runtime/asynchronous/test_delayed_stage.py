@@ -11,6 +11,7 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.job.asynchrony import AsyncOptions
+from p2ptrain.model.stage.optimizer_numbers import PlainColumns
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery.version import Version
 from tests.support import delayed_reference
@@ -120,8 +121,8 @@ def test_an_update_under_way_is_not_torn(monkeypatch: pytest.MonkeyPatch) -> Non
     stage = Pipeline.of(1, AsyncOptions()).stages[0]
     pipeline, seen, step = Pipeline([stage]), [], stage.optimizer.step
 
-    def watched(lr_factor: float) -> None:
-        step(lr_factor)
+    def watched(numbers: PlainColumns) -> None:
+        step(numbers)
         seen.append(stage.torn)
 
     monkeypatch.setattr(stage.optimizer, "step", watched)
