@@ -63,7 +63,10 @@ from p2ptrain.messages.tensors import (
 )
 from p2ptrain.messages.transfers import RangeRequest
 from p2ptrain.model.graph.decoding import decode_model
-from p2ptrain.model.stage.optimizer_spec import AdamW, OptimizerSpec
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
+from p2ptrain.model.stage.optimizer_spec import (
+    AdamW,
+)
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.blocks import decode_block

@@ -46,7 +46,7 @@ from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey
 from p2ptrain.model.sample_independence.class_losses import DEFAULT_IGNORED, entered
 from p2ptrain.model.stage.determinism import randomness_lock
-from p2ptrain.model.stage.optimizer_numbers import AS_GIVEN
+from p2ptrain.model.stage.optimizer_form import AS_GIVEN
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, Seat
 from p2ptrain.recovery.version import Version

@@ -15,14 +15,12 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import OptionError
 from p2ptrain.model.stage.optimizer import Layout
+from p2ptrain.model.stage.optimizer_form import GROUPS_LIMIT, OptimizerSpec, Value, plain_value
 from p2ptrain.model.stage.optimizer_numbers import (
-    GROUPS_LIMIT,
     NAMES,
-    Value,
     arguments_of,
-    plain_value,
 )
-from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
+from p2ptrain.model.stage.optimizer_spec import check, over
 
 Optimizer: TypeAlias = OptimizerSpec | torch.optim.Optimizer
 
@@ -56,7 +54,7 @@ def check_optimizer(model: nn.Module, optimizer: object) -> None:
     _check_parameters(model, optimizer)
     for number, group in enumerate(optimizer.param_groups):
         try:
-            OptimizerSpec.of(type(optimizer).__name__, [_numbers(optimizer, group)], ()).check()
+            check(OptimizerSpec.of(type(optimizer).__name__, [_numbers(optimizer, group)], ()))
         except OptionError as error:
             why = str(error).removeprefix(f"p2ptrain.{type(optimizer).__name__}: ")
             raise OptionError(f"Job: optimizer, group {number}: {why}") from error
@@ -253,12 +251,16 @@ def _check_shapes(spec: OptimizerSpec, model: nn.Module) -> None:
     """Raises OptionError: its class does not take a parameter's shape."""
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     try:
-        spec.build([nn.Parameter(torch.empty_like(p, device="meta")) for p in trained.values()])
+        over(spec, [(spec.group(0), [_shape_of(p) for p in trained.values()])])
     except ValueError as error:
         raise OptionError(
             f"Job: p2ptrain.{spec.name} is for all parameters of the model: {error}. Give the Job "
             f"torch.optim.{spec.name}(...) over those that it takes; the others are not trained"
         ) from error
+
+
+def _shape_of(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(parameter, device="meta"))
 
 
 def _shown(value: object) -> str:

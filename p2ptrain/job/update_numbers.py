@@ -26,14 +26,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.job.chosen_optimizer import Optimizer, group_numbers
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
-from p2ptrain.model.stage.optimizer_numbers import (
+from p2ptrain.model.stage.optimizer_form import (
     AS_GIVEN,
-    LARGEST,
     PlainColumns,
     Value,
-    check_columns,
     columns_of,
     plain_value,
+)
+from p2ptrain.model.stage.optimizer_numbers import (
+    LARGEST,
+    check_columns,
 )
 
 Interval: TypeAlias = Literal["update", "epoch"]

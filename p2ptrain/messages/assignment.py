@@ -9,7 +9,7 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.rounds import MOST_LENGTHS
 from p2ptrain.messages.round_orders import GenerationKey
-from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import DEVICES_LIMIT
 from p2ptrain.net.forms import Count, Flat, Id, Length, Positive, Range, Rare

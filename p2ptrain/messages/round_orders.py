@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from p2ptrain.job.rounds import Round
 from p2ptrain.messages.snapshots import VERSIONS_LIMIT
-from p2ptrain.model.stage.optimizer_numbers import Columns
+from p2ptrain.model.stage.optimizer_form import Columns
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Count, Flat, Id, Key, Length
 from p2ptrain.process.cpu_share import CpuSpan

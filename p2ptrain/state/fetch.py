@@ -15,7 +15,7 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import state_layout, trained_parameters
-from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.relay import HOP_SECONDS

@@ -22,7 +22,10 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio, trained_parameters
-from p2ptrain.model.stage.optimizer_spec import OptimizerSpec, received
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
+from p2ptrain.model.stage.optimizer_spec import (
+    received,
+)
 from p2ptrain.model.stage.result_sizes import stage_needs
 from p2ptrain.plan.types.allocation import Allocation, sample_ranges
 from p2ptrain.process.allocator import trim_heap

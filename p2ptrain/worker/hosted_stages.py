@@ -25,7 +25,7 @@ from p2ptrain.messages.round_orders import Commit, RoundOrder
 from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import StageOptimizer, trained_parameters
-from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.tensor_codec import copy_into
 from p2ptrain.process.memory_budget import is_out_of_memory

@@ -11,7 +11,10 @@ import torch
 
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.model.stage.optimizer_spec import SGD, OptimizerSpec
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
+from p2ptrain.model.stage.optimizer_spec import (
+    SGD,
+)
 from tests.integration.training.household import devices
 from tests.support import reference, zoo
 from tests.support.reference import Outcome

@@ -74,8 +74,7 @@ from p2ptrain.model.stage.optimizer import (
     state_layout,
     trained_parameters,
 )
-from p2ptrain.model.stage.optimizer_numbers import PlainColumns
-from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec, PlainColumns
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.state_bytes import StateBytes
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from p2ptrain.model.stage import update_bounds
 from p2ptrain.model.stage.optimizer import StageOptimizer
-from p2ptrain.model.stage.optimizer_numbers import AS_GIVEN, PlainColumns
+from p2ptrain.model.stage.optimizer_form import AS_GIVEN, PlainColumns
 from p2ptrain.model.stage.update_bounds import Bounds, Sizes
 
 _ROOM = 16.0

@@ -17,14 +17,11 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.optimizer_form import AS_GIVEN, LOOPS, OptimizerSpec, PlainColumns, Value
 from p2ptrain.model.stage.optimizer_numbers import (
-    AS_GIVEN,
-    LOOPS,
-    PlainColumns,
-    Value,
     arguments_of,
 )
-from p2ptrain.model.stage.optimizer_spec import OptimizerSpec
+from p2ptrain.model.stage.optimizer_spec import over
 
 _SCALAR_DTYPE = torch.float32
 """Of counters such as Adam's "step", whatever the default dtype is on the device that counted."""
@@ -61,7 +58,7 @@ class StageOptimizer:
         self._optimizer: torch.optim.Optimizer | None = None
         if self._numbers:
             parts = [(spec.group(number), self._members(number)) for number in self._numbers]
-            self._optimizer = spec.over(parts)
+            self._optimizer = over(spec, parts)
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -126,7 +123,7 @@ class StageOptimizer:
         if parameter.grad is None or self._optimizer is None:
             return copy, ()
         copy.grad = parameter.grad.detach() * scale
-        alone = self._spec.over([(self._spec.group(self._group_of[name], changes), [copy])])
+        alone = over(self._spec, [(self._spec.group(self._group_of[name], changes), [copy])])
         for slot, value in self._optimizer.state[parameter].items():
             alone.state[copy][slot] = value.clone() if isinstance(value, Tensor) else value
         alone.step()
@@ -175,7 +172,7 @@ class StageOptimizer:
         if self._optimizer is None:
             return
         parts = [(self._spec.group(number), self._members(number)) for number in self._numbers]
-        self._optimizer = self._spec.over(parts)  # some have a state before their first update
+        self._optimizer = over(self._spec, parts)  # some have a state before their first update
         for name, parameter in self._parameters.items():
             for slot in self._layouts[name]:
                 value = state.get(f"{name}.{slot}")
@@ -234,7 +231,7 @@ def _slots(
     numbers = {key: given.default for key, given in arguments_of(name).items()} | dict(deciding)
     spec = OptimizerSpec(name, {key: (value,) for key, value in numbers.items()})
     try:
-        optimizer = spec.build([parameter])
+        optimizer = over(spec, [(spec.group(0), [parameter])])
         optimizer.step()
     except (ValueError, RuntimeError) as error:
         raise ProtocolError(f"{name} cannot train a tensor of {dimensions} dimensions") from error

@@ -9,28 +9,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias
 
 import torch
 
 from p2ptrain.errors import OptionError
-from p2ptrain.net.forms import By
+from p2ptrain.model.stage.optimizer_form import LOOPS, PlainColumns, Value
 
 LARGEST = 1e30
 """Torch raises in the middle of an update where a number, or what it makes of it (Adam divides the
 learning rate), does not fit into the parameters' float32."""
-
-GROUPS_LIMIT = 1024
 
 NAMES = (
     *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop"),
     *("Rprop", "ASGD", "Adafactor", "Muon"),
 )
 """Of torch.optim's classes, those that act on each tensor by itself."""
-
-LOOPS = ("foreach", "fused")
-"""Torch's faster loops over tensors; None where torch chooses."""
 
 _LEFT_OUT = frozenset({"self", "params", "differentiable", "capturable"})
 
@@ -40,16 +33,7 @@ _CHOICES: Mapping[str, tuple[str | None, ...]] = {
 
 _WHOLE = {"ns_steps": range(1, 100)}
 
-_MOST_ITEMS = 3
-"""Of a number that is several."""
-
 _COUNTED = {2: "two", 3: "three"}
-
-Number: TypeAlias = bool | int | float | str | None
-
-Value: TypeAlias = Number | tuple[Number, ...]
-
-PlainColumns: TypeAlias = Mapping[str, tuple[Value, ...]]
 
 
 @cache
@@ -64,67 +48,6 @@ def arguments_of(name: str) -> Mapping[str, inspect.Parameter]:
         raise OptionError(f"the optimizer {name!r} is none of {', '.join(NAMES)}")
     taken = inspect.signature(cls.__init__).parameters
     return {key: parameter for key, parameter in taken.items() if key not in _LEFT_OUT}
-
-
-def plain_value(value: object) -> Value:
-    """A number, switch or word as it travels; lists become tuples. Raises ValueError."""
-    if not isinstance(value, (tuple, list)):
-        return _plain_number(value)
-    if len(value) > _MOST_ITEMS:
-        raise ValueError(f"{len(value)} numbers instead of one")
-    return tuple(map(_plain_number, value))
-
-
-def _plain_number(value: object) -> Number:
-    if value is None or type(value) in (bool, int, float):
-        return value  # type: ignore[return-value]
-    if isinstance(value, float):  # numpy's
-        return float(value)
-    if isinstance(value, str) and len(value) <= 32:
-        return value
-    raise ValueError(f"{type(value).__name__} is no number of an optimizer")
-
-
-def _read_columns(value: object) -> PlainColumns:
-    if not isinstance(value, Mapping) or len(value) > 32:
-        raise ValueError("expected an optimizer's numbers")
-    found: dict[str, tuple[Value, ...]] = {}
-    for name, column in value.items():
-        if type(name) is not str or not isinstance(column, (list, tuple)):
-            raise ValueError("expected the numbers of groups, by name")
-        if not 1 <= len(column) <= GROUPS_LIMIT:
-            raise ValueError(f"{len(column)} groups")
-        found[name] = tuple(map(plain_value, column))
-    return found
-
-
-def _write_columns(columns: PlainColumns) -> dict[str, list[Any]]:
-    return {
-        name: [list(one) if isinstance(one, tuple) else one for one in column]
-        for name, column in columns.items()
-    }
-
-
-Columns: TypeAlias = Annotated[PlainColumns, By(_read_columns, _write_columns)]
-"""An argument's name -> its value in each group, or one value for all of them."""
-
-AS_GIVEN: PlainColumns = MappingProxyType({})
-"""No schedule changes a number."""
-
-
-def columns_of(groups: list[dict[str, Value]]) -> PlainColumns:
-    """The columns of groups that all have the same numbers."""
-    columns: dict[str, tuple[Value, ...]] = {}
-    for key in groups[0]:
-        column = tuple(group[key] for group in groups)
-        same = all(one == column[0] and type(one) is type(column[0]) for one in column)
-        columns[key] = column[:1] if same else column
-    return columns
-
-
-def in_group(columns: PlainColumns, number: int) -> dict[str, Value]:
-    """The numbers of one group."""
-    return {key: column[number if len(column) > 1 else 0] for key, column in columns.items()}
 
 
 def check_columns(name: str, columns: PlainColumns, groups: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2ptrain.model.stage.optimizer_numbers import Value
+from p2ptrain.model.stage.optimizer_form import Value
 
 _SQUARES = ("_sq", "square_avg", "sum", "_var", "variance", "acc_delta")
 """How the names of slots end that hold squares of gradients, or what comes of them."""

@@ -20,7 +20,7 @@ from p2ptrain.job.asynchrony import WeightDelays
 from p2ptrain.model.stage.finite import Broken
 from p2ptrain.model.stage.mutated_state import BuffersByStep
 from p2ptrain.model.stage.optimizer import StageOptimizer
-from p2ptrain.model.stage.optimizer_numbers import PlainColumns
+from p2ptrain.model.stage.optimizer_form import PlainColumns
 from p2ptrain.model.stage.program import Seed
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.stage.weight_stashing import StashedWeights

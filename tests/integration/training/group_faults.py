@@ -34,7 +34,12 @@ from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
+from p2ptrain.model.stage.optimizer_spec import (
+    SGD,
+    Adam,
+    AdamW,
+)
 from p2ptrain.plan.replan.hysteresis import ReplanAction, ReplanDecision
 from p2ptrain.plan.replan.migration import plan_migration
 from p2ptrain.plan.replan.replica_holders import place_replicas

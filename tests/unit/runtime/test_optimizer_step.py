@@ -14,7 +14,7 @@ from torch import Tensor
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.messages.round_orders import Commit
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.stage.optimizer_numbers import PlainColumns
+from p2ptrain.model.stage.optimizer_form import PlainColumns
 from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.live_stage import LiveStage

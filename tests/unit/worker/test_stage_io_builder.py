@@ -10,7 +10,10 @@ import pytest
 
 from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.stage.optimizer_spec import SGD, OptimizerSpec
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
+from p2ptrain.model.stage.optimizer_spec import (
+    SGD,
+)
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.worker.stage_io_builder import StageIoBuilder
 from tests.unit.messages.test_assignment import assignment, shared

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from p2ptrain.model.stage.finite import Broken, FiniteUpdates
 from p2ptrain.model.stage.optimizer import StageOptimizer
-from p2ptrain.model.stage.optimizer_numbers import AS_GIVEN, PlainColumns
+from p2ptrain.model.stage.optimizer_form import AS_GIVEN, OptimizerSpec, PlainColumns
 from p2ptrain.model.stage.optimizer_spec import (
     ASGD,
     SGD,
@@ -22,7 +22,6 @@ from p2ptrain.model.stage.optimizer_spec import (
     AdamW,
     Muon,
     NAdam,
-    OptimizerSpec,
     RAdam,
     RMSprop,
     Rprop,

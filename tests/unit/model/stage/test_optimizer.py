@@ -13,7 +13,7 @@ from p2ptrain.model.stage.optimizer import (
     slots_of,
     state_layout,
 )
-from p2ptrain.model.stage.optimizer_numbers import PlainColumns
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec, PlainColumns
 from p2ptrain.model.stage.optimizer_spec import (
     ASGD,
     SGD,
@@ -25,10 +25,10 @@ from p2ptrain.model.stage.optimizer_spec import (
     AdamW,
     Muon,
     NAdam,
-    OptimizerSpec,
     RAdam,
     RMSprop,
     Rprop,
+    over,
 )
 from tests.support import zoo
 
@@ -266,7 +266,7 @@ def test_groups_in_parts_do_what_torchs_groups_do(spec: OptimizerSpec, cut: int)
     both = OptimizerSpec.of(spec.name, [spec.group(0), slow], [*group_of.values()])
     assert both.group_of([*group_of]) == group_of
     parts = [[p for n, p in theirs.named_parameters() if group_of[n] == g] for g in (0, 1)]
-    optimizer = spec.over([(spec.group(0), parts[0]), (slow, parts[1])])
+    optimizer = over(spec, [(spec.group(0), parts[0]), (slow, parts[1])])
     named = list(whole.named_parameters())
     ours = [StageOptimizer(both, dict(part), group_of) for part in (named[:cut], named[cut:])]
     for step in range(STEPS):

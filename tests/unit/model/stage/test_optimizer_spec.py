@@ -10,8 +10,14 @@ import torch
 import p2ptrain
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.model.stage import optimizer_spec
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.stage.optimizer_numbers import NAMES
-from p2ptrain.model.stage.optimizer_spec import SGD, Adam, AdamW, OptimizerSpec, received
+from p2ptrain.model.stage.optimizer_spec import (
+    SGD,
+    Adam,
+    AdamW,
+    received,
+)
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 

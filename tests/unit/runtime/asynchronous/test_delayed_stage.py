@@ -11,7 +11,7 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.job.asynchrony import AsyncOptions
-from p2ptrain.model.stage.optimizer_numbers import PlainColumns
+from p2ptrain.model.stage.optimizer_form import PlainColumns
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery.version import Version
 from tests.support import delayed_reference
