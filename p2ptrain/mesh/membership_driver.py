@@ -71,6 +71,9 @@ _LIVE = (MemberState.ALIVE, MemberState.SUSPECT)
 class MembershipDriver:
     """Who is here and who coordinates, as this device sees it.
 
+    Attributes:
+        membership, election: the two cores.
+
     Args:
         notify: hands an event to those who watch.
         keep_term: stores an election term durably.
@@ -92,8 +95,8 @@ class MembershipDriver:
         self._tell = notify
         self._keep_term = keep_term
         self._loop = asyncio.get_running_loop()
-        self._membership = membership
-        self._election = election
+        self.membership = membership
+        self.election = election
         self._traffic = TrafficWatch()
         self._coordinator: Coordinator | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -103,7 +106,7 @@ class MembershipDriver:
     @property
     def members(self) -> dict[str, Member]:
         """By id, this device included."""
-        return {key: _member(record) for key, record in self._membership.members.items()}
+        return {key: _member(record) for key, record in self.membership.members.items()}
 
     @property
     def coordinator(self) -> Coordinator | None:
@@ -139,7 +142,7 @@ class MembershipDriver:
     def distrust(self, device_id: str, seconds: float) -> None:
         """That device does not coordinate for so long, as this one sees it."""
         now = monotonic()
-        self._run_election(self._election.exclude(device_id, now + seconds, now))
+        self._run_election(self.election.exclude(device_id, now + seconds, now))
         self._schedule()
 
     def leave(self) -> None:
@@ -169,12 +172,12 @@ class MembershipDriver:
 
     def _on_membership(self, event: MembershipEvent) -> None:
         if not self._stopped:
-            self._run(self._membership.handle(event, monotonic()))
+            self._run(self.membership.handle(event, monotonic()))
             self._schedule()
 
     def _on_election(self, event: MessageReceived) -> None:
         if not self._stopped:
-            self._run_election(self._election.handle(event, monotonic()))
+            self._run_election(self.election.handle(event, monotonic()))
             self._schedule()
 
     def _tick(self) -> None:
@@ -183,24 +186,24 @@ class MembershipDriver:
             return
         now = monotonic()
         try:
-            if self._membership.next_wakeup <= now:
+            if self.membership.next_wakeup <= now:
                 self._look_at_traffic(now)
-                self._run(self._membership.tick(now))
-            if self._election.next_wakeup <= now:
-                self._run_election(self._election.tick(now))
+                self._run(self.membership.tick(now))
+            if self.election.next_wakeup <= now:
+                self._run_election(self.election.tick(now))
         finally:
             self._schedule()  # an error is reported by the event loop; the clock continues
 
     def _look_at_traffic(self, now: float) -> None:
         traffic = self._traffic.look(self._connections.arrivals(), now)
         if traffic is not None:
-            self._run(self._membership.handle(traffic, now))
+            self._run(self.membership.handle(traffic, now))
 
     def _schedule(self) -> None:
         """See to it that `_tick` comes in time; where it comes too soon it does nothing."""
         if self._stopped:
             return
-        when = min(self._membership.next_wakeup, self._election.next_wakeup)
+        when = min(self.membership.next_wakeup, self.election.next_wakeup)
         if self._timer is not None:
             if self._due <= when:
                 return
@@ -236,13 +239,13 @@ class MembershipDriver:
             self._connections.cut(record.id, "the device was declared dead")
 
     def _report_election(self) -> None:
-        records = self._membership.members.values()
+        records = self.membership.members.values()
         alive = frozenset(record.id for record in records if record.state in _LIVE)
         event = MembersChanged(alive | {self._self_id})
-        self._run_election(self._election.handle(event, monotonic()))
+        self._run_election(self.election.handle(event, monotonic()))
 
     def _run_election(self, instructions: Sequence[ElectionInstruction]) -> None:
-        self._keep_term(self._election.term)  # on disk before any device receives it
+        self._keep_term(self.election.term)  # on disk before any device receives it
         for instruction in instructions:
             match instruction:
                 case SendTo(peer, payload):
@@ -266,7 +269,7 @@ class MembershipDriver:
         self._tell(CoordinatorChanged(coordinator))
 
     def _name(self, member_id: str) -> str:
-        record = self._membership.members.get(member_id)
+        record = self.membership.members.get(member_id)
         return record.name if record is not None else member_id[:16]
 
 

@@ -74,6 +74,8 @@ class NetworkMesh:
 
     Attributes:
         household_trust: who is trusted, and the user's commands about it, from `async with` on.
+        connections: links to other members, from `async with` on.
+        membership_driver: who is here and who coordinates, from `async with` on.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class NetworkMesh:
         self.router = Router(
             self._file.name,
             self.send,
-            lambda peer_id: self._connections.resume(peer_id),
+            lambda peer_id: self.connections.resume(peer_id),
             self._guard.note,
         )
 
@@ -150,11 +152,11 @@ class NetworkMesh:
         if self._left:
             return
         self._left = True
-        if self._connections.is_copy:
-            self._membership_driver.stop()  # what it would say might be of the other process
+        if self.connections.is_copy:
+            self.membership_driver.stop()  # what it would say might be of the other process
         else:
-            self._membership_driver.leave()
-        await asyncio.gather(self._discovery.close(), self._connections.close())
+            self.membership_driver.leave()
+        await asyncio.gather(self._discovery.close(), self.connections.close())
         await self._listener.close()
         await self._writer.close()
         await self.router.close()
@@ -166,7 +168,7 @@ class NetworkMesh:
         await self._listen()
         for device_id, addresses in self._file.addresses().items():
             if self._trust.is_trusted(device_id):
-                self._connections.keep(device_id, addresses)
+                self.connections.keep(device_id, addresses)
         await self._discovery.start(self.self_id, self.port, self._on_found)
         self._notices.emit(Ready(self.name, self.self_id, self.address, self.port))
         if self._is_new and self._trust.trusted:
@@ -174,7 +176,7 @@ class NetworkMesh:
                 f"{IDENTITY_FILE} was not in the state folder: this device has a new identity "
                 "now, and has to be paired again"
             )
-        self._membership_driver.start()
+        self.membership_driver.start()
         self.household_trust.start(self._code, self._config.window)
         self._follow_the_network()
 
@@ -193,7 +195,7 @@ class NetworkMesh:
 
     def _make_parts(self) -> None:
         config, rng = self._config, Random()
-        self._connections = Connections(
+        self.connections = Connections(
             self.self_id,
             self.router,
             self._guard,
@@ -210,16 +212,16 @@ class NetworkMesh:
         )
         self._copies = IdentityClash(
             self.self_id,
-            self._connections,
+            self.connections,
             self._tasks,
             lambda peer_id: self._guard.note(peer_id, Offence.COPIES),
         )
         me = MemberRecord(self.self_id, self.name, info=self._info, instance=self._instance)
-        self._membership_driver = MembershipDriver(
+        self.membership_driver = MembershipDriver(
             self.self_id,
             Membership(me, config.membership, rng, household_ids(self._trust, self.self_id)),
             Election(self.self_id, config.election, rng, term_floor=self._file.term),
-            self._connections,
+            self.connections,
             self._guard,
             self._notify,
             self._keep_term,
@@ -227,8 +229,8 @@ class NetworkMesh:
         self._names = NameKeeper(
             self._file,
             self._trust,
-            self._connections,
-            self._membership_driver,
+            self.connections,
+            self.membership_driver,
             self._notices,
             self._writer,
         )
@@ -239,8 +241,8 @@ class NetworkMesh:
             trust=self._trust,
             contexts=self._contexts,
             candidates=self._candidates,
-            connections=self._connections,
-            membership_driver=self._membership_driver,
+            connections=self.connections,
+            membership_driver=self.membership_driver,
             notices=self._notices,
             guard=self._guard,
             tasks=self._tasks,
@@ -248,7 +250,7 @@ class NetworkMesh:
         self.household_trust = HouseholdTrust(parts, rng)
         door = ListenerHooks(
             context=self._contexts.server,
-            make_link=self._connections.incoming,
+            make_link=self.connections.incoming,
             on_unpaired=self.household_trust.serve,
             is_known=self._is_known,
         )
@@ -257,8 +259,8 @@ class NetworkMesh:
 
     def _route_own_kinds(self) -> None:
         link_probe.ProbeReceiver().install(self)
-        self.route_now(MEMBERSHIP_KIND, self._membership_driver.take_membership)
-        self.route_now(ELECTION_KIND, self._membership_driver.take_election)
+        self.route_now(MEMBERSHIP_KIND, self.membership_driver.take_membership)
+        self.route_now(ELECTION_KIND, self.membership_driver.take_election)
         self.route(TRUST_KIND, self.household_trust.exchange.take)
         self.route(REFUSED_KIND, self._copies.refused)
 
@@ -294,18 +296,18 @@ class NetworkMesh:
 
     @property
     def members(self) -> Mapping[str, Member]:
-        return MappingProxyType(self._membership_driver.members)
+        return MappingProxyType(self.membership_driver.members)
 
     @property
     def connected(self) -> frozenset[str]:
-        return frozenset(self._connections.connected())
+        return frozenset(self.connections.connected())
 
     @property
     def coordinator(self) -> Coordinator | None:
-        return self._membership_driver.coordinator
+        return self.membership_driver.coordinator
 
     def distrust(self, device_id: str, seconds: float) -> None:
-        self._membership_driver.distrust(device_id, seconds)
+        self.membership_driver.distrust(device_id, seconds)
 
     def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
         return self._watchers.subscribe(callback)
@@ -327,7 +329,7 @@ class NetworkMesh:
         if peer_id == self.self_id:
             await self.router.deliver(peer_id, message)
             return
-        link = self._connections.link(peer_id)
+        link = self.connections.link(peer_id)
         if link is None:
             raise LinkClosed(f"there is no link to {self._trust.name(peer_id)} now")
         await link.link.send(message, priority)
@@ -344,7 +346,7 @@ class NetworkMesh:
         return await self.router.call(peer_id, message, timeout_seconds, priority, reply_parts)
 
     def link_statistics(self, peer_id: str) -> LinkStatistics | None:
-        link = self._connections.link(peer_id)
+        link = self.connections.link(peer_id)
         return link.statistics() if link is not None else None
 
     async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
@@ -352,7 +354,7 @@ class NetworkMesh:
 
     def path(self, peer_id: str) -> Mapping[str, str]:
         """Where the link to a device goes: its `address`, our `interface`; empty without a link."""
-        ends = self._connections.ends(peer_id)
+        ends = self.connections.ends(peer_id)
         if ends is None:
             return {}
         own, peer = map(without_scope, ends)
@@ -366,7 +368,7 @@ class NetworkMesh:
             if not self._left:
                 self._copies.heard(candidate, self._own.ips, self.port)
         elif self._candidates.put(candidate):
-            self._connections.hint(candidate.id, candidate.addresses)
+            self.connections.hint(candidate.id, candidate.addresses)
             self.household_trust.found()
 
     def _on_up(self, peer_id: str, hello: Hello) -> None:
@@ -374,19 +376,19 @@ class NetworkMesh:
             partial(self._file.save_addresses, self._proven_addresses()),
             "after its next start this device may take longer to find others",
         )
-        self._membership_driver.link_up(peer_id)
+        self.membership_driver.link_up(peer_id)
         self.household_trust.link_up(peer_id)
         self._names.heard(peer_id, self.self_id, hello.name)
         self._notify(LinkUp(peer_id))
 
     def _on_lost(self, peer_id: str, refused: bool) -> None:
-        self._membership_driver.link_lost(peer_id, refused)
+        self.membership_driver.link_lost(peer_id, refused)
         self._notify(LinkLost(peer_id, "it refuses connections" if refused else "it broke"))
 
     def _notify(self, event: MeshEvent) -> None:
         self._watchers.notify(event)
         if isinstance(event, MemberChanged) and event.member.state is MemberState.SUSPECT:
-            self._connections.look_elsewhere(event.member.id)
+            self.connections.look_elsewhere(event.member.id)
         if isinstance(event, MemberChanged) and event.member.id != self.self_id:
             self._names.heard(event.member.id, self.self_id, event.member.name)
 
@@ -415,11 +417,11 @@ class NetworkMesh:
 
     def _is_known(self, host: str) -> bool:
         """Whether a trusted device was at this address when it last proved itself."""
-        books = (self._connections.addresses(peer_id) for peer_id in self._trust.trusted)
+        books = (self.connections.addresses(peer_id) for peer_id in self._trust.trusted)
         return any(host == ip for book in books for ip, _ in book.proven)
 
     def _proven_addresses(self) -> dict[str, list[Address]]:
-        proven = {key: self._connections.addresses(key).proven for key in self._trust.trusted}
+        proven = {key: self.connections.addresses(key).proven for key in self._trust.trusted}
         return {key: found for key, found in proven.items() if found}
 
     def _keep_term(self, term: int) -> None:

@@ -159,7 +159,7 @@ class TransferClient:
 
     async def read_from(self, request: TransferRequest) -> None:
         """Fetch what is still missing. Raises as `read_state`; what has come by then is kept."""
-        self._open(await self._manifest(request))
+        self._open(await self.ask_manifest(request))
         missing = self._missing(request.range_bytes)
         left_bytes = sum(entry.unpacking.part_bytes for entry in self._absent())
         held = next(missing)
@@ -191,7 +191,8 @@ class TransferClient:
 
     # -- the manifest ----------------------------------------------------------------------------
 
-    async def _manifest(self, request: TransferRequest) -> list[_ManifestEntry]:
+    async def ask_manifest(self, request: TransferRequest) -> list[_ManifestEntry]:
+        """What the server has of what is wanted."""
         for is_last in (False, True):
             waited_for = request.priority is Priority.BULK
             reply = await self._mesh.call(
@@ -243,7 +244,7 @@ class TransferClient:
         absent = {entry.name for entry in self._absent()}
         sizes = [e.unpacking.part_bytes if e.name in absent else None for e in entries]
         span = None
-        for span in _spans(sizes, range_bytes):
+        for span in spans_of(sizes, range_bytes):
             if not self._has(span):
                 yield span
         if span is None or span.end < len(entries) or self._has(span):
@@ -283,7 +284,8 @@ class TransferClient:
             if wrong is None:
                 break
             self._complain(request.peer, wrong, give_up=is_last)
-            await self._manifest(request)  # the server may have taken this range for the last one
+            # the server may have taken this range for the last one
+            await self.ask_manifest(request)
         self._reported(span.nbytes)
         self._hand_on(span, entries)
 
@@ -353,7 +355,9 @@ def _exactly(
     return buffers
 
 
-def _spans(sizes: Sequence[int | None], range_bytes: Callable[[], int]) -> Iterator[_TransferRange]:
+def spans_of(
+    sizes: Sequence[int | None], range_bytes: Callable[[], int]
+) -> Iterator[_TransferRange]:
     """Consecutive ranges of at most `range_bytes` and RANGE_TENSORS, or pieces of one tensor.
 
     None: a tensor that is not wanted.

@@ -186,8 +186,8 @@ class TransferServer:
         self._sources: dict[tuple[str, str], _OfferedState] = {}
         self._whole: dict[tuple[str, str], Source] = {}
         self._opened: dict[_Key, _Opened] = {}
-        mesh.route(STATE_MANIFEST, self._manifest)
-        mesh.route(STATE_READ, self._read)
+        mesh.route(STATE_MANIFEST, self.answer_manifest)
+        mesh.route(STATE_READ, self.answer_read)
 
     def offer(
         self,
@@ -247,7 +247,8 @@ class TransferServer:
         await offer.after()
         return await offer.tensors(first, end)
 
-    async def _manifest(self, peer: str, message: Message) -> Message:
+    async def answer_manifest(self, peer: str, message: Message) -> Message:
+        """Which tensors there are, in which sizes."""
         key = self._key(peer, message.fields)
         served = await self._serve(message.fields, key)
         entries, digests = await served.entries(), served.digests
@@ -263,7 +264,8 @@ class TransferServer:
         if len(theirs) > OPENED_LIMIT:
             del self._opened[theirs[0]]
 
-    async def _read(self, peer: str, message: Message) -> Message:
+    async def answer_read(self, peer: str, message: Message) -> Message:
+        """A range of them."""
         key, wanted = self._key(peer, message.fields), RangeRequest.read(message.fields)
         opened = self._opened.get(key)
         if opened is None:

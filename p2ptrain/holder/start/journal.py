@@ -186,7 +186,7 @@ class Journal:
             return
         try:
             os.lseek(self._descriptor, 0, os.SEEK_SET)  # os.pwrite is not everywhere
-            os.write(self._descriptor, _reported_bytes(reported))
+            os.write(self._descriptor, reported_bytes(reported))
             self._is_synced = False
         except OSError as error:
             self._give_up(error)
@@ -222,7 +222,7 @@ class Journal:
             if folder is None:
                 return
             if self._descriptor is None:
-                folder.write(REPORTED_FILE, _reported_bytes(entry.reported))
+                folder.write(REPORTED_FILE, reported_bytes(entry.reported))
                 self._descriptor = os.open(folder.path / REPORTED_FILE, os.O_WRONLY | _BINARY)
             folder.write_json(JOB_FILE, _to_json(entry))
 
@@ -327,7 +327,7 @@ def _entry(job: _JobFile, reported: bytes | None) -> JournalEntry:
         in_force = PlanInForce(job.assignment, job.plan)
         Plan.from_json(job.plan, "the plan in force", batch_size=job.assignment.batch_size)
     return JournalEntry(
-        *(job.job, job.fingerprint, job.weights, job.first_step, _read_reported(reported)),
+        *(job.job, job.fingerprint, job.weights, job.first_step, read_reported(reported)),
         *(job.next_epoch, job.lineage, in_force, job.stable),
         tuple(sorted(job.took_part.items())),
         tuple((step, _read_metric(text)) for step, text in job.measured),
@@ -341,12 +341,14 @@ def _read_metric(text: str) -> float:
         raise ProtocolError(f"{text[:32]!r} is no metric") from error
 
 
-def _reported_bytes(reported: ReportedProgress) -> bytes:
+def reported_bytes(reported: ReportedProgress) -> bytes:
+    """As the file has it, with a checksum."""
     numbers = struct.pack("<qq", reported.step, reported.evaluated)
     return numbers + struct.pack("<Q", zlib.crc32(numbers))
 
 
-def _read_reported(content: bytes | None) -> ReportedProgress:
+def read_reported(content: bytes | None) -> ReportedProgress:
+    """Raises ProtocolError: it was not written down whole."""
     if content is None or len(content) != _REPORTED.size:
         raise ProtocolError("what people were told was not written down whole")
     step, evaluated, check = _REPORTED.unpack(content)

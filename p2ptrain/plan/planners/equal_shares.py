@@ -111,11 +111,11 @@ def _borders(
         return
     lasts = [cut for cut in range(len(order) - 1, cost.unit_count) if _fits(cost, split, cut)]
     if cost.unit_count <= EXACT_UNITS:
-        yield from _every_last(tables, lasts)
+        yield from every_last(tables, lasts)
     else:
         most = max(FEW_CUTS, CUTS_FOR_EACH * len(order))
         cuts = {0, *useful_cuts(cost, most), cost.unit_count - 1, cost.unit_count}
-        yield from _likely_lasts(tables, lasts, sorted(cuts))
+        yield from likely_lasts(tables, lasts, sorted(cuts))
 
 
 def _fits(cost: CostModel, split: BatchSplit, last: int) -> bool:
@@ -125,7 +125,7 @@ def _fits(cost: CostModel, split: BatchSplit, last: int) -> bool:
     return needed <= cost.devices[cost.holder].memory_bytes
 
 
-def _every_last(tables: Sequence[Floats], lasts: Sequence[int]) -> Iterator[tuple[int, ...]]:
+def every_last(tables: Sequence[Floats], lasts: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Borders for last stages that begin with each of these units, the most equal ones first."""
     units = len(tables[0])
     for unevenness, borders in sorted(_with_last(tables, last) for last in lasts):
@@ -133,7 +133,7 @@ def _every_last(tables: Sequence[Floats], lasts: Sequence[int]) -> Iterator[tupl
             yield (*borders, units)
 
 
-def _likely_lasts(
+def likely_lasts(
     tables: Sequence[Floats], lasts: Sequence[int], cuts: Sequence[int]
 ) -> Iterator[tuple[int, ...]]:
     """The same for those of `cuts` alone, in the order in which they are with cuts only there."""

@@ -83,9 +83,9 @@ class StraightSearch:
     def winners(self, best: Judged | None = None) -> list[Judged]:
         """`best` and the fastest candidates, fastest first; nothing where nothing fits."""
         if self._inner:
-            if self._count_placements() <= MAX_ENUMERATED:
+            if self.count_placements() <= MAX_ENUMERATED:
                 for split in self.splits:
-                    self._collect(split, self._every_placement())
+                    self._collect(split, self.every_placement())
             else:
                 self._search()
         return self._winners(best)
@@ -126,12 +126,14 @@ class StraightSearch:
         best = self.judge.best_of(firsts, winner, reserve)
         return self.judge.best_of(pool, best, reserve) or winner
 
-    def _count_placements(self) -> int:
+    def count_placements(self) -> int:
+        """How many `every_placement` gives."""
         units, devices = self.cost.unit_count, len(self._inner)
         ends = 2 if self.rules.private else 0
         return sum(perm(devices, n) * comb(units - 1, n + ends - 1) for n in range(1, devices + 1))
 
-    def _every_placement(self) -> Iterator[DevicePlacement]:
+    def every_placement(self) -> Iterator[DevicePlacement]:
+        """All straight pipelines over all subsets and orders of the devices."""
         units, holder = self.cost.unit_count, (self.cost.holder,) if self.rules.private else ()
         # Each stage has a unit at least: where more devices are in a row, none is left for some.
         most = min(len(self._inner), units - 2 * len(holder))

@@ -196,13 +196,14 @@ def best_corner(most: Table) -> Corner:
     Args:
         most: of each tile, above zero.
     """
-    logs = _logs(most)
+    logs = logs_of(most)
     return max(
-        (_corner(*_levels(logs, tree)) for tree in _trees(logs)), key=lambda found: found.log_area
+        (_corner(*_levels(logs, tree)) for tree in trees_of(logs)), key=lambda found: found.log_area
     )
 
 
-def _logs(most: Table) -> Table:
+def logs_of(most: Table) -> Table:
+    """Of areas, each moved a little, so that no two corners are one."""
     columns = len(most[0])
     return [
         [log(area) - NUDGE * (1.0 + sin(r * columns + c)) for c, area in enumerate(line)]
@@ -210,7 +211,7 @@ def _logs(most: Table) -> Table:
     ]
 
 
-def _trees(logs: Table) -> Iterator[Tree]:
+def trees_of(logs: Table) -> Iterator[Tree]:
     """Of the corners, those nearest to the first one first."""
     waiting = [_first(logs)]
     seen = {*waiting}

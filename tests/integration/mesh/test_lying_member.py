@@ -62,7 +62,7 @@ async def three(home: Household) -> tuple[Device, Device, Device]:
 
 async def say(liar: Device, to: Device, kind: str, fields: Fields) -> None:
     """Send it as soon as there is a link; nothing where there is none any more."""
-    link = liar.mesh._connections.link(to.mesh.self_id)
+    link = liar.mesh.connections.link(to.mesh.self_id)
     if link is not None:
         await link.link.send(Message(kind, fields))
 
@@ -73,7 +73,7 @@ async def claim(liar: Device, to: Device, *records: MemberRecord) -> None:
 
 
 def record_of(device: Device, member: Device) -> MemberRecord:
-    return device.mesh._membership_driver._membership.members[member.mesh.self_id]
+    return device.mesh.membership_driver.membership.members[member.mesh.self_id]
 
 
 def of_eve(device: Device) -> list[str]:
@@ -180,7 +180,7 @@ async def test_s17_absurd_terms_split_no_household_and_their_sender_is_cut_off(
         await say(eve, anna, ELECTION_KIND, {"payload": encode_election(said)})
     await cut_off(anna, eve)
     await still_alive(anna, bert)
-    assert anna.mesh._membership_driver._election.term < 20
+    assert anna.mesh.membership_driver.election.term < 20
     assert anna.mesh.connected == {bert.mesh.self_id}
 
 
@@ -259,7 +259,7 @@ async def test_who_sends_values_in_the_place_of_another_device_is_named_and_cut_
     for number in range(20):
         fields = StreamId(key, number % 2, "activations").fields()
         parts = (memoryview(bytes(1 << 16)),) if "parts" in what else ()
-        link = eve.mesh._connections.link(anna.mesh.self_id)
+        link = eve.mesh.connections.link(anna.mesh.self_id)
         if link is not None:
             await link.link.send(Message(kind, fields, parts))
     await cut_off(anna, eve)

@@ -121,7 +121,7 @@ async def test_links_are_reported_when_they_end_and_when_they_are_back(home: Hou
     assert anna.mesh.connected == {peer}
     heard: list[MeshEvent] = []
     anna.mesh.subscribe(heard.append)
-    bert.mesh._connections.cut(anna.mesh.self_id, "pulled")
+    bert.mesh.connections.cut(anna.mesh.self_id, "pulled")
     await anna.until(lambda: LinkUp(peer) in heard)
     links = [event for event in heard if isinstance(event, LinkLost | LinkUp)]
     assert [type(event) for event in links] == [LinkLost, LinkUp]
@@ -144,7 +144,7 @@ async def test_a_full_disk_costs_neither_links_nor_names(
         monkeypatch.setattr(state_folder, "_write_synced", full)
         heard: list[MeshEvent] = []
         anna.mesh.subscribe(heard.append)
-        bert.mesh._connections.cut(anna.mesh.self_id, "pulled")
+        bert.mesh.connections.cut(anna.mesh.self_id, "pulled")
         await anna.until(lambda: LinkUp(bert.mesh.self_id) in heard)
     again = await home.start("bert", name="berta", code=None)
     await together(anna, again)
@@ -511,7 +511,7 @@ async def test_one_members_odd_name_costs_no_link_of_others(home: Household) -> 
     anna, bert, cora = [await home.start(name) for name in ("anna", "bert", "cora")]
     await together(anna, bert, cora)
     me = cora.mesh.self_id
-    record = cora.mesh._membership_driver._membership.members[me]
+    record = cora.mesh.membership_driver.membership.members[me]
     said = {"id": me, "name": "c/o", "inc": record.incarnation + 1, "state": "alive"}
     claim = {**said, "info": {}, "run": record.instance}
     payload = {"kind": "gossip", "claims": [claim]}
@@ -521,7 +521,7 @@ async def test_one_members_odd_name_costs_no_link_of_others(home: Household) -> 
     by_bert: list[MeshEvent] = []
     anna.mesh.subscribe(heard.append)
     bert.mesh.subscribe(by_bert.append)
-    bert.mesh._connections.cut(anna.mesh.self_id, "pulled")
+    bert.mesh.connections.cut(anna.mesh.self_id, "pulled")
     await anna.until(lambda: LinkUp(bert.mesh.self_id) in heard)
     await bert.until(lambda: LinkUp(anna.mesh.self_id) in by_bert)
     for _ in range(3):  # what is told at once when a link comes up has been taken in by then

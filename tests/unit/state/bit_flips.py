@@ -56,12 +56,12 @@ class FlippingServer(TransferServer):
         self._what, self._chance, self.flipped = what, chance, 0
         self._left, self._skip = times, after
 
-    async def _manifest(self, peer: str, message: Message) -> Message:
-        reply = await super()._manifest(peer, message)
+    async def answer_manifest(self, peer: str, message: Message) -> Message:
+        reply = await super().answer_manifest(peer, message)
         return self._flipped(reply) if self._what == "manifest" else reply
 
-    async def _read(self, peer: str, message: Message) -> Message:
-        reply = await super()._read(peer, message)
+    async def answer_read(self, peer: str, message: Message) -> Message:
+        reply = await super().answer_read(peer, message)
         if self._what == "part":
             return self._flipped(reply)
         sums = list(reply.fields["digests"])

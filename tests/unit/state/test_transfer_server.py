@@ -64,7 +64,7 @@ class Two:
         self.request = TransferRequest(memory_id("owner"), JOB, SOURCE, 0, 1)
         self.reads: list[Mapping[str, object]] = []
         self.damage = 0
-        read = self.server._read
+        read = self.server.answer_read
 
         async def note(peer: str, message: Message) -> Message:
             self.reads.append(message.fields)
@@ -169,7 +169,7 @@ async def test_other_pieces_are_refused(begin: int, stop: int) -> None:
     async with Two() as two:
         two.offer(known=False)
         reading = two.reading()
-        await reading._manifest(two.request)
+        await reading.ask_manifest(two.request)
         at = list(two.state).index("model:large")
         fields = {**two.request.fields(), "from": at, "to": at + 1, "begin": begin, "stop": stop}
         with pytest.raises(ProtocolError):
@@ -213,8 +213,8 @@ async def test_states_that_are_opened_and_not_read_are_not_kept_for_ever() -> No
         for end in range(OPENED_LIMIT + 20):
             asked = replace(two.request, end=end)
             message = Message(STATE_MANIFEST, asked.fields())
-            await two.server._manifest(two.mesh["reader"].self_id, message)
-        await two.server._manifest(two.mesh["owner"].self_id, message)
+            await two.server.answer_manifest(two.mesh["reader"].self_id, message)
+        await two.server.answer_manifest(two.mesh["owner"].self_id, message)
         ends = [key[-1] for key in two.server._opened]
         assert ends == [*range(20, OPENED_LIMIT + 20), OPENED_LIMIT + 19]
 
@@ -251,12 +251,12 @@ async def test_reading_goes_on_where_another_device_left_off() -> None:
             left -= 1
             if left < 0:
                 raise LinkClosed("gone")
-            return await two.server._read(peer, message)
+            return await two.server.answer_read(peer, message)
 
         two.mesh["owner"].route(STATE_READ, lose)
         with pytest.raises(PeerError):
             await reading.read_from(request)
-        two.mesh["owner"].route(STATE_READ, two.server._read)
+        two.mesh["owner"].route(STATE_READ, two.server.answer_read)
         await reading.read_from(request)
         assert _same(reading.state().tensors, two.state)
 
@@ -327,7 +327,7 @@ async def test_an_answer_without_a_manifest_is_refused() -> None:
 async def test_a_manifest_without_a_checksum_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Two() as two:
         two.offer(known=False)
-        manifest = two.server._manifest
+        manifest = two.server.answer_manifest
 
         async def bare(peer: str, message: Message) -> Message:
             return Message("state.manifest", {}, (await manifest(peer, message)).parts)
@@ -341,7 +341,7 @@ def test_ranges_hold_every_byte_once() -> None:
     large = 3 * CHUNK_BYTES, 5, CHUNK_BYTES, 0, 7 * CHUNK_BYTES + 1
     sizes: list[int | None] = [0, 10, *large, *[1] * 100]
     for limit in (1, 4096, CHUNK_BYTES, 2 * CHUNK_BYTES):
-        spans = list(transfer_client._spans(sizes, lambda most=limit: most))  # type: ignore[misc]
+        spans = list(transfer_client.spans_of(sizes, lambda most=limit: most))  # type: ignore[misc]
         assert sum(span.nbytes for span in spans) == sum(filter(None, sizes))
         covered = [index for span in spans for index in range(span.first, span.end)]
         assert sorted(set(covered)) == list(range(len(sizes)))
@@ -349,5 +349,5 @@ def test_ranges_hold_every_byte_once() -> None:
 
 
 def test_what_is_here_is_in_no_range() -> None:
-    spans = transfer_client._spans([10, None, 10, 10, None, None, 10], lambda: 100)
+    spans = transfer_client.spans_of([10, None, 10, 10, None, None, 10], lambda: 100)
     assert [(span.first, span.end) for span in spans] == [(0, 1), (2, 4), (6, 7)]

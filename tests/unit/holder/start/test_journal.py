@@ -140,12 +140,12 @@ def test_any_bit_that_flips_is_found_out(folder: StateFolder) -> None:
 
 @given(cut=st.integers(0, 23), flipped=st.integers(0, 24 * 8 - 1))
 def test_a_damaged_number_is_never_believed(cut: int, flipped: int) -> None:
-    whole = journal._reported_bytes(ReportedProgress(1234, 1200))
+    whole = journal.reported_bytes(ReportedProgress(1234, 1200))
     damaged = bytearray(whole)
     damaged[flipped // 8] ^= 1 << flipped % 8
     for content in (whole[:cut], bytes(damaged), None):
         with pytest.raises(ProtocolError):
-            journal._read_reported(content)
+            journal.read_reported(content)
 
 
 @pytest.mark.parametrize("name", [JOB_FILE, REPORTED_FILE])

@@ -82,8 +82,8 @@ def test_with_every_place_to_cut_the_likely_ones_are_the_most_equal(seed: int) -
         table[table > random.randint(10, 30)] = np.inf
     tables.append(tables[0])
     lasts = range(3, units)
-    every = list(equal_shares._every_last(tables, lasts))
-    likely = list(equal_shares._likely_lasts(tables, lasts, range(units + 1)))
+    every = list(equal_shares.every_last(tables, lasts))
+    likely = list(equal_shares.likely_lasts(tables, lasts, range(units + 1)))
     assert likely == every
     assert {borders[-2] for borders in every} == {last for last in lasts if _possible(tables, last)}
 

@@ -25,6 +25,6 @@ def test_no_more_devices_are_tried_than_there_are_units(
     rules = Constraints(cost.holder, WorkloadShare(profile), private=private)
     judge = Judge(cost, 1000)
     search = StraightSearch(judge, tuple(range(devices)), (BatchSplit(4, 1),), rules)
-    found = list(search._every_placement())
-    assert len(set(found)) == len(found) == search._count_placements()
+    found = list(search.every_placement())
+    assert len(set(found)) == len(found) == search.count_placements()
     assert all(len(chosen) <= units for _, chosen in found)

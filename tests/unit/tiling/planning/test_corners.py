@@ -49,7 +49,7 @@ def test_nothing_holds_more(most: list[list[float]]) -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 5), (2, 2), (2, 7), (3, 3), (3, 5), (4, 4)])
 def test_equal_bounds_have_no_more_corners_than_others(rows: int, columns: int) -> None:
-    seen = list(tile_shares._trees(tile_shares._logs([[0.5] * columns] * rows)))
+    seen = list(tile_shares.trees_of(tile_shares.logs_of([[0.5] * columns] * rows)))
     assert len({*seen}) == len(seen) == comb(rows + columns - 2, rows - 1)
 
 
