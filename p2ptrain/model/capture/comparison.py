@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from p2ptrain.errors import CaptureError
+from p2ptrain.errors import CaptureError, UserError
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.capture.kept_values import Difference, KeptValues, difference
 from p2ptrain.model.capture.plain_run import (
@@ -86,20 +86,25 @@ def compare(module: nn.Module, captured: Captured, run: PlainRun) -> Comparison:
     """
     if isinstance(run.failure, SeededError):
         raise CaptureError(_SEEDS)
-    inexact = ""
-    for batch, found in _differences(captured, run):
+    inexact, replay = "", _CapturedRun(captured)
+    for batch, found in _differences(replay, captured, run):
         if not found.is_rounding:
             raise _refused(module, run, batch, found)
         inexact = inexact or found.text
-    skipped = "" if run.failure is None else f"the module itself fails: {run.failure}"
-    return Comparison(len(run.steps), inexact, skipped)
+    if run.failure is None or run.failed is None:
+        return Comparison(len(run.steps), inexact)
+    if replay.takes(run.failed, len(run.steps)) and not is_out_of_memory(run.failure):
+        raise CaptureError(
+            f"the model or its loss fails on batch {len(run.steps) + 1} in plain torch, and what "
+            f"is captured does not: {type(run.failure).__name__}: {first_line(run.failure)}"
+        )
+    return Comparison(len(run.steps), inexact, f"the module itself fails: {run.failure}")
 
 
-def _differences(captured: Captured, run: PlainRun) -> Iterator[tuple[Batch, Difference]]:
+def _differences(
+    replay: _CapturedRun, captured: Captured, run: PlainRun
+) -> Iterator[tuple[Batch, Difference]]:
     """Whatever differs, with the batch where it does, in the order of the batches."""
-    if not run.steps:
-        return
-    replay = _CapturedRun(captured)
     for number, step in enumerate(run.steps):
         for found in replay.step(step, number):
             yield step.batch, found
@@ -163,6 +168,14 @@ class _CapturedRun:
             if name in self._state:
                 theirs = KeptValues.of(self._state[name])
                 yield from _found(f"the buffer {name!r} after {batch}", own, theirs)
+
+    def takes(self, batch: Batch, number: int) -> bool:
+        """Whether a batch does not fail here."""
+        try:
+            self._computed(batch, number)
+        except UserError:
+            return False
+        return True
 
     def evaluation(self, own: PlainEvaluation) -> Iterator[Difference]:
         """What differs in evaluation mode."""

@@ -14,8 +14,8 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from p2ptrain.model.capture.captured import repeats_itself
 from p2ptrain.model.capture.export import set_mode
 from p2ptrain.model.capture.kept_values import KeptValues, difference
 from p2ptrain.model.capture.scored_module import (
@@ -104,6 +105,7 @@ class PlainRun:
 
     Attributes:
         failure: what it has raised then; None where nothing.
+        failed: the batch where it has.
         changed: names of what it keeps in Python and has changed.
         draws: whose random numbers but torch's it has drawn.
         again: its loss where the first batch is computed once more.
@@ -112,6 +114,7 @@ class PlainRun:
     steps: list[PlainStep] = field(default_factory=list)
     evaluation: PlainEvaluation | None = None
     failure: Exception | None = None
+    failed: Batch | None = None
     changed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     again: KeptValues | None = None
@@ -157,12 +160,12 @@ def run_plainly(
             since = clock()
             try:
                 step = _step(noted, read, sizes, number)
-                nudge(noted.trained, number)
             except _OwnFailure as failed:
-                run.failure = failed.error
+                run.failure, run.failed = failed.error, failed.batch
                 break
             run.steps.append(step)
             sizes.took(step, clock() - since)
+            nudge(noted.trained, number)
         run.changed = noted.changed()
         if run.failure is not None:
             return run
@@ -179,13 +182,13 @@ def run_plainly(
 class _OwnFailure(Exception):
     """The user's code has raised `error`."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, batch: Batch) -> None:
         super().__init__(str(error))
-        self.error = error
+        self.error, self.batch = error, batch
 
 
 def _step(noted: _Noted, read: Read, sizes: _Sizes, number: int) -> PlainStep:
-    """Of a batch as few samples as wanted; the first in whole where it takes no fewer.
+    """Of a batch as few samples as wanted; of the whole micro-batch where it takes no fewer.
 
     Raises:
         _OwnFailure: the module or the loss does.
@@ -196,8 +199,8 @@ def _step(noted: _Noted, read: Read, sizes: _Sizes, number: int) -> PlainStep:
         try:
             return noted.step(batch, samples, number)
         except Exception as error:  # whatever the user's code may raise
-            if number or samples == sizes.whole:
-                raise _OwnFailure(error) from error
+            if samples == sizes.whole:
+                raise _OwnFailure(error, batch) from error
             sizes.refuse()
 
 
@@ -220,7 +223,7 @@ class _Sizes:
         fits = self._effort.most_bytes / nbytes
         if seconds > 0:
             fits = min(fits, step.samples * self._effort.seconds / self._effort.most / seconds)
-        wanted = min(int(fits), self.whole)
+        wanted = min(max(int(fits), self._effort.first_samples), self.whole)
         self.samples = self._within(wanted if wanted > step.samples else 3 * wanted // 4)
 
     def refuse(self) -> None:
@@ -237,9 +240,8 @@ class _Noted:
 
     def __init__(self, module: nn.Module, loss: Loss, autocast: torch.dtype | None = None) -> None:
         self._module, self._loss, self._autocast = module, loss, autocast
-        roots = {"": module, "loss": loss}
-        self._python = PythonState(roots, code=True)
-        self._held = HeldTensors(module, roots)
+        self._python = PythonState({"": module, "loss": loss}, code=True)
+        self._held = HeldTensors(module, self._python)
         own = [*module.named_parameters(), *module.named_buffers()]
         self._before = [(tensor, tensor.detach().clone()) for _, tensor in own]
         self.trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
@@ -325,7 +327,8 @@ class _Noted:
             SeededError: one of these is given another state by forward() or the loss.
         """
         marks = [each.manual_seed(number).get_state() for each, _ in self._generators]
-        with seeded_with(number), _DefaultGenerator(each for each, _ in self._generators):
+        held = [each for each, _ in self._generators]
+        with seeded_with(number), _DefaultGenerator(held) if held else nullcontext():
             yield
         for (each, _), mark in zip(self._generators, marks, strict=True):
             if not torch.equal(each.get_state(), mark):
@@ -339,9 +342,9 @@ class SeededError(Exception):
 class _DefaultGenerator(TorchFunctionMode):
     """Draws from the default generator what is asked of some, as what is captured does."""
 
-    def __init__(self, held: Iterable[torch.Generator]) -> None:
+    def __init__(self, held: Sequence[torch.Generator]) -> None:
         super().__init__()
-        self._held = list(held)
+        self._held = held
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
@@ -357,6 +360,8 @@ def nudge(tensors: Mapping[str, Tensor], number: int) -> None:
     """
     with torch.no_grad():
         for name, tensor in tensors.items():
+            if repeats_itself(tensor):  # which the capture refuses
+                continue
             generator = torch.Generator().manual_seed(zlib.crc32(f"{number} {name}".encode()))
             for part in _chunks(tensor.detach()):
                 kind = torch.float64 if part.dtype in (torch.float64, torch.complex128) else None

@@ -103,7 +103,7 @@ class ScoredModule(nn.Module):
         self.is_scored = True
         self.masks = CausalMasks()
         self._roots = {"": module, "loss": loss}
-        self.kept_tensors = HeldTensors(self, self._roots)
+        self.kept_tensors = HeldTensors(self, self.held())
         self.example = example
         self._record = _Record()
 

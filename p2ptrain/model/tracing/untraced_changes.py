@@ -6,7 +6,7 @@ tensors in plain attributes get back what a trace has overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -33,17 +33,19 @@ class HeldTensors:
     A trace writes to them, and what it writes is no number.
     """
 
-    def __init__(self, module: nn.Module, roots: Mapping[str, object]) -> None:
+    def __init__(self, module: nn.Module, kept: PythonState) -> None:
         """Note them; to be called before tensors of `module` are replaced by a trace's.
 
         Args:
             module: its parameters and buffers are followed.
-            roots: the user's module and loss, by the name that paths begin with.
+            kept: by the user's module and loss.
 
         Raises:
             CaptureError: they keep a sparse tensor.
         """
-        held = list(_held_tensors(module, roots))
+        registered = {id(t) for t in (*module.parameters(), *module.buffers())}
+        tensors = ((path, t) for path, *_, t in kept.values() if isinstance(t, Tensor))
+        held = [(path, tensor) for path, tensor in tensors if id(tensor) not in registered]
         for path, tensor in held:
             _refuse_sparse(path, tensor)
         self._values = {
@@ -95,14 +97,6 @@ def refuse_unready(module: nn.Module) -> None:
 def _refuse_sparse(path: str, tensor: Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise CaptureError(f"{path!r} is sparse, which cannot travel. Use tensor.to_dense()")
-
-
-def _held_tensors(module: nn.Module, roots: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """(path, tensor) of tensors that are no parameters or buffers of `module`."""
-    registered = {id(t) for t in (*module.parameters(), *module.buffers())}
-    for path, _, _, value in PythonState(roots).values():
-        if isinstance(value, Tensor) and id(value) not in registered:
-            yield path, value
 
 
 class KeptBuffersError(Exception):

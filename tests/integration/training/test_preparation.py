@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import CaptureError, OptionError
+from p2ptrain.events import PlanEvent, Step
 from p2ptrain.holder.start.prepare import PreparedJob, prepare
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -18,6 +20,7 @@ from p2ptrain.model.stage.optimizer_spec import SGD, Adam
 from p2ptrain.model.wire.tensor_layout import ALIGNMENT
 from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checkpoint_files import Checkpoint
+from tests.integration.training.household import devices
 
 
 def prepared(
@@ -141,3 +144,36 @@ def test_weights_that_a_forward_writes_to_are_as_they_were_afterwards() -> None:
     job = Job(model, data, nn.functional.cross_entropy, SGD(lr=0.1), batch_size=4)
     prepare(job, TrainOptions())
     assert torch.equal(model[0].weight, before)  # type: ignore[arg-type]
+
+
+class Counting(nn.Module):
+    """Scales by how often it was called, times `by`."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.layer, self.calls, self.by = nn.Linear(5, 3), itertools.count(), by
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.layer(x) * (1 + self.by * next(self.calls))
+        return scaled
+
+
+def _counting(by: float) -> Job:
+    data = [(torch.randn(5), n % 3) for n in range(16)]
+    return Job(Counting(by), data, nn.functional.cross_entropy, SGD(lr=0.1), batch_size=8)
+
+
+async def test_a_model_that_is_captured_wrongly_is_refused_before_the_first_step() -> None:
+    async with devices(2) as household:
+        options = TrainOptions(wait_for=2, steps=2)
+        with pytest.raises(CaptureError, match="than the module itself in plain torch: the loss"):
+            await household.holder_run(_counting(0.1), options).run()
+        assert not [event for event in household.events if isinstance(event, (Step, PlanEvent))]
+
+
+async def test_rounding_stands_in_the_plan() -> None:
+    async with devices(2) as household:
+        options = TrainOptions(wait_for=2, steps=2)
+        await household.holder_run(_counting(1e-7), options).run()
+        (plan,) = [event for event in household.events if isinstance(event, PlanEvent)]
+        assert any(text.startswith("other kernels") for text in plan.changes_results)

@@ -447,6 +447,37 @@ def test_a_model_that_takes_whole_batches_alone_is_given_them() -> None:
     assert run.failure is None
 
 
+def test_what_fails_in_plain_torch_alone_is_refused() -> None:
+    """As a hidden state does that is kept with its graph."""
+
+    class Kept(nn.Linear):
+        last: ClassVar[list[Tensor]] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            if self.last:
+                y = y + 0 * self.last[-1].mean()
+            self.last.append(y)
+            return y
+
+    with pytest.raises(CaptureError, match="batch 2 in plain torch, and what is captured does not"):
+        compared(Kept(6, 3), cross_entropy, _batches())
+
+
+def test_small_batches_are_never_smaller_than_the_first_ones() -> None:
+    clock = itertools.count(0.0, 100.0)
+    sizes: list[int] = []
+
+    def read(number: int, samples: int) -> tuple[Tensor, Tensor]:
+        sizes.append(samples)
+        return torch.randn(samples, 6), torch.zeros(samples, dtype=torch.int64)
+
+    model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+    slow = ComparedBatches(least=4, most=4)
+    run_plainly(model, cross_entropy, read, None, range(1, 33), slow, lambda: next(clock))
+    assert sizes == [4, 3, 4, 3]
+
+
 def test_rounding_is_said_and_is_no_difference() -> None:
     numbers = iter(range(1000))
     found = compared(Scaled(lambda _: 1 + 1e-7 * next(numbers)), cross_entropy, _batches())
