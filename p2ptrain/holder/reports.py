@@ -74,6 +74,7 @@ class JobReports:
         self._names: dict[str, str] = {}  # of members as a generation began, by id
         self._left_out: set[int] = set()
         self.samples = 0  # of the updates reported here
+        self.has_named_data = False  # as slower than training
         self.faulty: dict[str, str] = {}  # names of devices that get no more work, and why
 
     @property

@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from torch import Tensor
@@ -30,6 +31,7 @@ from p2ptrain.errors import ScriptError
 from p2ptrain.holder.callback_runner import CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer
 from p2ptrain.holder.generation import HolderGeneration
+from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
 from p2ptrain.holder.input.metrics import MetricValues
 from p2ptrain.holder.input.mini_batches import MiniBatch
@@ -138,6 +140,8 @@ class TrainingLoop:
             epoch.evaluated_ahead
         )
         self._evaluating: _Evaluation | None = None
+        self._data_watch = DataWatch()
+        self._stepped_at: float | None = None
         last = epoch.assignment.stages[-1]
         self._division = SampleDivision(last)
         self._divides = last.shared and last.allocation is Allocation.SAMPLES
@@ -250,9 +254,12 @@ class TrainingLoop:
         loader = self._prepared.loader(self._slices)
         course = loader.course(self._course, self._start, self._evaluated)
         async with aclosing(course) as pieces:
+            asked_at = monotonic()
             async for loaded in pieces:
                 if last < 0:
                     self._reports.resumed()
+                else:
+                    self._data_watch.waited(monotonic() - asked_at)
                 if loaded.planned.round.index > last:
                     last = loaded.planned.round.index
                     weights = loaded.feed.weights
@@ -261,6 +268,7 @@ class TrainingLoop:
                 await self._keep_target(loaded)
                 self._warn_of_ignored(loaded.feed)
                 yield loaded.feed
+                asked_at = monotonic()
         await self._found.put(None)
 
     def _slices(self, number: int, size: int) -> list[tuple[int, int]]:
@@ -359,6 +367,7 @@ class TrainingLoop:
 
     def _round_over(self, step: int, reports: Mapping[Seat, RoundReport]) -> None:
         busy = {seat: report.busy for seat, report in reports.items()}
+        self._watch_data(max((span.wall for span in busy.values()), default=0.0))
         self._elastic.busy(busy, copying=self._copies.have_travelled)
         self._take_checkpoint(step)
 
@@ -373,6 +382,20 @@ class TrainingLoop:
                 "and the devices compute with what it was then. If forward() or the loss reads it, "
                 "this is not what plain torch trains: keep it in a buffer that forward() writes "
                 "in place, or let it come with each sample"
+            )
+
+    def _watch_data(self, busy_seconds: float) -> None:
+        """Name data that is slower than training, once in a job."""
+        now = monotonic()
+        if self._stepped_at is not None:
+            self._data_watch.stepped(now - self._stepped_at, busy_seconds)
+        self._stepped_at = now
+        share = self._data_watch.share()
+        if share is not None and not self._reports.has_named_data:
+            self._reports.has_named_data = True
+            self._reports.warn(
+                f"waiting for data {share:.0%} of the time: "
+                f"{self._prepared.batches.faster(self._data_watch, share)}"
             )
 
     def _take_checkpoint(self, step: int) -> None:
@@ -393,6 +416,7 @@ class TrainingLoop:
         if not is_last:
             return
         self._evaluating, values = None, evaluating.values
+        self._stepped_at = None
         loss = None if self._prepared.captured.unscored else evaluating.loss
         found = await run_in_background(lambda: values.result(loss))
         await self._note_metric(shape.step, found)

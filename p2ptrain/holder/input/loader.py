@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.aio.threads import run_in_background
+from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_counts import (
     Batch,
     BatchCount,
@@ -29,7 +30,12 @@ from p2ptrain.holder.input.batch_counts import (
     weigh,
 )
 from p2ptrain.holder.input.checked_dataset import Collated
-from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource, MiniBatch
+from p2ptrain.holder.input.mini_batches import (
+    BatchSource,
+    EvaluationSource,
+    MiniBatch,
+    too_few,
+)
 from p2ptrain.job.rounds import PlannedRound, Round, RoundMode, RoundSequence
 from p2ptrain.logs import get_logger
 from p2ptrain.messages.round_orders import LOADED_AHEAD
@@ -52,6 +58,7 @@ class MicroBatchLoader:
     Args:
         count: what weighs them in training; None = their samples do.
         slices: whose weights are wanted.
+        least: the fewest samples of a micro-batch that the model is trained on.
     """
 
     def __init__(
@@ -61,7 +68,9 @@ class MicroBatchLoader:
         evaluation: EvaluationSource | None,
         count: BatchCount | None = None,
         slices: Slices = lambda _number, size: [(0, size)],
+        least: int = 1,
     ) -> None:
+        self._least = least
         self._count, self._slices = count, slices
         self._captured = captured
         self._data = data
@@ -100,6 +109,8 @@ class MicroBatchLoader:
             if self._count is not None and shape.mode is RoundMode.TRAIN:
                 yield from self._weighed(planned, list(pieces), self._count)
                 continue
+            if shape.mode is RoundMode.TRAIN:
+                self._check_size(shape)
             for number, piece in zip(shape.numbers, pieces, strict=True):
                 yield self._loaded(planned, number, piece)
 
@@ -112,6 +123,12 @@ class MicroBatchLoader:
         weights = weigh(count, pieces, slices)
         for number, piece, weight in zip(shape.numbers, pieces, weights, strict=True):
             yield self._loaded(planned, number, piece, weight)
+
+    def _check_size(self, shape: Round) -> None:
+        last = shape.size(shape.numbers[-1])
+        if last < self._least:
+            what = f"the mini-batch of step {shape.step + 1}"
+            raise ScriptError(too_few(what, shape.samples, last, self._least))
 
     def _loaded(
         self,

@@ -14,6 +14,7 @@ and passing over the batches before it.
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -29,6 +30,7 @@ from torch.utils import data as torch_data
 from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_layout import BatchLayout, ReadBatch
 from p2ptrain.holder.input.checked_dataset import Collated, SampleLeaf
+from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.mini_batches import MiniBatch
 from p2ptrain.holder.input.random_streams import RandomStreams
 from p2ptrain.job.rounds import BatchShape
@@ -109,6 +111,20 @@ class LoaderPass:
         """As the loader says."""
         size = getattr(self._loader, "batch_size", None)
         return size if isinstance(size, int) else None
+
+    @property
+    def workers(self) -> int | None:
+        """Processes that read; None where the loader is none of torch's."""
+        found = getattr(self._loader, "num_workers", None)
+        return found if isinstance(found, int) else None
+
+    @property
+    def last_batch(self) -> int | None:
+        """Samples of the last batch of an epoch, where that is sure."""
+        size = self.batch_size
+        if self.batches is None or size is None:
+            return None
+        return size if self._loader.drop_last else len(self._loader.sampler) % size or size
 
     @property
     def batches(self) -> int | None:
@@ -285,6 +301,7 @@ class LoaderBatches:
                 break
             sizes.append(batch.read.samples)
         self.batch_size = loader.batch_size or max(sizes)
+        self.fewest = min([*sizes, *([loader.last_batch] if loader.last_batch else [])])
 
     def batches(self, first_step: int) -> Iterator[MiniBatch]:
         step = first_step
@@ -306,6 +323,15 @@ class LoaderBatches:
         batch = self.get(step)
         assert batch is not None, "a batch is read again that was never there"
         return batch
+
+    def faster(self, watch: DataWatch, share: float) -> str:
+        workers = self._loader.workers
+        if workers is None:
+            return "it is read in one process: torch's DataLoader has num_workers"
+        advised = watch.workers(workers, share, os.cpu_count() or 1)
+        if advised > workers:
+            return f"num_workers={advised}"
+        return f"its {workers} workers read no faster on this device"
 
     def close(self) -> None:
         if self._lock.acquire(blocking=False):  # else a read hangs, and nothing more is read

@@ -6,11 +6,13 @@ be read again in any order; `loader_batches` makes it of what can only be gone t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from p2ptrain.holder.input.checked_dataset import CheckedDataset, Collated, HasLeaves
+from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.sample_order import SampleOrder
 from p2ptrain.job.rounds import BatchShape, RoundMode
 
@@ -41,6 +43,10 @@ class BatchSource(Protocol):
         """Samples of one, for plans; some may have fewer or more."""
 
     @property
+    def fewest(self) -> int:
+        """Samples of the smallest, of those that are known beforehand."""
+
+    @property
     def steps(self) -> int | None:
         """Of all epochs; None = it is not known before the last is read."""
 
@@ -55,6 +61,9 @@ class BatchSource(Protocol):
 
     def batch(self, step: int) -> MiniBatch:
         """That of one update, once more."""
+
+    def faster(self, watch: DataWatch, share: float) -> str:
+        """What would make reading faster; `share` of the time is lost to it."""
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -121,7 +130,7 @@ class IndexedBatches:
     def __init__(self, data: CheckedDataset, order: SampleOrder, epochs: int) -> None:
         self._data = data
         self._order = order
-        self.batch_size = order.batch_size
+        self.batch_size = self.fewest = order.batch_size
         self.steps = epochs * order.steps_per_epoch
 
     def batches(self, first_step: int) -> Iterator[MiniBatch]:
@@ -139,6 +148,14 @@ class IndexedBatches:
         )
         seed = batch_seed(self._order.seed, step)
         return IndexedBatch(shape, self._data, self._order.batch(step), seed)
+
+    def faster(self, watch: DataWatch, share: float) -> str:
+        workers = watch.workers(0, share, os.cpu_count() or 1)
+        return (
+            "read it in processes of its own, "
+            f"data=DataLoader(dataset, batch_size={self.batch_size}, shuffle=True, "
+            f"num_workers={workers})"
+        )
 
     def close(self) -> None:
         pass
@@ -164,3 +181,15 @@ class IndexedEvaluation:
 
     def close(self) -> None:
         pass
+
+
+def too_few(what: str, samples: int, piece: int, least: int) -> str:
+    """The message about a batch of which a micro-batch is too small for the model."""
+    few = "one sample" if piece == 1 else f"{piece} samples"
+    part = "" if piece == samples else f" and so a micro-batch of {few},"
+    has = "one sample" if samples == 1 else f"{samples} samples"
+    return (
+        f"{what} has {has},{part} and the model needs at least {least} together (BatchNorm, for "
+        "one, has no statistics of one): drop_last=True in the DataLoader, or another batch_size"
+        f"{' or micro_batch' if part else ''}"
+    )

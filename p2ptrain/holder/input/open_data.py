@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -9,9 +10,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader, default_collate
 
+from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_layout import BatchLayout
 from p2ptrain.holder.input.checked_dataset import CheckedDataset, check_alike
 from p2ptrain.holder.input.loader_batches import (
+    EXAMPLE,
     LoaderBatches,
     LoaderEvaluation,
     LoaderPass,
@@ -117,6 +120,44 @@ def open_evaluation(
         reading.layout.settle()
         check_alike(looked_at, first)
     return OpenedEvaluation(batches, looked_at)
+
+
+def check_arguments(job: Job, samples: SampleReader) -> None:
+    """Raises ScriptError: the model's `forward` does not take the parts of a dict by their names.
+
+    In words of the data, before anything is captured.
+    """
+    given, target = samples.collate([0], EXAMPLE)
+    if not isinstance(given, dict):
+        return
+    try:
+        parameters = inspect.signature(job.model.forward).parameters
+    except (TypeError, ValueError):  # a builtin says nothing of what it takes
+        return
+    kinds = inspect.Parameter
+    taken = {
+        p.name: p
+        for p in parameters.values()
+        if p.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)
+    }
+    takes_any = any(p.kind is kinds.VAR_KEYWORD for p in parameters.values())
+    missing = [n for n, p in taken.items() if p.default is kinds.empty and n not in given]
+    more = [] if takes_any else [name for name in given if name not in taken]
+    if not missing and not more:
+        return
+    whole = target is None or (isinstance(target, dict) and target.keys() == given.keys())
+    what = "model(**batch)" if whole else "model(**input)"
+    problems = [f"needs {', '.join(map(repr, missing))}, which is not in it"] if missing else []
+    problems += [f"does not take {', '.join(map(repr, more))}"] if more else []
+    advice = "let the data give a dict with what forward() takes (collate_fn of a DataLoader)"
+    if whole and more and job.loss is not None:
+        kept = ", ".join(f"{name!r}: ..." for name in given if name not in more)
+        given_as = f"({{{kept}}}, target): model(**input)" if kept else "(x, target): model(x)"
+        advice = f"give pairs {given_as} and loss(output, target)"
+    raise ScriptError(
+        f"{samples.name} is a dict of {', '.join(map(repr, given))}, so the model is called as "
+        f"{what}, and its forward() {' and '.join(problems)}: {advice}"
+    )
 
 
 def _own_loss(job: Job) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.holder.input.mini_batches import SampleReader
+from p2ptrain.holder.input.mini_batches import SampleReader, too_few
 from p2ptrain.holder.start.model_limits import Across
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import AUTO, Job, MicroBatch
@@ -109,6 +109,14 @@ def min_micro_batch(
         "choose batch_size and micro_batch so that neither micro_batch nor what remains of "
         f"batch_size is below {least}"
     )
+
+
+def check_fewest(job: Job, fewest: int, least: int) -> None:
+    """Raises CaptureError: the smallest batch of a loader makes a micro-batch that is too small."""
+    size = job.fixed_micro_batch or fewest
+    piece = fewest % size or min(size, fewest)
+    if piece < least:
+        raise CaptureError(too_few("the smallest batch of the data", fewest, piece, least))
 
 
 def check_evaluation_sizes(captured: Captured, evaluation: SampleReader | None) -> None:

@@ -32,11 +32,17 @@ from p2ptrain.holder.input.mini_batches import (
     SampleReader,
     batch_seed,
 )
-from p2ptrain.holder.input.open_data import OpenedEvaluation, open_data, open_evaluation
+from p2ptrain.holder.input.open_data import (
+    OpenedEvaluation,
+    check_arguments,
+    open_data,
+    open_evaluation,
+)
 from p2ptrain.holder.start.first_batch import explained
 from p2ptrain.holder.start.micro_batch import (
     COMPUTED_TOGETHER,
     check_evaluation_sizes,
+    check_fewest,
     min_micro_batch,
     settled,
     why_synchronous_only,
@@ -180,7 +186,7 @@ class PreparedJob:
     def loader(self, slices: Slices = lambda _number, size: [(0, size)]) -> MicroBatchLoader:
         """A new reader of the job's samples; `slices`: whose weights are wanted."""
         data = self.captured, self.batches, self.evaluation
-        return MicroBatchLoader(*data, self.count, slices)
+        return MicroBatchLoader(*data, self.count, slices, self.least_piece)
 
     def close(self) -> None:
         """Nothing of the data is read any more."""
@@ -237,6 +243,7 @@ def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
     opened = open_data(job, randomness_lock)
     samples, order = opened.samples, opened.order
     job = opened.sized(job)
+    check_arguments(job, samples)
     evaluation = None
     if job.eval_data is not None:
         evaluation = open_evaluation(job, opened, randomness_lock)
@@ -289,6 +296,7 @@ def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
     job = replace(job, micro_batch=micro_batch)
     how = options.asynchrony
     least = min_micro_batch(job, captured, samples, None if options.chooses_mode else how)
+    check_fewest(job, opened.batches.fewest, least)
     if how is not None and options.chooses_mode and not only_rounds:
         only_rounds = why_synchronous_only(job, least, how)
     steps = opened.steps(options.steps)

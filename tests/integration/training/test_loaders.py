@@ -1,4 +1,4 @@
-"""Loaders, streams and batches of differing lengths: the curve is plain torch's for the same loader.
+"""Loaders, streams, batches of differing lengths: the curve is plain torch's for the same loader.
 
 On one device and on three, with a death on the way, and after the holder has started again.
 """
@@ -203,3 +203,54 @@ async def test_a_death_on_the_way_does_not_show(kind: str) -> None:
         await asyncio.gather(*killing)
     assert [event.name for event in household.events if isinstance(event, Failure)] == ["b"]
     assert_plain(household, trained, kind)
+
+
+async def refused(given: Job) -> str:
+    """What it is refused with, before the first step."""
+    async with devices(1) as household:
+        with pytest.raises((ScriptError, CaptureError, OptionError)) as found:
+            await household.holder_run(given, TrainOptions(local=True)).run()
+    assert not household.losses
+    return str(found.value)
+
+
+def normalised(data: Any, **more: Any) -> Job:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    return job("ragged", model=model, data=data, **{"micro_batch": None} | more)
+
+
+async def test_a_batch_of_one_for_a_batch_norm_is_named_before_the_first_step() -> None:
+    words = await refused(normalised(DataLoader(table(), batch_size=5)))
+    assert "the smallest batch of the data has one sample" in words
+    assert "drop_last=True" in words
+
+
+async def test_a_dict_without_what_forward_needs_is_named() -> None:
+    data = [{"words": torch.ones(4).long(), "labels": torch.tensor(1)} for _ in range(20)]
+    words = await refused(job("dicts", data=data, batch_size=4))
+    assert "its forward() needs 'mask', which is not in it" in words
+
+
+async def test_a_dict_with_more_than_forward_takes_is_named() -> None:
+    data = [{"input": torch.ones(6), "labels": torch.tensor(1)} for _ in range(20)]
+    words = await refused(job("ragged", data=data, batch_size=4))
+    assert "does not take 'labels': give pairs ({'input': ...}, target)" in words
+
+
+async def test_a_model_for_one_length_says_which_dimension_to_pad() -> None:
+    class StepByStep(Reader):
+        def forward(self, words: Tensor, mask: Tensor, labels: Tensor | None = None) -> Any:
+            x = torch.zeros(words.shape[0], 8)
+            for step in range(words.shape[1]):
+                x = torch.tanh(x + self.embedding(words[:, step]))
+            return self.out(x)
+
+    words = await refused(job("lengths", model=StepByStep()))
+    assert "dimension 1 of input['words']" in words
+    assert "pad" in words
+
+
+async def test_the_size_of_batches_is_the_loaders() -> None:
+    data = DataLoader(table(), batch_sampler=[[0, 1, 2], [3, 4]])
+    assert "leave it out" in await refused(job("ragged", data=data, batch_size=4))

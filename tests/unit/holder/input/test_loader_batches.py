@@ -312,7 +312,7 @@ def test_many_sizes_that_differ_each_for_itself_are_too_many() -> None:
     sizes = [[7 * k % n + 1 for k in range(1, 6)] for n in (8, 9, 10, 11, 12)]
     batches = [torch.ones(2, *(size[k] for size in sizes)) for k in range(5)]
     loader = DataLoader([(x, Y[:2]) for x in batches], batch_size=None)  # type: ignore[arg-type]
-    with pytest.raises(ScriptError, match="more than 4 sizes differ .* each for itself .*pad some"):
+    with pytest.raises(ScriptError, match=r"more than 4 sizes differ .* each for itself"):
         opened(loader, 1)
 
 
