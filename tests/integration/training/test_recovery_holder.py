@@ -27,7 +27,7 @@ from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.state import ended_jobs
 from p2ptrain.state.ended_jobs import ENDED_FILE
-from p2ptrain.worker import service as service_module
+from p2ptrain.worker import job_slot
 from tests.integration.training.household import Devices, LocalJob, devices
 from tests.integration.training.jobs import (
     STEPS,
@@ -371,7 +371,7 @@ async def test_waiting_devices_refuse_others_until_they_have_waited_long(
         assert household.members["b"].service.slot.waiting_for == "a"
         with pytest.raises(OptionError, match="computing for a's training"):
             await run_of_b(household, make_job(epochs=1)).run()
-        monkeypatch.setattr(service_module, "MIN_PARK_SECONDS", 0.0)
+        monkeypatch.setattr(job_slot, "MIN_PARK_SECONDS", 0.0)
         job = make_job(epochs=1)
         await run_of_b(household, job).run()
         await household.until_idle("c")
@@ -449,6 +449,6 @@ async def test_a_process_that_asks_and_does_not_go_on_ends_no_wait(
         assert [service.slot.parked for service in services] == parked
         await household.mesh.leave("a")
         assert [service.slot.parked for service in services] == parked
-        monkeypatch.setattr(service_module, "MIN_PARK_SECONDS", 0.0)
+        monkeypatch.setattr(job_slot, "MIN_PARK_SECONDS", 0.0)
         await run_of_b(household, make_job(epochs=1)).run()
         await household.until_idle("c")
