@@ -264,7 +264,9 @@ class HolderGeneration:
                 group.create_task(fetch(index))
         return {name: tensor for part in reversed(parts) for name, tensor in part.items()}
 
-    async def bring_home(self, load: Callable[[dict[str, Tensor]], None]) -> None:
+    async def bring_home(
+        self, load: Callable[[dict[str, Tensor]], None], source: str = WEIGHTS
+    ) -> None:
         """Give `load` the trained weights stage by stage: they need not fit here all at once.
 
         The first stage comes last: of what stages share, its copy is the one that counts.
@@ -273,9 +275,9 @@ class HolderGeneration:
         for place in reversed(self.assignment.stages):
             keeper, units = place.keeper(self.assignment.holder), (place.first, place.end)
             if keeper == self._mesh.self_id:
-                load(dict(await self._states.here(job, WEIGHTS, *units)))
+                load(dict(await self._states.here(job, source, *units)))
             else:
-                request = TransferRequest(keeper, job, WEIGHTS, *units)
+                request = TransferRequest(keeper, job, source, *units)
                 load(await self._read(request))
             if failpoints.armed:
                 await self.reach("home.between")

@@ -61,6 +61,7 @@ class RoundOrder(FrameFields):
         clip: what the norm of all gradients is clipped to; 0.0 = it is not.
         leaves_out: an update that is not finite is left out, and the job continues.
         counts_nothing: the mean of its loss is over nothing: an update without a gradient.
+        averaged: eval only: with the averages of the weights.
     """
 
     round: Annotated[Round, Flat()]
@@ -72,6 +73,7 @@ class RoundOrder(FrameFields):
     clip: float = 0.0
     leaves_out: bool = False
     counts_nothing: bool = False
+    averaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,7 @@ class StageExecutor(ABC):
         loss = 0.0
         for piece in self.task.pieces(order.round):
             inputs, targets = await self._inputs(order, piece)
-            evaluate = self._tensors.stage.evaluate
+            evaluate = self._evaluate_averaged if order.averaged else self._tensors.stage.evaluate
             outputs = await self._run_forward_of(order, piece, evaluate, inputs, targets)
             if self._lines.forward is not None:
                 await self._lines.forward.put(piece, outputs)
@@ -278,6 +278,10 @@ class StageExecutor(ABC):
             if order.outputs:
                 await self._links.send_output(piece, outputs[1:])
         return loss
+
+    def _evaluate_averaged(self, inputs: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+        averages = self._tensors.optimizer.averages()
+        return self._tensors.stage.evaluate(inputs, targets, instead=averages)
 
     async def _inputs(
         self, order: RoundOrder, piece: MicroBatchSlice, *, started: bool = True

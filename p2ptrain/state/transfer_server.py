@@ -79,6 +79,9 @@ STAGE = "stage"
 WEIGHTS = "weights"
 """The same without that part: what comes home in the end."""
 
+AVERAGES = "averages"
+"""The averages of the weights alone, where they are kept."""
+
 
 async def at_once() -> None:
     """Nothing to wait for."""

@@ -24,7 +24,7 @@ from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import Commit, RoundOrder
 from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.stage.optimizer import StageOptimizer, trained_parameters
+from p2ptrain.model.stage.optimizer import AVERAGE, StageOptimizer, trained_parameters
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.tensor_codec import copy_into
@@ -170,6 +170,11 @@ class HostedStages:
         """As `state`, without the optimizer's part."""
         state = self.state(first, end)
         return {name: tensor for name, tensor in state.items() if name.startswith("model:")}
+
+    def averages(self, first: int, end: int) -> Mapping[str, Tensor]:
+        """As `state`, of the averages of the weights alone."""
+        averages = self._runner(first, end).live.optimizer.averages()
+        return {f"optimizer:{name}.{AVERAGE}": tensor for name, tensor in averages.items()}
 
     def disconnect(self) -> None:
         """Nothing arrives any more. May be called again."""

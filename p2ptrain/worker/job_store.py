@@ -27,6 +27,7 @@ from p2ptrain.state.fetch import version_source
 from p2ptrain.state.snapshot_store import Named, SnapshotStore, StoredTensors
 from p2ptrain.state.transfer_server import (
     STAGE,
+    AVERAGES,
     WEIGHTS,
     After,
     Check,
@@ -230,6 +231,7 @@ class JobStore:
         self.withdraw()
         self._serve(STAGE, in_memory(engagement.state), engagement.applied)
         self._serve(WEIGHTS, in_memory(engagement.weights), engagement.applied)
+        self._serve(AVERAGES, in_memory(engagement.averages), engagement.applied)
         if self._versions is not None:
             self._versions.reserve(engagement.places)
             for holding in self._versions.holdings():

@@ -138,6 +138,7 @@ def job_fingerprint(prepared: PreparedJob, options: TrainOptions) -> str:
         "scheduler": [job.numbers.facts, job.scheduler_interval, job.scheduler_metric],
         "clip": job.clip_grad_norm,
         "skip_nonfinite": job.skip_nonfinite,
+        "eval_with_ema": job.eval_with_ema,
         "private": options.private,
         "planner": options.planner,
         "tiles": [options.grid, options.groups],

@@ -133,7 +133,7 @@ class FiniteUpdates:
     def look(self) -> Broken | None:
         """Look at all weights and all of the optimizer's state: the bounds are exact again."""
         first = second = 0.0
-        for name, tensor in self._optimizer.state().items():
+        for name, tensor in self._optimizer.own_state().items():  # averages are no larger
             if not tensor.dim() or not _counts(tensor):
                 continue
             size = _largest([tensor])

@@ -29,6 +29,9 @@ _SCALAR_DTYPE = torch.float32
 _SIZES = (2, 3, 5, 7)
 """Of the small parameter, so that it shows which of its dimensions a slot has."""
 
+AVERAGE = "ema"
+"""The slot of the average of a weight, which no optimizer of torch has."""
+
 Layout = tuple[torch.dtype, tuple[int, ...]]
 
 
@@ -55,6 +58,7 @@ class StageOptimizer:
         self._layouts = {
             n: slots_of(spec, self._group_of[n], p) for n, p in self._parameters.items()
         }
+        self._averages: dict[str, Tensor] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         if self._numbers:
             parts = [(spec.group(number), self._members(number)) for number in self._numbers]
@@ -91,6 +95,28 @@ class StageOptimizer:
             optimizer.param_groups = groups
             for group, parameters in zip(groups, every, strict=True):
                 group["params"] = parameters
+        if self._spec.ema is not None:
+            self._average(self._parameters if names is None else names, 1 - self._spec.ema)
+
+    @torch.no_grad()
+    def _average(self, names: Collection[str], share: float) -> None:
+        """As `AveragedModel` with `get_ema_multi_avg_fn`: the first update's weights are copied."""
+        by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for name in names:
+            now = self._parameters[name].detach()
+            if name not in self._averages:
+                self._averages[name] = now.clone()
+                continue
+            averages, weights = by_dtype.setdefault(now.dtype, ([], []))
+            averages.append(self._averages[name])
+            weights.append(now)
+        for averages, weights in by_dtype.values():
+            torch._foreach_lerp_(averages, weights, share)
+
+    def averages(self) -> Mapping[str, Tensor]:
+        """Of the parameters that have been updated, where averages are kept; the tensors
+        themselves."""
+        return self._averages
 
     def zero_grad(self, names: Collection[str] | None = None) -> None:
         """Set all gradients, or those of `names`, to None."""
@@ -135,6 +161,11 @@ class StageOptimizer:
 
         The tensors are the optimizer's own: the next `step` changes them.
         """
+        averages = {f"{name}.{AVERAGE}": tensor for name, tensor in self._averages.items()}
+        return self.own_state() | averages
+
+    def own_state(self) -> dict[str, Tensor]:
+        """The same without the averages of the weights."""
         named: dict[str, Tensor] = {}
         if self._optimizer is not None:
             for name, parameter in self._parameters.items():
@@ -155,7 +186,11 @@ class StageOptimizer:
                 for name, p in self._parameters.items()
                 if p.grad is not None and not self._optimizer.state.get(p)
             ]
-            torch.empty(sum(layout_bytes(self._layouts[name]) for name in new), dtype=torch.uint8)
+            new_bytes = sum(layout_bytes(self._layouts[name]) for name in new)
+            if self._spec.ema is not None:
+                every = self._parameters.items()
+                new_bytes += sum(p.nbytes for name, p in every if name not in self._averages)
+            torch.empty(new_bytes, dtype=torch.uint8)
 
     def load_state(self, state: Mapping[str, Tensor], *, copy: bool = True) -> None:
         """Replace the whole state by what `state()` gave, here or elsewhere.
@@ -171,14 +206,20 @@ class StageOptimizer:
         self._check(state)
         if self._optimizer is None:
             return
+        kept = ((name, state.get(f"{name}.{AVERAGE}")) for name in self._parameters)
+        self._averages = {
+            name: tensor.detach().clone() if copy else tensor.detach()
+            for name, tensor in kept
+            if tensor is not None
+        }
         parts = [(self._spec.group(number), self._members(number)) for number in self._numbers]
         self._optimizer = over(self._spec, parts)  # some have a state before their first update
         for name, parameter in self._parameters.items():
             for slot in self._layouts[name]:
                 value = state.get(f"{name}.{slot}")
                 if value is not None:
-                    kept = value.detach().clone() if copy else value.detach()
-                    self._optimizer.state[parameter][slot] = kept
+                    taken = value.detach().clone() if copy else value.detach()
+                    self._optimizer.state[parameter][slot] = taken
 
     def _members(self, number: int, names: Iterable[str] | None = None) -> list[nn.Parameter]:
         every = self._group_of if names is None else names
@@ -260,11 +301,14 @@ def state_layout(
         parameters: may be on the meta device: only dtype and shape are looked at.
         group_of: the group of each; None = all are in the first.
     """
-    return {
+    layouts = {
         f"{name}.{slot}": layout
         for name, p in parameters.items()
         for slot, layout in slots_of(spec, group_of[name] if group_of else 0, p).items()
     }
+    if spec.ema is not None:
+        layouts |= {f"{n}.{AVERAGE}": (p.dtype, tuple(p.shape)) for n, p in parameters.items()}
+    return layouts
 
 
 def layout_bytes(layout: Mapping[str, Layout]) -> int:

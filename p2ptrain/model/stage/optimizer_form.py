@@ -105,12 +105,14 @@ class OptimizerSpec:
         count: of groups.
         members: the group of each trained tensor, two bytes each, in the order of the model's
             description; empty where there is one group.
+        ema: decay of an average of the trained tensors that is kept beside them; None = none is.
     """
 
     name: Annotated[str, Text(32)]
     columns: Columns
     count: Annotated[int, Range(1, GROUPS_LIMIT)] = 1
     members: Annotated[bytes, Length(2 * PARAMETERS_LIMIT)] = b""
+    ema: Annotated[float, Range(0.0, 1.0)] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OptimizerSpec) and write_form(self) == write_form(other)

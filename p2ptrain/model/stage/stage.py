@@ -385,18 +385,27 @@ class Stage:
         return {name: p for name, p in self.parameters().items() if p.requires_grad}
 
     def evaluate(
-        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], *, seed: Seed | None = NO_SEED
+        self,
+        inputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        *,
+        seed: Seed | None = NO_SEED,
+        instead: Mapping[str, Tensor] | None = None,
     ) -> list[Tensor]:
         """Run the evaluation graph without gradients; returns what crosses out of the last unit.
 
         At the last stage: the loss, then the tensors of the model's output. None of it shares
         memory with the stage's own tensors, which may change before it is read.
+
+        Args:
+            instead: tensors by name that take the place of the stage's own.
         """
         if self._evaluate is None:
             self._evaluate = Program(self.description, self.first, self.end, "eval", self._state)
-        own = {tensor.untyped_storage().data_ptr() for tensor in self._state.values()}
+        tensors = (*self._state.values(), *(instead or {}).values())
+        own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         with torch.no_grad():
-            results = self._evaluate.run(inputs, targets, seed)
+            results = self._evaluate.run(inputs, targets, seed, instead=instead)
             return [r.clone() if r.untyped_storage().data_ptr() in own else r for r in results]
 
     def first_non_finite(self, key: int) -> NonFiniteUnit | None:
