@@ -59,6 +59,7 @@ from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import FETCH_MODEL
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
+from p2ptrain.model.stage.optimizer import AVERAGE
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.allocator import trim_heap
@@ -71,8 +72,8 @@ from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress, save
 from p2ptrain.state.fetch import state_check, version_source
 from p2ptrain.state.transfer_client import Known
-from p2ptrain.state.transfer_server import STAGE, in_memory
-from p2ptrain.state.weights_files import save_elsewhere, save_weights
+from p2ptrain.state.transfer_server import AVERAGES, STAGE, in_memory
+from p2ptrain.state.weights_files import average_path, save_elsewhere, save_weights
 
 log = get_logger(__name__)
 
@@ -107,6 +108,8 @@ class JobTrainer:
             options = replace(options, wait_for=len(self._given.device_names | {mesh.name}))
         self._options = options
         self._callbacks = CallbackRunner(job.callbacks)
+        self._averages: Mapping[str, Tensor] | None = None  # of the weights, once they are here
+        self._captured_state: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
         self._stopped_at: int | None = None  # updates after which a callback has ended the job
         self._tell = emit
         self._folder = None if options.local or options.dry_run else folder
@@ -221,6 +224,7 @@ class JobTrainer:
     def _offer(self, started: StartedJob) -> None:
         """Let the others fetch the model and, where they are here, its first weights."""
         prepared, self._in_force = started.prepared, started.entry.in_force
+        self._captured_state = prepared.captured.state_dict
         description = prepared.captured.description
         model = description.to_bytes()
         self._device.known.know_own(description, prepared.job.batch_size)
@@ -497,6 +501,11 @@ class JobTrainer:
         """
         state = self._job.model.state_dict().items()  # a module's extra state may be anything
         tensors = {name: value for name, value in state if isinstance(value, Tensor)}
+        self._save(out, tensors)
+        if self._averages is not None:
+            self._save(average_path(out), self._captured_state(self._averages))
+
+    def _save(self, out: Path, tensors: Mapping[str, Tensor]) -> None:
         try:
             save_weights(out, tensors)
         except TrainingError as error:
@@ -505,6 +514,17 @@ class JobTrainer:
             if place is None:
                 raise
             raise TrainingError(f"{error}. They are in {place} instead") from error
+
+    async def _averages_of(self, epoch: HolderGeneration) -> dict[str, Tensor] | None:
+        """Of the weights, by name; None where none are kept."""
+        if self._job.ema is None:
+            return None
+        found: dict[str, Tensor] = {}
+        await epoch.bring_home(found.update, AVERAGES)
+        return {
+            name.removeprefix("optimizer:").removesuffix(f".{AVERAGE}"): tensor
+            for name, tensor in found.items()
+        }
 
     def _whole_copies(self, prepared: PreparedJob) -> FullSnapshots | None:
         wants = self._wants_whole_copy()
@@ -559,6 +579,8 @@ class JobTrainer:
         state: dict[str, Tensor] = {}
         for part in arrived:
             state |= split_state(part)[0]
+        if self._job.eval_with_ema:
+            state |= await self._averages_of(epoch) or {}
         written = prepared.captured.state_dict(state)
         try:
             await run_in_background(partial(save_weights, best.path, written))
@@ -719,6 +741,7 @@ class JobTrainer:
             model, _ = split_state(state)
             prepared.captured.load_state(model)
 
+        self._averages = await self._averages_of(epoch)
         overwriting()
         first = version_source(Version(prepared.first_step, 0))
         self._device.states.let_go(self._id, first)

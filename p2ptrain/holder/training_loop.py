@@ -199,6 +199,7 @@ class TrainingLoop:
                 outputs=shape.mode is RoundMode.EVAL and bool(self._prepared.job.metrics),
                 clip=self._prepared.job.clip_grad_norm or 0.0,
                 leaves_out=self._prepared.job.skip_nonfinite,
+                averaged=shape.mode is RoundMode.EVAL and self._prepared.job.eval_with_ema,
                 counts_nothing=counts_nothing,
             )
             if counts_nothing:

@@ -88,6 +88,9 @@ class Job:
             gradients and updates stay as they are.
         weights: a safetensors file, or a folder of them with its index, with which training begins:
             then the model may be on "meta".
+        ema: decay of an average of the weights, which is kept beside them and written beside
+            `--out`: ema * average + (1 - ema) * weight after every update, from the first on.
+        eval_with_ema: evaluations, and `SaveBest`, take the average.
 
     Raises:
         OptionError: a number or the optimizer is unusable; the message names the field.
@@ -119,6 +122,8 @@ class Job:
     callbacks: Sequence[Callback] = ()
     autocast: torch.dtype | None = None
     weights: str | os.PathLike[str] | None = None
+    ema: float | None = None
+    eval_with_ema: bool = False
     scheduler: LRScheduler | None = None
     scheduler_interval: Interval = "update"
     scheduler_metric: str = "loss"
@@ -203,6 +208,7 @@ class Job:
         evaluates = self.eval_data is not None
         callbacks = checked_callbacks(self.callbacks, self.metrics, evaluates=evaluates)
         object.__setattr__(self, "callbacks", callbacks)
+        self._check_average()
         if self.autocast not in (None, torch.bfloat16):
             raise OptionError(f"Job: autocast must be torch.bfloat16, not {self.autocast!r}")
 
@@ -225,6 +231,16 @@ class Job:
         if self._numbers is None or not self._numbers.is_of(*made_of):
             numbers = UpdateNumbers(*made_of, self.scheduler_interval)
             object.__setattr__(self, "_numbers", numbers)
+
+    def _check_average(self) -> None:
+        given = self.ema
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        if given is not None and not (is_number and 0 <= given <= 1):
+            raise OptionError(f"Job: ema must be from 0 to 1, such as 0.999, not {given!r}")
+        if not isinstance(self.eval_with_ema, bool):
+            raise OptionError(f"Job: eval_with_ema must be a bool, not {self.eval_with_ema!r}")
+        if self.eval_with_ema and given is None:
+            raise OptionError("Job: eval_with_ema needs an average of the weights: set ema=0.999")
 
     def _set_whole(self, name: str, value: object, least: int = 1) -> None:
         """Normalise integer-like values (numpy's, for one) to int."""

@@ -44,6 +44,11 @@ def check_weights_file(path: Path) -> None:
         raise OptionError(f"the weights cannot be written to {path}: {reason_of(error)}") from error
 
 
+def average_path(path: Path) -> Path:
+    """Where the average of the weights stands that are in `path`."""
+    return path.with_name(f"{path.name.removesuffix('.safetensors')}.ema.safetensors")
+
+
 def check_space(wanted: Mapping[Path, int]) -> None:
     """Find out now whether there is room for what will be written: folder -> bytes.
 

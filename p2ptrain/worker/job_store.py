@@ -26,8 +26,8 @@ from p2ptrain.state.checksums import ChecksumMismatch, Digest, find_damaged
 from p2ptrain.state.fetch import version_source
 from p2ptrain.state.snapshot_store import Named, SnapshotStore, StoredTensors
 from p2ptrain.state.transfer_server import (
-    STAGE,
     AVERAGES,
+    STAGE,
     WEIGHTS,
     After,
     Check,

@@ -271,7 +271,7 @@ def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
     if looked_at is not None and len(looked_at) >= captured.evaluates.known:
         over_all = tried_metrics(job.metrics, captured, looked_at)
     only_rounds = ""
-    maps = _maps(captured, options)
+    maps = _maps(job, captured, options)
     if options.asynchrony is not None:
         try:
             check_asynchronous(job, captured.description, options)
@@ -287,6 +287,7 @@ def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
         )
     trained = trained_parameters(captured.description)
     spec = optimizer_spec(job.model, job.optimizer, job.numbers.groups, list(trained))
+    spec = replace(spec, ema=job.ema)
     _check_space(spec, captured, options)
     with timed(log, "division_tried"), _explained(job, samples, order):
         losses = ClassLosses(captured.description, captured.state())
@@ -381,7 +382,8 @@ def _check_space(spec: OptimizerSpec, captured: Captured, options: TrainOptions)
     state = whole_state(captured, spec)
     wanted: dict[Path, int] = {}
     if options.out is not None:
-        wanted[options.out.absolute().parent] = state.parameter_bytes
+        files = 1 if spec.ema is None else 2
+        wanted[options.out.absolute().parent] = files * state.parameter_bytes
     if options.checkpoint is not None:
         folder = options.checkpoint.absolute()
         wanted[folder] = wanted.get(folder, 0) + state.version_bytes
@@ -398,12 +400,17 @@ def whole_state(captured: Captured, optimizer: OptimizerSpec) -> StateBytes:
     )
 
 
-def _maps(captured: Captured, options: TrainOptions) -> MapNetwork | None:
+def _maps(job: Job, captured: Captured, options: TrainOptions) -> MapNetwork | None:
     """Of the units that can be tiled, behind which the model gets a border of units.
 
     Raises:
         NotTiled: planner tiles is asked for, and none can; names the unit.
+        OptionError: it is, and evaluations are to take the average of the weights.
     """
+    if job.eval_with_ema:
+        if options.planner == "tiles":
+            raise OptionError("planner tiles evaluates with the weights: leave out eval_with_ema")
+        return None
     in_rounds = options.asynchrony is None or options.chooses_mode
     may_be = options.planner in ("auto", "tiles") and in_rounds
     if not may_be or options.private or options.local:

@@ -199,7 +199,12 @@ class TiledStage(Stage):
         raise InternalError("a tiled stage is begun, and receives messages")
 
     def evaluate(
-        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], *, seed: Seed | None = NO_SEED
+        self,
+        inputs: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        *,
+        seed: Seed | None = NO_SEED,
+        instead: Mapping[str, Tensor] | None = None,
     ) -> list[Tensor]:
         """Raises InternalError, as `forward`."""
         raise InternalError("a tiled stage is begun, and receives messages")

@@ -12,7 +12,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from p2ptrain.errors import InternalError
 from p2ptrain.model.stage.optimizer import StageOptimizer, optimizer_state_ratio, state_layout
-from p2ptrain.model.stage.optimizer_spec import SGD, AdamW, OptimizerSpec
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
+from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
 
 DECAY = 0.9
 
