@@ -177,6 +177,7 @@ class Step(Event):
 
     Attributes:
         lr: the learning rate that it used; of an optimizer with several groups, one of each.
+        grad_norm: of all gradients together, before they are clipped, where the job clips.
     """
 
     event = "step"
@@ -185,6 +186,7 @@ class Step(Event):
     samples_per_s: float
     seconds: float
     lr: float | tuple[float, ...] | None = None
+    grad_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

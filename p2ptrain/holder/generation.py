@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -185,6 +186,12 @@ class HolderGeneration:
     async def coefficient(self, shape: Round) -> Coefficient | None:
         """What this round's gradients are multiplied with; None where the job does not clip."""
         return None if self._norms is None else await self._coefficients.take(shape.index)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Of all gradients of the round whose coefficient was taken last, where it is finite."""
+        norm = None if self._norms is None else self._norms.norm
+        return norm if norm is not None and math.isfinite(norm) else None
 
     async def commit(self, commit: Commit) -> None:
         """Commit the update on every device.

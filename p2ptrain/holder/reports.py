@@ -128,7 +128,12 @@ class JobReports:
             self._sign_at = monotonic() if since is None else since
 
     def step(
-        self, step: int, loss: float, samples: int, lr: float | tuple[float, ...] | None = None
+        self,
+        step: int,
+        loss: float,
+        samples: int,
+        lr: float | tuple[float, ...] | None = None,
+        grad_norm: float | None = None,
     ) -> None:
         """`step` updates count; the last one was of `samples` samples, with that learning rate."""
         if not self._once.step(step):
@@ -142,7 +147,7 @@ class JobReports:
             self._emit(self._recovered(self._answer, self._sign_at, now))
         self._sign_at, self._recovers = None, False
         seconds, self._last_step_at = now - self._last_step_at, now
-        self._emit(Step(step, loss, rate(samples, seconds), seconds, lr))
+        self._emit(Step(step, loss, rate(samples, seconds), seconds, lr, grad_norm))
 
     def _recovered(self, answer: ReconfigureReply, sign_at: float, now: float) -> Recovered:
         return Recovered(

@@ -102,6 +102,9 @@ class NormGatherer:
         names: stage -> the names whose norms it sends, in its order.
         dtypes: name -> dtype of its gradient.
         max_norm: the job's `clip_grad_norm`.
+
+    Attributes:
+        norm: of all gradients together, of the last round whose norms are all here.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class NormGatherer:
         self._max_norm = max_norm
         self._norms: dict[str, Tensor] = {}
         self._reported = 0
+        self.norm: float | None = None
 
     def add(self, stage: int, first: int, norms: Sequence[Any]) -> Tensor | None:
         """Some of a stage's norms (None: no gradient); the coefficient once all are here.
@@ -141,7 +145,9 @@ class NormGatherer:
         norms = [self._norms[name] for name in self._order if name in self._norms]
         self._norms, self._reported = {}, 0
         if not norms:
+            self.norm = 0.0
             return torch.tensor(1.0)
+        self.norm = cross_stage_gradients.total_norm(norms).item()
         return cross_stage_gradients.clip_coefficient(norms, self._max_norm)
 
 

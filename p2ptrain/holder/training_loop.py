@@ -361,8 +361,10 @@ class TrainingLoop:
 
     def _step(self, step: int, order: RoundOrder, reports: Mapping[Seat, RoundReport]) -> None:
         """So many updates count."""
+        barriers = self._epoch.assignment.asynchrony is None
+        norm = self._epoch.gradient_norm if barriers else None
         lr = self._prepared.job.numbers.rates(order.numbers)
-        self._reports.step(step, loss_of(reports), order.round.samples, lr)
+        self._reports.step(step, loss_of(reports), order.round.samples, lr, norm)
         self._counts(step)
         self._copies.round_done(step)
 
@@ -453,6 +455,13 @@ class TrainingLoop:
         numbers.note(step, found[name])
         await self._measured(numbers.measured)
 
+    async def _note_measured(self, step: int, callback: StateCallback) -> None:
+        """Where the scheduler is stepped with what a callback measures."""
+        numbers = self._prepared.job.numbers
+        if numbers.needs_metric and callback.measured is not None:
+            numbers.note(step, callback.measured)
+            await self._measured(numbers.measured)
+
     async def _give_state(self, step: int) -> None:
         """To callbacks that want it; the stages stand still until they have worked with it.
 
@@ -462,6 +471,7 @@ class TrainingLoop:
         if step == self._reports.reported.step:
             while wanting := self._callbacks.runner.wanting:  # again after what it was given
                 await self._callbacks.give(self._epoch, step, wanting[0])
+                await self._note_measured(step, wanting[0])
         self._may_order.set()
 
     async def _measure(self, values: MetricValues, shape: Round, number: int) -> None:

@@ -218,11 +218,12 @@ class Job:
         how = (self.schedule, self.scheduler_interval, self.scheduler_metric)
         check_scheduler(self.optimizer, self.scheduler, *how)
         if isinstance(self.scheduler, ReduceLROnPlateau):
-            if self.eval_data is None:
+            measures = any(getattr(one, "measures", False) for one in self.callbacks)
+            if self.eval_data is None and not measures:
                 raise OptionError(
                     "Job: a ReduceLROnPlateau is stepped after evaluations: give eval_data too"
                 )
-            if self.scheduler_metric not in (LOSS, *self.metrics):
+            if not measures and self.scheduler_metric not in (LOSS, *self.metrics):
                 raise OptionError(
                     f"Job: scheduler_metric={self.scheduler_metric!r} is none of the metrics: "
                     f"{', '.join([LOSS, *map(str, self.metrics)])}"

@@ -53,9 +53,13 @@ class StateCallback(ABC):
     Attributes:
         wanted: what it wants next; the callback itself sets it, and takes it back in `on_state`,
             or wants more.
+        measures: whether it evaluates by itself, and sets `measured`.
+        measured: in `on_state`, what a ReduceLROnPlateau is stepped with.
     """
 
     wanted: WantedState = WantedState.NOTHING
+    measures: bool = False
+    measured: float | None = None
 
     @abstractmethod
     def stands_still_after(self, step: int) -> bool:

@@ -1,0 +1,179 @@
+"""`p2ptrain.hf.Trainer` beside transformers' own, on this device alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, EarlyStoppingCallback, TrainerCallback
+
+import p2ptrain.hf
+from p2ptrain.errors import OptionError
+from p2ptrain.job.train_options import TrainOptions
+from tests.support.hf_scripts import SCRIPTS, arguments, clm
+
+TIMES = ("runtime", "per_second", "total_flos")
+
+CLOSE = 5e-6
+"""Between losses of about 3, in float32: a dozen units in the last place. The household adds up the
+same numbers in another order."""
+
+
+def here(folder: Path, script: dict[str, Any], **changes: Any) -> p2ptrain.hf.Trainer:
+    return p2ptrain.hf.Trainer(
+        args=arguments(folder, **changes), options=TrainOptions(local=True), **script
+    )
+
+
+def theirs(folder: Path, script: dict[str, Any], **changes: Any) -> transformers.Trainer:
+    return transformers.Trainer(args=arguments(folder, **changes), **script)
+
+
+def logged(trainer: transformers.Trainer) -> list[dict[str, Any]]:
+    """What was logged, but for times."""
+    left_out = TIMES if trainer.args.max_grad_norm else (*TIMES, "grad_norm")
+    return [without(left_out, line) for line in trainer.state.log_history]
+
+
+def without(left_out: Iterable[str], line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if not any(part in key for part in left_out)}
+
+
+def assert_same_logs(ours: transformers.Trainer, wanted: transformers.Trainer) -> None:
+    assert len(logged(ours)) == len(logged(wanted))
+    for line, other in zip(logged(ours), logged(wanted), strict=True):
+        assert line == pytest.approx(other, abs=CLOSE, rel=CLOSE)
+
+
+@pytest.mark.parametrize("name", list(SCRIPTS))
+def test_a_script_trains_as_with_transformers(name: str, tmp_path: Path) -> None:
+    how = {"eval_strategy": "epoch", "gradient_accumulation_steps": 1 + (name == "clm")}
+    ours, wanted = (
+        here(tmp_path / "a", SCRIPTS[name](), **how),
+        theirs(tmp_path / "b", SCRIPTS[name](), **how),
+    )
+    done, other = ours.train(), wanted.train()
+    assert_same_logs(ours, wanted)
+    assert (done.global_step, done.training_loss) == (
+        other.global_step,
+        pytest.approx(other.training_loss, abs=CLOSE),
+    )
+    found = without(TIMES, ours.evaluate())
+    assert found == pytest.approx(without(TIMES, wanted.evaluate()), abs=CLOSE, rel=CLOSE)
+    ours.save_model(str(tmp_path / "saved"))
+    again = type(ours.model).from_pretrained(tmp_path / "saved").state_dict()
+    assert all(torch.equal(again[key], value) for key, value in ours.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"label_smoothing_factor": 0.1, "max_grad_norm": 0.0, "lr_scheduler_type": "cosine"},
+        {"lr_scheduler_type": "polynomial", "max_steps": 7, "max_grad_norm": 0.3, "optim": "sgd"},
+        {
+            **{"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"},
+            **{"eval_steps": 2, "lr_scheduler_kwargs": {"patience": 0}, "learning_rate": 1e-2},
+            **{"metric_for_best_model": "loss", "warmup_steps": 0, "optim": "rmsprop"},
+        },
+    ],
+)
+def test_arguments_do_what_they_do_with_transformers(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    ours, wanted = here(tmp_path / "a", clm(), **changes), theirs(tmp_path / "b", clm(), **changes)
+    ours.train()
+    wanted.train()
+    assert_same_logs(ours, wanted)
+
+
+def test_what_is_saved_is_resumed_and_the_best_comes_back(tmp_path: Path) -> None:
+    how = {
+        **{"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3},
+        **{"load_best_model_at_end": True, "metric_for_best_model": "loss"},
+    }
+    whole = here(tmp_path / "a", clm(), **how)
+    whole.train()
+    folder = tmp_path / "a" / "checkpoint-6"
+    opened = AutoModelForCausalLM.from_pretrained(folder)
+    assert opened.config.n_embd == 16
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert state["global_step"] == 6
+    resumed = here(tmp_path / "c", clm(), **how)
+    resumed.train(resume_from_checkpoint=str(folder))
+    assert logged(resumed)[:-1] == logged(whole)[:-1]
+    weights, others = whole.model.state_dict(), resumed.model.state_dict()
+    assert all(torch.equal(weights[key], others[key]) for key in weights)
+    best = AutoModelForCausalLM.from_pretrained(whole.state.best_model_checkpoint).state_dict()
+    assert all(torch.equal(weights[key], best[key]) for key in weights)
+
+
+class Notes(TrainerCallback):
+    """Writes down what it sees, and asks for an evaluation at step 5, where none is due."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.seen.append("begin")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> Any:
+        self.seen.append(f"step {state.global_step}")
+        control.should_evaluate = state.global_step == 5
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.seen.append(f"epoch {state.epoch}")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **more: Any) -> None:
+        self.seen.append(f"evaluated {metrics['eval_loss']:.4f}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.seen.append("end")
+
+
+def test_callbacks_see_what_they_see_with_transformers(tmp_path: Path) -> None:
+    notes, others = Notes(), Notes()
+    here(tmp_path / "a", {**clm(), "callbacks": [notes]}).train()
+    theirs(tmp_path / "b", {**clm(), "callbacks": [others]}).train()
+    assert notes.seen == others.seen
+    assert "evaluated" in notes.seen[6]
+
+
+def test_early_stopping_ends_the_training(tmp_path: Path) -> None:
+    how = {
+        **{"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2},
+        **{"load_best_model_at_end": True, "metric_for_best_model": "loss"},
+        **{"learning_rate": 1e-2, "save_only_model": True},
+    }
+    stopping = [EarlyStoppingCallback(early_stopping_patience=2)]
+    ours = here(tmp_path / "a", {**clm(), "callbacks": stopping}, **how)
+    wanted = theirs(tmp_path / "b", {**clm(), "callbacks": stopping}, **how)
+    assert ours.train().global_step == wanted.train().global_step < 12
+    assert_same_logs(ours, wanted)
+
+
+class OwnLoss(p2ptrain.hf.Trainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs)
+
+
+class SeesGradients(TrainerCallback):
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        pass
+
+
+def test_what_would_never_be_called_is_refused(tmp_path: Path) -> None:
+    script = clm()
+    with pytest.raises(OptionError, match=r"OwnLoss.compute_loss would never be called"):
+        OwnLoss(args=arguments(tmp_path), **script)
+    with pytest.raises(OptionError, match=r"SeesGradients.on_pre_optimizer_step would never"):
+        here(tmp_path, {**script, "callbacks": [SeesGradients()]})
+    with pytest.raises(OptionError, match="searches no hyperparameters"):
+        here(tmp_path, script).hyperparameter_search()
+    with pytest.raises(OptionError, match="no optimizer state that p2ptrain reads"):
+        here(tmp_path, script).train(resume_from_checkpoint=str(tmp_path))
