@@ -75,6 +75,7 @@ from p2ptrain.model.sample_independence.division_probe import HalfWeights, alike
 from p2ptrain.model.stage.determinism import check_default_type, randomness_lock
 from p2ptrain.model.stage.mutated_state import unchanging_names
 from p2ptrain.model.stage.optimizer import (
+    AVERAGE,
     optimizer_state_ratio,
     slots_of,
     state_layout,
@@ -629,8 +630,15 @@ def _slots(prepared: PreparedJob, found: Checkpoint, options: TrainOptions) -> d
     spec, trained = prepared.optimizer, trained_parameters(prepared.captured.description)
     wanted = _slots_by_owner(state_layout(spec, trained, spec.group_of(list(trained))))
     for owner, there in _slots_by_owner(found.optimizer).items():
-        if owner not in trained or there == wanted.get(owner, set()):
+        due = wanted.get(owner, set())
+        if owner not in trained or there in (due, due & {AVERAGE}):  # it may have had no gradient
             continue
+        if there ^ due == {AVERAGE}:
+            has, wants = ("an", "none") if AVERAGE in there else ("no", "one")
+            raise OptionError(
+                f"the checkpoint in {options.resume} has {has} average of the weights, and the job "
+                f"keeps {wants}: give ema as it was"
+            )
         more, verbs = sorted(there - wanted.get(owner, set())), ("keeps", "does not")
         if not more:
             more, verbs = sorted(wanted[owner] - there), ("keeps no", "does")

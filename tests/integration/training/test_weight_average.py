@@ -163,3 +163,37 @@ async def test_without_barriers_there_is_an_average_of_the_updates_made(tmp_path
 def test_averages_that_cannot_be_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         job(**given)
+
+
+class PartlyDetached(nn.Module):
+    """The second layer is used, and never gets a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        return self.head(x + self.second(x).detach())  # type: ignore[no-any-return]
+
+
+async def test_what_gets_no_gradient_has_an_average_and_no_more(tmp_path: Path) -> None:
+    def made(**changes: Any) -> Job:
+        given: dict[str, Any] = {"batch_size": 8, "micro_batch": 4, "epochs": 3, "ema": DECAY}
+        loss = nn.functional.cross_entropy
+        adam = p2ptrain.AdamW(lr=0.05)
+        return Job(PartlyDetached(), samples(), loss, adam, **{**given, **changes})
+
+    kept, files = tmp_path / "checkpoint", [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    async with devices(1) as household:
+        await household.holder_run(made(), TrainOptions(local=True, out=files[0])).run()
+        first = TrainOptions(local=True, steps=4, checkpoint=kept)
+        await household.holder_run(made(), first).run()
+        again = TrainOptions(local=True, resume=kept, out=files[1])
+        await household.holder_run(made(), again).run()
+        with pytest.raises(OptionError, match=r"has an average of the weights.*keeps none"):
+            await household.holder_run(made(ema=None), again).run()
+    one, other = (load_file(file.with_name(f"{file.stem}.ema.safetensors")) for file in files)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert torch.equal(one["second.weight"], PartlyDetached().second.weight)
