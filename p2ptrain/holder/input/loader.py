@@ -45,7 +45,10 @@ from p2ptrain.model.capture.captured import Captured
 
 @dataclass(frozen=True, slots=True)
 class LoadedMicroBatch:
-    """One piece, flattened for the wire, its round, and its target as metrics take it."""
+    """One piece, flattened for the wire, its round, and its target as metrics take it.
+
+    Where the model computes the loss itself they take the batch.
+    """
 
     planned: PlannedRound[MiniBatch]
     feed: FeedItem
@@ -143,7 +146,8 @@ class MicroBatchLoader:
         piece = MicroBatchSlice.whole(
             MicroBatchKey(shape.index, number), shape.mode, shape.size(number), shape.lengths
         )
-        return LoadedMicroBatch(planned, FeedItem(piece, inputs, targets, weights), sample[1])
+        target = sample[0] if sample[1] is None else sample[1]
+        return LoadedMicroBatch(planned, FeedItem(piece, inputs, targets, weights), target)
 
 
 async def _ahead(pieces: Iterator[LoadedMicroBatch]) -> AsyncGenerator[LoadedMicroBatch, None]:

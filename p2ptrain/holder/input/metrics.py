@@ -291,7 +291,8 @@ def tried_metrics(
     except OPERATORS_RAISE:
         return frozenset()  # training and evaluations say it, with unit and step
     with randomness_lock:
-        over_all = tried(metrics, captured.unflatten_output(leaves), target)
+        of_metrics = inputs if target is None else target
+        over_all = tried(metrics, captured.unflatten_output(leaves), of_metrics)
     kept_bytes = sum(leaf.nbytes for leaf in (*leaves, *targets)) // count * len(evaluation)
     if over_all and kept_bytes > KEPT_SHARE * usable_memory_bytes():
         raise ScriptError(

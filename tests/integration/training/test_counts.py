@@ -277,6 +277,10 @@ def test_a_normalizer_that_gives_no_count_is_found_before_anything(
         prepare(_job(_data(), torch.float32, 4, normalizer=normalizer), TrainOptions(local=True))
 
 
+def _right(output: Any, batch: Any) -> Tensor:
+    return (output["logits"].argmax(-1) == batch["labels"]).double().mean()
+
+
 class _OwnLoss(nn.Module):
     """As transformers' models: the loss in its output where there are labels."""
 
@@ -293,11 +297,18 @@ class _OwnLoss(nn.Module):
 async def test_a_model_computes_its_own_loss_from_batches_that_are_dicts() -> None:
     pairs = _data(_some)
     data = [{"words": words, "labels": labels} for words, labels in pairs]
-    job = Job(_OwnLoss(torch.float64), data, None, SGD(lr=0.1), BATCH, 5, epochs=9, eval_data=data)
+    looks = {"eval_data": data, "metrics": {"right": _right}}
+    job = Job(_OwnLoss(torch.float64), data, None, SGD(lr=0.1), BATCH, 5, epochs=9, **looks)
     plain = _job(pairs, torch.float64, None, optimizer=SGD(lr=0.1))
     household = await trained(job, 3)
     assert household.losses == pytest.approx(by_plain_torch(plain), abs=1e-12)
-    assert any(isinstance(event, Eval) for event in household.events)
+    seen = [event.metrics for event in household.events if isinstance(event, Eval)]
+    labels, output = (
+        torch.stack([y for _, y in pairs]),
+        job.model(torch.stack([x for x, _ in pairs])),
+    )
+    assert seen[-1]["right"] == pytest.approx(float(_right(output, {"labels": labels})))
+    assert "loss" in seen[-1]
 
 
 def test_a_batch_without_what_the_loss_needs_is_refused_in_one_line() -> None:
