@@ -292,9 +292,8 @@ class TrainingLoop:
             self._unweighed = None
             self._reports.warn(
                 f"targets of {DEFAULT_IGNORED}, which the loss leaves out, came up after the "
-                "plan was made, and no count of them weighs all that it adds up: mini-batches are "
-                "computed in parts, and each part leaves out its own, which trains something else "
-                f"than the whole. Set micro_batch={batch_size}"
+                "plan was made: mini-batches are computed in parts, and each part leaves out its "
+                f"own, which trains something else than the whole. Set micro_batch={batch_size}"
                 f"{' and use --planner pp, which divides none' if self._divides else ''}"
             )
 

@@ -89,7 +89,10 @@ class MicroBatchLoader:
         """
         evaluation = None if self._evaluation is None else self._evaluation.batches
         planned = sequence.rounds(self._data, evaluation, first_step, evaluated)
-        async with aclosing(_ahead(self._pieces(planned))) as pieces:
+        ahead = LOADED_AHEAD
+        if self._count is not None:  # a mini-batch that is read whole is not waited for
+            ahead += -(-self._data.batch_size // sequence.micro_batch)
+        async with aclosing(_ahead(self._pieces(planned), ahead)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -150,11 +153,13 @@ class MicroBatchLoader:
         return LoadedMicroBatch(planned, FeedItem(piece, inputs, targets, weights), target)
 
 
-async def _ahead(pieces: Iterator[LoadedMicroBatch]) -> AsyncGenerator[LoadedMicroBatch, None]:
+async def _ahead(
+    pieces: Iterator[LoadedMicroBatch], ahead: int = LOADED_AHEAD
+) -> AsyncGenerator[LoadedMicroBatch, None]:
     def load(_number: int) -> LoadedMicroBatch | None:
         return next(pieces, None)
 
-    async with Prefetcher(load, itertools.count(), ahead=LOADED_AHEAD) as loaded:
+    async with Prefetcher(load, itertools.count(), ahead=ahead) as loaded:
         async for piece in loaded:
             if piece is None:
                 return

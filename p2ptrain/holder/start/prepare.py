@@ -13,16 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, OptionError, ScriptError, UserError
-from p2ptrain.holder.input.batch_counts import (
-    Batch,
-    BatchCount,
-    NormalizerCount,
-    Slices,
-    TargetCount,
-    rows,
-    samples_of,
-    weigh,
-)
+from p2ptrain.holder.input.batch_counts import Batch, BatchCount, Slices
 from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.metrics import check_evaluation, tried_metrics
 from p2ptrain.holder.input.mini_batches import (
@@ -39,6 +30,7 @@ from p2ptrain.holder.input.open_data import (
     open_evaluation,
 )
 from p2ptrain.holder.start.first_batch import explained
+from p2ptrain.holder.start.loss_count import find_count, spread
 from p2ptrain.holder.start.micro_batch import (
     COMPUTED_TOGETHER,
     check_evaluation_sizes,
@@ -48,13 +40,9 @@ from p2ptrain.holder.start.micro_batch import (
     why_synchronous_only,
 )
 from p2ptrain.holder.start.model_limits import (
-    SEEN,
     Across,
     check_asynchronous,
-    few_samples,
-    looks_across,
     read_sharing,
-    uncounted,
 )
 from p2ptrain.job.chosen_optimizer import optimizer_spec, optimizer_state, untrained_frozen
 from p2ptrain.job.given_weights import load_weights
@@ -70,8 +58,7 @@ from p2ptrain.model.capture.plain_run import ComparedBatches, PlainRun, run_plai
 from p2ptrain.model.capture.scored_module import casting
 from p2ptrain.model.capture.stale_globals import Outdated
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
-from p2ptrain.model.sample_independence.class_losses import ClassLosses, entered
-from p2ptrain.model.sample_independence.division_probe import HalfWeights, alike
+from p2ptrain.model.sample_independence.class_losses import ClassLosses
 from p2ptrain.model.stage.determinism import check_default_type, randomness_lock
 from p2ptrain.model.stage.mutated_state import unchanging_names
 from p2ptrain.model.stage.optimizer import (
@@ -291,9 +278,8 @@ def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
     spec = replace(spec, ema=job.ema)
     _check_space(spec, captured, options)
     with timed(log, "division_tried"), _explained(job, samples, order):
-        losses = ClassLosses(captured.description, captured.state())
-        count = _count(job, captured, losses, example)
-        across, unweighed = _across(captured, samples, losses, count)
+        found = find_count(job, captured, samples, example)
+        across = found.across
     micro_batch, changed = settled(job.micro_batch, job.batch_size, across)
     job = replace(job, micro_batch=micro_batch)
     how = options.asynchrony
@@ -323,8 +309,8 @@ def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
         maps=maps,
         changes=(changed,) if changed else (),
         over_all=over_all,
-        count=count,
-        unweighed=unweighed,
+        count=found.count,
+        unweighed=found.unweighed,
         outdated=outdated,
         compare=partial(_compared, job.model, captured, plain),
     )
@@ -348,7 +334,7 @@ def _explained(job: Job, samples: SampleReader, order: FirstBatches) -> Iterator
         yield
     except (CaptureError, ScriptError) as error:
         first = order.batch(0)[: job.fixed_micro_batch or None]
-        seen = _seen(samples)
+        seen = spread(samples)
         try:
             batches = [
                 samples.collate(first, batch_seed(job.seed, 0)),
@@ -359,10 +345,6 @@ def _explained(job: Job, samples: SampleReader, order: FirstBatches) -> Iterator
         with casting(job.autocast):
             explanation = explained(job.model, job.loss_function, batches, error)
         raise explanation from error
-
-
-def _seen(samples: SampleReader) -> list[int]:
-    return [k * len(samples) // SEEN for k in range(SEEN)]
 
 
 def _first_state(job: Job, captured: Captured, spec: OptimizerSpec) -> dict[str, Tensor]:
@@ -493,91 +475,6 @@ def _compared(module: nn.Module, captured: Captured, run: PlainRun | None) -> tu
     if found.skipped:
         said.append(f"the captured model was compared on {found.batches} batches: {found.skipped}")
     return tuple(said)
-
-
-def _count(job: Job, captured: Captured, losses: ClassLosses, example: Batch) -> BatchCount | None:
-    """What the mean of the job's loss is taken over; None = its samples.
-
-    Raises:
-        ScriptError: the normalizer fails with the first samples.
-    """
-    if job.normalizer is None:
-        return TargetCount(captured, losses) if losses.is_counted else None
-    count = NormalizerCount(job.normalizer, is_dict=job.loss is None or _is_one_dict(example))
-    count.of(example)
-    return count
-
-
-def _is_one_dict(batch: Batch) -> bool:
-    """Whether it is a dict that is both the model's input and the loss's target."""
-    given, target = batch
-    if not isinstance(given, dict) or not isinstance(target, dict) or given.keys() != target.keys():
-        return False
-    pairs = zip(*map(torch.utils._pytree.tree_leaves, batch), strict=False)
-    return all(a is b or (isinstance(a, Tensor) and torch.equal(a, b)) for a, b in pairs)
-
-
-def _across(
-    captured: Captured, samples: SampleReader, losses: ClassLosses, count: BatchCount | None
-) -> tuple[Across, ClassLosses | None]:
-    """Whether parts of a batch add up to the whole; and the losses that may show later not to.
-
-    Raises:
-        ScriptError: the normalizer, or the model, fails with these samples.
-    """
-    description, least = captured.description, captured.trains.least
-    batch = samples.collate(_seen(samples), "example")
-    is_ignored = losses.leaves_out_a_class or _leaves_out(captured, samples, losses, batch)
-    chosen = few_samples(least)
-    few = samples.collate([_seen(samples)[k] for k in chosen], "example")
-    taken = captured.entering(few[0], "train"), captured.flatten_target(few[1])
-    across = looks_across(
-        description,
-        captured.state(),
-        taken,
-        least,
-        () if count is not None else uncounted(losses, ignored=is_ignored),
-        alike if count is None else _half_weights(captured, count, few),
-        losses.ignored(),
-        is_ignored=is_ignored,
-    )
-    return across, losses if across.leaves_out else None
-
-
-def _leaves_out(
-    captured: Captured, samples: SampleReader, losses: ClassLosses, batch: Batch
-) -> bool:
-    """Whether a loss leaves out some target of these samples, or of those that lie ready."""
-
-    def found_in(batch: Batch) -> bool:
-        inputs, targets = captured.entering(batch[0], "train"), captured.flatten_target(batch[1])
-        try:
-            return losses.leave_out(entered(captured.description, inputs, targets))
-        except (RuntimeError, IndexError):  # the trial says what is wrong
-            return False
-
-    if found_in(batch):
-        return True
-    ready = samples.ready_pieces() if losses.ignored() else ()
-    return any(found_in(samples.collate(indices, "example")) for indices in ready)
-
-
-def _half_weights(captured: Captured, count: BatchCount, batch: Batch) -> HalfWeights:
-    """Of `batch` with other values of what the model takes."""
-    inputs, size = captured.flatten_input(batch[0]), samples_of(batch)
-    crossing = captured.description.crossing_values(0, "train")
-
-    def weights(entering: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[float, float]:
-        leaves = list(inputs)
-        for reference, value in zip(crossing, entering, strict=True):
-            leaves[reference.index] = value
-        whole = captured.input.unflatten(leaves), captured.target.unflatten(targets)
-        cut = size - size // 2
-        halves = [rows(whole, 0, cut), rows(whole, cut, size)]
-        first, second = weigh(count, halves, [[(0, cut)], [(0, size - cut)]])
-        return first.whole, second.whole
-
-    return weights
 
 
 def _sharing(captured: Captured, across: Across) -> SharingLimits:

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.events import Eval, Event, Recovered, Step, Warned
 from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.start import loss_count
 from p2ptrain.holder.start.prepare import prepare
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job, MicroBatch
@@ -351,3 +352,30 @@ async def test_batches_padded_to_their_longest_sample_are_counted() -> None:
             optimizer.zero_grad()
             wanted.append(loss.item())
     assert household.losses == pytest.approx(wanted[:STEPS], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("large", "ready", "empty", "is_counted"),
+    [
+        (False, False, False, True),
+        (True, False, False, False),  # read micro-batch by micro-batch
+        (True, False, True, True),
+        (False, True, False, False),  # all of it was looked at
+        (False, True, True, True),
+    ],
+)
+def test_a_mini_batch_is_read_whole_where_its_count_may_differ_from_its_samples(
+    large: bool, ready: bool, empty: bool, is_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(loss_count, "READ_WHOLE_BYTES", 1)
+    x = torch.randn(SAMPLES, 3)
+    y = torch.where(torch.arange(SAMPLES) % 5 == 0, IGNORED if empty else 1, 2)
+    data: Any = torch.utils.data.TensorDataset(x, y)
+    if not ready:
+        data = [data[k] for k in range(SAMPLES)]
+    job = Job(nn.Linear(3, 4), data, cross_entropy, SGD(lr=0.1), BATCH, epochs=9)
+    prepared = prepare(job, TrainOptions(local=True))
+    assert (prepared.count is not None) is is_counted
+    assert (prepared.unweighed is not None) is (large and not is_counted)
+    assert prepared.job.micro_batch is None
