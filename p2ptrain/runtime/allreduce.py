@@ -16,7 +16,6 @@ What arrives for a bucket that this device has not begun waits.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -36,6 +35,7 @@ from p2ptrain.net.forms import Count, Length
 from p2ptrain.net.message import Fields
 from p2ptrain.runtime.allreduce_buckets import (
     ArrivedSums,
+    BucketReadiness,
     BucketReduction,
     GradientBucket,
     RingPlace,
@@ -115,52 +115,6 @@ class _ReceivedChunks:
         return frame.key in self.opened or any(other.key == frame.key for other, _ in waiting)
 
 
-class _BucketReadiness:
-    """Which buckets' tensors are all final. Thread-safe."""
-
-    def __init__(self, summed: ReducedTensors) -> None:
-        self._buckets = summed.buckets
-        self._statistics = summed.statistics_names
-        self._of_name: dict[str, list[int]] = {}
-        for bucket in self._buckets:
-            for name in bucket.names:
-                self._of_name.setdefault(name, []).append(bucket.index)
-        self._lock = threading.Lock()
-        self._missing: list[set[str]] = []
-        self._none_yet = True
-
-    def reset(self) -> None:
-        """Nothing is final."""
-        with self._lock:
-            self._missing = [set(bucket.names) for bucket in self._buckets]
-            self._none_yet = True
-
-    def final(self, name: str) -> bool:
-        """One more is, and the statistics with the first; whether that made a bucket ready."""
-        with self._lock:
-            ready = [self._remove(statistic) for statistic in self._statistics if self._none_yet]
-            self._none_yet = False
-            return self._remove(name) or any(ready)
-
-    def _remove(self, name: str) -> bool:
-        ready = False
-        for index in self._of_name.get(name, ()):
-            if name in self._missing[index]:
-                self._missing[index].remove(name)
-                ready |= not self._missing[index]
-        return ready
-
-    def all_final(self) -> None:
-        """Everything is."""
-        with self._lock:
-            for missing in self._missing:
-                missing.clear()
-
-    def ready(self, index: int) -> bool:
-        """Whether that bucket may start."""
-        return not self._missing[index]
-
-
 class RingAllReduce:
     """One stage's part in its group's sums, on this device, for one epoch.
 
@@ -197,7 +151,7 @@ class RingAllReduce:
         self._line = line
         self._switchboard = switchboard
         self.summed = summed
-        self._readiness = _BucketReadiness(summed)
+        self._readiness = BucketReadiness(summed.buckets, summed.statistics_names)
         self._loop = asyncio.get_running_loop()
         self._order: RoundOrder | None = None
         self._ordinal = 0

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeAlias
@@ -94,6 +94,53 @@ class GradientBucket:
     def names(self) -> frozenset[str]:
         """The tensors it waits for."""
         return frozenset(entry.name for entry in self.entries)
+
+
+class BucketReadiness:
+    """Which buckets' tensors are all final. Thread-safe."""
+
+    def __init__(self, buckets: Sequence[GradientBucket], statistics: Collection[str]) -> None:
+        """`statistics`: names that are final with the first gradient."""
+        self._buckets = buckets
+        self._statistics = statistics
+        self._of_name: dict[str, list[int]] = {}
+        for bucket in self._buckets:
+            for name in bucket.names:
+                self._of_name.setdefault(name, []).append(bucket.index)
+        self._lock = threading.Lock()
+        self._missing: list[set[str]] = []
+        self._none_yet = True
+
+    def reset(self) -> None:
+        """Nothing is final."""
+        with self._lock:
+            self._missing = [set(bucket.names) for bucket in self._buckets]
+            self._none_yet = True
+
+    def final(self, name: str) -> bool:
+        """One more is, and the statistics with the first; whether that made a bucket ready."""
+        with self._lock:
+            ready = [self._remove(statistic) for statistic in self._statistics if self._none_yet]
+            self._none_yet = False
+            return self._remove(name) or any(ready)
+
+    def _remove(self, name: str) -> bool:
+        ready = False
+        for index in self._of_name.get(name, ()):
+            if name in self._missing[index]:
+                self._missing[index].remove(name)
+                ready |= not self._missing[index]
+        return ready
+
+    def all_final(self) -> None:
+        """Everything is."""
+        with self._lock:
+            for missing in self._missing:
+                missing.clear()
+
+    def ready(self, index: int) -> bool:
+        """Whether that bucket may start."""
+        return not self._missing[index]
 
 
 def buckets_of(
