@@ -761,6 +761,7 @@ class JobTrainer:
                 failpoints.reach_now("weights.written", device=self._mesh.self_id)
         if unwritten is not None:
             raise unwritten
+        self._job.numbers.end()
         seconds = reports.seconds
         speed = rate(reports.samples, seconds)
         where, left_out = str(out) if out else None, reports.updates_left_out

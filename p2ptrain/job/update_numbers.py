@@ -26,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.job.chosen_optimizer import Optimizer, group_numbers
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
+from p2ptrain.logs import get_logger
 from p2ptrain.model.stage.optimizer_form import (
     AS_GIVEN,
     PlainColumns,
@@ -42,6 +43,8 @@ Interval: TypeAlias = Literal["update", "epoch"]
 
 Measured: TypeAlias = tuple[tuple[int, float], ...]
 """(updates, metric) of every evaluation that a scheduler has seen."""
+
+log = get_logger(__name__)
 
 KEPT = 4096
 """Calls whose numbers are kept; for older ones the scheduler starts again from the beginning."""
@@ -104,6 +107,7 @@ class UpdateNumbers:
         self._interval = interval
         self._run = None if scheduler is None else _SchedulerRun(scheduler)
         self._measured: list[tuple[int, float]] = []
+        self._last: tuple[int, int] | None = None  # update and epoch that were asked for
 
     def is_of(self, *made_of: object) -> bool:
         """Whether it was made of that optimizer, schedule and scheduler."""
@@ -125,6 +129,14 @@ class UpdateNumbers:
         if self._run is not None:
             self._run.start_again()
 
+    def end(self) -> None:
+        """All updates are made: the user's scheduler is stepped after the last one too."""
+        if self._last is not None:
+            try:
+                self.changes(self._last[0] + 1, self._last[1])
+            except ScriptError as error:  # what it gives is used by no update
+                log.info("scheduler_not_stepped", why=str(error))
+
     def note(self, updates: int, metric: float) -> None:
         """An evaluation after so many updates gave that; the same again is none."""
         if all(updates > before for before, _ in self._measured):
@@ -142,6 +154,7 @@ class UpdateNumbers:
             return AS_GIVEN if factor == 1.0 else self._checked({"lr": rates}, update)
         if self._run is None:
             return AS_GIVEN
+        self._last = (update, epoch)
         arguments: Sequence[tuple[float, ...]]
         if self.needs_metric:
             arguments = [(metric,) for updates, metric in self._measured if updates <= update]

@@ -125,6 +125,8 @@ async def test_every_class_in_two_groups_is_plain_torchs(
     async with devices(count) as household:
         await household.holder_run(trained, options).run()
     assert_same(trained, household.events, plain("mlp", in_two_groups(name)))
+    assert trained.scheduler is not None
+    assert trained.scheduler.last_epoch == STEPS, "as after plain torch's loop"
     assert before["state"].keys() == trained.optimizer.state_dict()["state"].keys()  # type: ignore[union-attr]
 
 
