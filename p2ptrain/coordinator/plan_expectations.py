@@ -14,8 +14,8 @@ from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevic
 from p2ptrain.errors import PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.cost.overlap import ROUND_MESSAGES, SPLIT_FACTOR
+from p2ptrain.plan.cost.draft import Draft, message_seconds, place_seconds
+from p2ptrain.plan.cost.overlap import ROUND_MESSAGES
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
@@ -104,7 +104,7 @@ def _work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], StageWork]:
         return round_work(cost, plan)
     draft = draft_of(plan, cost)
     return {
-        (p, device): StageWork(_computing(cost, draft, p, place), _messages(cost, draft, p, place))
+        (p, device): _stage_work(cost, draft, p, place)
         for p, group in enumerate(draft.groups)
         for place, device in enumerate(group.devices)
     }
@@ -124,31 +124,18 @@ def _by_capacity(
     return expected
 
 
-def _computing(cost: CostModel, draft: Draft, p: int, place: int) -> float:
-    """Forwards, backwards and the update of one device of stage p."""
-    (first, end), device = draft.units[p], draft.groups[p].devices[place]
-    backward_factor = SPLIT_FACTOR if draft.splits(p) else 1.0
-    seconds = cost.update_seconds(device, first, end, ahead=cost.goes_ahead(draft.devices))
-    for samples in draft.groups[p].pieces(draft.split, place):
-        if samples:
-            times = cost.unit_times(device, samples)
-            seconds += sum(times.forward[first:end])
-            seconds += backward_factor * sum(times.backward[first:end])
-    return seconds
-
-
-def _messages(cost: CostModel, draft: Draft, p: int, place: int) -> float:
-    """Messages of one device of stage p: pieces and sums."""
+def _stage_work(cost: CostModel, draft: Draft, p: int, place: int) -> StageWork:
+    """Of one device of stage p: forwards, backwards and the update; messages of pieces and sums."""
     assert cost.overlap is not None
-    (first, end), group = draft.units[p], draft.groups[p]
-    device, seconds = group.devices[place], 0.0
-    for samples in group.pieces(draft.split, place):
-        if samples:
-            seconds += sum(cost.overlap.task_seconds(device, first, end, samples))
+    group, units = draft.groups[p], draft.units[p]
+    seat, device = (draft.split, group, place, units), group.devices[place]
+    messages = message_seconds(cost, *seat)
+    computing = place_seconds(cost, *seat, splits=draft.splits(p)) - messages
+    computing += cost.update_seconds(device, *units, ahead=cost.goes_ahead(draft.devices))
     if len(group.devices) > 1:
-        buckets = cost.overlap.buckets(first, end, cost.bucket_sizes(group.devices))
-        seconds += cost.overlap.reduce_seconds(device, len(group.devices), buckets)
-    return seconds
+        buckets = cost.overlap.buckets(*units, cost.bucket_sizes(group.devices))
+        messages += cost.overlap.reduce_seconds(device, len(group.devices), buckets)
+    return StageWork(computing, messages)
 
 
 def _round_messages(cost: CostModel, device: int) -> float:

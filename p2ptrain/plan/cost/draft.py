@@ -334,6 +334,49 @@ def weight_seconds(cost: CostModel, draft: Draft) -> list[WeightGradientSeconds]
     return found
 
 
+def place_seconds(
+    cost: CostModel,
+    split: BatchSplit,
+    group: StageGroup,
+    place: int,
+    units: tuple[int, int],
+    *,
+    splits: bool = False,
+) -> float:
+    """A device's load: all that the one at `place` computes of a stage in a round.
+
+    With overlap its messages are part of that; an update and its sums are not.
+
+    Arguments:
+        splits: backwards are split.
+    """
+    device, of = group.devices[place], cost.split_seconds if splits else cost.stage_seconds
+    pieces = group.piece_counts(split, place)
+    return sum(count * sum(of(device, *units, samples)) for samples, count in pieces.items())
+
+
+def message_seconds(
+    cost: CostModel, split: BatchSplit, group: StageGroup, place: int, units: tuple[int, int]
+) -> float:
+    """Of a device's load what its pieces' messages take; nothing in the plain model."""
+    if cost.overlap is None:
+        return 0.0
+    device, of = group.devices[place], cost.overlap.task_seconds
+    pieces = group.piece_counts(split, place)
+    return sum(count * sum(of(device, *units, samples)) for samples, count in pieces.items())
+
+
+def device_loads(cost: CostModel, draft: Draft) -> dict[int, float]:
+    """The same of each device of a draft, in all of its stages."""
+    loads = dict.fromkeys(draft.devices, 0.0)
+    for p, (group, units) in enumerate(zip(draft.groups, draft.units, strict=True)):
+        for place, device in enumerate(group.devices):
+            loads[device] += place_seconds(
+                cost, draft.split, group, place, units, splits=draft.splits(p)
+            )
+    return loads
+
+
 def task_seconds(
     cost: CostModel, draft: Draft, p: int, device: int, samples: int
 ) -> tuple[float, float]:

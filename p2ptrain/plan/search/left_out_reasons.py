@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise, permutations, product
 
 from p2ptrain.errors import size_text
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.cost.draft import Draft, device_loads
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.infeasible import unit_bytes
 from p2ptrain.plan.problem.judge import Judged
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.simulation.group_bound import interface_seconds
+from p2ptrain.plan.simulation.group_bound import round_interfaces
 from p2ptrain.plan.simulation.steady_bound import mini_batches_each
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.request import PlanMode
@@ -81,11 +80,10 @@ def _blame(cost: CostModel, device: int, other: Judged) -> str:
     """What the device's time goes into in a plan that uses it."""
     draft = other.draft
     rounds = draft.split.batch_size / draft.split.first_samples
-    interface = interface_seconds(cost, draft)
-    busiest = max(interface.get(("up", device), 0.0), interface.get(("down", device), 0.0))
+    busiest = round_interfaces(cost, draft).of(device)
     rate, latency = _slowest_link(cost, device, draft)
     summing = _all_reduce(cost, device, draft)
-    computing = _computing(cost, device, draft)
+    computing = device_loads(cost, draft)[device]
     exchanged = summing * _exchanges(cost, device, draft)
     if exchanged > max(busiest, latency * rounds, computing):
         return (
@@ -96,20 +94,6 @@ def _blame(cost: CostModel, device: int, other: Judged) -> str:
             return f"its network answers only after {_time(latency)}"
         return f"its network carries only {size_text(rate)}/s"
     return _slowness(cost, device, other)
-
-
-def _computing(cost: CostModel, device: int, draft: Draft) -> float:
-    """Seconds of a round that the device computes."""
-    seconds = 0.0
-    for group, units in zip(draft.groups, draft.units, strict=True):
-        if device in group.devices:
-            pieces = Counter(group.pieces(draft.split, group.devices.index(device)))
-            seconds += sum(
-                count * sum(cost.stage_seconds(device, *units, samples))
-                for samples, count in pieces.items()
-                if samples
-            )
-    return seconds
 
 
 def _exchanges(cost: CostModel, device: int, draft: Draft) -> float:

@@ -21,11 +21,10 @@ in a chain:
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from p2ptrain.plan.cost.allreduce_order import sent_in
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, task_seconds, weight_seconds
+from p2ptrain.plan.cost.draft import Draft, device_loads, task_seconds, weight_seconds
+from p2ptrain.plan.cost.interfaces import Interfaces
 from p2ptrain.plan.simulation.group_bound import group_bound
 
 
@@ -34,38 +33,27 @@ def _overlapped_bound(cost: CostModel, draft: Draft) -> float:
     longest = max(_device_seconds(cost, draft).values())
     if not draft.is_straight:
         return longest
-    interface = max(_interface_seconds(cost, draft).values(), default=0.0)
-    return max(longest, interface, _longest_chain(cost, draft))
+    return max(longest, _between_stages(cost, draft).longest, _longest_chain(cost, draft))
 
 
 def _device_seconds(cost: CostModel, draft: Draft) -> dict[int, float]:
     assert cost.overlap is not None
-    ahead = cost.goes_ahead(draft.devices)
-    seconds: dict[int, float] = defaultdict(float)
+    ahead, seconds = cost.goes_ahead(draft.devices), device_loads(cost, draft)
     for p, (group, units) in enumerate(zip(draft.groups, draft.units, strict=True)):
         parts = len(group.devices)
         buckets = sent_in(cost, draft, p).buckets if parts > 1 else ()
-        for place, device in enumerate(group.devices):
-            pieces = [samples for samples in group.pieces(draft.split, place) if samples]
-            for samples in set(pieces):
-                of = cost.split_seconds if draft.splits(p) else cost.stage_seconds
-                seconds[device] += pieces.count(samples) * sum(of(device, *units, samples))
+        for device in group.devices:
             seconds[device] += cost.update_seconds(device, *units, ahead=ahead)
             seconds[device] += cost.overlap.reduce_seconds(device, parts, buckets)
     return seconds
 
 
-def _interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
+def _between_stages(cost: CostModel, draft: Draft) -> Interfaces:
     """Of a straight pipeline, what its stages send one another."""
-    seconds: dict[tuple[str, int], float] = defaultdict(float)
-    devices = draft.devices
+    found, devices = Interfaces(cost), draft.devices
     for p, cut in enumerate(draft.borders[1:-1]):
-        ways = (devices[p], devices[p + 1]), (devices[p + 1], devices[p])
-        for sender, receiver in ways:
-            way = _way_seconds(cost, draft.split.batch_size, (cut, sender, receiver))[0]
-            seconds["up", sender] += way
-            seconds["down", receiver] += way
-    return seconds
+        found.exchange(devices[p], devices[p + 1], draft.split.batch_size * cost.cut_bytes(cut))
+    return found
 
 
 def _longest_chain(cost: CostModel, draft: Draft) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, task_seconds
+from p2ptrain.plan.cost.interfaces import Interfaces
 from p2ptrain.plan.types.allocation import deal, max_in_window, sample_ranges
 
 
@@ -78,12 +79,11 @@ def group_bound(cost: CostModel, draft: Draft) -> float:
     return _GroupRound(cost, draft).longest()
 
 
-def interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
-    """Occupation of every device's uplink ("up") and downlink ("down") in a round."""
-    chains = _GroupRound(cost, draft)
-    chains.longest()
-    up = {("up", device): seconds for device, seconds in enumerate(chains.uplink)}
-    return up | {("down", device): seconds for device, seconds in enumerate(chains.downlink)}
+def round_interfaces(cost: CostModel, draft: Draft) -> Interfaces:
+    """All that is sent in a round but sums of gradients."""
+    round_ = _GroupRound(cost, draft)
+    round_.join()
+    return round_.interfaces
 
 
 class _GroupRound:
@@ -96,8 +96,7 @@ class _GroupRound:
             [lane for lane in self._lanes(p, group) if lane.pieces or lane.has_last]
             for p, group in enumerate(draft.groups)
         ]
-        self.uplink = [0.0] * len(cost.devices)
-        self.downlink = [0.0] * len(cost.devices)
+        self.interfaces = Interfaces(cost)
 
     def _lanes(self, p: int, group: StageGroup) -> list[_BoundLane]:
         split, count = self.split, self.count
@@ -158,16 +157,20 @@ class _GroupRound:
 
     def longest(self) -> float:
         """The longest chain."""
-        self._fill()
-        for p in range(1, len(self.stages)):
-            self._join(p)
+        self.join()
         self._drain()
         self._trips()
         chains = [
             self._lane_chain(p, lane) for p, lanes in enumerate(self.stages) for lane in lanes
         ]
         feeds = [self._feed_chain(lane) for lane in self.stages[0]]
-        return max(*chains, *feeds, *self.uplink, *self.downlink, self._ends_load())
+        return max(*chains, *feeds, self.interfaces.longest, self._ends_load())
+
+    def join(self) -> None:
+        """Follow the first pieces from stage to stage, and count what is sent."""
+        self._fill()
+        for p in range(1, len(self.stages)):
+            self._join(p)
 
     def _ends_load(self) -> float:
         """All tasks of the device that has both ends."""
@@ -181,11 +184,14 @@ class _GroupRound:
         profile = self.cost.profile
         for lane in self.stages[0]:
             lane.start = self._feed_seconds(lane, lane.first, profile.input_bytes)
-            self._carry(self.cost.holder, lane.device, lane.samples, profile.input_bytes)
+            self._feed(lane, profile.input_bytes)
         for lane in self.stages[-1]:
             if len(self.stages) > 1:
                 lane.start = self._feed_seconds(lane, lane.first, profile.target_bytes)
-            self._carry(self.cost.holder, lane.device, lane.samples, profile.target_bytes)
+            self._feed(lane, profile.target_bytes)
+
+    def _feed(self, lane: _BoundLane, each: int) -> None:
+        self.interfaces.carry(self.cost.holder, lane.device, lane.samples * each)
 
     def _feed_seconds(self, lane: _BoundLane, micro_batch: int, each: int) -> float:
         if lane.device == self.cost.holder:
@@ -193,12 +199,6 @@ class _GroupRound:
         link = self.cost.link(self.cost.holder, lane.device)
         first, end = lane.last if micro_batch == self.count - 1 else lane.full
         return (end - first) * each / link.bytes_per_s + link.latency_s
-
-    def _carry(self, sender: int, receiver: int, samples: int, each: int) -> None:
-        if sender != receiver:
-            seconds = samples * each / self.cost.link(sender, receiver).bytes_per_s
-            self.uplink[sender] += seconds
-            self.downlink[receiver] += seconds
 
     def _join(self, p: int) -> None:
         """What stages p-1 and p exchange, and when the first of it can arrive."""
@@ -212,8 +212,7 @@ class _GroupRound:
                 samples = pieces * full + (last if has_last else 0)
                 if not samples:
                     continue
-                self._carry(before.device, after.device, samples, each)
-                self._carry(after.device, before.device, samples, each)
+                self.interfaces.exchange(before.device, after.device, samples * each)
                 there = self.cost.link(before.device, after.device)
                 back = self.cost.link(after.device, before.device)
                 hop = each / there.bytes_per_s, each / back.bytes_per_s

@@ -12,20 +12,20 @@ Like `bound.py`, chains of things that cannot overlap, but of a pipeline that is
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from itertools import product
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, StageGroup
+from p2ptrain.plan.cost.draft import Draft, StageGroup, device_loads
+from p2ptrain.plan.simulation.group_bound import round_interfaces
 from p2ptrain.plan.types.allocation import deal, sample_ranges
 
 
 def steady_bound(cost: CostModel, draft: Draft) -> float:
     """Seconds that a mini-batch of `draft` takes at least, once the pipeline is full."""
     return max(
-        *_loads(cost, draft).values(),
-        *_interface_seconds(cost, draft).values(),
+        max(device_loads(cost, draft).values()) / draft.split.micro_batches,
+        round_interfaces(cost, draft).longest / draft.split.micro_batches,
         *_exchange_paces(cost, draft),
         *_trip_paces(cost, draft),
         *_feed_paces(cost, draft),
@@ -39,35 +39,6 @@ def _parts(draft: Draft, p: int) -> Iterator[tuple[int, int, float]]:
     for device, share in zip(group.devices, group.shares, strict=True):
         samples = split.first_samples if whole else share
         yield device, samples, share / split.micro_batches if group.deals else 1.0
-
-
-def _loads(cost: CostModel, draft: Draft) -> dict[int, float]:
-    loads: dict[int, float] = defaultdict(float)
-    for p, units in enumerate(draft.units):
-        for device, samples, part in _parts(draft, p):
-            loads[device] += part * sum(cost.stage_seconds(device, *units, samples))
-    return loads
-
-
-def _interface_seconds(cost: CostModel, draft: Draft) -> dict[tuple[str, int], float]:
-    """Occupation of every device's uplink ("up") and downlink ("down") per mini-batch."""
-    seconds: dict[tuple[str, int], float] = defaultdict(float)
-
-    def carry(sender: int, receiver: int, carried_bytes: float) -> None:
-        if sender != receiver:
-            time = carried_bytes / cost.link(sender, receiver).bytes_per_s
-            seconds["up", sender] += time
-            seconds["down", receiver] += time
-
-    for p, cut in enumerate(draft.borders[1:-1]):
-        for sender, receiver, samples, part in _common_samples(draft, p):
-            carry(sender, receiver, part * samples * cost.cut_bytes(cut))
-            carry(receiver, sender, part * samples * cost.cut_bytes(cut))
-    last = len(draft.groups) - 1
-    for p, each in ((0, cost.profile.input_bytes), (last, cost.profile.target_bytes)):
-        for device, samples, part in _parts(draft, p):
-            carry(cost.holder, device, part * samples * each)
-    return seconds
 
 
 def _common_samples(draft: Draft, p: int) -> Iterator[tuple[int, int, int, float]]:

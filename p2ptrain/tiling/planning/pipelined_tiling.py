@@ -16,7 +16,7 @@ from math import inf
 from typing import NamedTuple
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import StageGroup
+from p2ptrain.plan.cost.draft import StageGroup, place_seconds
 from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.problem.partition import Partition, Suffix, every_subset
 from p2ptrain.plan.problem.question import Constraints
@@ -29,7 +29,6 @@ from p2ptrain.tiling.planning.tiled_pipeline import (
     TrailingPipeline,
     depths_that_fit,
     pipeline_seconds,
-    place_seconds,
     tile_parts,
 )
 from p2ptrain.tiling.planning.tiling_cost import Costs

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import StageGroup
+from p2ptrain.plan.cost.draft import StageGroup, message_seconds, place_seconds
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.tiling.planning.tiled_pipeline import place_seconds, sum_seconds, tile_parts
+from p2ptrain.tiling.planning.tiled_pipeline import sum_seconds, tile_parts
 from p2ptrain.tiling.planning.tiled_plan import costs_of, row_of
 from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
 
@@ -55,12 +54,8 @@ def _behind(
     cost: CostModel, split: BatchSplit, group: StageGroup, place: int, units: tuple[int, int]
 ) -> StageWork:
     """Of one of the devices of a stage behind the tiles."""
-    (begin, end), device, alone = units, group.devices[place], 0.0
-    for samples, count in Counter(group.pieces(split, place)).items():
-        if samples:
-            times = cost.unit_times(device, samples)
-            alone += count * (sum(times.forward[begin:end]) + sum(times.backward[begin:end]))
-    messages = place_seconds(cost, split, group, place, units) - alone
+    messages = message_seconds(cost, split, group, place, units)
+    computing = place_seconds(cost, split, group, place, units) - messages
     if len(group.devices) > 1:
-        messages += sum_seconds(cost, group, begin, end)
-    return StageWork(alone + cost.update_seconds(device, begin, end), messages)
+        messages += sum_seconds(cost, group, *units)
+    return StageWork(computing + cost.update_seconds(group.devices[place], *units), messages)

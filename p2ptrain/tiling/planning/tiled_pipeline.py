@@ -152,21 +152,6 @@ def tile_parts(split: BatchSplit) -> list[float]:
     return [1.0] * (split.micro_batches - 1) + [split.last_samples / split.first_samples]
 
 
-def stage_seconds(cost: CostModel, split: BatchSplit, device: int, first: int, end: int) -> float:
-    """What a device computes of units [first, end) in a mini-batch."""
-    full = sum(cost.stage_seconds(device, first, end, split.first_samples))
-    last = sum(cost.stage_seconds(device, first, end, split.last_samples))
-    return (split.micro_batches - 1) * full + last
-
-
-def place_seconds(
-    cost: CostModel, split: BatchSplit, group: StageGroup, place: int, units: tuple[int, int]
-) -> float:
-    """The same of one of those that share a stage: what is its own."""
-    device, pieces = group.devices[place], group.piece_counts(split, place)
-    return sum(n * sum(cost.stage_seconds(device, *units, s)) for s, n in pieces.items())
-
-
 def sum_seconds(cost: CostModel, group: StageGroup, first: int, end: int) -> float:
     """Summing a stage's gradients; with `overlap` no less than its messages take any processor."""
     wire = cost.all_reduce_seconds(group.devices, first, end)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cost.check_plan import check_plan
 from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import place_seconds
 from p2ptrain.plan.problem.micro_batch_sizes import candidate_splits
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, group_of, simulate_draft
 from p2ptrain.plan.simulation.timeline import TimelineEntry
@@ -35,7 +36,6 @@ from p2ptrain.tiling.planning.tiled_pipeline import (
     Passes,
     TrailingPipeline,
     pipeline_engine,
-    place_seconds,
     tile_parts,
 )
 from p2ptrain.tiling.planning.tiling_cost import Costs

@@ -13,16 +13,11 @@ from math import inf
 from typing import Protocol
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import StageGroup
+from p2ptrain.plan.cost.draft import StageGroup, alone, place_seconds
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit, sample_ranges
 from p2ptrain.plan.types.cluster import REFERENCE, Overheads
 from p2ptrain.plan.types.feature_maps import MapNetwork
-from p2ptrain.tiling.planning.tiled_pipeline import (
-    Passes,
-    TrailingPipeline,
-    pipeline_seconds,
-    stage_seconds,
-)
+from p2ptrain.tiling.planning.tiled_pipeline import Passes, TrailingPipeline, pipeline_seconds
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import (
     OF_TILES,
@@ -145,7 +140,8 @@ class SharedRest:
     def alone(self, device: TileDevice, units: int) -> float:
         """Seconds of a mini-batch, of all behind the first `units`."""
         cost, split = self.setting.cost, self.setting.split
-        return stage_seconds(cost, split, cost.index(device.name), units, cost.unit_count)
+        group = alone(split, cost.index(device.name))
+        return place_seconds(cost, split, group, 0, (units, cost.unit_count))
 
     def held_bytes(self, units: int) -> float:
         """With one micro-batch in flight."""

@@ -1,0 +1,39 @@
+"""How long what devices send in a round occupies their interfaces."""
+
+from __future__ import annotations
+
+from p2ptrain.plan.cost.cost_model import CostModel
+
+
+class Interfaces:
+    """Each device's uplink and downlink; what is sent occupies one of either, to itself none.
+
+    Attributes:
+        up, down: seconds by device.
+    """
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self.up = [0.0] * len(cost.devices)
+        self.down = [0.0] * len(cost.devices)
+
+    @property
+    def longest(self) -> float:
+        """Of all of them."""
+        return max(*self.up, *self.down)
+
+    def of(self, device: int) -> float:
+        """Of the longer one of a device's two."""
+        return max(self.up[device], self.down[device])
+
+    def carry(self, sender: int, receiver: int, size: float) -> None:
+        """So many bytes go one way."""
+        if sender != receiver:
+            seconds = size / self._cost.link(sender, receiver).bytes_per_s
+            self.up[sender] += seconds
+            self.down[receiver] += seconds
+
+    def exchange(self, one: int, other: int, size: float) -> None:
+        """Values go to the next stage, and as many bytes of gradients come back."""
+        self.carry(one, other, size)
+        self.carry(other, one, size)
