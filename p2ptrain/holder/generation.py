@@ -90,6 +90,7 @@ class HolderGeneration:
     Args:
         on_link: called with two devices whose link broke, or (True) is back.
         is_held_up: whether a callback of the job has not returned.
+        known: tensors that need not come from a device that has the same.
 
     Attributes:
         evaluated_ahead: pieces of an evaluation that may be under way, or wait to be measured.
@@ -105,8 +106,10 @@ class HolderGeneration:
         on_link: Callable[[str, str, bool], None],
         settings: RecoverySettings = HOME,
         is_held_up: Callable[[], bool] = bool,
+        known: Known | None = None,
     ) -> None:
         self.assignment = assignment
+        self._known = known
         self._settings = settings
         self.evaluated_ahead = 2 * len(assignment.stages) + 8
         places = enumerate(assignment.stages)
@@ -246,12 +249,8 @@ class HolderGeneration:
         first = self.assignment.version
         return first if step == first.step else Version(step, self.assignment.key.epoch)
 
-    async def gather(self, source: str, known: Known | None = None) -> dict[str, Tensor]:
-        """The whole state, by `model:` and `optimizer:` names, from `source` of every stage.
-
-        Args:
-            known: what need not come, as it is here.
-        """
+    async def gather(self, source: str) -> dict[str, Tensor]:
+        """The whole state, by `model:` and `optimizer:` names, from `source` of every stage."""
         job = self.assignment.key.job
         parts: list[dict[str, Tensor]] = [{} for _ in self.assignment.stages]
 
@@ -262,7 +261,7 @@ class HolderGeneration:
                 parts[index] = await self._states.local(job, source, place.first, place.end)
                 return
             request = TransferRequest(keeper, job, source, place.first, place.end)
-            parts[index] = await self._read(request, known)
+            parts[index] = await self._read(request)
             if failpoints.armed:
                 await self.reach("checkpoint.gather.between")
 
@@ -289,10 +288,8 @@ class HolderGeneration:
             if failpoints.armed:
                 await self.reach("home.between")
 
-    async def _read(
-        self, request: TransferRequest, known: Known | None = None
-    ) -> dict[str, Tensor]:
-        reading = read_state(self._mesh, request, self._check, known)
+    async def _read(self, request: TransferRequest) -> dict[str, Tensor]:
+        reading = read_state(self._mesh, request, self._check, self._known)
         return await while_it_works(self._mesh, request.peer, reading, self._settings.talk_limits)
 
     async def arrived(self, round_index: int) -> list[StageArrival]:

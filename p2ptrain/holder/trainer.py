@@ -71,7 +71,6 @@ from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress, save
 from p2ptrain.state.fetch import state_check, version_source
-from p2ptrain.state.transfer_client import Known
 from p2ptrain.state.transfer_server import AVERAGES, STAGE, in_memory
 from p2ptrain.state.weights_files import average_path, save_elsewhere, save_weights
 
@@ -126,7 +125,6 @@ class JobTrainer:
         self._in_force: PlanInForce | None = None
         self._feeding: ReplayFeed | None = None
         self._spoiled = SpoiledUpdates()
-        self._frozen: Known | None = None  # what versions of this job need not bring here
         self._faulty: Mapping[str, str] = {}  # names of devices that get no more work, and why
 
     @property
@@ -336,12 +334,13 @@ class JobTrainer:
         prepared = started.prepared
         description = prepared.captured.description
         check = state_check(description, prepared.optimizer)
+        frozen = await run_in_background(prepared.frozen)
         epochs: JobDriver
 
         def progress(step: int) -> CheckpointProgress:
             return replace(prepared.progress(step), evaluated=epochs.reports.reported.evaluated)
 
-        checkpointer = self._checkpointer(prepared, progress)
+        checkpointer = self._checkpointer(progress)
 
         def make_epoch(answer: ReconfigureReply) -> HolderGeneration:
             epoch = HolderGeneration(
@@ -352,6 +351,7 @@ class JobTrainer:
                 epochs.note_link,
                 self._settings,
                 lambda: self._callbacks.is_busy,
+                frozen,
             )
             if self._job.clip_grad_norm is not None:
                 epoch.clip_to(self._job.clip_grad_norm)
@@ -534,7 +534,7 @@ class JobTrainer:
             self._device.states,
             self._id,
             prepared.captured.description,
-            partial(self._gather, prepared),
+            self._gather,
             wants,
             prepared.first_step,
             self._whole_bytes(prepared),
@@ -617,16 +617,14 @@ class JobTrainer:
             )
         return {n: tensor for part in arrived for n, tensor in split_state(part)[0].items()}
 
-    def _checkpointer(
-        self, prepared: PreparedJob, progress: Callable[[int], CheckpointProgress]
-    ) -> Checkpointer | None:
+    def _checkpointer(self, progress: Callable[[int], CheckpointProgress]) -> Checkpointer | None:
         folder = self._options.checkpoint
         if folder is None:
             return None
         return Checkpointer(
             folder,
             CheckpointSchedule(self._options.checkpoint_every, monotonic()),
-            partial(self._gather, prepared),
+            self._gather,
             progress,
             self._warn,
         )
@@ -640,11 +638,9 @@ class JobTrainer:
     def _warn(self, message: str) -> None:
         self._emit(Warned(message))
 
-    async def _gather(self, prepared: PreparedJob, version: Version) -> Mapping[str, Tensor]:
+    async def _gather(self, version: Version) -> Mapping[str, Tensor]:
         assert self._epoch is not None
-        if self._frozen is None:
-            self._frozen = await run_in_background(prepared.frozen)
-        return await self._epoch.gather(version_source(version), self._frozen)
+        return await self._epoch.gather(version_source(version))
 
     # -- after -----------------------------------------------------------------------------------
 

@@ -63,11 +63,13 @@ class SnapshotStore:
     Attributes:
         unchanging: `model:` names of what is the same in all versions: entries may share it with
             one another and with what is trained.
+        unchanging_digests: of those, as far as they were taken.
     """
 
     def __init__(self, description: ModelDescription) -> None:
         """Of a model; nothing is there yet."""
         self.unchanging = frozenset(f"model:{name}" for name in unchanging_names(description))
+        self.unchanging_digests: dict[str, Digest] = {}
         self._description = description
         self._entries: dict[StateEntry, _StoredEntry] = {}
         self._reserved: frozenset[Place] = frozenset()
@@ -98,6 +100,7 @@ class SnapshotStore:
         self._entries[StateEntry(first, end, version, kind)] = _StoredEntry(
             dict(tensors), dict(digests)
         )
+        self._note(digests)
         # What has not changed came from an older copy, which may have been forgotten meanwhile.
         used = {id(tensor) for tensor in tensors.values()}
         for place, spare in self._spare.items():
@@ -132,7 +135,12 @@ class SnapshotStore:
         if entry is None or entry.tensors is not part.tensors:
             return False
         self._entries[holding] = _StoredEntry(entry.tensors, dict(digests))
+        self._note(digests)
         return True
+
+    def _note(self, digests: Mapping[str, Digest]) -> None:
+        for name in self.unchanging.intersection(digests):
+            self.unchanging_digests[name] = digests[name]
 
     def holdings(self) -> tuple[StateEntry, ...]:
         """Everything here."""

@@ -173,6 +173,9 @@ class JobStore:
             unit = part.end
         return found
 
+    def _unchanging_digests(self, _first: int, _end: int) -> Mapping[str, Digest]:
+        return {} if self._versions is None else self._versions.unchanging_digests
+
     def _staying(self, kind: StateKind, tensors: Named) -> frozenset[str]:
         """Those of `tensors` that must not be trained on; a user's own module is the user's."""
         if kind in (StateKind.LIVE, StateKind.FETCHED):
@@ -229,8 +232,8 @@ class JobStore:
         self.engagement, self._is_running = engagement, True
         self._states.relays.end(engagement.assignment.key, "training has begun")
         self.withdraw()
-        self._serve(STAGE, in_memory(engagement.state), engagement.applied)
-        self._serve(WEIGHTS, in_memory(engagement.weights), engagement.applied)
+        for source, of in ((STAGE, engagement.state), (WEIGHTS, engagement.weights)):
+            self._serve(source, in_memory(of), engagement.applied, self._unchanging_digests)
         self._serve(AVERAGES, in_memory(engagement.averages), engagement.applied)
         if self._versions is not None:
             self._versions.reserve(engagement.places)

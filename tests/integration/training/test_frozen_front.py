@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from p2ptrain.messages.tensors import StreamId
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.runtime.io.tensor_router import GRADIENTS, TensorRouter
 from p2ptrain.state.snapshot_store import SnapshotStore
+from p2ptrain.state.transfer_client import TransferClient
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import OFTEN_COPIED, devices
@@ -119,6 +121,31 @@ async def test_the_front_runs_no_further_ahead_than_what_follows_has_room(
     async with devices(2) as household:
         await household.holder_run(job_of(case, made), TrainOptions(wait_for=2, steps=STEPS)).run()
     assert household.losses == plain_torch(case).losses
+
+
+async def test_the_trained_weights_come_home_without_what_is_there_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The holder's own module has it."""
+    force(monkeypatch, [ONE] * 4)
+    read: list[str] = []
+    arrived = TransferClient._arrived
+
+    def noted(client: TransferClient, entry: Any, *of: Any) -> None:
+        if client._mesh.name == "a":
+            read.append(entry.name)
+        arrived(client, entry, *of)
+
+    job = momentum_job(epochs=20, name=FRONT)
+    frozen = {name for name, p in job.model.named_parameters() if not p.requires_grad}
+    with patch.object(TransferClient, "_arrived", noted):
+        async with devices(4) as household:
+            await household.holder_run(job, TrainOptions(wait_for=4, steps=STEPS)).run()
+            assert_undisturbed(household, job, undisturbed(momentum_job(20, FRONT), STEPS))
+            away = {name for stage in household.plan.stages[1:] for name in stage.parameters}
+    assert away & frozen, "some of it was sent to others"
+    assert read
+    assert not frozen.intersection(name.removeprefix("model:") for name in read)
 
 
 async def test_without_a_barrier_too(sent: Sent) -> None:
