@@ -5,7 +5,7 @@ from __future__ import annotations
 from p2ptrain.plan.cost.cost_model import CostModel
 
 
-class Interfaces:
+class InterfaceLoads:
     """Each device's uplink and downlink; what is sent occupies one of either, to itself none.
 
     Attributes:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from p2ptrain.plan.cost.allreduce_order import sent_in
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, device_loads, task_seconds, weight_seconds
-from p2ptrain.plan.cost.interfaces import Interfaces
+from p2ptrain.plan.cost.interfaces import InterfaceLoads
 from p2ptrain.plan.simulation.group_bound import group_bound
 
 
@@ -48,9 +48,9 @@ def _device_seconds(cost: CostModel, draft: Draft) -> dict[int, float]:
     return seconds
 
 
-def _between_stages(cost: CostModel, draft: Draft) -> Interfaces:
+def _between_stages(cost: CostModel, draft: Draft) -> InterfaceLoads:
     """Of a straight pipeline, what its stages send one another."""
-    found, devices = Interfaces(cost), draft.devices
+    found, devices = InterfaceLoads(cost), draft.devices
     for p, cut in enumerate(draft.borders[1:-1]):
         found.exchange(devices[p], devices[p + 1], draft.split.batch_size * cost.cut_bytes(cut))
     return found

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, task_seconds
-from p2ptrain.plan.cost.interfaces import Interfaces
+from p2ptrain.plan.cost.interfaces import InterfaceLoads
 from p2ptrain.plan.types.allocation import deal, max_in_window, sample_ranges
 
 
@@ -79,7 +79,7 @@ def group_bound(cost: CostModel, draft: Draft) -> float:
     return _GroupRound(cost, draft).longest()
 
 
-def round_interfaces(cost: CostModel, draft: Draft) -> Interfaces:
+def round_interfaces(cost: CostModel, draft: Draft) -> InterfaceLoads:
     """All that is sent in a round but sums of gradients."""
     round_ = _GroupRound(cost, draft)
     round_.join()
@@ -96,7 +96,7 @@ class _GroupRound:
             [lane for lane in self._lanes(p, group) if lane.pieces or lane.has_last]
             for p, group in enumerate(draft.groups)
         ]
-        self.interfaces = Interfaces(cost)
+        self.interfaces = InterfaceLoads(cost)
 
     def _lanes(self, p: int, group: StageGroup) -> list[_BoundLane]:
         split, count = self.split, self.count

@@ -6,7 +6,7 @@ import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import device_loads, message_seconds, place_seconds
-from p2ptrain.plan.cost.interfaces import Interfaces
+from p2ptrain.plan.cost.interfaces import InterfaceLoads
 from p2ptrain.plan.simulation.group_bound import round_interfaces
 from p2ptrain.plan.simulation.simulate import draft_of, simulate
 from p2ptrain.tiling.planning.make_plan import make_plan
@@ -45,7 +45,7 @@ def test_messages_are_the_part_of_a_load_that_overlap_adds() -> None:
 def test_what_goes_out_comes_in_and_nothing_goes_to_oneself() -> None:
     profile, cluster = household(2, 3, 3)
     cost = CostModel(profile, cluster)
-    found = Interfaces(cost)
+    found = InterfaceLoads(cost)
     found.carry(0, 0, 1e9)
     assert found.longest == 0.0
     found.exchange(0, 1, 1e6)
