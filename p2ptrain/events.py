@@ -176,7 +176,8 @@ class Step(Event):
     """An update was completed everywhere; `step` counts from 1.
 
     Attributes:
-        lr: the learning rate that it used; of an optimizer with several groups, one of each.
+        lr: the learning rate that it used, of the first group.
+        lrs: one of each group of the optimizer.
         grad_norm: of all gradients together, before they are clipped, where the job clips.
     """
 
@@ -185,7 +186,8 @@ class Step(Event):
     loss: float
     samples_per_s: float
     seconds: float
-    lr: float | tuple[float, ...] | None = None
+    lr: float | None = None
+    lrs: tuple[float, ...] = ()
     grad_norm: float | None = None
 
 

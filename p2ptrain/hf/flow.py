@@ -162,7 +162,7 @@ class TrainerFlow(StateCallback):
         """As `Trainer._maybe_log_save_evaluate`."""
         trainer = self._trainer
         if trainer.control.should_log:
-            rate = event.lr[0] if isinstance(event.lr, tuple) else event.lr
+            rate = event.lr
             trainer.log_progress(rate, event.grad_norm, self._since)
         if trainer.control.should_evaluate:
             state = yield from self._brought(WantedState.WEIGHTS)

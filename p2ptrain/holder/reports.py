@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import get_clock_info, monotonic
 from types import MappingProxyType
 
@@ -132,10 +132,10 @@ class JobReports:
         step: int,
         loss: float,
         samples: int,
-        lr: float | tuple[float, ...] | None = None,
+        rates: Sequence[float] = (),
         grad_norm: float | None = None,
     ) -> None:
-        """`step` updates count; the last one was of `samples` samples, with that learning rate."""
+        """`step` updates count; the last one was of `samples` samples, with these rates."""
         if not self._once.step(step):
             return
         self.samples += samples
@@ -147,7 +147,8 @@ class JobReports:
             self._emit(self._recovered(self._answer, self._sign_at, now))
         self._sign_at, self._recovers = None, False
         seconds, self._last_step_at = now - self._last_step_at, now
-        self._emit(Step(step, loss, rate(samples, seconds), seconds, lr, grad_norm))
+        lr = rates[0] if rates else None
+        self._emit(Step(step, loss, rate(samples, seconds), seconds, lr, tuple(rates), grad_norm))
 
     def _recovered(self, answer: ReconfigureReply, sign_at: float, now: float) -> Recovered:
         return Recovered(

@@ -362,8 +362,8 @@ class TrainingLoop:
         """So many updates count."""
         barriers = self._epoch.assignment.asynchrony is None
         norm = self._epoch.gradient_norm if barriers else None
-        lr = self._prepared.job.numbers.rates(order.numbers)
-        self._reports.step(step, loss_of(reports), order.round.samples, lr, norm)
+        rates = self._prepared.job.numbers.rates(order.numbers)
+        self._reports.step(step, loss_of(reports), order.round.samples, rates, norm)
         self._counts(step)
         self._copies.round_done(step)
 

@@ -164,12 +164,10 @@ class UpdateNumbers:
         written = self._run.after(calls, lambda call: arguments[call] if arguments else ())
         return self._checked(self._differing(written), update)
 
-    def rates(self, changes: PlainColumns) -> float | tuple[float, ...]:
-        """The learning rate of an update; with several groups, one of each."""
+    def rates(self, changes: PlainColumns) -> tuple[float, ...]:
+        """The learning rates of an update, one of each group."""
         column = changes.get("lr") or tuple(group["lr"] for group in self.groups)
         rates = tuple(float(value) for value in column if isinstance(value, (int, float)))
-        if len(self.groups) == 1:
-            return rates[0]
         return rates if len(rates) > 1 else rates * len(self.groups)
 
     def _rate(self, group: Mapping[str, Value]) -> float:

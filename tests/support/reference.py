@@ -76,7 +76,7 @@ def train(
         if recipe.clip_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_grad_norm)
         used = tuple(group["lr"] for group in optimizer.param_groups)
-        rates.append(used if len(used) > 1 else used[0])
+        rates.append(used)
         optimizer.step()
         optimizer.zero_grad()
         if not recipe.by_epoch or (step + 1) % (len(data) // recipe.batch_size) == 0:

@@ -168,8 +168,7 @@ class PreparedJob:
 
     def largest_rate(self, step: int) -> float:
         """Of that update."""
-        rates = self.job.numbers.rates(self.numbers_of(step))
-        return max(map(abs, rates if isinstance(rates, tuple) else (rates,)))
+        return max(map(abs, self.job.numbers.rates(self.numbers_of(step))))
 
     def loader(self, slices: Slices = lambda _number, size: [(0, size)]) -> MicroBatchLoader:
         """A new reader of the job's samples; `slices`: whose weights are wanted."""

@@ -21,6 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from p2ptrain.errors import CaptureError, OptionError, ScriptError
 from p2ptrain.events import Event, Failure, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions

@@ -106,7 +106,7 @@ def assert_same(trained: Job, events: Sequence[Event], wanted: Outcome) -> None:
     """Losses, rates and weights, to the bit."""
     steps = [event for event in events if isinstance(event, Step)]
     assert [event.step for event in steps] == list(range(1, len(wanted.losses) + 1))
-    assert [event.lr for event in steps] == wanted.rates
+    assert [event.lrs for event in steps] == wanted.rates
     assert [event.loss for event in steps] == wanted.losses
     for name, tensor in trained.model.state_dict().items():
         assert torch.equal(tensor, wanted.state_dict[name]), name
@@ -231,12 +231,12 @@ async def test_a_plateau_is_seen_after_evaluations() -> None:
     async with devices(2) as household:
         await household.holder_run(job_with_plateau()).run()
         found = [event.metrics["made up"] for event in household.events if isinstance(event, Eval)]
-        rates = [event.lr for event in household.events if isinstance(event, Step)]
+        rates = [event.lrs for event in household.events if isinstance(event, Step)]
         assert rates == expected(found)
         assert len({*rates}) == 3, "twice it was no better"
         household.events.clear()
         options = TrainOptions(wait_for=2, planner="pp", asynchrony=AsyncOptions())
         await household.holder_run(job_with_plateau(), options).run()
         found = [event.metrics["made up"] for event in household.events if isinstance(event, Eval)]
-        rates = [event.lr for event in household.events if isinstance(event, Step)]
+        rates = [event.lrs for event in household.events if isinstance(event, Step)]
         assert rates == expected(found)

@@ -33,7 +33,7 @@ KINDS = ("one cycle", "sequential", "lambdas")
 
 
 def rates_of(household: Devices) -> list[Any]:
-    return [event.lr for event in household.events if isinstance(event, Step)]
+    return [event.lrs for event in household.events if isinstance(event, Step)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

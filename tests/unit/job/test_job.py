@@ -125,13 +125,13 @@ def test_total_steps_is_the_smaller_of_steps_and_epochs() -> None:
 def test_without_a_schedule_numbers_stay() -> None:
     numbers = make().numbers
     assert numbers.changes(7, 0) == {}
-    assert numbers.rates({}) == 0.1
+    assert numbers.rates({}) == (0.1,)
 
 
 def test_a_schedule_is_a_factor_on_the_rate() -> None:
     numbers = make(schedule=lambda update: 0.5**update).numbers
     assert numbers.changes(3, 0) == {"lr": (0.1 * 0.125,)}
-    assert numbers.rates(numbers.changes(3, 0)) == 0.1 * 0.125
+    assert numbers.rates(numbers.changes(3, 0)) == (0.1 * 0.125,)
 
 
 def test_a_failing_schedule_is_a_script_error_with_its_cause() -> None:

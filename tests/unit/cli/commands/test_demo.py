@@ -15,7 +15,16 @@ from p2ptrain.demo.household import HouseholdPlan
 from p2ptrain.errors import UserError
 
 EVENTS: list[dict[str, Any]] = [
-    {"event": "step", "step": 1, "loss": 2.5, "samples_per_s": 9.0, "seconds": 0.1, "lr": 0.1},
+    {
+        "event": "step",
+        "step": 1,
+        "loss": 2.5,
+        "samples_per_s": 9.0,
+        "seconds": 0.1,
+        "lr": 0.1,
+        "lrs": [0.1],
+        "grad_norm": None,
+    },
     {"event": "eval", "step": 1, "metrics": {"accuracy": 0.5}},
     {"event": "eval", "step": 132, "metrics": {"accuracy": 0.97812}},
     {
