@@ -44,6 +44,7 @@ from p2ptrain.holder.start.model_limits import (
     check_asynchronous,
     read_sharing,
 )
+from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.chosen_optimizer import optimizer_spec, optimizer_state, untrained_frozen
 from p2ptrain.job.given_weights import load_weights
 from p2ptrain.job.job import LOSS, Job
@@ -78,7 +79,7 @@ from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress
 from p2ptrain.state.checksums import digests_of
 from p2ptrain.state.snapshot_store import as_laid_out, tensors_of_units
 from p2ptrain.state.transfer_client import Known
-from p2ptrain.state.weights_files import check_space, check_weights_file
+from p2ptrain.state.weights_files import average_path, check_space, check_weights_file
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
 from p2ptrain.tiling.planning.make_plan import NAMES
@@ -218,8 +219,8 @@ def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
     if options.planner not in tuple(NAMES):
         known = ", ".join(sorted(NAMES))
         raise OptionError(f"unknown planner {options.planner!r} (known: {known})")
-    if options.out is not None:
-        check_weights_file(options.out)
+    for file in _weights_files(job, options):
+        check_weights_file(file)
     if options.checkpoint is not None:
         checkpoint_files.check_folder(options.checkpoint)
     check_state_callbacks(job.callbacks, options)
@@ -314,6 +315,14 @@ def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
         compare=partial(_compared, job.model, captured, plain),
     )
     return prepared if options.resume is None else _resumed(prepared, options)
+
+
+def _weights_files(job: Job, options: TrainOptions) -> list[Path]:
+    """That will be written."""
+    files = [one.path for one in job.callbacks if isinstance(one, SaveBest)]
+    if options.out is not None:
+        files += [options.out] if job.ema is None else [options.out, average_path(options.out)]
+    return files
 
 
 def check_state_callbacks(callbacks: Sequence[object], options: TrainOptions) -> None:

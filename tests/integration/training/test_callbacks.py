@@ -266,3 +266,12 @@ async def test_a_holder_that_is_started_again_keeps_the_best_and_goes_on_waiting
     wanted = undisturbed(evaluated(epochs=9), 3).state_dict
     written = load_file(tmp_path / "best.safetensors")
     assert all(torch.equal(written[name], wanted[name]) for name in wanted)
+
+
+async def test_a_file_that_cannot_be_written_is_named_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file, and no folder")
+    best = p2ptrain.SaveBest("loss", tmp_path / "taken" / "best.safetensors")
+    async with devices(1) as household:
+        with pytest.raises(p2ptrain.OptionError, match="cannot be written to"):
+            await household.holder_run(evaluated(best), TrainOptions(local=True)).run()
+    assert not steps_of(household)
