@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from p2ptrain.errors import CaptureError, ScriptError, UserError
 from p2ptrain.holder.input.checked_dataset import Collated
 from p2ptrain.model.capture.export_errors import FailsItself, user_place
+from p2ptrain.model.capture.plain_run import left_alone
 from p2ptrain.model.capture.scored_module import call_model
 from p2ptrain.model.capture.trial_runs import silence_torch_logs
 from p2ptrain.model.stage.determinism import randomness_lock
@@ -101,7 +102,13 @@ class _FirstRun:
         self._layers.clear()
         self._is_computed = False
         try:
-            with randomness_lock, self._left_alone(), silence_torch_logs(), torch.enable_grad():
+            with (
+                randomness_lock,
+                left_alone(self._module, self._loss),
+                self._watching(),
+                silence_torch_logs(),
+                torch.enable_grad(),
+            ):
                 self._output = call_model(self._module, batch[0])
                 self._is_computed = True
                 self._loss(self._output, batch[1])
@@ -129,26 +136,16 @@ class _FirstRun:
         return f"in {_layer(name, layer)}: "
 
     @contextmanager
-    def _left_alone(self) -> Iterator[None]:
+    def _watching(self) -> Iterator[None]:
         handles = []
         for name, part in self._module.named_modules():
             if not list(part.children()):
                 handles += self._watched(name, part)
-        kept = [(buffer, buffer.detach().clone()) for buffer in self._module.buffers()]
-        was_training = self._module.training
-        states = torch.get_rng_state()
-        if not was_training:
-            self._module.train()
         try:
             yield
         finally:
-            if not was_training:
-                self._module.eval()
-            torch.set_rng_state(states)
             for handle in handles:
                 handle.remove()
-            for buffer, value in kept:
-                buffer.data.copy_(value)
 
     def _watched(self, name: str, part: nn.Module) -> list[Any]:
         def entered(_: nn.Module, given: tuple[Any, ...]) -> None:

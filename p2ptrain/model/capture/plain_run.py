@@ -386,6 +386,13 @@ def kept_gradient(parameter: Tensor) -> KeptValues | None:
     return KeptValues.of(gradient)
 
 
+@contextmanager
+def left_alone(module: nn.Module, loss: Loss) -> Iterator[None]:
+    """`module` in train mode; on leaving it, `loss` and random numbers are as they were."""
+    with _Noted(module, loss).put_back(PlainRun()):
+        yield
+
+
 def changing_layer(module: nn.Module, batch: Batch) -> str | None:
     """The first layer that gives something else in a second call with the same input."""
     names = {part: name for name, part in module.named_modules()}
@@ -394,7 +401,7 @@ def changing_layer(module: nn.Module, batch: Batch) -> str | None:
     def note(part: nn.Module, given: object, made: object) -> None:
         calls[-1].append((part, _kept(given), _kept(made)))
 
-    with _Noted(module, lambda output, _: output).put_back(PlainRun()):
+    with left_alone(module, lambda output, _: output):
         hooks = [part.register_forward_hook(note) for part in names]
         for _ in range(2):
             calls.append([])
