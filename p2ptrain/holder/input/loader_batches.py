@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
@@ -145,7 +147,8 @@ class LoaderPass:
             generator = getattr(self._loader, "generator", None)
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(self._seed + epoch)
-            batches = iter(self._loader)
+            with _workers_without_sockets(self._loader):
+                batches = iter(self._loader)
         while True:
             place = f"batch {number} of epoch {epoch + 1}"
             with self._user_code(place), self._drawing(streams):
@@ -188,6 +191,52 @@ class LoaderPass:
             sample = _failing_sample(error)
             which = place if sample is None else f"{place} (sample {sample})"
             raise ScriptError(f"{self.name}: {which} failed: {_described(error)}") from error
+
+
+@contextmanager
+def _workers_without_sockets(loader: Any) -> Iterator[None]:
+    """Workers that start meanwhile close this process's connections, which they inherit.
+
+    Else those would stay open after this process has died, and its port would stay taken.
+    """
+    if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
+        yield
+        return
+    given = loader.worker_init_fn
+    loader.worker_init_fn = _WithoutSockets(given)
+    try:
+        yield
+    finally:
+        loader.worker_init_fn = given
+
+
+class _WithoutSockets:
+    """What a worker calls first; then the user's own."""
+
+    def __init__(self, given: Callable[[int], None] | None) -> None:
+        self._given = given
+
+    def __call__(self, worker: int) -> None:
+        close_network_sockets()
+        if self._given is not None:
+            self._given(worker)
+
+
+def close_network_sockets() -> None:
+    """All of this process's own, where the system lists them."""
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return
+    for number in numbers:
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            found = socket.socket(fileno=number)
+            if found.family in (socket.AF_INET, socket.AF_INET6):
+                found.close()
+            else:
+                found.detach()
 
 
 def _draws_elsewhere(loader: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
 from tests.integration.training.household import Devices, devices
+from tests.integration.training.test_recovery_holder import again, killed
 
 SEED = 5
 
@@ -202,6 +204,16 @@ async def test_a_death_on_the_way_does_not_show(kind: str) -> None:
         await household.holder_run(trained, options, listen).run()
         await asyncio.gather(*killing)
     assert [event.name for event in household.events if isinstance(event, Failure)] == ["b"]
+    assert_plain(household, trained, kind)
+
+
+@pytest.mark.parametrize("kind", ["ragged", "stream", "dicts"])
+async def test_a_killed_holder_goes_on_with_the_same_batches(kind: str, tmp_path: Path) -> None:
+    options = TrainOptions(wait_for=3, planner="pp")
+    async with devices(3) as household:
+        process = await killed(household, tmp_path, 5, job(kind), options)
+        trained = job(kind)
+        await again(household, process, trained, options)
     assert_plain(household, trained, kind)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -331,6 +334,30 @@ def test_a_dict_may_have_its_keys_in_another_order() -> None:
     layout = BatchLayout(own_loss=True)
     layout.read({"x": X, "y": Y}, "batch 0")
     assert list(layout.read({"y": Y, "x": X}, "batch 1").input) == ["x", "y"]
+
+
+class Sockets(Dataset[Any]):
+    """Whether a socket of the process that has opened it is still there."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            is_socket = stat.S_ISSOCK(os.fstat(self._number).st_mode)
+        except OSError:
+            is_socket = False
+        return torch.tensor([float(is_socket)]), 0
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system lists no descriptors")
+def test_workers_keep_no_connections_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        loader = DataLoader(Sockets(server.fileno()), batch_size=2, num_workers=1)
+        assert [x.sum().item() for x in inputs(opened(loader, 1))] == [0.0, 0.0]
 
 
 class Two(nn.Module):
