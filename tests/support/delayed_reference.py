@@ -62,7 +62,7 @@ class _Trainer:
         self.model, self.loss, self.recipe = model, loss, recipe
         self.own = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = recipe.optimizer(list(self.own.values()))
-        self.rate = self.optimizer.param_groups[0]["lr"]
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self._begin(0, names)
 
     def _begin(self, t: int, names: Names) -> None:
@@ -105,8 +105,8 @@ class _Trainer:
     def _update(self, t: int, leaves: Mapping[str, Tensor]) -> None:
         for name, leaf in leaves.items():
             self.own[name].grad = leaf.grad
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate * self.recipe.schedule(t)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * self.recipe.schedule(t)
         self.optimizer.step()
         for p, stage in enumerate(self.names):
             self.history[p][t + 1] = self._copy(stage)

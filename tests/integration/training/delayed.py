@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
 from p2ptrain.events import Step
 from p2ptrain.holder.generation_runner import GenerationRunner
 from p2ptrain.job.asynchrony import AsyncOptions
@@ -53,10 +56,11 @@ def by_formula(
     micro_batch: int | None = None,
     devices: Mapping[int, Sequence[int]] | None = None,
     updated: Callable[[int], object] = lambda updates: None,
+    schedule: Callable[[int], float] = lambda update: 1.0,
 ) -> Outcome:
     """Train `job`, another one's of the same weights, in plain torch with the same delays."""
     recipe = Recipe(
-        lambda parameters: form_of(job).build(parameters),
+        lambda parameters: optimizer_of(job, parameters),
         job.batch_size,
         steps,
         LAGS[how.weights],
@@ -65,11 +69,16 @@ def by_formula(
         aggregate=how.aggregate,
         stashes=how.weights is not Weights.UNSTASHED,
         seed=job.seed,
-        schedule=job.schedule or (lambda update: 1.0),
+        schedule=job.schedule or schedule,
         empty=empty or {},
     )
     data: Sequence[zoo.Sample] = job.data  # type: ignore[assignment]
     return delayed_reference.train(job.model, data, job.loss, names, recipe, updated)
+
+
+def optimizer_of(job: Job, parameters: Sequence[Parameter]) -> Optimizer:
+    """The job's own, where it is torch's."""
+    return job.optimizer if isinstance(job.optimizer, Optimizer) else form_of(job).build(parameters)
 
 
 class Epochs:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from p2ptrain.events import Eval, Warned
 from p2ptrain.job.asynchrony import AsyncOptions
+from p2ptrain.job.job import Job
 from p2ptrain.model.stage.optimizer_spec import Adam
 from p2ptrain.plan.types.weight_versions import Weights
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
@@ -65,6 +68,25 @@ async def test_another_optimizer_and_a_learning_rate_that_changes_while_batches_
     async with devices(3) as household:
         await household.holder_run(job, options(3, STASHED, 15)).run()
     wanted = by_formula(delayed_job(**settings), cut_of(household), STASHED, 15)
+    assert_undisturbed(household, job, wanted)
+
+
+async def test_groups_with_schedules_of_their_own() -> None:
+    def schedule(update: int) -> float:
+        return 0.5 ** (update // 4)
+
+    def grouped() -> Job:
+        job = delayed_job()
+        two = [p for p in job.model.parameters() if p.dim() > 1]
+        one = [p for p in job.model.parameters() if p.dim() < 2]
+        theirs = torch.optim.Adagrad([{"params": two}, {"params": one, "lr": 0.02}], lr=0.05)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(theirs, schedule)
+        return replace(job, optimizer=theirs, scheduler=scheduler)
+
+    job = grouped()
+    async with devices(3) as household:
+        await household.holder_run(job, options(3, STASHED, 15)).run()
+    wanted = by_formula(grouped(), cut_of(household), STASHED, 15, schedule=schedule)
     assert_undisturbed(household, job, wanted)
 
 
