@@ -19,7 +19,7 @@ from torch import Tensor
 from p2ptrain.model.stage import update_bounds
 from p2ptrain.model.stage.optimizer import StageOptimizer
 from p2ptrain.model.stage.optimizer_form import AS_GIVEN, PlainColumns
-from p2ptrain.model.stage.update_bounds import Bounds, Sizes
+from p2ptrain.model.stage.update_bounds import Bounds, ParameterSizes
 
 _ROOM = 16.0
 """Between a bound and the largest number of a type: more than all rounding makes of it."""
@@ -74,7 +74,7 @@ class FiniteUpdates:
         elements = max((p.numel() for p in optimizer.parameters.values()), default=0)
         tiny = max((torch.finfo(dtype).tiny for dtype in dtypes), default=0.0)
         eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-        self._sizes = Sizes(elements, tiny, eps)
+        self._sizes = ParameterSizes(elements, tiny, eps)
 
     def gradient_norm(self, gradients: Mapping[str, Tensor | None]) -> float | Broken:
         """An upper bound of all their values; or the first that is not finite, from the last."""

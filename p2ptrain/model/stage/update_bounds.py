@@ -49,7 +49,7 @@ def is_square(slot: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ParameterSizes:
     """Of what an optimizer updates.
 
     Attributes:
@@ -80,7 +80,7 @@ class _Numbers:
         numbers: Mapping[str, Value],
         before: Bounds,
         gradient: float,
-        sizes: Sizes,
+        sizes: ParameterSizes,
         *,
         decoupled: bool,
         steady: bool,
@@ -126,7 +126,7 @@ def after(
     numbers: Mapping[str, Value],
     before: Bounds,
     gradient: float,
-    sizes: Sizes,
+    sizes: ParameterSizes,
     *,
     steady: bool = True,
 ) -> _Result:
