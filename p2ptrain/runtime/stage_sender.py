@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
+import torch
 from torch import Tensor
 
 from p2ptrain import failpoints
@@ -303,7 +304,16 @@ class LiveStageSender:
             for names in (*self._ties.owned.values(), *self._ties.borrowed.values())
             for name in names
         }
-        return {name: kept.get(name) or [self._gradient(name)] for name in shared}
+        parts = {name: kept.get(name) or [self._gradient(name)] for name in shared}
+        return {name: [*some, *self._missing(name, len(some))] for name, some in parts.items()}
+
+    def _missing(self, name: str, there: int) -> list[Tensor]:
+        """Of a mini-batch with fewer micro-batches than others, such as the last of an epoch.
+
+        Zeros: what is sent has one form for all mini-batches.
+        """
+        missing = self._part_count(name) - there
+        return [torch.zeros_like(self._stage.parameters()[name])] * missing if missing else []
 
     async def _merge(self, mine: Mapping[str, list[Tensor | None]], piece: MicroBatchSlice) -> None:
         """Sum what this stage owns, in the order of the stages that use it."""

@@ -99,6 +99,14 @@ def small() -> nn.Module:
     )
 
 
+def tied() -> nn.Module:
+    """Its first weight is used in its last stage too."""
+    torch.manual_seed(7)
+    first, last = nn.Linear(6, 6), nn.Linear(6, 6)
+    last.weight = first.weight
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), last, nn.Linear(6, 3))
+
+
 def reader(*, scores: bool = False) -> nn.Module:
     torch.manual_seed(7)
     return Reader(scores=scores)
@@ -116,6 +124,9 @@ def made(kind: str) -> dict[str, Any]:
     if kind == "ragged":
         data = DataLoader(table(), batch_size=8, shuffle=True)
         return {"model": small(), "data": data, "loss": cross_entropy}
+    if kind == "tied":  # the last batch has fewer micro-batches
+        data = DataLoader(table(), batch_size=8, shuffle=True)
+        return {"model": tied(), "data": data, "loss": cross_entropy}
     if kind == "weighted":
         sampler = WeightedRandomSampler([1.0, 3.0] * 13, 20)
         data = DataLoader(table(), batch_size=8, sampler=sampler, num_workers=1)
@@ -130,7 +141,7 @@ def made(kind: str) -> dict[str, Any]:
     return {"model": reader(scores=True), "data": data, "loss": None}
 
 
-KINDS = ["ragged", "weighted", "stream", "lengths", "dicts"]
+KINDS = ["ragged", "tied", "weighted", "stream", "lengths", "dicts"]
 
 
 def job(kind: str, **more: Any) -> Job:
