@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from p2ptrain.errors import OptionError, ScriptError
@@ -32,10 +33,13 @@ from p2ptrain.model.sample_independence.division_probe import (
     HalfWeights,
     Mixing,
     first_mixing_unit,
+    with_own_buffers,
 )
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, first_line
 from p2ptrain.model.stage.mutated_state import written_names
+from p2ptrain.model.stage.program import Program
 from p2ptrain.model.stage.running_statistics import shareable
+from p2ptrain.model.stage.stage import NO_SEED
 from p2ptrain.plan.types.weight_versions import Weights
 
 _NAMES = {
@@ -233,11 +237,31 @@ def _first_mixing(
         unit = failing_unit(error)
         if unit is None:
             raise
+        if _computes(description, state, inputs, targets):
+            # not with the samples of others: the last unit stands for what cannot be tried apart
+            return Mixing(len(description.units) - 1)
         why = first_line(error).rstrip(".")
         raise ScriptError(
             f"layer {unit} failed with samples of the data: {why}. Look for types "
             "other than the model's, and for labels or indices out of range"
         ) from error
+
+
+def _computes(
+    description: ModelDescription,
+    state: Mapping[str, Tensor],
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+) -> bool:
+    """Whether the samples go through the model as they are."""
+    own = with_own_buffers(description, state)
+    program = Program(description, 0, len(description.units), "train", own)
+    try:
+        with torch.no_grad():
+            program.run(inputs, targets, NO_SEED)
+    except OPERATORS_RAISE:
+        return False
+    return True
 
 
 def few_samples(least: int) -> list[int]:
