@@ -75,7 +75,8 @@ def find_count(job: Job, captured: Captured, samples: SampleReader, example: Bat
         return found
     if next(iter(samples.ready_pieces()), None) is not None:  # all of it was looked at
         return replace(found, count=None, unweighed=None)
-    sample_bytes = sum(leaf.nbytes for leaf in tree_leaves(example)) // samples_of(example)
+    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+    sample_bytes = sum(tensor.nbytes for tensor in tensors) // samples_of(example)
     if is_map_style(job.data) and job.batch_size * sample_bytes > READ_WHOLE_BYTES:
         return replace(found, count=None, unweighed=losses)
     return found
