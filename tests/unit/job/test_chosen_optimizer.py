@@ -170,20 +170,27 @@ def test_rates_are_the_schedulers_whatever_is_asked_for_first() -> None:
         theirs.step()
     numbers = job(sgd, lambda o: lr_scheduler.ExponentialLR(o, 0.999)).numbers
     for update in (5, 3, 2 * KEPT - 1, 0, KEPT, 7):
-        assert numbers.rates(numbers.changes(update, 0)) == wanted[update]
+        assert numbers.rates(numbers.changes(update, 0)) == (wanted[update],)
 
 
 def test_epochs_and_evaluations_step_it_too() -> None:
     by_epoch = job(sgd, lambda o: lr_scheduler.StepLR(o, 1), scheduler_interval="epoch").numbers
-    assert [by_epoch.rates(by_epoch.changes(u, e)) for u, e in ((0, 0), (7, 1))] == [0.1, 0.1 * 0.1]
+    assert [by_epoch.rates(by_epoch.changes(u, e))[0] for u, e in ((0, 0), (7, 1))] == [
+        0.1,
+        0.1 * 0.1,
+    ]
     plateau = job(sgd, lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0), eval_data=DATA)
     numbers = plateau.numbers
     for updates, loss in ((2, 1.0), (4, 2.0), (4, 0.0), (6, float("nan"))):
         numbers.note(updates, loss)
-    assert [numbers.rates(numbers.changes(u, 0)) for u in (3, 4, 5)] == [0.1, 0.1 * 0.1, 0.1 * 0.1]
-    assert numbers.rates(numbers.changes(6, 0)) == pytest.approx(0.001)
+    assert [numbers.rates(numbers.changes(u, 0))[0] for u in (3, 4, 5)] == [
+        0.1,
+        0.1 * 0.1,
+        0.1 * 0.1,
+    ]
+    assert numbers.rates(numbers.changes(6, 0))[0] == pytest.approx(0.001)
     numbers.begin(numbers.measured[:1])
-    assert numbers.rates(numbers.changes(6, 0)) == 0.1
+    assert numbers.rates(numbers.changes(6, 0)) == (0.1,)
 
 
 @pytest.mark.parametrize(
