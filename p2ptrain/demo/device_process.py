@@ -158,5 +158,6 @@ def _left_out(body: Mapping[str, Any]) -> ev.PlanEventLeftOut:
 _NESTED: dict[str, Callable[[Any], Any]] = {
     "stages": lambda bodies: tuple(map(_stage, bodies)),
     "changes_results": tuple,
+    "lrs": tuple,
     "left_out": lambda bodies: tuple(map(_left_out, bodies)),
 }

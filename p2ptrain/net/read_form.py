@@ -163,7 +163,8 @@ def _reader(hint: Any, marks: tuple[Any, ...] = ()) -> Convert:
     if origin in (tuple, frozenset):
         return _reader_of_items(origin, inner, marks)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _reader_of_map(_reader(inner[1]), mark(marks, Length) or Length(LENGTH_LIMIT))
+        length = mark(marks, Length) or Length(LENGTH_LIMIT)
+        return _reader_of_map(_reader(inner[0]), _reader(inner[1]), length)
     if hint is Any:
         return lambda value: value
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -244,7 +245,7 @@ def _read_all(value: Any, length: Length, reader_at: Callable[[int], Convert]) -
     return items
 
 
-def _reader_of_map(one: Convert, length: Length) -> Convert:
+def _reader_of_map(key_of: Convert, one: Convert, length: Length) -> Convert:
     def read_map(value: Any) -> Any:
         if not isinstance(value, Mapping) or not all(type(key) is str for key in value):
             raise _Wrong(f"expected an object, found {shown(value)}")
@@ -252,7 +253,7 @@ def _reader_of_map(one: Convert, length: Length) -> Convert:
         items = {}
         for key, item in value.items():
             try:
-                items[key] = one(item)
+                items[key_of(key)] = one(item)
             except _Wrong as wrong:
                 raise wrong.inside(f"[{_quoted(key)}]") from None
         return items
