@@ -20,7 +20,7 @@ from torch import Tensor
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import OptionError, PeerError
-from p2ptrain.holder.start.prepare import PreparedJob
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.logs import get_logger
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from p2ptrain.errors import TrainingError
 from p2ptrain.holder.generation import HolderGeneration, UpdateNotFinite
-from p2ptrain.holder.start.prepare import PreparedJob
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.rounds import Round
 from p2ptrain.logs import get_logger
 from p2ptrain.messages.assignment import Assignment, StageAssignment

@@ -39,7 +39,8 @@ from p2ptrain.holder.start.given_plan import given_plan
 from p2ptrain.holder.start.job_start import JobStart, StartedJob
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
-from p2ptrain.holder.start.prepare import PreparedJob, whole_state
+from p2ptrain.holder.start.prepare import whole_state
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.holder.training_loop import (
     AsyncTrainingLoop,
     LoopCallbacks,

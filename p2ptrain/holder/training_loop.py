@@ -39,7 +39,7 @@ from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start.model_limits import LEAVES_OUT
-from p2ptrain.holder.start.prepare import PreparedJob
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.rounds import PlannedRound, Round, RoundMode, RoundSequence
 from p2ptrain.job.state_callback import StateCallback

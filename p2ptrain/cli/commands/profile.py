@@ -16,7 +16,7 @@ from p2ptrain.events import Warned
 from p2ptrain.job.planning_files import write_whole
 
 if TYPE_CHECKING:
-    from p2ptrain.holder.start.prepare import PreparedJob
+    from p2ptrain.holder.start.prepared_job import PreparedJob
     from p2ptrain.job.job import Job
     from p2ptrain.plan.types.profile import Profile
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from torch import Tensor
 
 from p2ptrain.errors import Error, PeerError
-from p2ptrain.holder.start.prepare import PreparedJob
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import MemberState, Mesh

@@ -22,7 +22,8 @@ from p2ptrain.events import Event, Warned
 from p2ptrain.holder.start import job_registry, journal
 from p2ptrain.holder.start.job_registry import job_fingerprint, job_id, job_prefix, weights_digest
 from p2ptrain.holder.start.journal import JournalEntry
-from p2ptrain.holder.start.prepare import PreparedJob, prepare
+from p2ptrain.holder.start.prepare import prepare
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger, timed

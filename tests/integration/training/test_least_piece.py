@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.holder.start.prepare import PreparedJob, prepare
+from p2ptrain.holder.start.prepare import prepare
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions

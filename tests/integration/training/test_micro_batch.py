@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from p2ptrain.errors import CaptureError, OptionError
 from p2ptrain.holder.start.micro_batch import settled
 from p2ptrain.holder.start.model_limits import Across
-from p2ptrain.holder.start.prepare import PreparedJob, prepare
+from p2ptrain.holder.start.prepare import prepare
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.job import Job, MicroBatch
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, OptionError
 from p2ptrain.events import PlanEvent, Step
-from p2ptrain.holder.start.prepare import PreparedJob, prepare
+from p2ptrain.holder.start.prepare import prepare
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer import state_layout

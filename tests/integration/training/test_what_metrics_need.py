@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.holder.input.metrics import MetricValues, missing_loss, tried
-from p2ptrain.holder.start.prepare import PreparedJob, prepare
+from p2ptrain.holder.start.prepare import prepare
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from p2ptrain.holder.start.prepare import PreparedJob, prepare
+from p2ptrain.holder.start.prepare import prepare
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.capture.captured import Captured

@@ -1,0 +1,100 @@
+"""The job's first batches by the user's own module, and by what is captured of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from p2ptrain.holder.input.batch_counts import Batch
+from p2ptrain.holder.input.mini_batches import FirstBatches, SampleReader, batch_seed
+from p2ptrain.holder.input.open_data import OpenedEvaluation
+from p2ptrain.holder.start.micro_batch import COMPUTED_TOGETHER
+from p2ptrain.job.job import Job
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.capture.comparison import compare
+from p2ptrain.model.capture.plain_run import ComparedBatches, PlainRun, run_plainly
+from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
+
+log = get_logger(__name__)
+
+COMPARED = ComparedBatches()
+"""On which the captured model is compared with the user's own."""
+
+_NOT_COMPARED = (
+    "the captured model was not compared with the module itself: there is too little memory here "
+    "for another copy of its weights and their gradients"
+)
+
+
+class PlainBatches:
+    """What the user's own module computes on the first batches of a job."""
+
+    def __init__(
+        self,
+        job: Job,
+        samples: SampleReader,
+        order: FirstBatches,
+        evaluation: OpenedEvaluation | None,
+    ) -> None:
+        self._job, self._samples, self._order = job, samples, order
+        self._evaluated = None if evaluation is None else evaluation.samples
+
+    def computed(self, least: int) -> PlainRun | None:
+        """That; None where memory is short.
+
+        Args:
+            least: samples of a batch.
+        """
+        job = self._job
+        tensors = [*job.model.parameters(), *job.model.buffers()]
+        needed_bytes = sum(t.nbytes * (2 if t.requires_grad else 1) for t in tensors)
+        if needed_bytes > usable_memory_bytes():
+            return None
+        whole = job.fixed_micro_batch or min(job.batch_size, COMPUTED_TOGETHER)
+        steps = len(self._samples) // job.batch_size * job.epochs
+        try:
+            return run_plainly(
+                job.model,
+                job.loss_function,
+                self._batch,
+                None if self._evaluated is None else self._evaluation,
+                range(min(least, whole), whole + 1),
+                replace(COMPARED, most=max(1, min(COMPARED.most, steps))),
+                autocast=job.autocast,
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+
+    def _batch(self, step: int, samples: int) -> Batch:
+        indices = self._order.batch(step)[:samples]
+        return self._samples.collate(indices, batch_seed(self._job.seed, step))
+
+    def _evaluation(self, _: int, samples: int) -> Batch:
+        assert self._evaluated is not None
+        return self._evaluated.collate(range(min(samples, len(self._evaluated))), "example")
+
+
+def compared(module: nn.Module, captured: Captured, run: PlainRun | None) -> tuple[str, ...]:
+    """Compare what is captured with what the module has computed; a line for each rounding.
+
+    Raises:
+        CaptureError: it is another model; names what differs.
+    """
+    if run is None or (run.failure is not None and is_out_of_memory(run.failure)):
+        return (_NOT_COMPARED,)
+    try:
+        with timed(log, "compared"):
+            found = compare(module, captured, run)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return (_NOT_COMPARED,)
+    log.info("compared_batches", batches=found.batches, skipped=found.skipped)
+    said = [f"other kernels than plain torch's: {found.inexact}"] if found.inexact else []
+    if found.skipped:
+        said.append(f"the captured model was compared on {found.batches} batches: {found.skipped}")
+    return tuple(said)

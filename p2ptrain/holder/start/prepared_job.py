@@ -1,0 +1,139 @@
+"""A job that is captured and checked: everything a run needs of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from p2ptrain.holder.input.batch_counts import BatchCount, Slices
+from p2ptrain.holder.input.loader import MicroBatchLoader
+from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource
+from p2ptrain.job.job import Job
+from p2ptrain.messages.plan_request import SharingLimits
+from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.capture.stale_globals import Outdated
+from p2ptrain.model.graph.description import ModelDescription, TensorKind
+from p2ptrain.model.sample_independence.class_losses import ClassLosses
+from p2ptrain.model.stage.mutated_state import unchanging_names
+from p2ptrain.model.stage.optimizer import optimizer_state_ratio, trained_parameters
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec, PlainColumns
+from p2ptrain.plan.types.feature_maps import MapNetwork
+from p2ptrain.state.checkpoint_files import CheckpointProgress
+from p2ptrain.state.checksums import digests_of
+from p2ptrain.state.snapshot_store import tensors_of_units
+from p2ptrain.state.transfer_client import Known
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A job, captured and checked.
+
+    Attributes:
+        least_piece: fewest samples of a micro-batch that are measured, or that the planner chooses.
+        sharing: how stages may be shared among devices.
+        input_bytes, target_bytes: per sample, as the holder sends them.
+        state: initial tensors by `model:` and `optimizer:` names.
+        first_step: updates that the state has behind it.
+        evaluated: the highest step whose evaluation was reported by the run that made the state.
+        steps: most updates in all; None = as many as the data gives.
+        outdated: says what model and loss read in Python that has changed since.
+        compare: says how what is captured differs from the user's module on the job's first
+            batches, by rounding; where by more it raises CaptureError. To be called once, by a
+            thread that may compute; may take a second.
+        data_samples: of the data, where it says so; else 0.
+        only_rounds: why it cannot be trained without a barrier, where it may be; "" where it can.
+        optimizer: what the devices build.
+        maps: of the first units, where they can be cut into tiles and may be.
+        warnings: for the user, about what was read.
+        count: what weighs micro-batches; None = their samples do.
+        unweighed: losses that may leave targets out for which `count` does not account.
+        over_all: metrics that are computed over all of `eval_data`, being no means over samples.
+        changes: how results differ from plain torch's on any plan; empty if not at all.
+    """
+
+    job: Job
+    captured: Captured
+    batches: BatchSource
+    evaluation: EvaluationSource | None
+    data_samples: int
+    least_piece: int
+    sharing: SharingLimits
+    input_bytes: int
+    target_bytes: int
+    state: Mapping[str, Tensor]
+    first_step: int
+    steps: int | None
+    outdated: Outdated
+    compare: Callable[[], tuple[str, ...]]
+    optimizer: OptimizerSpec
+    evaluated: int = 0
+    only_rounds: str = ""
+    maps: MapNetwork | None = None
+    warnings: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    over_all: frozenset[str] = frozenset()
+    count: BatchCount | None = None
+    unweighed: ClassLosses | None = None
+
+    def progress(self, step: int) -> CheckpointProgress:
+        """What a checkpoint of update `step` says of the job."""
+        return CheckpointProgress(
+            step=step,
+            digest=_weights_digest(self.captured.description),
+            samples=self.data_samples,
+            batch_size=self.job.batch_size,
+            seed=self.job.seed,
+            optimizer=self.optimizer.name,
+            measured=tuple((step, metric.hex()) for step, metric in self.job.numbers.measured),
+        )
+
+    @property
+    def optimizer_state_ratio(self) -> float:
+        """Optimizer bytes per byte of a trained parameter."""
+        return optimizer_state_ratio(self.optimizer, trained_parameters(self.captured.description))
+
+    def numbers_of(self, step: int) -> PlainColumns:
+        """The optimizer's numbers that a schedule gives for update `step`, from 0."""
+        return self.job.numbers.changes(step, self.batches.epochs_before(step))
+
+    def largest_rate(self, step: int) -> float:
+        """Of that update."""
+        return max(map(abs, self.job.numbers.rates(self.numbers_of(step))))
+
+    def loader(self, slices: Slices = lambda _number, size: [(0, size)]) -> MicroBatchLoader:
+        """A new reader of the job's samples; `slices`: whose weights are wanted."""
+        data = self.captured, self.batches, self.evaluation
+        return MicroBatchLoader(*data, self.count, slices, self.least_piece)
+
+    def close(self) -> None:
+        """Nothing of the data is read any more."""
+        self.batches.close()
+        if self.evaluation is not None:
+            self.evaluation.close()
+
+    def slice_state(self, first: int, end: int) -> dict[str, Tensor]:
+        """The initial tensors that units [first, end) need."""
+        return tensors_of_units(self.captured.description, self.state, first, end)
+
+    def frozen(self) -> Known:
+        """What no version changes, with its checksums; takes as long as reading it."""
+        names = [f"model:{name}" for name in unchanging_names(self.captured.description)]
+        tensors = {name: self.state[name] for name in names}
+        digests = digests_of(tensors)
+        return {name: (tensor, digests[name]) for name, tensor in tensors.items()}
+
+
+def _weights_digest(description: ModelDescription) -> str:
+    """SHA-256 of what the weights are called and how they are shaped.
+
+    Not of the whole model: a resumed job may evaluate, or have another loss.
+    """
+    lines = [
+        f"{tensor.name} {tensor.dtype} {tensor.shape}"
+        for tensor in description.tensors
+        if tensor.kind is not TensorKind.CONSTANT
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
