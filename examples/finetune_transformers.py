@@ -17,11 +17,16 @@ import random
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    get_linear_schedule_with_warmup,
+)
 
 import p2ptrain
 
@@ -30,36 +35,59 @@ TEST_LINES = 800
 TOKENS = 48
 
 
+Sample = tuple[list[int], int]
+"""Tokens and class."""
+
+
 def job(folder: Path | None = None, epochs: int = 2, lr: float = 3e-4) -> p2ptrain.Job:
     """`folder`: a pretrained BERT; `lr`: 3e-5 suits pretrained weights."""
     lines, labels = examples()
     tokens = bytes_as_tokens(lines) if folder is None else tokenized(folder, lines)
-    train = TensorDataset(tokens[TEST_LINES:], labels[TEST_LINES:])
-    test = TensorDataset(tokens[:TEST_LINES], labels[:TEST_LINES])
+    samples = list(zip(tokens, labels, strict=True))
+    train = DataLoader(samples[TEST_LINES:], batch_size=64, shuffle=True, collate_fn=padded)
+    test = DataLoader(samples[:TEST_LINES], batch_size=64, collate_fn=padded)
     torch.manual_seed(0)
+    model = bert(folder)
+    optimizer = torch.optim.AdamW(groups(model), lr=lr)
+    updates = epochs * len(train)
     return p2ptrain.Job(
-        model=Classifier(bert(folder)),
+        model=model,
         data=train,
-        loss=nn.functional.cross_entropy,
-        optimizer=p2ptrain.AdamW(lr=lr),
-        batch_size=64,
+        loss=None,  # the model computes it from the labels
+        optimizer=optimizer,
+        scheduler=get_linear_schedule_with_warmup(optimizer, updates // 10, updates),
         epochs=epochs,
         clip_grad_norm=1.0,
         eval_data=test,
-        metrics={"accuracy": lambda output, target: (output.argmax(1) == target).float().mean()},
+        metrics={"accuracy": accuracy},
     )
 
 
-class Classifier(nn.Module):
-    """The model's logits alone: a Job's model gives what its loss takes."""
+def padded(samples: list[Sample]) -> dict[str, torch.Tensor]:
+    """What BERT takes: each tensor (n, longest of these), labels (n,)."""
+    longest = max(len(tokens) for tokens, _ in samples)
+    shape = len(samples), longest
+    ids, mask = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    for row, (tokens, _) in enumerate(samples):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        mask[row, : len(tokens)] = 1
+    labels = torch.tensor([label for _, label in samples])
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
-    def __init__(self, bert: BertForSequenceClassification) -> None:
-        super().__init__()
-        self.bert = bert
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(n, TOKENS) int64 -> (n, 2)."""
-        return self.bert(input_ids=tokens).logits
+def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Matrices decay, biases and norms do not."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    return [
+        {"params": matrices, "weight_decay": 0.01},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+
+
+def accuracy(output: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Share of lines whose class is right."""
+    return (output.logits.argmax(1) == batch["labels"]).float().mean()
 
 
 def bert(folder: Path | None) -> BertForSequenceClassification:
@@ -79,21 +107,18 @@ def bert(folder: Path | None) -> BertForSequenceClassification:
     )
 
 
-def bytes_as_tokens(lines: list[str]) -> torch.Tensor:
-    """(lines, TOKENS) int64: each byte is a token, zeros fill up."""
-    rows = [line.encode()[:TOKENS].ljust(TOKENS, b"\0") for line in lines]
-    return torch.tensor([list(row) for row in rows])
+def bytes_as_tokens(lines: list[str]) -> list[list[int]]:
+    """Each byte is a token."""
+    return [list(line.encode()[:TOKENS]) for line in lines]
 
 
-def tokenized(folder: Path, lines: list[str]) -> torch.Tensor:
-    """(lines, TOKENS) int64, by the pretrained model's own tokenizer."""
+def tokenized(folder: Path, lines: list[str]) -> list[list[int]]:
+    """By the pretrained model's own tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return tokenizer(
-        lines, truncation=True, max_length=TOKENS, padding="max_length", return_tensors="pt"
-    )["input_ids"]
+    return tokenizer(lines, truncation=True, max_length=TOKENS)["input_ids"]
 
 
-def examples() -> tuple[list[str], torch.Tensor]:
+def examples() -> tuple[list[str], list[int]]:
     """Lines with their class, 0 for code and 1 for English, as many of each, shuffled."""
     code: list[str] = []
     english: list[str] = []
@@ -104,7 +129,7 @@ def examples() -> tuple[list[str], torch.Tensor]:
     pairs = [(line, 0) for line in code[: LINES // 2]]
     pairs += [(line, 1) for line in english[: LINES // 2]]
     random.Random(0).shuffle(pairs)
-    return [line for line, _ in pairs], torch.tensor([label for _, label in pairs])
+    return [line for line, _ in pairs], [label for _, label in pairs]
 
 
 def library_lines() -> Iterator[str]:

@@ -4,17 +4,49 @@ from __future__ import annotations
 
 import re
 import runpy
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+ONE_PROCESS = {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}
+"""What torchrun sets."""
 
 PAGE = Path(__file__).parents[2] / "docs" / "user" / "coming_from.md"
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        yield one.getsockname()[1]
 
 
 def scripts(heading: str) -> list[str]:
     text = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("heading", ["A plain loop", "Accelerate", "DistributedDataParallel"])
+def test_a_loop(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for script in scripts(heading):
+        Path("script.py").write_text(script, encoding="utf-8")
+        for name, value in ONE_PROCESS.items():
+            monkeypatch.setenv(name, value)
+        with free_port() as port:
+            monkeypatch.setenv("MASTER_PORT", str(port))
+        losses = runpy.run_path("script.py")["losses"]
+        found.append((losses, torch.load("model.pt")))
+    (theirs, weights), (ours, trained) = found
+    assert len(ours) == 9
+    assert ours == theirs
+    assert all(torch.equal(trained[name], weights[name]) for name in weights)
 
 
 def test_a_trainer_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,9 @@ _NOT_COMPARED = (
     "for another copy of its weights and their gradients"
 )
 
+_COPIES = 4
+"""Of trained weights: as they were, their gradients, those before them, and values between."""
+
 
 class PlainBatches:
     """What the user's own module computes on the first batches of a job."""
@@ -48,9 +51,7 @@ class PlainBatches:
             least: samples of a batch.
         """
         job = self._job
-        tensors = [*job.model.parameters(), *job.model.buffers()]
-        needed_bytes = sum(t.nbytes * (2 if t.requires_grad else 1) for t in tensors)
-        if needed_bytes > usable_memory_bytes():
+        if not _has_room(job.model):
             return None
         whole = job.fixed_micro_batch or min(job.batch_size, COMPUTED_TOGETHER)
         steps = len(self._samples) // job.batch_size * job.epochs
@@ -84,7 +85,10 @@ def compared(module: nn.Module, captured: Captured, run: PlainRun | None) -> tup
     Raises:
         CaptureError: it is another model; names what differs.
     """
-    if run is None or (run.failure is not None and is_out_of_memory(run.failure)):
+    failed_for_memory = (
+        run is not None and run.failure is not None and is_out_of_memory(run.failure)
+    )
+    if run is None or failed_for_memory or not _has_room(module):
         return (_NOT_COMPARED,)
     try:
         with timed(log, "compared"):
@@ -98,3 +102,13 @@ def compared(module: nn.Module, captured: Captured, run: PlainRun | None) -> tup
     if found.skipped:
         said.append(f"the captured model was compared on {found.batches} batches: {found.skipped}")
     return tuple(said)
+
+
+def _has_room(module: nn.Module) -> bool:
+    """For what the module, or what is captured, computes with weights of its own.
+
+    No error says it where a control group has a limit: the kernel ends the process.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    needed_bytes = sum(t.nbytes * (_COPIES if t.requires_grad else 1) for t in tensors)
+    return needed_bytes <= usable_memory_bytes()

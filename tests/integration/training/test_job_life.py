@@ -190,14 +190,12 @@ async def test_a_last_checkpoint_that_a_broken_link_left_out_is_made_up_for_or_t
 ) -> None:
     gather, asked = HolderGeneration.gather, 0
 
-    async def broken(
-        epoch: HolderGeneration, source: str, known: Any = None
-    ) -> dict[str, torch.Tensor]:
+    async def broken(epoch: HolderGeneration, *how: Any) -> dict[str, torch.Tensor]:
         nonlocal asked
         asked += 1
         if for_good or asked == 1:
             raise PeerError("there is no link to b")
-        return await gather(epoch, source, known)
+        return await gather(epoch, *how)
 
     monkeypatch.setattr(HolderGeneration, "gather", broken)
     options = TrainOptions(

@@ -344,7 +344,7 @@ async def test_no_memory_for_samples_is_planned_around(
 async def test_samples_that_never_fit_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device that has no stage: there is no plan that asks less of it."""
     monkeypatch.setattr(plan_cluster, "make_plan", partial(forced_plan, [divided(4)], names="b"))
-    job = make_job()
+    job = make_job(epochs=20)
     data = Filling(job.data)
     async with devices(2, settings=RecoverySettings(verdict_seconds=0.0)) as household:
 
