@@ -173,7 +173,7 @@ class LoaderPass:
 
     @contextmanager
     def _drawing(self, streams: RandomStreams) -> Iterator[None]:
-        """Nobody need wait for workers: they draw from generators of their own."""
+        """Workers draw from generators of their own, so their reads hold no lock."""
         if not self._draws_here:
             yield
             return
