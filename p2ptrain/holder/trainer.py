@@ -50,7 +50,7 @@ from p2ptrain.holder.training_loop import (
 from p2ptrain.job.asynchrony import is_due
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.job import Job
-from p2ptrain.job.rounds import RoundSequence
+from p2ptrain.job.rounds import LENGTHS_ROOM, RoundSequence
 from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.job.user_code import doings
@@ -79,9 +79,6 @@ log = get_logger(__name__)
 
 INTERRUPT_SECONDS = 30.0
 """For the rounds under way and the weights' way home, after an interrupt."""
-
-LENGTHS_ROOM = 4
-"""Times a length that may come is as long as those that were looked at before training."""
 
 HOME_SHARE = 0.25
 """Of free memory, for the trained weights beside those that the job began with."""

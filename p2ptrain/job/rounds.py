@@ -25,6 +25,9 @@ from p2ptrain.net.forms import Count, Key, Length, Positive, Rare
 MOST_LENGTHS = 4
 """Sizes, besides that of the batch, that may differ from batch to batch."""
 
+LENGTHS_ROOM = 4
+"""Times a length that may come is as long as those that were looked at before training."""
+
 
 class RoundMode(StrEnum):
     """What a round does."""
