@@ -11,7 +11,6 @@ A thread warns of it, as Python warns: on stderr.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 import warnings
 from collections import deque
@@ -20,8 +19,8 @@ from time import monotonic
 from typing import Self
 from weakref import WeakSet
 
-from p2ptrain.errors import OptionError
 from p2ptrain.events import Event
+from p2ptrain.job.callbacks import check_takes_event
 
 BUFFERED_EVENTS = 10_000
 """A reader that lags further behind misses the oldest: training never waits for a reader."""
@@ -104,23 +103,8 @@ def _warn(words: str) -> None:
 
 def check_on_event(on_event: object) -> None:
     """OptionError where it cannot be called with one event, or has to be awaited."""
-    if on_event is None:
-        return
-    if not callable(on_event):
-        raise OptionError(f"on_event must be a function, not {type(on_event).__name__}")
-    if inspect.iscoroutinefunction(on_event):
-        raise OptionError(
-            "on_event is an async function, but it is called and not awaited: give a plain one, or "
-            "iterate over the events, `async for event in run`"
-        )
-    try:
-        signature = inspect.signature(on_event)
-    except (TypeError, ValueError):  # such as a function in C: nothing is known of it
-        return
-    try:
-        signature.bind(object())
-    except TypeError as error:
-        raise OptionError(f"on_event is called with one event, on_event(event): {error}") from error
+    if on_event is not None:
+        check_takes_event("on_event", on_event)
 
 
 class CallWatch:

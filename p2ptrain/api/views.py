@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from p2ptrain.mesh.household_trust import DeviceSummary
 from p2ptrain.mesh.interface import LinkStatistics, Member
 
 _SAID = ("role", "version", "threads", "memory_bytes")
@@ -170,20 +171,8 @@ class NodeStatus(TypedAnswer):
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceStatus(TypedAnswer):
-    """A trusted device.
-
-    Attributes:
-        introduced_by: name of the device that vouched for it; this device's where they paired.
-        connected: there is a link to it now.
-        cut_off: why this device listens to it no more; None where it does.
-    """
-
-    id: str
-    name: str
-    introduced_by: str
-    connected: bool
-    cut_off: str | None = None
+class DeviceStatus(TypedAnswer, DeviceSummary):
+    """A trusted device."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -220,17 +220,18 @@ def _check(name: str, callback: object) -> None:
         )
     calls = [(f"{name}.{hook}", getattr(callback, hook)) for hook in hooks]
     for shown, call in calls or [(name, callback)]:
-        _check_call(shown, call)
+        check_takes_event(f"Job: {shown}", call)
 
 
-def _check_call(name: str, call: Any) -> None:
+def check_takes_event(name: str, call: Any) -> None:
+    """Raises OptionError: it cannot be called with one event, or has to be awaited."""
     if not callable(call):
-        raise OptionError(f"Job: {name} must be a function, not {type(call).__name__}")
+        raise OptionError(f"{name} must be a function, not {type(call).__name__}")
     if inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
         getattr(call, "__call__", None)  # noqa: B004  # of an object
     ):
         raise OptionError(
-            f"Job: {name} is an async function, but it is called and not awaited: give a plain "
+            f"{name} is an async function, but it is called and not awaited: give a plain "
             "one, which may take its time, or iterate over the events of the run"
         )
     try:
@@ -240,7 +241,7 @@ def _check_call(name: str, call: Any) -> None:
     try:
         signature.bind(object())
     except TypeError as error:
-        raise OptionError(f"Job: {name} is called with one event: {error}") from error
+        raise OptionError(f"{name} is called with one event: {error}") from error
 
 
 def _check_metric(name: str, callback: BestValue, metrics: set[str], evaluates: bool) -> None:
