@@ -12,6 +12,7 @@
     │   ├── ProtocolError   a peer sent what the protocol forbids; NotItsPart: for another device
     │   ├── LinkClosed      the link to a peer ended while it was needed
     │   ├── NotPaired, PairingError, VersionMismatch, NotCoordinator, DeviceLost
+    ├── AcceleratorFailed: the graphics card or its driver has stopped working
     ├── RunCancelled: a run that the app has cancelled
     └── InternalError: a bug of ours, please report it
 
@@ -94,6 +95,10 @@ class DeviceLost(PeerError):
     def __init__(self, message: str, *, name: str) -> None:
         super().__init__(message)
         self.name = name
+
+
+class AcceleratorFailed(Error):
+    """An accelerator of this device, or its driver, has stopped working."""
 
 
 class RunCancelled(Error):

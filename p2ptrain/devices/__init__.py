@@ -1,0 +1,1 @@
+"""Where a stage's tensors live and its operators run: the processor, or an accelerator."""

@@ -1,0 +1,36 @@
+"""NVIDIA's cards, and AMD's by ROCm, which torch calls by the same name."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from p2ptrain.devices.streamed import StreamedDevice
+
+_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+"""With which cuBLAS adds in the same order every time; read when it is first used."""
+
+
+class CudaDevice(StreamedDevice):
+    """One card.
+
+    Args:
+        index: as `torch.cuda` counts them.
+    """
+
+    def __init__(self, index: int) -> None:
+        os.environ.setdefault(*_WORKSPACE)
+        super().__init__(torch.cuda, torch.device("cuda", index))
+        found = torch.cuda.get_device_properties(self.place)
+        maker = "rocm" if torch.version.hip else "cuda"
+        self.kind = f"{maker} {found.major}.{found.minor} {self.title}, torch {torch.__version__}"
+
+    def _compute_alike(self) -> None:
+        """No operands of 10 bits, no search for the fastest algorithm, no sums by atomics."""
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(True, warn_only=True)
