@@ -192,7 +192,7 @@ class JobTrainer:
         finally:
             self._comparing.cancel()
             await asyncio.gather(self._comparing, return_exceptions=True)
-            started.prepared.close()
+            await run_in_background(started.prepared.close)  # workers may read
             journal.done()
             self._device.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)

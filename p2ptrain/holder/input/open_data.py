@@ -17,10 +17,9 @@ from p2ptrain.holder.input.loader_batches import (
     EXAMPLE,
     LoaderBatches,
     LoaderEvaluation,
-    LoaderPass,
     LookedAt,
-    takes_parts,
 )
+from p2ptrain.holder.input.loader_pass import LoaderPass, takes_parts
 from p2ptrain.holder.input.mini_batches import (
     BatchSource,
     EvaluationSource,

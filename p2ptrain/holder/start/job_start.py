@@ -76,6 +76,8 @@ class JobStart:
         self._options = options
         self._emit = emit
         self._since = monotonic()
+        self._opened: PreparedJob | None = None
+        self._is_given_up = False
 
     async def run(self, job: Job) -> StartedJob:
         """Export the model while the household gathers; then it is known which job this is.
@@ -83,6 +85,15 @@ class JobStart:
         Raises:
             UserError: the job, the script's data or the options have to change.
         """
+        try:
+            return await self._run(job)
+        except BaseException:
+            self._is_given_up = True
+            if self._opened is not None:
+                await run_in_background(self._opened.close)
+            raise
+
+    async def _run(self, job: Job) -> StartedJob:
         found = None if self._folder is None else journal.find_journal(self._folder, self._warn)
         wanted = None if self._options.fresh else found
         with timed(log, "captured_and_gathered"):
@@ -109,7 +120,13 @@ class JobStart:
         self._emit(Warned(message))
 
     async def _capture(self, job: Job) -> tuple[PreparedJob, str]:
-        prepared = await run_in_background(lambda: prepare(job, self._options))
+        def capture() -> PreparedJob:
+            self._opened = opened = prepare(job, self._options)
+            if self._is_given_up:
+                opened.close()
+            return opened
+
+        prepared = await run_in_background(capture)
         if self._folder is None:
             return prepared, ""
         with timed(log, "first_weights_digested"):

@@ -13,8 +13,19 @@ from torch import Tensor
 
 from p2ptrain.errors import CaptureError, OptionError, ScriptError, UserError
 from p2ptrain.holder.input.metrics import check_evaluation, tried_metrics
-from p2ptrain.holder.input.mini_batches import FirstBatches, SampleReader, batch_seed
-from p2ptrain.holder.input.open_data import check_arguments, open_data, open_evaluation
+from p2ptrain.holder.input.mini_batches import (
+    BatchSource,
+    EvaluationSource,
+    FirstBatches,
+    SampleReader,
+    batch_seed,
+)
+from p2ptrain.holder.input.open_data import (
+    OpenedData,
+    check_arguments,
+    open_data,
+    open_evaluation,
+)
 from p2ptrain.holder.start.first_batch import explained
 from p2ptrain.holder.start.loss_count import find_count, spread
 from p2ptrain.holder.start.micro_batch import (
@@ -91,12 +102,28 @@ def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
     job.numbers.begin(())
     job.numbers.changes(0, 0)
     opened = open_data(job, randomness_lock)
+    sources: list[BatchSource | EvaluationSource] = [opened.batches]
+    try:
+        return _prepared(job, options, opened, sources)
+    except BaseException:
+        for source in sources:
+            source.close()
+        raise
+
+
+def _prepared(
+    job: Job,
+    options: TrainOptions,
+    opened: OpenedData,
+    sources: list[BatchSource | EvaluationSource],
+) -> PreparedJob:
     samples, order = opened.samples, opened.order
     job = opened.sized(job)
     check_arguments(job, samples)
     evaluation = None
     if job.eval_data is not None:
         evaluation = open_evaluation(job, opened, randomness_lock)
+        sources.append(evaluation.batches)
     if opened.layout is not None:
         opened.layout.settle()
     example = samples.collate([0, 1 % len(samples)], "example")

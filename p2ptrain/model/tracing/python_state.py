@@ -184,13 +184,13 @@ def _places(roots: Mapping[str, object], *, code: bool) -> Iterator[PythonPlace]
             for name, held in kept_by(value):
                 if not code or not isinstance(held, Globals):
                     waiting.append((joined_path(path, name), held))
-            if code and isinstance(value, types.FunctionType) and not _is_installed(value):
+            if code and isinstance(value, types.FunctionType) and not is_installed(value):
                 waiting.extend(_globals_read(value))
             continue
         if code and not isinstance(value, type):
             waiting.append((type(value).__name__, type(value)))
         holder = _holder(value)
-        if holder is None and code and isinstance(value, type) and not _is_installed(value):
+        if holder is None and code and isinstance(value, type) and not is_installed(value):
             waiting.extend((base.__name__, base) for base in value.__bases__)
             holder = vars(value)
         if holder is None:
@@ -210,17 +210,17 @@ def _globals_read(function: types.FunctionType) -> Iterator[tuple[str, Globals]]
     names = Globals(function.__globals__, named_in(function))
     yield "", names
     for name, value in names.read().items():
-        if isinstance(value, types.ModuleType) and not _is_installed_module(value.__name__):
+        if isinstance(value, types.ModuleType) and not is_installed_module(value.__name__):
             yield name, Globals(vars(value), names.names)
 
 
-def _is_installed(value: object) -> bool:
+def is_installed(value: object) -> bool:
     """Whether a class or function is of a library; what else there is belongs to the user."""
     made = getattr(value, "__module__", None)
-    return isinstance(made, str) and _is_installed_module(made)
+    return isinstance(made, str) and is_installed_module(made)
 
 
-def _is_installed_module(name: str) -> bool:
+def is_installed_module(name: str) -> bool:
     file = str(getattr(sys.modules.get(name), "__file__", None))
     first = name.partition(".")[0]
     return first in _LIBRARIES or first in _OWN or any(part in file for part in _INSTALLED)

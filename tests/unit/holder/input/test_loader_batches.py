@@ -28,10 +28,9 @@ from p2ptrain.holder.input.batch_layout import BatchLayout
 from p2ptrain.holder.input.loader_batches import (
     LoaderBatches,
     LoaderEvaluation,
-    LoaderPass,
     LookedAt,
-    takes_parts,
 )
+from p2ptrain.holder.input.loader_pass import LoaderPass, takes_parts
 
 SEED = 11
 
