@@ -62,7 +62,7 @@ class _HasChanged(Exception):
     """A worker's data set is not what it was when the worker began."""
 
 
-class _Reader:
+class _ReadTasks:
     """What a worker has: the loader's data set and what it does with it."""
 
     def __init__(self, loader: torch_data.DataLoader[Any], *, stays: bool) -> None:
@@ -284,7 +284,7 @@ class LoaderWorkers:
         kept = loader.dataset, loader.collate_fn, loader.worker_init_fn
         self._began_with = None if self._is_stateful else KeptState(*kept)
         self._sending.start()
-        reader: Any = _Reader(loader, stays=not self._is_stateful)
+        reader: Any = _ReadTasks(loader, stays=not self._is_stateful)
         tasks = torch_data.DataLoader[Any](
             reader,
             batch_size=None,
