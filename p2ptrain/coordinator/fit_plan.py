@@ -12,6 +12,7 @@ from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_quest
 from p2ptrain.coordinator.memory_model import with_full_memory
 from p2ptrain.errors import OptionError, PlanError, size_text
 from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.plan.cost.check_plan import check_kinds
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
@@ -41,6 +42,7 @@ def fit_plan(
     """
     request = request.settled(asynchronous=plan.mode is PlanMode.ASYNC)
     _check_devices(plan, household, {out.name: out.reason for out in unmeasured})
+    check_kinds(plan, {one.name: one.compute.kind for one in household.candidates})
     profile, cluster = planner_question(request, household)
     _check_job(plan, request, profile)
     _check_sharing(plan, request)

@@ -18,6 +18,7 @@ from p2ptrain.plan.types.planning_file import Factor
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.unit_times import Times, bytes_by_flop
 from p2ptrain.process.memory_budget import smaller_budget
+from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.state_report import StateReport
 
@@ -31,6 +32,7 @@ class MeasuredDevice:
     Attributes:
         taken_bytes: what the job has taken there already, to export, to know and to measure the
             model; no part of `memory_bytes`.
+        compute: with what it was measured.
     """
 
     id: Annotated[str, Text(64)]
@@ -38,12 +40,13 @@ class MeasuredDevice:
     measured: Mapping[str, Any]
     memory_bytes: Annotated[int, Range(0, 2**63)]
     taken_bytes: Annotated[int, Range(0, 2**63)] = 0
+    compute: ComputeKind = PROCESSOR
 
     @classmethod
     def of(cls, device: str, name: str, stock: StateReport) -> MeasuredDevice:
         """As the device describes itself."""
         measured = stock.measured or {}
-        return cls(device, name, measured, stock.budget_bytes, stock.taken_bytes)
+        return cls(device, name, measured, stock.budget_bytes, stock.taken_bytes, stock.compute)
 
     def with_less_memory(
         self, found_bytes: int | None, share: float = HOME.less_memory_share
@@ -102,6 +105,7 @@ class MeasuredCluster:
                 holder=c.name == self.holder,
                 times=found[c.name].times,
                 overheads=found[c.name].overheads,
+                compute=c.compute.kind,
             )
             for c in self.candidates
         )

@@ -26,6 +26,7 @@ from p2ptrain.net.parts import HOUSEHOLD, LARGE, Blob, BlobLimit, decoded
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan import planner_registry
+from p2ptrain.plan.cost.check_plan import check_kinds
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import LeftOut, Plan
@@ -123,6 +124,7 @@ class PlanQuestion:
         if plan.planner not in planner_registry.PLANNERS and plan.planner != TILES:
             raise ProtocolError("a plan of a planner that is not known here")
         self._check_results(plan)
+        check_kinds(plan, {one.name: one.compute.kind for one in household.candidates})
         peaks = plan.predicted.peak_bytes
         if any(name not in peaks or peaks[name] > here[name] for name in used):
             raise ProtocolError("a plan for which its devices have too little memory")

@@ -57,7 +57,8 @@ async def plan_only(
     choice = VersionChoice(version, (), 0, "nothing is trained")
     made = await step.plan(MakePlan(_EPOCH, choice, alive, {}, {}))
     ids = {candidate.name: device for device, candidate in made.candidates.items()}
-    placed = Placement(_EPOCH, me, version, FIRST, placed_stages(made.plan, ids))
+    kinds = {device: candidate.compute for device, candidate in made.candidates.items()}
+    placed = Placement(_EPOCH, me, version, FIRST, placed_stages(made.plan, ids, kinds))
     reply = plan_reply(planning, made, placed, choice)
     await run_in_background(partial(_write, planning, made, reply, surveyor, mesh.name, options))
     return reply

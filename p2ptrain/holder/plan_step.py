@@ -136,7 +136,8 @@ class PlanStep:
         if not made.candidates:
             return made.protected
         names = {device: candidate.name for device, candidate in made.candidates.items()}
-        stages = placed_stages(made.plan, {name: device for device, name in names.items()})
+        kinds = {device: candidate.compute for device, candidate in made.candidates.items()}
+        stages = placed_stages(made.plan, {name: device for device, name in names.items()}, kinds)
         links = self._surveyor.links(names)
         planning, holder = self._request.planning, self._request.ask.holder
         return plan_backups(planning, made.plan, stages, made.candidates, links, holder)

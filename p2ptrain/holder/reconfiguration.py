@@ -299,6 +299,8 @@ def plan_reply(
         kinds=mixed_kinds(
             {
                 c.name: str(c.measured.get("processor", ""))
+                if c.compute.is_processor
+                else c.compute.kind
                 for c in made.candidates.values()
                 if c.name in made.plan.device_names
             }

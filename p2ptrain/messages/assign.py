@@ -16,6 +16,7 @@ from p2ptrain.net.forms import Row
 from p2ptrain.net.parts import Blob
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanMode
+from p2ptrain.recovery.compute_kind import ComputeKind
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.placement import PlacedStage, Placement
 
@@ -23,7 +24,7 @@ from p2ptrain.recovery.placement import PlacedStage, Placement
 def placement_of(assignment: Assignment) -> Placement:
     """An assignment as the rules of recovery see it."""
     stages = tuple(
-        PlacedStage(place.first, place.end, place.devices, place.copies_to)
+        PlacedStage(place.first, place.end, place.devices, place.copies_to, place.kind)
         for place in assignment.stages
     )
     return Placement(
@@ -37,12 +38,19 @@ def placement_of(assignment: Assignment) -> Placement:
     )
 
 
-def placed_stages(plan: Plan, ids: Mapping[str, str]) -> tuple[PlacedStage, ...]:
-    """A plan's stages with ids instead of names."""
-    return tuple(
-        PlacedStage(*stage.units, tuple(ids[device.name] for device in stage.devices))
-        for stage in plan.stages
-    )
+def placed_stages(
+    plan: Plan, ids: Mapping[str, str], kinds: Mapping[str, ComputeKind]
+) -> tuple[PlacedStage, ...]:
+    """A plan's stages with ids instead of names.
+
+    Args:
+        kinds: with what each device computes, by id.
+    """
+    placed = []
+    for stage in plan.stages:
+        devices = tuple(ids[device.name] for device in stage.devices)
+        placed.append(PlacedStage(*stage.units, devices, kind=kinds[devices[0]].kind))
+    return tuple(placed)
 
 
 def assignment_of(request: JobPlanRequest, plan: Plan, placed: Placement) -> Assignment:
@@ -61,6 +69,7 @@ def assignment_of(request: JobPlanRequest, plan: Plan, placed: Placement) -> Ass
             goes_ahead=stage.goes_ahead,
             turn=stage.turn,
             bucket_bytes=stage.bucket_bytes,
+            kind=where.kind,
         )
         for stage, where in zip(plan.stages, placed.stages, strict=True)
     )

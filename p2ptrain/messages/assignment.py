@@ -18,6 +18,7 @@ from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.plan.types.weight_versions import Weights, depths_of
+from p2ptrain.recovery.compute_kind import PROCESSOR, KindText
 from p2ptrain.recovery.version import Lineage, VersionRow
 
 FIRST = Lineage()
@@ -43,6 +44,7 @@ class StageAssignment:
         turn: the next round begins before this one's sums are there, and gradients of units before
             this one are summed last, first units first (`OverlappedUpdate`); None = it does not.
         bucket_bytes: of gradients in the first and in the last bucket that its devices sum.
+        kind: with what its devices compute, all alike.
     """
 
     first: Count
@@ -57,6 +59,7 @@ class StageAssignment:
     goes_ahead: bool = False
     turn: Count | None = None
     bucket_bytes: Annotated[int, Range(1, MAX_BYTES)] = USUAL.least_bytes
+    kind: Annotated[KindText, Rare()] = PROCESSOR.kind
 
     @property
     def leader(self) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Bytes, Id, Length, Range
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
+from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.recovery.state_report import Speed
 
 LINKS_LIMIT = 64
@@ -44,6 +45,7 @@ class ProfileAnswer(Blob):
         measured: the profile, which planning checks; empty where no sizes were asked for.
         memory_bytes: what the device offers.
         taken_bytes: what the job has taken there already.
+        compute: with what it was measured.
     """
 
     LIMIT: ClassVar[BlobLimit] = LARGE
@@ -51,6 +53,7 @@ class ProfileAnswer(Blob):
     measured: Mapping[str, Any]
     memory_bytes: Bytes
     taken_bytes: Bytes
+    compute: ComputeKind = PROCESSOR
 
 
 @dataclass(frozen=True, slots=True)

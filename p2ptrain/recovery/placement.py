@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from p2ptrain.recovery.compute_kind import PROCESSOR
 from p2ptrain.recovery.version import Lineage, Version
 
 
@@ -22,12 +23,14 @@ class PlacedStage:
 
     Attributes:
         copies_to: the backup peer of this stage; None = there is none.
+        kind: with what its devices compute, all alike.
     """
 
     first: int
     end: int
     devices: tuple[str, ...]
     copies_to: str | None = None
+    kind: str = PROCESSOR.kind
 
 
 @dataclass(frozen=True, slots=True)

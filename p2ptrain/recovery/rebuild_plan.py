@@ -8,6 +8,9 @@ the same inputs, and has what was lost, to the last bit. No other device goes ba
     stage 1   lost; stage 2 keeps its snapshot at 30 ───────┴─► 30 ──► 40
     stage 2   live at 40 ── gradients of steps 30 to 39 ────┘
 
+The peer must compute with what the lost device computed with (`compute_kind.py`); with something
+else the last bits would be others, and all go back to the snapshot instead.
+
 The logging of Wang et al., "Swift: Expedited Failure Recovery for Large-scale DNN Training" (2023),
 without storage: what was sent stays where it was made. Pure.
 """
@@ -140,8 +143,12 @@ def _since(
 def _copies(
     stage: PlacedStage, inventories: Mapping[str, StateReport], lineage: Lineage, present: Placement
 ) -> Iterator[tuple[str, StateEntry]]:
-    """Who has exactly this stage, as the plan's generation began with it or computed it; by id."""
-    for device in sorted(inventories):
+    """Who has exactly this stage, as the plan's generation began with it or computed it; by id.
+
+    Of devices that compute as the stage's did.
+    """
+    alike = [one for one in sorted(inventories) if inventories[one].compute.kind == stage.kind]
+    for device in alike:
         for holding in inventories[device].holdings:
             version = holding.version
             is_its = version.computed == present.epoch or version == present.version

@@ -11,6 +11,7 @@ from p2ptrain.net.fields import check_units
 from p2ptrain.net.forms import AboveZero, Bytes, Count, Id, Length, Row, Seconds
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
 from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.recovery.version import VersionRow
 
 HOLDINGS_LIMIT = 1024
@@ -87,6 +88,7 @@ class StateReport(Blob):
         slowdown: its measured unit times over those profiled; 1.0 where not known.
         measured: its cached profile, None where there is none.
         logged: what of its last generation could be done again with; None = nothing.
+        compute: with what it computes.
     """
 
     LIMIT: ClassVar[BlobLimit] = LARGE
@@ -101,3 +103,4 @@ class StateReport(Blob):
     slowdown: AboveZero = 1.0
     measured: Mapping[str, Any] | None = field(default=None, hash=False)
     logged: Annotated[ReplayWindow | None, Row()] = None
+    compute: ComputeKind = PROCESSOR

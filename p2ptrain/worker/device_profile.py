@@ -16,6 +16,8 @@ from typing import Any
 
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import Error, ProtocolError, TrainingError
 from p2ptrain.events import Event, Warned
 from p2ptrain.logs import get_logger, timed
@@ -41,6 +43,7 @@ from p2ptrain.process.memory_budget import (
 )
 from p2ptrain.profiling.measure_units import work_on
 from p2ptrain.profiling.profile_cache import MAX_SECONDS, ProfileCache, measure
+from p2ptrain.recovery.compute_kind import KIND_LIMIT, ComputeKind
 from p2ptrain.recovery.state_report import StateReport
 from p2ptrain.runtime.device import KnownModel
 from p2ptrain.worker.unasked_models import FetchedModel, UnaskedWork
@@ -62,6 +65,7 @@ class DeviceProfiler:
         box: where models of others are measured; None: in the thread that computes.
         emit: called with a model that has ended its process there.
         known: where the model of this device's own job is found.
+        device: what computes.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class DeviceProfiler:
         box: Box | None = None,
         emit: Callable[[Event], None] | None = None,
         known: KnownModel | None = None,
+        device: ComputeDevice = HOST,
     ) -> None:
         self._mesh = mesh
         self._compute = compute
@@ -82,6 +87,8 @@ class DeviceProfiler:
         self._ceiling = ceiling
         self._idle_bytes = anonymous_bytes()
         self._known = known or KnownModel()
+        self._device = device
+        self._kind = ComputeKind(device.kind[:KIND_LIMIT], device.title[:KIND_LIMIT])
         self._fetched: dict[str, FetchedModel] = {}  # by digest
         self._emit = emit
         self._unasked = None if box is None else UnaskedWork(box, compute, profiles, self._warn)
@@ -129,7 +136,7 @@ class DeviceProfiler:
                 self._company.begin(self._unasked.work(model, size, memory_bytes))
         taken = max(anonymous_bytes() - self._idle_bytes, 0)
         self._offers = {digest: _MemoryOffer(measured, memory_bytes, taken)}
-        answer = ProfileAnswer(measured, memory_bytes, taken)
+        answer = ProfileAnswer(measured, memory_bytes, taken, self._kind)
         return Message(MEASURE_PROFILE, {}, (answer.to_part(),))
 
     def _check_own(self, digest: str, sizes: Sequence[int]) -> None:
@@ -200,6 +207,7 @@ class DeviceProfiler:
             taken_bytes=0 if offer is None else offer.taken_bytes,
             speeds=tuple((peer, *speed) for peer, speed in self._speeds.items()),
             measured=None if offer is None else offer.measured or None,
+            compute=self._kind,
         )
 
     async def model(self, digest: str, holder: str) -> ModelDescription:

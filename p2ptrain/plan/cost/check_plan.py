@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from p2ptrain.errors import OptionError, PlanError, size_text
 from p2ptrain.plan.cost.workload_share import ROUNDING, plan_parts
-from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.cluster import PROCESSOR, Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest
@@ -17,12 +17,14 @@ def check_plan(plan: Plan, profile: Profile, cluster: Cluster, *, private: bool 
 
     Raises:
         OptionError: units not covered, an unknown device, one that is nowhere, or a device in two
-            stages that is not the holder; with `private`, an end that is not the holder's alone.
+            stages that is not the holder; with `private`, an end that is not the holder's alone;
+            devices of one stage that compute with different things.
     """
     end = plan.stages[-1].units[1]
     if end != len(profile.units):
         raise OptionError(f"plan.stages: they end at layer {end}, of {len(profile.units)} layers")
     _check_devices(plan, cluster)
+    check_kinds(plan, {device.name: device.compute for device in cluster.devices})
     _check_holder(plan, cluster.holder.name, private=private)
 
 
@@ -34,6 +36,27 @@ def _check_devices(plan: Plan, cluster: Cluster) -> None:
         raise OptionError(f'plan: device "{name}" is not in the cluster')
     for name in sorted(known - named):
         raise OptionError(f"plan.left_out: {name} is in no stage and not left out")
+
+
+def check_kinds(plan: Plan, kinds: Mapping[str, str]) -> None:
+    """OptionError where a stage's devices compute with different things, or tiles on accelerators.
+
+    Args:
+        kinds: with what each device of the plan computes, by name.
+    """
+    for p, stage in enumerate(plan.stages):
+        found = {device.name: kinds[device.name] for device in stage.devices}
+        if len({*found.values()}) > 1:
+            named = ", ".join(f"{name}: {kind}" for name, kind in sorted(found.items()))
+            raise OptionError(
+                f"plan.stages: devices of part {p} compute with different things ({named}), so "
+                "that its weights would drift apart"
+            )
+        if stage.tiling is not None and {*found.values()} != {PROCESSOR}:
+            raise OptionError(
+                f"plan.stages: part {p} is computed in tiles, which processors do, and "
+                f"{min(found)} computes with {found[min(found)]}"
+            )
 
 
 def _check_holder(plan: Plan, holder: str, *, private: bool) -> None:

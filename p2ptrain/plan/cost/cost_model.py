@@ -43,6 +43,7 @@ class CostModel:
         weights: asynchronously, which versions stages keep.
         full_depths: asynchronously, whether no stage's depth may be lowered to save memory.
         updates_ahead: with `overlap`, whether stages update before all are done with the round.
+        kinds: [n] with what each device computes, as numbers; `is_mixed`: there are several.
     """
 
     def __init__(
@@ -78,6 +79,9 @@ class CostModel:
         self._held: dict[tuple[int, int], int] = {}
         self._unit_times: dict[tuple[int, int], UnitTimes] = {}
         self._worst: dict[tuple[int, ...], tuple[float, float]] = {}
+        kinds = sorted({device.compute for device in self.devices})
+        self.kinds = np.array([kinds.index(device.compute) for device in self.devices])
+        self.is_mixed = len(kinds) > 1
         self._stage_seconds: dict[tuple[int, int, int, int], tuple[float, float]] = {}
         self._split_seconds: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
 
@@ -91,6 +95,12 @@ class CostModel:
             if device.name == name:
                 return i
         raise unknown_device(name, [device.name for device in self.devices])
+
+    def may_share(self, devices: Sequence[int]) -> bool:
+        """Whether these may have one stage: their updates are the same, to the last bit."""
+        if not self.is_mixed or len(devices) == 1:
+            return True
+        return len({self.devices[device].compute for device in devices}) == 1
 
     def unit_times(self, device: int, samples: int) -> UnitTimes:
         """Seconds of each unit on that device for `samples` samples."""

@@ -166,10 +166,13 @@ def draft_groups(
 
     Depths never grow from one stage to the next. Of two ends that share one device's memory the
     first has its depth before the last; `wanted` may trade between them. None where a device cannot
-    hold its units with even one micro-batch in flight (with `full_depths`, as many as are wanted).
+    hold its units with even one micro-batch in flight (with `full_depths`, as many as are wanted),
+    or where the devices of a group compute with different things.
     Asynchronously always the usual depths: they are how many updates old the weights are, which the
     user knows from the number of stages.
     """
+    if cost.is_mixed and not all(cost.may_share(group.devices) for group in groups):
+        return None
     usual = usual_depths(groups, split.micro_batches, cost.mode)
     depths = list(usual if cost.mode is PlanMode.ASYNC else wanted or usual)
     draft = Draft(split, tuple(borders), tuple(groups), tuple(depths))

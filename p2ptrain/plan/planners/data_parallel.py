@@ -20,7 +20,12 @@ from p2ptrain.errors import PlanError, size_text
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, draft_pipeline
 from p2ptrain.plan.planners.group_shares import Rows, SampleTimes, divide
-from p2ptrain.plan.planners.published import dealing_by_speed, fastest, refuse_groups
+from p2ptrain.plan.planners.published import (
+    dealing_by_speed,
+    fastest,
+    refuse_groups,
+    refuse_kinds,
+)
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Answer, Question
@@ -105,6 +110,7 @@ def plan_dp(question: Question) -> Answer:
             "planner dp sends raw inputs and labels to every device, which --private forbids: use "
             "--planner auto or pp"
         )
+    refuse_kinds(question, "dp gives all devices the whole model")
     _refuse_small_devices(question)
     judged = judge_dp(question)
     if judged is None:
@@ -115,6 +121,8 @@ def plan_dp(question: Question) -> Answer:
 def judge_dp(question: Question) -> Judged | None:
     """The fastest micro-batch size and division, or None where nothing fits."""
     if len(question.devices) > 1 and (question.private or not question.groups):
+        return None
+    if not question.cost.may_share(question.devices):
         return None
     times = SampleTimes(question.cost, max(split.first_samples for split in question.splits))
     drafts = [draft for split in question.splits for draft in _drafts(question, times, split)]

@@ -207,13 +207,15 @@ class StepTables:
 
     def _divide(self, room: Wholes, changed: Truths) -> None:
         """Run Algorithm 1, groups of one size together."""
-        steps, sizes = self.grid.steps, dict[int, list[int]]()
-        for number, (a, b) in enumerate(self.grid.groups):
+        grid, steps, sizes = self.grid, self.grid.steps, dict[int, list[int]]()
+        for number, (a, b) in enumerate(grid.groups):
+            if not grid.part.cost.may_share(grid.order[steps[a] : steps[b]]):
+                continue
             sizes.setdefault(int(steps[b] - steps[a]), []).append(number)
         for size, numbers in sizes.items():
             if size > self.split.first_samples and self._every_device:
                 continue  # not a sample for each
-            at_once = max(1, ROW_DEVICES // (size * len(self.grid.first)))
+            at_once = max(1, ROW_DEVICES // (size * len(grid.first)))
             for first in range(0, len(numbers), at_once):
                 self._divide_some(numbers[first : first + at_once], room, changed)
 

@@ -90,7 +90,7 @@ def partitioned(part: Inner, split: BatchSplit, *, straight: bool = False) -> Dr
     table = _StageTable(part, split, straight=straight)
     for order in orders(part):
         memory = np.array([float(part.cost.devices[d].memory_bytes) for d in order])
-        stages = _solve(table, memory)
+        stages = _solve(table, memory, _alike_from(part, table.steps, order))
         if stages is not None:
             borders = [part.first, *(part.first + end for end, _ in stages)]
             counts = [count for _, count in stages]
@@ -159,14 +159,32 @@ class _StageTable:
         return bool((needs <= memory).all())
 
 
-def _solve(table: _StageTable, memory: Floats) -> list[tuple[int, int]] | None:
-    """(end unit, devices) of every stage of A(U, N), first stage first; None: impossible."""
+def _alike_from(part: Inner, steps: Wholes, order: Sequence[int]) -> list[int]:
+    """From which border on groups that end at each border are of devices that may have one."""
+    found = [0]
+    for end in range(1, len(steps)):
+        first = found[-1]
+        while not part.cost.may_share(order[steps[first] : steps[end]]):
+            first += 1
+        found.append(first)
+    return found
+
+
+def _solve(
+    table: _StageTable, memory: Floats, alike: Sequence[int]
+) -> list[tuple[int, int]] | None:
+    """(end unit, devices) of every stage of A(U, N), first stage first; None: impossible.
+
+    Arguments:
+        alike: of `_alike_from`.
+    """
     units = len(table.hop)
     best = np.full((len(table.steps), units + 1), np.inf)  # A(j, m)
     best[0, 0] = 0.0
     choices = [np.zeros(units + 1, dtype=np.int64)]
     for m in range(1, len(table.steps)):
         before = np.maximum(best[:m, :units], table.hop)  # nothing crosses before unit 0
+        before[: alike[m]] = np.inf
         slowest = np.maximum(before[:, :, None], table.stages(m, memory)).reshape(-1, units + 1)
         choices.append(np.argmin(slowest, axis=0))  # of m' and i, by j
         best[m] = slowest[choices[m], np.arange(units + 1)]

@@ -136,6 +136,22 @@ def refuse_groups(question: Question, planner: str) -> None:
         )
 
 
+def refuse_kinds(question: Question, planner: str) -> None:
+    """PlanError where the devices compute with different things, and are to share layers.
+
+    Arguments:
+        planner: its name, and what it does.
+    """
+    cost = question.cost
+    if cost.may_share(question.devices):
+        return
+    named = ", ".join(f"{cost.name(d)}: {cost.devices[d].compute}" for d in question.devices)
+    raise PlanError(
+        f"planner {planner}, but devices that compute with different things ({named}) cannot "
+        "share layers: their weights would drift apart. Use --planner auto, or --device cpu on all"
+    )
+
+
 def refuse_short_models(question: Question, planner: str, *, straight: bool = False) -> None:
     """PlanError where there are fewer units than stages that must exist.
 

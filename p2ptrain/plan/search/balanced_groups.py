@@ -44,10 +44,13 @@ def balanced_group(
             whole micro-batches every device must hold one.
 
     Returns:
-        None where memory does not allow it, or there are more devices than there is to share.
+        None where memory does not allow it, there are more devices than there is to share, or they
+        compute with different things.
     """
     if len(devices) == 1:
         return alone(split, devices[0])
+    if not cost.may_share(devices):
+        return None
     if allocation is Allocation.MICRO_BATCHES:
         shares = _dealt(cost, split, units, devices)
     else:

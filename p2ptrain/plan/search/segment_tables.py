@@ -121,6 +121,9 @@ class SegmentTables:
         self._starts = np.arange(self.count)[None, :]
         self.ends = np.minimum(self._starts + self.sizes, self.count)
         self._too_long = self._starts + self.sizes > self.count
+        kinds = cost.kinds[self.order]
+        changes = np.concatenate(([0], np.cumsum(kinds[1:] != kinds[:-1])))
+        self._alike = changes[self.ends - 1] == changes[self._starts]
         bytes_each = [0, *(cost.cut_bytes(cut) for cut in cuts[1:-1]), 0]
         self.carried = np.array(bytes_each, dtype=np.float64) * split.first_samples
         self._prepare_times()
@@ -245,11 +248,14 @@ class SegmentTables:
         return whole
 
     def _holds(self, room: Floats) -> NDArray[np.bool_]:
-        """[C-first, options, n] whether every device has room, and all for one micro-batch."""
+        """[C-first, options, n] whether every device has room, and all for one micro-batch.
+
+        And whether they may have one stage.
+        """
         samples = self.split.first_samples
         none = self._windows((room < 1).astype(np.float64))
         enough = self._windows(np.minimum(room, samples)) >= samples
-        holds: NDArray[np.bool_] = (none == 0) & enough & ~self._too_long
+        holds: NDArray[np.bool_] = (none == 0) & enough & ~self._too_long & self._alike
         return holds
 
     def _trips(self, room: Floats, speeds: Floats, together: Floats) -> Floats:

@@ -65,6 +65,9 @@ colder caches are)."""
 
 FORMAT = "p2ptrain.cluster/1"
 
+PROCESSOR = "cpu"
+"""The kind of devices that compute with a processor, whichever."""
+
 MAX_NAMES = 12
 """Devices that an error names."""
 
@@ -88,6 +91,7 @@ class ClusterDevice:
         times: measured on this device; None = the profile's.
         overheads: measured on this device; None = the usual ones times its slowdown. Only plans
             that model what the runtime does use them.
+        compute: with what; devices of one kind compute the same bits, and only they share a stage.
     """
 
     name: Name
@@ -96,6 +100,7 @@ class ClusterDevice:
     holder: Annotated[bool, Rare()] = False
     times: Times | None = None
     overheads: Overheads | None = None
+    compute: Annotated[Name, Rare()] = PROCESSOR
 
 
 @dataclass(frozen=True, slots=True)

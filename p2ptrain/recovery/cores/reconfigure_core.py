@@ -299,6 +299,7 @@ class ChangeCore:
             and not self._lowered
             and not self._ask.without.intersection(present.places())
             and devices.issuperset(present.devices)
+            and self._compute_as(present)
         )
         self._out.append(
             MakePlan(
@@ -309,6 +310,14 @@ class ChangeCore:
                 dict(self._lowered),
                 present if same else None,
             )
+        )
+
+    def _compute_as(self, present: Placement) -> bool:
+        """Whether each device does, as when that plan was made: an accelerator may have failed."""
+        return all(
+            self._reports[device].compute.kind == stage.kind
+            for stage in present.stages
+            for device in stage.devices
         )
 
     def _on_planned(self, planned: PlanMade) -> None:

@@ -23,7 +23,7 @@ from p2ptrain.plan.problem.micro_batch_sizes import candidate_splits
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, group_of, simulate_draft
 from p2ptrain.plan.simulation.timeline import TimelineEntry
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
-from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.cluster import PROCESSOR, Cluster
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
@@ -76,7 +76,7 @@ def tiled_plan(
     network = _network(cost, request)
     if request.grid is not None:
         _check_grid(network, *request.grid)
-    devices = _allowed(cost, request)
+    devices = _allowed(cost, request, every=every)
     if len(devices) < 2:
         raise PlanError("tiles need two devices")
     best: Plan | None = None
@@ -283,13 +283,17 @@ def _plan(
         stages.append(PlannedStage(units, named, depth, group.allocation, bucket_bytes=size))
     used = {share.name for stage in stages for share in stage.devices}
     rows, columns = tiling.grid
-    reason = f"no tile for it: {rows}x{columns} tiles on {len(devices)} devices"
+    grid = f"no tile for it: {rows}x{columns} tiles on {len(devices)} devices"
+    reasons = {
+        device.name: grid if _has_tiles(cost, d) else f"tiles are faster than {device.compute}"
+        for d, device in enumerate(cost.devices)
+    }
     return Plan(
         planner="tiles",
         split=split,
         stages=tuple(stages),
         predicted=Predicted(0.0, 0.0, {}),
-        left_out=tuple(LeftOut(d.name, reason) for d in cost.devices if d.name not in used),
+        left_out=tuple(LeftOut(n, reason) for n, reason in reasons.items() if n not in used),
     )
 
 
@@ -345,12 +349,24 @@ def _check_grid(network: MapNetwork, rows: int, columns: int) -> None:
     TileGrid(first, ([1.0] * rows, [1.0] * columns))
 
 
-def _allowed(cost: CostModel, request: PlanRequest) -> tuple[int, ...]:
-    return tuple(
+def _allowed(cost: CostModel, request: PlanRequest, *, every: bool = False) -> tuple[int, ...]:
+    """Devices that tiles may use: processors. Raises PlanError: `every` one is to be used."""
+    found = [
         index
         for index, device in enumerate(cost.devices)
         if request.only is None or device.name in request.only
-    )
+    ]
+    others = [cost.devices[index] for index in found if not _has_tiles(cost, index)]
+    if others and every:
+        raise PlanError(
+            f"planner tiles divides feature maps between processors, and {others[0].name} computes "
+            f"with {others[0].compute}: use --planner auto, or --device cpu there"
+        )
+    return tuple(index for index in found if _has_tiles(cost, index))
+
+
+def _has_tiles(cost: CostModel, device: int) -> bool:
+    return cost.devices[device].compute == PROCESSOR
 
 
 def round_seconds(cost: CostModel, plan: Plan) -> float:

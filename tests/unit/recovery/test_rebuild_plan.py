@@ -21,6 +21,7 @@ from p2ptrain.recovery.choose_version import (
     VersionChoice,
     choose_version,
 )
+from p2ptrain.recovery.compute_kind import ComputeKind
 from p2ptrain.recovery.placement import PlacedStage, Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild, plan_rebuilds
 from p2ptrain.recovery.recovery_settings import HOME
@@ -99,6 +100,10 @@ def test_the_keeper_makes_it_from_what_the_neighbours_sent() -> None:
             _reports(_HOLDER, _has("c", _live(4, 6), _copy(2, 4, _v(NOW - LEAST_STEPS + 1)))),
             id="too few steps to be worth it",
         ),
+        pytest.param(
+            _reports(_HOLDER, replace(_KEEPER, compute=ComputeKind("card"))),
+            id="the keeper computes with something else",
+        ),
     ],
 )
 def test_where_something_is_missing_nothing_is_made(stock: dict[str, StateReport]) -> None:
@@ -110,6 +115,20 @@ def test_stages_whose_gradients_were_summed_with_others_are_not_made() -> None:
     shared = replace(_STAGES[1], devices=("b", "d"))
     assert _found(stock, replace(_PRESENT, stages=(_STAGES[0], shared, _STAGES[2]))) == ()
     assert _found(stock, None) == ()
+
+
+def test_what_an_accelerator_computed_is_made_by_one_of_its_kind() -> None:
+    """A copy elsewhere is a state to go back to."""
+    stages = (_STAGES[0], replace(_STAGES[1], kind="card"), _STAGES[2])
+    present, kept = replace(_PRESENT, stages=stages), _copy(0, 2, _v(COPIED))
+    assert _found(_reports(_HOLDER, _KEEPER), present) == ()
+    card = replace(_KEEPER, compute=ComputeKind("card"))
+    assert _found(_reports(_HOLDER, card), present) == (_EXPECTED,)
+    keeper = replace(_KEEPER, holdings=(*_KEEPER.holdings, kept, _copy(4, 6, _v(COPIED))))
+    past = KnownPast(_LINEAGE, NOW)
+    found = choose_version(6, _reports(_HOLDER, keeper), past, present)
+    assert isinstance(found, VersionChoice)
+    assert found.version == _v(COPIED)
 
 
 def test_an_epoch_s_first_version_will_do() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.recovery.choose_version import FullSnapshot, KnownPast, RollForward
+from p2ptrain.recovery.compute_kind import ComputeKind
 from p2ptrain.recovery.cores import reconfigure_events
 from p2ptrain.recovery.cores.reconfigure_core import ATTEMPTS_LIMIT, COPY_TRIES, ChangeCore
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
@@ -407,3 +408,17 @@ def test_a_leave_that_was_refused_leaves_the_plan_as_it_is() -> None:
         [plan] = _feed(core, *stock)
         assert isinstance(plan, reconfigure_events.MakePlan)
         assert (plan.present == _PRESENT) is same
+
+
+@pytest.mark.parametrize(("kind", "same"), [("cpu", True), ("card", False)])
+def test_a_plan_does_not_stay_where_a_device_computes_with_something_else(
+    kind: str, same: bool
+) -> None:
+    """Its accelerator has failed, or it has come back with one."""
+    core = _core()
+    core.start()
+    other = _in("a", _live(2, 4, 5))
+    report = replace(other.inventory, compute=ComputeKind(kind))
+    [plan] = _feed(core, _in("h", _live(0, 2, 5)), replace(other, inventory=report), _in("b"))
+    assert isinstance(plan, reconfigure_events.MakePlan)
+    assert (plan.present == _PRESENT) is same

@@ -316,3 +316,15 @@ def test_a_network_survives_as_plain_data() -> None:
     ):
         with pytest.raises(ProtocolError, match=r"question\.maps"):
             read_form(Asked, {"maps": {**fields, **wrong}}, "question")
+
+
+def test_accelerators_have_no_tiles() -> None:
+    card, *others = cluster(1.0, 1.0, 1.0).devices
+    mixed = Cluster((replace(card, compute="card"), *others), FAST_LINK)
+    with pytest.raises(PlanError, match=r"processors, and d0 computes with card.*--device cpu"):
+        make_plan(profile(), mixed, asked())
+    plan = make_plan(profile(), mixed, quick_request(1))
+    assert plan.found_by == "tiles"
+    assert plan.stages[0].tiling is not None
+    assert {device.name for device in plan.stages[0].devices} == {"d1", "d2"}
+    assert {out.name: out.reason for out in plan.left_out}["d0"] == "tiles are faster than card"

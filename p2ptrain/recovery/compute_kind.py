@@ -1,0 +1,38 @@
+"""With what a device computes: devices of one kind compute the same bits.
+
+A stage that was computed on one kind is made again on the same kind only, and the devices of a
+group are all of one kind: their updates would differ in the last bits, and their weights drift
+apart. What was computed is data, and is copied to any device. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+from p2ptrain.net.forms import Text
+
+KIND_LIMIT = 200
+
+KindText: TypeAlias = Annotated[str, Text(KIND_LIMIT, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeKind:
+    """What a device says of the processor or accelerator that it computes with.
+
+    Attributes:
+        kind: vendor, architecture and build of torch; every processor is of kind "cpu".
+        title: as people know it.
+    """
+
+    kind: KindText = "cpu"
+    title: KindText = "processor"
+
+    @property
+    def is_processor(self) -> bool:
+        """Whether its memory is the host's, and its operators those of processors."""
+        return self.kind == PROCESSOR.kind
+
+
+PROCESSOR = ComputeKind()
