@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from p2ptrain.coordinator.service import CoordinatorService
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Warned
 from p2ptrain.job.job import Job
@@ -33,6 +35,7 @@ class DeviceServices:
         only_for: names of the devices for whose jobs alone this one computes; empty: for all.
         emit: called when a job that this device has a part in stands still, or cannot let it go.
         box: where models of others are measured; None: in the thread that computes.
+        device: what it computes on.
     """
 
     def __init__(
@@ -46,13 +49,14 @@ class DeviceServices:
         only_for: Collection[str] = (),
         emit: Callable[[Event], None] | None = None,
         box: Box | None = None,
+        device: ComputeDevice = HOST,
     ) -> None:
         if threads is not None:
             use_threads(threads)
         self._mesh = mesh
         self._emit = emit
         ceiling = MemoryCeiling()
-        self.compute = ComputeThread(after=ceiling.look)
+        self.compute = ComputeThread(after=ceiling.look, device=device)
         cache = profiles or ProfileCache(None)
         self.service = WorkerService(
             mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box

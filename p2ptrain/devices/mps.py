@@ -11,8 +11,8 @@ from p2ptrain.devices.interface import (
     Arrived,
     ComputeDevice,
     DeviceMemory,
-    HostCopies,
     DeviceWatch,
+    HostCopies,
     Value,
 )
 from p2ptrain.devices.processor import WallWatch

@@ -13,8 +13,8 @@ from p2ptrain.devices.interface import (
     Arrived,
     ComputeDevice,
     DeviceMemory,
-    HostCopies,
     DeviceWatch,
+    HostCopies,
     Value,
 )
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.aio.threads import run_in_background
-from p2ptrain.devices.interface import ComputeDevice, DeviceMemory, HostCopies, DeviceWatch, Value
+from p2ptrain.devices.interface import ComputeDevice, DeviceMemory, DeviceWatch, HostCopies, Value
 from p2ptrain.errors import AcceleratorFailed
 
 

@@ -30,6 +30,8 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from p2ptrain.aio.threads import for_futures, run_in_background
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.logs import get_logger
 from p2ptrain.process.cpu_share import CpuSpan, thread_clock
 from p2ptrain.process.host_process import switch_often
@@ -65,13 +67,18 @@ class ComputeThread:
     The queue is bounded by its callers: each stage has at most one task in it at a time.
 
     Attributes:
+        device: what it computes on.
         finished: tasks so far.
     """
 
     def __init__(
-        self, name: str = "p2ptrain-compute", after: Callable[[], None] = nothing_more
+        self,
+        name: str = "p2ptrain-compute",
+        after: Callable[[], None] = nothing_more,
+        device: ComputeDevice = HOST,
     ) -> None:
         """`after` is called in the thread when a task has ended, and may fail."""
+        self.device = device
         self._after = after
         self._tasks: list[_Task] = []
         self._sequence = itertools.count()
@@ -142,7 +149,7 @@ class ComputeThread:
         await run_in_background(partial(self._thread.join, CLOSE_SECONDS))
 
     def _run(self) -> None:
-        torch.set_flush_denormal(True)  # of this thread alone; without effect where unsupported
+        self.device.prepare_thread()
         while (task := self._next()) is not None:
             if not task.future.cancelled():
                 self._execute(task)

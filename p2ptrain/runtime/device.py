@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.process.compute_thread import ComputeThread
@@ -55,3 +56,8 @@ class LocalDevice:
     states: TransferServer
     known: KnownModel
     budget_bytes: Callable[[], int]
+
+    @property
+    def device(self) -> ComputeDevice:
+        """What stages here compute on."""
+        return self.compute.device

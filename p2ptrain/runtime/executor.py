@@ -17,6 +17,7 @@ from typing import TypeAlias, TypeVar
 from torch import Tensor
 
 from p2ptrain import failpoints
+from p2ptrain.devices.interface import ComputeDevice, DeviceWatch, HostCopies
 from p2ptrain.errors import TrainingError
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import RoundOrder, RoundReport
@@ -124,7 +125,9 @@ class StageExecutor(ABC):
         self._lines = lines
         self._compute = compute
         self._log = log
+        self._device = live.stage.device
         self._busy = CpuSpan(0.0, 0.0)
+        self._watches: list[DeviceWatch] = []  # of what an accelerator still computes
         self._is_finite = True  # all of this round
         self.round = 0  # that was begun last
         self.waits_for_group = False
@@ -142,6 +145,9 @@ class StageExecutor(ABC):
         """Carry out what is ordered, until cancelled."""
 
     async def _report(self, order: RoundOrder, loss: float) -> None:
+        for watch in self._watches:
+            self._busy += CpuSpan(*(watch.seconds(),) * 2)
+        self._watches.clear()
         busy, self._busy = self._busy, CpuSpan(0.0, 0.0)
         is_finite, self._is_finite = self._is_finite, True
         if failpoints.armed:
@@ -185,10 +191,10 @@ class StageExecutor(ABC):
         compute: Forward,
         inputs: GatheredValues,
         targets: GatheredValues | None,
-    ) -> list[Tensor]:
+    ) -> HostCopies:
         """Raises OperatorFailed: the model does not work with these samples."""
         try:
-            run = partial(on_joined, compute, inputs, targets)
+            run = partial(on_joined, self._device, compute, inputs, targets)
             return await self._run((1, -self.task.index), run)
         except OPERATORS_RAISE as error:
             unit = failing_unit(error)
@@ -200,19 +206,19 @@ class StageExecutor(ABC):
         self,
         order: RoundOrder,
         piece: MicroBatchSlice,
-        outputs: Sequence[Tensor],
+        outputs: HostCopies,
         weight: float | None = None,
     ) -> float:
         """Send on what a forward has made; as `_compute_forward`."""
         if failpoints.armed:
             await self._reach("forward.compute.after", order)
         if self._lines.forward is not None:
-            self._note_sent(order, self.task.index + 1, ACTIVATIONS, piece, outputs)
+            self._note_sent(order, self.task.index + 1, ACTIVATIONS, piece, outputs.tensors)
             await self._lines.forward.put(piece, outputs)
             return 0.0
         if not weight:  # of nothing there is no mean
             return 0.0
-        loss = outputs[0].item()
+        loss = await _number(outputs)
         if not math.isfinite(loss):
             number, shape = piece.key.micro_batch, order.round
             if order.leaves_out:
@@ -230,7 +236,7 @@ class StageExecutor(ABC):
         self, order: RoundOrder, piece: MicroBatchSlice, compute: Backward
     ) -> None:
         given = await self._gradients(order, piece)
-        run = partial(_on_joined_gradients, compute, given)
+        run = partial(_on_joined_gradients, self._device, compute, given)
         result = await self._run((0, self.task.index), run)
         await self._give_backward(order, piece, result)
 
@@ -245,13 +251,13 @@ class StageExecutor(ABC):
         return given
 
     async def _give_backward(
-        self, order: RoundOrder, piece: MicroBatchSlice, result: Sequence[Value]
+        self, order: RoundOrder, piece: MicroBatchSlice, result: HostCopies
     ) -> None:
         """Send on what a backward has made."""
         if failpoints.armed:
             await self._reach("backward.compute.after", order)
         if self._lines.backward is not None:
-            self._note_sent(order, self.task.index - 1, GRADIENTS, piece, result)
+            self._note_sent(order, self.task.index - 1, GRADIENTS, piece, result.tensors)
             await self._lines.backward.put(piece, result)
 
     def _note_sent(
@@ -274,9 +280,9 @@ class StageExecutor(ABC):
             if self._lines.forward is not None:
                 await self._lines.forward.put(piece, outputs)
                 continue
-            loss += outputs[0].item() * piece.samples / order.round.samples
+            loss += await _number(outputs) * piece.samples / order.round.samples
             if order.outputs:
-                await self._links.send_output(piece, outputs[1:])
+                await self._links.send_output(piece, outputs.tensors[1:])
         return loss
 
     def _evaluate_averaged(self, inputs: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
@@ -302,8 +308,12 @@ class StageExecutor(ABC):
         return inputs, targets
 
     async def _run(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
-        result, spent = await self._compute.run_timed(urgency, function)
-        self._busy += spent
+        if self._device.is_host:
+            result, spent = await self._compute.run_timed(urgency, function)
+            self._busy += spent
+            return result
+        result, watch = await self._compute.run(urgency, partial(self._device.timed, function))
+        self._watches.append(watch)
         return result
 
     async def _reach(self, name: str, order: RoundOrder) -> None:
@@ -321,18 +331,30 @@ def _refused(error: Exception, unit: str, order: RoundOrder, piece: MicroBatchSl
     )
 
 
+async def _number(outputs: HostCopies) -> float:
+    """The first of them, which has one element."""
+    await outputs.arrived()
+    value = outputs.tensors[0]
+    assert value is not None
+    return value.item()
+
+
 def on_joined(
+    device: ComputeDevice,
     function: Forward,
     inputs: GatheredValues,
     targets: GatheredValues | None,
-) -> list[Tensor]:
+) -> HostCopies:
     """Put the parts of a piece together in the compute thread, and go on with them."""
-    joined = _tensors(targets.join()) if targets is not None else []
-    return function(_tensors(inputs.join()), joined)
+    joined = device.copied_in(targets.join()) if targets is not None else []
+    outputs = function(_tensors(device.copied_in(inputs.join())), _tensors(joined))
+    return device.copy_out(outputs)
 
 
-def _on_joined_gradients(compute: Backward, given: GatheredValues | None) -> list[Tensor | None]:
-    return compute(given.join() if given is not None else [])
+def _on_joined_gradients(
+    device: ComputeDevice, compute: Backward, given: GatheredValues | None
+) -> HostCopies:
+    return device.copy_out(compute(device.copied_in(given.join()) if given is not None else []))
 
 
 def draw(piece: MicroBatchSlice) -> int:

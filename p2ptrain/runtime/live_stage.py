@@ -64,6 +64,7 @@ class TrainedStage(ABC):
         self.torn = False
         self.coefficient: Coefficient | None = None
         self.finite = FiniteUpdates(optimizer, self._written())
+        self._unchanging: dict[str, Tensor] = {}  # in host memory, where the stage is elsewhere
 
     def apply(self, coefficient: Coefficient | None) -> None:
         """Make the update that the stage is ready for; only where one can wait."""
@@ -80,16 +81,35 @@ class TrainedStage(ABC):
         before = {f"model:{name}": tensor for name, tensor in self._written_before().items()}
         return self.present() | before
 
-    def copied(self, slot: Named) -> dict[str, Tensor]:
-        """Copies of what the last update gave, in the memory of `slot` as far as it fits.
+    def copied(self, slot: Named) -> Named:
+        """Copies in host memory of what the last update gave, in that of `slot` where it fits.
 
         What never changes is not copied. Ask before a forward comes after an update that does not
         count yet, where it writes.
         """
+        newest = self._newest()
+        if not self.stage.device.is_host:
+            return self._copied_out(newest, slot)
         return {
             name: copy_into(slot.get(name), tensor) if self._changes(name) else tensor
-            for name, tensor in self._newest().items()
+            for name, tensor in newest.items()
         }
+
+    def on_host(self, tensors: Named) -> Named:
+        """The same in host memory, where others read them: copies, where they are not there."""
+        return tensors if self.stage.device.is_host else self._copied_out(tensors, {})
+
+    def _copied_out(self, tensors: Named, slot: Named) -> Named:
+        """Of what never changes, one copy for all."""
+        wanted = {n: t for n, t in tensors.items() if n not in self._unchanging}
+        copies = self.stage.device.copy_out(
+            [*wanted.values()], [_fitting(slot.get(n), t) for n, t in wanted.items()], written=True
+        )
+        copies.wait()
+        made = {n: t for n, t in zip(wanted, copies.tensors, strict=True) if t is not None}
+        self._unchanging |= {n: tensor for n, tensor in made.items() if not self._changes(n)}
+        here = self._unchanging | made
+        return {name: here[name] for name in tensors}
 
     def _newest(self) -> Mapping[str, Tensor]:
         """Of the last update, whether it counts or not."""
@@ -127,6 +147,13 @@ class TrainedStage(ABC):
         state = stage.state()
         names = written_names(stage.description, stage.first, stage.end)
         return {name: state[name] for name in sorted(names)}
+
+
+def _fitting(slot: Tensor | None, tensor: Tensor) -> Tensor | None:
+    """The slot, if it is laid out as the tensor."""
+    if slot is None or (slot.dtype, slot.shape) != (tensor.dtype, tensor.shape):
+        return None
+    return slot if slot.stride() == tensor.stride() else None
 
 
 class LiveStage(TrainedStage):

@@ -61,6 +61,9 @@ class ReducedTensors:
         wire: WireFormat = WireFormat.EXACT,
         turn: int | None = None,
         turned_bytes: BucketSize = USUAL.turned_bytes,
+        *,
+        parameters: Mapping[str, Tensor] | None = None,
+        sums: Mapping[str, Tensor] | None = None,
     ) -> None:
         """The sums of a stage that was built with `shared=True`.
 
@@ -69,15 +72,18 @@ class ReducedTensors:
             size_bytes: of buckets.
             turn: gradients of the units before it come last, in the order of the units.
             turned_bytes: of the buckets of those.
+            parameters, sums: with the gradients, and of the running statistics, where they are not
+                the stage's own tensors.
         """
         self._description, self._units = stage.description, (stage.first, stage.end)
-        parameters = stage.parameters()
+        parameters = parameters or stage.parameters()
         self.units = first_units(stage.description, stage.first, stage.end)
         names = gradient_order(stage.description, stage.first, stage.end)
         self._parameters = {name: parameters[name] for name in names}
         self._layouts = {n: torch.empty_like(p).stride() for n, p in self._parameters.items()}
         self.statistics = stage.statistics
-        self._sums = stage.statistics.sums if stage.statistics is not None else {}
+        own = stage.statistics.sums if stage.statistics is not None else {}
+        self._sums = own if sums is None else sums
         tensors: Mapping[str, Tensor] = {**self._sums, **self._parameters}
         self.statistics_names = frozenset(self._sums)
         last = [name for name in names if turn is not None and self.units[name] < turn]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from p2ptrain.devices.interface import HostCopies
 from p2ptrain.messages.round_orders import RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchSlice, Value
 from p2ptrain.runtime.allreduce_buckets import ArrivedSums
@@ -35,7 +36,7 @@ class StageSender(Protocol):
 class OutputQueue(Protocol):
     """Takes a stage's finished values in one direction: `OutputQueues`, or a sink."""
 
-    async def put(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
+    async def put(self, piece: MicroBatchSlice, values: HostCopies) -> None:
         """A piece is finished."""
 
     async def run(self) -> None:
@@ -45,7 +46,7 @@ class OutputQueue(Protocol):
 class DiscardedOutput:
     """Implements `OutputQueue` for a stage whose results others have already."""
 
-    async def put(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
+    async def put(self, piece: MicroBatchSlice, values: HostCopies) -> None:
         """Forget it."""
 
     async def run(self) -> None:

@@ -17,8 +17,9 @@ group, its all-reduce comes before, its leader sends and sums, and every device 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 import torch
@@ -183,7 +184,8 @@ class LiveStageSender:
             gathered = await self._summed[owner].take(piece.key)
             if failpoints.armed:
                 await self._reach("ties.receive.after", order.round.step)
-            self._replace(names, gathered.join())
+            replace = partial(self._replace, names, gathered.join())
+            await self._shell.compute.run((0,), replace)
         return True
 
     async def send_norms(self, order: RoundOrder) -> None:
@@ -262,7 +264,7 @@ class LiveStageSender:
         return tuple(sorted({name for names in self._ties.owned.values() for name in names}))
 
     async def _exchange_as_leader(self, piece: MicroBatchSlice) -> None:
-        mine = self._own_parts()
+        mine = await self._shell.compute.run((0,), self._own_parts)
         for owner, names in self._ties.borrowed.items():
             parts = [part for name in names for part in mine[name]]
             leader = self._assignment.stages[owner].leader
@@ -277,7 +279,9 @@ class LiveStageSender:
     async def _send_total(
         self, device: str, stage: int, piece: MicroBatchSlice, names: Sequence[str]
     ) -> None:
-        totals = [self._gradient(name) for name in names]
+        totals = await self._shell.compute.run(
+            (0,), lambda: self._on_host(map(self._gradient, names))
+        )
         if device == self._shell.mesh.self_id:  # not copied on its way; each stage clips its own
             totals = await self._shell.compute.run((0,), lambda: _copies(totals))
         line = self._line(stage, f"summed:{self._index}")
@@ -304,7 +308,7 @@ class LiveStageSender:
             for names in (*self._ties.owned.values(), *self._ties.borrowed.values())
             for name in names
         }
-        parts = {name: kept.get(name) or [self._gradient(name)] for name in shared}
+        parts = {name: self._on_host(kept.get(name) or [self._gradient(name)]) for name in shared}
         return {name: [*some, *self._missing(name, len(some))] for name, some in parts.items()}
 
     def _missing(self, name: str, there: int) -> list[Tensor]:
@@ -313,7 +317,12 @@ class LiveStageSender:
         Zeros: what is sent has one form for all mini-batches.
         """
         missing = self._part_count(name) - there
-        return [torch.zeros_like(self._stage.parameters()[name])] * missing if missing else []
+        here = self._stage.parameters()[name]
+        return [torch.zeros_like(here, device="cpu")] * missing if missing else []
+
+    def _on_host(self, gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
+        """For the compute thread."""
+        return self._stage.device.fetched([*gradients])
 
     async def _merge(self, mine: Mapping[str, list[Tensor | None]], piece: MicroBatchSlice) -> None:
         """Sum what this stage owns, in the order of the stages that use it."""
@@ -325,7 +334,7 @@ class LiveStageSender:
 
         def merge() -> None:
             for name, uses in parts.items():
-                self._stage.parameters()[name].grad = cross_stage_gradients.merge(uses)
+                self._put(name, cross_stage_gradients.merge(uses))
 
         if parts:
             await self._shell.compute.run((0,), merge)
@@ -333,7 +342,11 @@ class LiveStageSender:
     def _replace(self, names: Sequence[str], sums: Sequence[Value]) -> None:
         for name, total in zip(names, sums, strict=True):
             assert total is None or isinstance(total, Tensor)
-            self._stage.parameters()[name].grad = total
+            self._put(name, total)
+
+    def _put(self, name: str, total: Tensor | None) -> None:
+        inside = None if total is None else self._stage.device.copy_in(total)
+        self._stage.parameters()[name].grad = inside
 
     async def _report_norms(self, order: RoundOrder, norms: Mapping[str, Tensor]) -> None:
         values = [norms[name].item() if name in norms else None for name in self._owned_names()]

@@ -136,9 +136,8 @@ class SyncStageExecutor(StageExecutor):
     async def _trails(self, order: RoundOrder) -> bool:
         """Whether the next round begins before this one's sums are there; its update then has."""
         reduction = self._lines.reduction
-        if reduction is None or not self.task.trails or not self.update.goes_ahead:
-            return False
-        if order.leaves_out:
+        may_trail = self.task.trails and self.update.goes_ahead and self._device.is_host
+        if reduction is None or not may_trail or order.leaves_out:
             return False
         reduction.all_final()
         if self._is_first or self._orders.empty():

@@ -18,6 +18,8 @@ from typing import TypeAlias
 from torch import Tensor
 
 from p2ptrain.aio.tasks import first_error
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
 from p2ptrain.job.asynchrony import WeightDelays
 from p2ptrain.messages.assignment import Assignment, StageAssignment
@@ -164,17 +166,20 @@ class HostedStages:
 
     def state(self, first: int, end: int) -> Mapping[str, Tensor]:
         """Current tensors of the stage that holds exactly units [first, end)."""
-        return self._runner(first, end).live.present()
+        live = self._runner(first, end).live
+        return live.on_host(live.present())
 
     def weights(self, first: int, end: int) -> Mapping[str, Tensor]:
         """As `state`, without the optimizer's part."""
-        state = self.state(first, end)
-        return {name: tensor for name, tensor in state.items() if name.startswith("model:")}
+        live = self._runner(first, end).live
+        state = live.present().items()
+        return live.on_host({name: t for name, t in state if name.startswith("model:")})
 
     def averages(self, first: int, end: int) -> Mapping[str, Tensor]:
         """As `state`, of the averages of the weights alone."""
-        averages = self._runner(first, end).live.optimizer.averages()
-        return {f"optimizer:{name}.{AVERAGE}": tensor for name, tensor in averages.items()}
+        live = self._runner(first, end).live
+        averages = live.optimizer.averages().items()
+        return live.on_host({f"optimizer:{name}.{AVERAGE}": tensor for name, tensor in averages})
 
     def disconnect(self) -> None:
         """Nothing arrives any more. May be called again."""
@@ -229,7 +234,8 @@ class HostedStages:
         for place, live in self._whole():
             if place.first <= first < place.end and live.version == version:
                 stop = min(end, place.end)
-                return stop, tensors_of_units(self.description, live.named(), first, stop)
+                named = tensors_of_units(self.description, live.named(), first, stop)
+                return stop, live.on_host(named)
         return None
 
     def _whole(self) -> Iterator[tuple[StageAssignment, TrainedStage]]:
@@ -248,7 +254,8 @@ class HostedStages:
         def build() -> LiveStage | DelayedStage:
             me = self._shell.mesh.self_id
             own = memory.of(state)
-            made = built_stage(self.assignment, self.description, place, own, spec, device=me)
+            at = self._shell.device
+            made = built_stage(self.assignment, self.description, place, own, spec, at, owner=me)
             if how is None:
                 return LiveStage(*made, version, epoch)
             delays = WeightDelays(how, self.assignment.depths, version.step)
@@ -301,14 +308,16 @@ def built_stage(
     place: StageAssignment,
     state: Mapping[str, Tensor],
     spec: OptimizerSpec,
+    device: ComputeDevice = HOST,
     *,
-    device: str = "",
+    owner: str = "",
 ) -> tuple[Stage, StageOptimizer]:
     """A stage and its optimizer, of tensors of their own. For the compute thread.
 
     Args:
         state: `model:` and `optimizer:` names.
-        device: whose tiles of a tiled stage.
+        device: where it computes; tiles are for processors.
+        owner: whose tiles of a tiled stage.
     """
     model = _with_prefix(state, "model:")
     here = separate_names(assignment, description).intersection(model)
@@ -316,11 +325,17 @@ def built_stage(
     # What was fetched is ours alone: it becomes the stage's own memory.
     adds_up = place.shared and assignment.asynchrony is None
     if place.tiling is not None:
-        stage: Stage = TiledStage(description, place, model, device)
+        stage: Stage = TiledStage(description, place, model, owner)
     else:
-        stage = Stage(description, *units, model, copy=False, separate=here, shared=adds_up)
+        stage = Stage(
+            *(description, *units, model),
+            copy=False,
+            separate=here,
+            shared=adds_up,
+            device=device,
+        )
     group_of = spec.group_of(list(trained_parameters(description)))
-    optimizer = StageOptimizer(spec, stage.parameters(), group_of)
+    optimizer = StageOptimizer(spec, stage.parameters(), group_of, stage.device)
     optimizer.load_state(_with_prefix(state, "optimizer:"), copy=False)
     return stage, optimizer
 

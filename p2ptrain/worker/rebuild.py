@@ -165,13 +165,15 @@ class _RebuildRun:
         finally:
             self._shell.switchboard.disconnect(self._key)
             await self._shell.compute.flush()
-        versions.put(StateKind.FETCHED, what.first, what.end, what.target, live.present(), {})
+        made = live.on_host(live.present())
+        versions.put(StateKind.FETCHED, what.first, what.end, what.target, made, {})
         self._store.offer(what.target)
 
     def _stage(self, found: FoundTensors) -> LiveStage:
         what, spec = self._what, received(self._old.optimizer)
         place = self._assignment.stages[what.stage]
-        made = built_stage(self._old, self._description, place, found.own(), spec)
+        at = self._shell.device
+        made = built_stage(self._old, self._description, place, found.own(), spec, at)
         return LiveStage(*made, what.version, what.epoch)
 
     async def _feed(self, runner: SyncStageExecutor, ends: _DiscardSender) -> None:

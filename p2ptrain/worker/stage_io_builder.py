@@ -36,6 +36,7 @@ from p2ptrain.runtime.stage_sender import (
     gradients_come_back,
     shared_tensors,
 )
+from p2ptrain.runtime.staged_reduction import HostGradients, StagedReduction
 from p2ptrain.runtime.tiled.tile_exchange import FLOW as TILES
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
 from p2ptrain.runtime.tiled.tile_layout import ModeTileLayout, StageTileLayout, tiles_of
@@ -200,6 +201,7 @@ class StageIoBuilder:
             capacity=capacity,
             largest=self._assignment.largest,
             longest=self._assignment.longest,
+            buffer=self._shell.compute.device.host_buffer,
         )
         line = StreamId(self._assignment.key, self._index, flow)
         self._shell.switchboard.connect_inlet(line, inlet, senders.devices)
@@ -255,9 +257,15 @@ class StageIoBuilder:
             return None
         line = StreamId(self._assignment.key, self._index, FLOW)
         me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
-        return RingAllReduce(self.summed(stage), line, self._place.devices, me, switchboard)
+        host = None if stage.device.is_host else HostGradients(stage)
+        ring = RingAllReduce(self.summed(stage, host), line, self._place.devices, me, switchboard)
+        return ring if host is None else StagedReduction(ring, host, stage, self._shell.compute)
 
-    def summed(self, stage: Stage) -> ReducedTensors:
+    def summed(self, stage: Stage, host: HostGradients | None = None) -> ReducedTensors:
         """What its devices sum, in buckets that all of them cut alike."""
         sizes, wire = BucketSizes(self._place.bucket_bytes), self._assignment.wire
-        return ReducedTensors(stage, sizes.next_bytes, wire, self._turn, sizes.turned_bytes)
+        return ReducedTensors(
+            *(stage, sizes.next_bytes, wire, self._turn, sizes.turned_bytes),
+            parameters=None if host is None else host.parameters,
+            sums=None if host is None else host.statistics,
+        )

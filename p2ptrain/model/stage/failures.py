@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.values import ValueDescription
 from p2ptrain.model.stage.program import Program, Seed
@@ -39,17 +41,18 @@ def find_non_finite(
     inputs: Sequence[Tensor],
     targets: Sequence[Tensor],
     seed: Seed,
+    device: ComputeDevice = HOST,
 ) -> NonFiniteUnit | None:
     """Run `units` one by one without gradients; None where all that crosses is finite.
 
-    Buffers are copied first, so that running statistics do not move.
+    All tensors are on `device`. Buffers are copied first, so that running statistics do not move.
     """
     private = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
     values = list(inputs)
     if not all_finite(description.crossing(units.start, "train"), values):
         return NonFiniteUnit(None, any_broken(private.values()))
     for unit in units:
-        program = Program(description, unit, unit + 1, "train", private)
+        program = Program(description, unit, unit + 1, "train", private, device=device)
         needed = targets if description.target_uses(unit, unit + 1, "train") else ()
         with torch.no_grad():
             values = program.run(values, needed, seed)

@@ -182,6 +182,9 @@ def _norm(tensors: Sequence[Tensor]) -> float:
 
     Small tensors are put together first: each call of torch costs more than looking at them.
     """
+    if tensors and tensors[0].device.type != "cpu":  # each number asked for is waited for
+        norms = torch._foreach_norm([tensor.detach() for tensor in tensors])
+        return float(torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms])))
     small: dict[torch.dtype, list[Tensor]] = {}
     parts: list[Tensor] = []
     for tensor in tensors:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.effects import written_leaves
 from p2ptrain.model.graph.nodes import (
@@ -90,8 +92,9 @@ class BoundBackward:
         graph: BackwardGraph,
         batch: Sizes,
         computing: Callable[[GraphNode], Callable[..., Any]] | None = None,
+        place: torch.device = HOST.place,
     ) -> None:
-        """`computing`: what computes a node, instead of its operator."""
+        """`computing`: what computes a node, instead of its operator; `place`: as `bind`."""
         self.graph, self.batch = graph, batch
         nodes, call = graph.nodes, computing or call_of
         leaving = [gradient for gradient in graph.gradients if gradient is not None]
@@ -100,7 +103,11 @@ class BoundBackward:
         self._written = written_leaves(nodes, 0)
         free = frees(nodes, 0, len(nodes), self._registers, leaving)
         self._instructions = [
-            bind(node, index, self._registers, batch, free.get(index, ()), call=call(node))
+            bind(
+                *(node, index, self._registers, batch, free.get(index, ())),
+                call=call(node),
+                place=place,
+            )
             for index, node in enumerate(nodes)
         ]
 
@@ -136,6 +143,7 @@ def bind(
     *,
     call: Callable[..., Any] | None = None,
     weighs: bool = False,
+    place: torch.device = HOST.place,
 ) -> GraphInstruction:
     """The instruction of the node of that index.
 
@@ -143,6 +151,7 @@ def bind(
         registers: as `allocate` numbers them.
         batch: number of samples; None where it does not follow from what arrives.
         call: instead of the node's operator.
+        place: where it runs: graphs name no device.
     """
     constants: list[Any] = []
     holes: list[tuple[int, int]] = []
@@ -152,11 +161,16 @@ def bind(
         if isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
             holes.append((position, registers[argument]))
         elif _is_constant(argument):
-            constants[position] = _constant(argument, batch)
+            constants[position] = _constant(argument, batch, place)
         else:
-            built.append((position, _builder(argument, registers, batch)))
-    fixed = {k: _constant(a, batch) for k, a in node.kwargs if _is_constant(a)}
-    dynamic = [(k, _builder(a, registers, batch)) for k, a in node.kwargs if not _is_constant(a)]
+            built.append((position, _builder(argument, registers, batch, place)))
+    arguments = [(k, a) for k, a in node.kwargs if _is_constant(a)]
+    fixed = {k: _constant(a, batch, place) for k, a in arguments}
+    if place.type != "cpu" and _makes_from_nothing(node):
+        fixed["device"] = place
+    dynamic = [
+        (k, _builder(a, registers, batch, place)) for k, a in node.kwargs if not _is_constant(a)
+    ]
     return GraphInstruction(
         call=call or call_of(node),
         args=constants,
@@ -171,15 +185,27 @@ def bind(
     )
 
 
-def _builder(argument: Argument, registers: Mapping[Reference, int], batch: Sizes) -> _Build:
+def _makes_from_nothing(node: GraphNode) -> bool:
+    """Whether it makes a tensor and gets none that says where."""
+    overload = resolve(node.operator).overload
+    if overload is None:
+        return False
+    arguments = overload._schema.arguments
+    takes_tensors = any("Tensor" in str(argument.real_type) for argument in arguments)
+    return not takes_tensors and any(argument.name == "device" for argument in arguments)
+
+
+def _builder(
+    argument: Argument, registers: Mapping[Reference, int], batch: Sizes, place: torch.device
+) -> _Build:
     """What makes an argument with values in it from the registers."""
     if isinstance(argument, tuple):
-        parts = [_builder(item, registers, batch) for item in argument]
+        parts = [_builder(item, registers, batch, place) for item in argument]
         return lambda values: [part(values) for part in parts]
     if isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
         register = registers[argument]
         return lambda values: values[register]
-    constant = _constant(argument, batch)
+    constant = _constant(argument, batch, place)
     return lambda values: constant
 
 
@@ -189,11 +215,13 @@ def _is_constant(argument: Argument) -> bool:
     return not isinstance(argument, InputRef | TargetRef | StateRef | NodeRef)
 
 
-def _constant(argument: Argument, batch: Sizes) -> Any:
+def _constant(argument: Argument, batch: Sizes, place: torch.device) -> Any:
     if isinstance(argument, tuple):
-        return [_constant(item, batch) for item in argument]
+        return [_constant(item, batch, place) for item in argument]
+    if isinstance(argument, torch.device):
+        return place
     if isinstance(argument, BackwardGraph):
-        return BoundBackward(argument, batch)
+        return BoundBackward(argument, batch, place=place)
     if isinstance(argument, Polynomial):
         if batch is None:
             raise InternalError("the batch size does not follow from what this stage receives")

@@ -15,6 +15,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer_form import AS_GIVEN, LOOPS, OptimizerSpec, PlainColumns, Value
@@ -42,6 +44,7 @@ class StageOptimizer:
         spec: the Job's optimizer.
         named_parameters: those of the stage, by their names in the model; frozen ones are skipped.
         group_of: the group of each trained parameter of the model; None = all are in the first.
+        device: where the parameters are.
     """
 
     def __init__(
@@ -49,9 +52,11 @@ class StageOptimizer:
         spec: OptimizerSpec,
         named_parameters: Mapping[str, nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
         group_of: Mapping[str, int] | None = None,
+        device: ComputeDevice = HOST,
     ) -> None:
         named = dict(named_parameters)
         self._spec = spec
+        self._device = device
         self._parameters = {name: p for name, p in named.items() if p.requires_grad}
         self._group_of = {n: group_of[n] if group_of else 0 for n in self._parameters}
         self._numbers = sorted({*self._group_of.values()})
@@ -190,7 +195,7 @@ class StageOptimizer:
             if self._spec.ema is not None:
                 every = self._parameters.items()
                 new_bytes += sum(p.nbytes for name, p in every if name not in self._averages)
-            torch.empty(new_bytes, dtype=torch.uint8)
+            torch.empty(new_bytes, dtype=torch.uint8, device=self._device.place)
 
     def load_state(self, state: Mapping[str, Tensor], *, copy: bool = True) -> None:
         """Replace the whole state by what `state()` gave, here or elsewhere.
@@ -208,7 +213,7 @@ class StageOptimizer:
             return
         kept = ((name, state.get(f"{name}.{AVERAGE}")) for name in self._parameters)
         self._averages = {
-            name: tensor.detach().clone() if copy else tensor.detach()
+            name: self._device.copy_in(tensor.detach().clone() if copy else tensor.detach())
             for name, tensor in kept
             if tensor is not None
         }
@@ -219,7 +224,17 @@ class StageOptimizer:
                 value = state.get(f"{name}.{slot}")
                 if value is not None:
                     taken = value.detach().clone() if copy else value.detach()
+                    if taken.dim() or slot in self._counters(name):
+                        taken = self._device.copy_in(taken)
                     self._optimizer.state[parameter][slot] = taken
+
+    def _counters(self, name: str) -> frozenset[str]:
+        """Slots of one number that torch keeps on the parameter's device, not on the host."""
+        if self._device.is_host:
+            return frozenset()
+        group = self._group_of[name]
+        numbers = tuple((key, value) for key, value in self._spec.group(group).items())
+        return _counters_inside(self._spec.name, numbers, self._device)
 
     def _members(self, number: int, names: Iterable[str] | None = None) -> list[nn.Parameter]:
         every = self._group_of if names is None else names
@@ -282,6 +297,22 @@ def _slots(
         for slot, value in kept
         if isinstance(value, Tensor)
     }
+
+
+@lru_cache(maxsize=64)
+def _counters_inside(
+    name: str, numbers: tuple[tuple[str, Value], ...], device: ComputeDevice
+) -> frozenset[str]:
+    """As `StageOptimizer._counters`, by an update of a small parameter."""
+    parameter = nn.Parameter(device.copy_in(torch.zeros(2, 3)))
+    parameter.grad = device.copy_in(torch.zeros(2, 3))
+    spec = OptimizerSpec(name, {key: (value,) for key, value in numbers})
+    optimizer = over(spec, [(spec.group(0), [parameter])])
+    optimizer.step()
+    kept = optimizer.state[parameter].items()
+    return frozenset(
+        slot for slot, value in kept if isinstance(value, Tensor) and value.device == device.place
+    )
 
 
 def _dimensions(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[bool, ...]:

@@ -15,11 +15,14 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import Mode, ModelDescription
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references, written_leaves
 from p2ptrain.model.graph.nodes import GraphNode, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.graph.values import sizes_of
+from p2ptrain.model.stage.accelerated import call_on
 from p2ptrain.model.stage.determinism import seeded
 from p2ptrain.model.stage.embedding_rows import EMBEDDING, embedding
 from p2ptrain.model.stage.instructions import (
@@ -96,13 +99,16 @@ class Program:
         state: Mapping[str, Tensor],
         separate: Collection[str] = (),
         hiding: Collection[str] = (),
+        device: ComputeDevice = HOST,
     ) -> None:
         """Prepare them.
 
         Args:
             separate: parameters whose gradients are taken from `.grad` between two updates.
             hiding: tensors of the state to which nodes write unnoticed by autograd (`rewritten`).
+            device: where they run, and `state` is.
         """
+        self._device = device
         self._separate = separate
         self._lengths = len(description.longest)
         self._names = [unit.name for unit in description.units]
@@ -210,11 +216,18 @@ class Program:
             call = hidden(call, position)
         free = self._free.get(index, ())
         weighs = self._weighs(node)
-        return bind(node, index, self._registers, batch, free, call=call, weighs=weighs)
+        return bind(
+            *(node, index, self._registers, batch, free),
+            call=call,
+            weighs=weighs,
+            place=self._device.place,
+        )
 
     def _call(self, index: int) -> Callable[..., Any]:
         """What computes the node of that index."""
         node = self._nodes[index]
+        if not self._device.is_host:
+            return call_on(self._device, node)
         return embedding if self._adds_rows(node) else call_of(node)
 
     def _adds_rows(self, node: GraphNode) -> bool:

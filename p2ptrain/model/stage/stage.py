@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.stage.failures import NonFiniteUnit, find_non_finite
@@ -67,6 +69,11 @@ class _InFlightMicroBatch:
 class Stage:
     """Units [first, end) of a model, with their own copy of the weights.
 
+    All tensors that are given to it and that it gives are on its device.
+
+    Attributes:
+        device: where its tensors live and its operators run.
+
     Not thread-safe: all calls come from one thread, as torch's order of gradients requires.
     """
 
@@ -80,13 +87,15 @@ class Stage:
         copy: bool = True,
         separate: Collection[str] = (),
         shared: bool = False,
+        device: ComputeDevice = HOST,
     ) -> None:
         """Build the stage.
 
         Args:
             description: of the whole model.
             first, end: its units.
-            state: at least the tensors of `description.state_names(first, end)`, by name.
+            state: at least the tensors of `description.state_names(first, end)`, by name, in host
+                memory or the device's.
             copy: False computes with (and writes to) the tensors of `state` themselves.
             separate: parameters whose gradients are kept apart by micro-batch instead of summed,
                 for `take_separate`: what `ties.merge` needs of a tensor shared between stages.
@@ -98,9 +107,10 @@ class Stage:
         """
         self.description = description
         self.first, self.end = first, end
+        self.device = device
         self._is_last = end == len(description.units)
         self._state = {
-            name: _own(description, name, state, copy)
+            name: _own(description, name, state, copy, device)
             for name in description.state_names(first, end)
         }
         self.statistics: RunningStatistics | None = None
@@ -112,7 +122,7 @@ class Stage:
         rewritten = frozenset[str]() if shared else rewritten_names(description, first, end)
         self._rewritten = MutatedParameters(rewritten, self._state)
         self._train = Program(
-            description, first, end, "train", training_state, separate=separate, hiding=rewritten
+            *(description, first, end, "train", training_state, separate, rewritten, device)
         )
         self._evaluate: Program | None = None
         self._uses = {
@@ -401,7 +411,10 @@ class Stage:
             instead: tensors by name that take the place of the stage's own.
         """
         if self._evaluate is None:
-            self._evaluate = Program(self.description, self.first, self.end, "eval", self._state)
+            units = (self.first, self.end)
+            self._evaluate = Program(
+                self.description, *units, "eval", self._state, device=self.device
+            )
         tensors = (*self._state.values(), *(instead or {}).values())
         own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         with torch.no_grad():
@@ -419,7 +432,8 @@ class Stage:
         units = range(self.first, self.end)
         state = self._state | dict(held.parameters) | dict(held.copies)
         return find_non_finite(
-            self.description, units, state, held.inputs, held.targets, held.seed or NO_SEED
+            *(self.description, units, state, held.inputs, held.targets, held.seed or NO_SEED),
+            device=self.device,
         )
 
     def take_separate(self) -> dict[str, list[Tensor | None]]:
@@ -478,7 +492,11 @@ def _receive(leaf: Tensor, gradients: list[Tensor | None], position: int) -> Ten
 
 
 def _own(
-    description: ModelDescription, name: str, state: Mapping[str, Tensor], copy: bool
+    description: ModelDescription,
+    name: str,
+    state: Mapping[str, Tensor],
+    copy: bool,
+    device: ComputeDevice,
 ) -> Tensor:
     """The stage's tensor of that name, with the user's strides, in torch's own memory."""
     if name not in state:
@@ -490,6 +508,7 @@ def _own(
     if copy or given.stride() != described.strides:
         tensor = torch.empty_strided(described.shape, described.strides, dtype=described.dtype)
         tensor.copy_(given)
+    tensor = device.copy_in(tensor)
     if described.kind is TensorKind.PARAMETER:
         return nn.Parameter(tensor, requires_grad=described.trainable)
     return tensor

@@ -8,11 +8,13 @@ another `WireFormat`, values are rounded to it; the meta names it, and both must
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire.rounding import applies, decode, encode, encoded_bytes
 from p2ptrain.model.wire.tensor_layout import ALIGNMENT, TensorLayout, checked_layout, layout_of
@@ -68,6 +70,9 @@ def dtype_named(name: object) -> torch.dtype:
     return _BY_NAME[name]
 
 
+HostBuffer: TypeAlias = Callable[[int, torch.dtype], torch.Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class PackedTensor:
     """A tensor ready to be sent.
@@ -113,9 +118,11 @@ def like(tensor: torch.Tensor) -> torch.Tensor:
     """New memory, uninitialised, with the tensor's dtype, shape, strides and grid position.
 
     A view too sparse to be sent (`TensorLayout.is_within_limits`) becomes dense, as when it is
-    sent.
+    sent. On the tensor's device; of an accelerator all memory begins on the grid.
     """
     layout = _layout_to_copy(tensor)
+    if tensor.device.type != "cpu":
+        return tensor.detach().new_empty_strided(layout.shape, layout.strides)
     before = _grid_offset(tensor) // tensor.itemsize
     room = torch.empty(before + layout.extent, dtype=tensor.dtype)
     spread = torch.empty(0, dtype=tensor.dtype)  # no view: a parameter made of it is a leaf
@@ -138,7 +145,7 @@ def copy_into(slot: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
 def _lies_like(slot: torch.Tensor, tensor: torch.Tensor) -> bool:
     layout = _layout_to_copy(tensor)
     return (
-        slot.dtype == tensor.dtype
+        (slot.dtype, slot.device) == (tensor.dtype, tensor.device)
         and (tuple(slot.shape), tuple(slot.stride())) == (layout.shape, layout.strides)
         and _grid_offset(slot) == _grid_offset(tensor)
     )
@@ -151,6 +158,8 @@ def _layout_to_copy(tensor: torch.Tensor) -> TensorLayout:
 
 def _grid_offset(tensor: torch.Tensor) -> int:
     """Bytes past the 64-byte grid; 0 where they are no whole number of elements."""
+    if tensor.device.type != "cpu":
+        return 0
     offset = tensor.data_ptr() % ALIGNMENT
     return 0 if offset % tensor.itemsize else offset
 
@@ -187,6 +196,7 @@ class Unpacking:
         expected: dtype and shape by this device's own plan.
         wire: the job's format.
         slot: memory of a tensor no longer in use, taken if its layout is the one wanted.
+        buffer: gives uninitialised host memory of so many elements, 1-D.
 
     Raises:
         ProtocolError: the meta is not what `pack` makes of a tensor of that dtype and shape.
@@ -199,6 +209,7 @@ class Unpacking:
         expected: tuple[torch.dtype, tuple[int, ...]],
         wire: WireFormat = WireFormat.EXACT,
         slot: torch.Tensor | None = None,
+        buffer: HostBuffer = HOST.host_buffer,
     ) -> None:
         if not isinstance(meta, list) or not _META_LENGTH <= len(meta) <= _META_LENGTH + 1:
             raise ProtocolError("a tensor's description is malformed")
@@ -210,6 +221,7 @@ class Unpacking:
         self._offset_bytes = self._checked_offset(meta[4])
         self._wire = self._checked_wire(meta[_META_LENGTH:], wire)
         self._slot = slot
+        self._new = buffer
         self._flat: torch.Tensor | None = None  # where values are, once there is memory
         self._encoded: torch.Tensor | None = None  # where rounded ones arrive
 
@@ -265,7 +277,7 @@ class Unpacking:
     def _allocate(self, elements: int) -> torch.Tensor:
         """Uninitialised, 1-D, as far past the 64-byte grid as the sender's memory."""
         before = self._offset_bytes // self._dtype.itemsize
-        room = torch.empty(before + elements, dtype=self._dtype)
+        room = self._new(before + elements, self._dtype)
         return room[before:] if before else room
 
     def _scattered(self, compact: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
+from p2ptrain.devices.interface import HostCopies
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.round_orders import Commit, RoundOrder
@@ -237,8 +238,13 @@ class AsyncStageExecutor(StageExecutor):
         if self._turns is None:
             await self._make_update(order, None)
             return
-        take = partial(self.live.gradients, order.round.step)
-        await self._turns.give(order, await self._run((0, self.task.index), take))
+        take = partial(self._gradients_out, order.round.step)
+        copies = await self._run((0, self.task.index), take)
+        await copies.arrived()
+        await self._turns.give(order, copies.tensors)
+
+    def _gradients_out(self, step: int) -> HostCopies:
+        return self._device.copy_out(self.live.gradients(step))
 
     async def _make_update(self, order: RoundOrder, gradients: Gradients | None) -> None:
         await self.update.make(self.live, order, gradients)
@@ -248,6 +254,7 @@ class AsyncStageExecutor(StageExecutor):
 def _update(live: DelayedStage, order: RoundOrder, gradients: Gradients | None) -> None:
     if gradients is None:
         gradients = live.gradients(order.round.step)
+    gradients = live.stage.device.copied_in(gradients)
     if order.counts_nothing:
         gradients = [None] * len(gradients)
     broken = live.broken(gradients, order.numbers)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from p2ptrain.devices.interface import HostCopies
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.tensors import MicroBatchSlice, SampleRange, Value
 from p2ptrain.runtime.io.sample_division import SampleDivision
@@ -27,7 +28,9 @@ Send: TypeAlias = Callable[[str, MicroBatchSlice, Sequence[Value]], Awaitable[No
 PartOf: TypeAlias = Callable[[str, RoundMode, Sequence[Value]], Sequence[Value]]
 """Device, mode, whole values -> its part of them."""
 
-_Queue: TypeAlias = asyncio.Queue[tuple[MicroBatchSlice, Sequence[Value]]]
+_Queue: TypeAlias = asyncio.Queue[tuple[MicroBatchSlice, Sequence[Value], HostCopies]]
+"""What, a device's part of the values, and all of them: they may be on their way from an
+accelerator."""
 
 
 class OutputQueues:
@@ -62,8 +65,11 @@ class OutputQueues:
             device: asyncio.Queue(capacity) for device in division.devices
         }
 
-    async def put(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
+    async def put(self, piece: MicroBatchSlice, copies: HostCopies) -> None:
         """Queue a finished piece for all who have a part in it."""
+        values = copies.tensors
+        if self._part_of is not None:
+            await copies.arrived()
         own = SampleRange("", piece.first, piece.end)
         parts = self._division.overlaps(piece.key.micro_batch, piece.size, own)
         for index, part in enumerate(parts):
@@ -73,7 +79,7 @@ class OutputQueues:
                 taken = values
             else:
                 taken = self._cut(piece, values, part, index == 0)
-            await self._queues[part.device].put((piece.of(part), taken))
+            await self._queues[part.device].put((piece.of(part), taken, copies))
 
     async def run(self) -> None:
         """Send until cancelled. Raises what `send` raises."""
@@ -83,9 +89,10 @@ class OutputQueues:
 
     async def _run(self, device: str, queue: _Queue) -> None:
         while True:
-            piece, values = await queue.get()
+            piece, values, copies = await queue.get()
+            await copies.arrived()
             await self._send(device, piece, values)
-            del values  # not kept while the queue is empty
+            del values, copies  # not kept while the queue is empty
 
     def _cut(
         self, piece: MicroBatchSlice, values: Sequence[Value], part: SampleRange, is_first: bool

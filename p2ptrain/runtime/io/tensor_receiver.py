@@ -18,6 +18,7 @@ import torch
 from torch import dtype
 
 from p2ptrain.aio.mailbox import Mailbox
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.tensors import (
@@ -30,7 +31,7 @@ from p2ptrain.messages.tensors import (
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.values import ValueDescription, sample_dimension
 from p2ptrain.model.stage.round_replay import size_of
-from p2ptrain.model.wire.tensor_codec import Unpacking
+from p2ptrain.model.wire.tensor_codec import HostBuffer, Unpacking
 from p2ptrain.model.wire.wire_format import WireFormat
 
 Expected: TypeAlias = tuple[dtype, tuple[int, ...]]
@@ -141,6 +142,7 @@ class TensorReceiver:
         capacity: pieces that may wait.
         largest: most samples a micro-batch may have.
         longest: the same for lengths that differ from batch to batch.
+        buffer: gives the memory that bytes arrive in.
     """
 
     def __init__(
@@ -151,10 +153,12 @@ class TensorReceiver:
         capacity: int,
         largest: int,
         longest: Sequence[int] = (),
+        buffer: HostBuffer = HOST.host_buffer,
     ) -> None:
         self._contents = contents
         self._name = contents.name
         self._sources = sources
+        self._buffer = buffer
         self._largest, self._longest = largest, longest
         self._box: Mailbox[MicroBatchKey, GatheredValues] = Mailbox(contents.name, capacity)
         self._assemblies: dict[tuple[str, MicroBatchKey], _Assembly] = {}
@@ -319,7 +323,7 @@ class TensorReceiver:
     def _receive(self, entry: Any, expected: Expected) -> Unpacking | None:
         if entry is None and self._contents.optional:
             return None
-        return Unpacking(entry, expected, self._contents.wire)
+        return Unpacking(entry, expected, self._contents.wire, buffer=self._buffer)
 
 
 def contents_at_cut(description: ModelDescription, boundary: int, name: str) -> StreamContents:

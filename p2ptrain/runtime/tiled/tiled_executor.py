@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from p2ptrain.devices.interface import Arrived
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.messages.tensors import MicroBatchSlice
@@ -60,7 +61,7 @@ class TiledStageExecutor(SyncStageExecutor):
             self._stage.forget(piece.key.micro_batch, RoundMode.EVAL)
             self._exchange.finished(piece)
             assert self._lines.forward is not None, "no loss is computed in tiles"
-            await self._lines.forward.put(piece, outputs)
+            await self._lines.forward.put(piece, Arrived(outputs))
         self._exchange.round_over(order.round.index)
         return 0.0
 
@@ -69,7 +70,7 @@ class TiledStageExecutor(SyncStageExecutor):
         inputs, _ = await self._inputs(order, piece)
         await self._run_forward(piece, inputs)
         outputs = self._stage.outputs(piece.key.micro_batch, RoundMode.TRAIN)
-        return await self._give_forward(order, piece, outputs)
+        return await self._give_forward(order, piece, Arrived(outputs))
 
     async def _run_forward(self, piece: MicroBatchSlice, inputs: GatheredValues) -> None:
         key, mode = piece.key.micro_batch, piece.mode
@@ -105,7 +106,7 @@ class TiledStageExecutor(SyncStageExecutor):
         await self._carry(piece, (0, self.task.index), begin, notify)
         self._stage.forget(key, RoundMode.TRAIN)
         self._exchange.finished(piece)
-        await self._give_backward(order, piece, [])
+        await self._give_backward(order, piece, Arrived([]))
 
     async def _carry(
         self,

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from p2ptrain.api.device_services import DeviceServices
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.events import Event, PlanEvent, Step, Waiting, Warned
 from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.job.job import Job
@@ -60,6 +62,7 @@ class Devices:
         profiles: by which devices without a box measure models.
         boxes: where devices measure models of others, by name; others do in this process.
         settings: of the recovery rules of the jobs that begin from now on.
+        compute: what devices compute on, by name; the others do on the processor.
         waiting: what the other devices told: (who, for whom).
         warned: what they told their person: (who, message).
     """
@@ -70,6 +73,7 @@ class Devices:
     boxes: Mapping[str, Box] = field(default_factory=dict)
     profiles: ProfileCache = _PROFILES
     settings: RecoverySettings = HOME
+    compute: Mapping[str, ComputeDevice] = field(default_factory=dict)
     members: dict[str, DeviceServices] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     waiting: list[tuple[str, str]] = field(default_factory=list)
@@ -103,6 +107,7 @@ class Devices:
             memory_bytes=self.memory_bytes,
             emit=emit,
             box=box,
+            device=self.compute.get(name, HOST),
         )
         self.members[name] = member
         for kind, route in member.routes.items():
@@ -171,11 +176,13 @@ async def devices(
     boxes: Mapping[str, Box] | None = None,
     profiles: ProfileCache = _PROFILES,
     settings: RecoverySettings = HOME,
+    compute: Mapping[str, ComputeDevice] | None = None,
 ) -> AsyncIterator[Devices]:
     """`count` devices called a, b, c, ..."""
     names = [chr(ord("a") + index) for index in range(count)]
     async with MemoryHousehold(names, link_speed=FAST) as mesh:
-        household = Devices(names, mesh, memory_bytes, boxes or {}, profiles, settings)
+        ways = (boxes or {}, profiles, settings, compute or {})
+        household = Devices(names, mesh, memory_bytes, *ways)
         try:
             yield household
         finally:

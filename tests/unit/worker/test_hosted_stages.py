@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain.devices.processor import HOST
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.capture.capture import capture
@@ -47,6 +48,8 @@ def trained(captured: Captured) -> Mapping[str, Tensor]:
 
 class Here:
     """Does at once what a compute thread does."""
+
+    device = HOST
 
     async def run(self, _: tuple[int, ...], work: Callable[[], Any]) -> Any:
         """As `ComputeThread.run`."""

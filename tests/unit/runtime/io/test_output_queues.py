@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from p2ptrain.devices.interface import Arrived
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, Value
@@ -48,7 +49,7 @@ async def test_each_gets_its_samples() -> None:
     outlets = OutputQueues(AFTER, lambda _mode: [0, None], links.send, capacity=2)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(outlets.run())
-        await outlets.put(piece(0, 1, 4), [rows, common])
+        await outlets.put(piece(0, 1, 4), Arrived([rows, common]))
         await links.until(2)
         running.cancel()
     by_device = {device: (what, values) for device, what, values in links.sent}
@@ -64,7 +65,7 @@ async def test_what_is_summed_goes_to_one_only() -> None:
     outlets = OutputQueues(AFTER, lambda _mode: [None], links.send, capacity=2, summed=True)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(outlets.run())
-        await outlets.put(piece(0, 0, 4), [common])
+        await outlets.put(piece(0, 0, 4), Arrived([common]))
         await links.until(2)
         running.cancel()
     assert {device: values[0] for device, _, values in links.sent} == {"c": common, "d": None}
@@ -76,7 +77,7 @@ async def test_a_slow_device_does_not_hold_up_the_others() -> None:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(outlets.run())
         for number in range(3):
-            await outlets.put(piece(number, 0, 4), [torch.zeros(4, 1)])
+            await outlets.put(piece(number, 0, 4), Arrived([torch.zeros(4, 1)]))
         await links.until(3)
         running.cancel()
     assert [device for device, _, _ in links.sent] == ["d"] * 3
