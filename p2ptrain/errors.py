@@ -2,7 +2,8 @@
 
     Error
     ├── UserError: the user must change something
-    │   ├── OptionError     a command-line option, a field of a Job or of a file
+    │   ├── OptionError     a command-line option, a field of a Job or of a file;
+    │   │                   DeviceUnusable: the accelerator that was asked for
     │   ├── ScriptError     the training script or the data set
     │   ├── CaptureError    the model cannot be exported; names the user's own line
     │   ├── PlanError       no plan fits the devices; names the unit or the budget
@@ -31,6 +32,10 @@ class UserError(Error):
 
 class OptionError(UserError):
     """An option, a field of a Job or a field of a file has an unusable value."""
+
+
+class DeviceUnusable(OptionError):
+    """The accelerator that was asked for is not here, or cannot compute; says what to do."""
 
 
 class ScriptError(UserError):

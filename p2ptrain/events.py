@@ -55,6 +55,16 @@ class Ready(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceEvent(Event):
+    """This device computes on an accelerator; `reason` says which, and why."""
+
+    event = "device"
+    device: str
+    title: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Pairing(Event):
     """A pairing window is open with this code."""
 
@@ -271,6 +281,7 @@ class Failed(Event):
 
 
 Member = MemberEvent
+Device = DeviceEvent
 Coordinator = CoordinatorEvent
 Plan = PlanEvent
 PlanStage = PlanEventStage

@@ -38,6 +38,7 @@ from p2ptrain.api.views import (
 )
 from p2ptrain.control.borrow import own_lease
 from p2ptrain.control.lease import LeasedIdentity
+from p2ptrain.devices.request import AUTO, read_request
 from p2ptrain.errors import Error, OptionError
 from p2ptrain.events import Event
 from p2ptrain.job.train_options import MAX_THREADS, whole
@@ -52,6 +53,7 @@ from p2ptrain.process.memory_budget import usable_memory_bytes
 
 if TYPE_CHECKING:
     from p2ptrain.api.device_services import DeviceServices
+    from p2ptrain.devices.selection import ChosenDevice
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
     from p2ptrain.mesh.interface import Member
@@ -62,6 +64,8 @@ LEAVE_SECONDS = 30.0
 
 LINK_SECONDS = 3.0
 """For the measuring of one link: several may be slow, and a user waits."""
+
+MOST_TITLE_CHARACTERS = 100
 
 _OUTSIDE = "this node has not joined: use it with  async with p2ptrain.Node() as node"
 
@@ -79,6 +83,8 @@ class Node:
         state_dir: folder of this device's identity and trusted devices.
         memory_bytes: what p2ptrain may use here; by default what is available.
         threads: torch's threads.
+        device: what to compute on, as on the command line (`p2ptrain.devices.request`). "auto"
+            takes an accelerator that computes right and faster than the processor.
         only_for: names of the devices for whose jobs alone this one computes; all by default. A
             name means the device that bears it when it first asks.
         role: "member", or "holder" for one that trains its own data.
@@ -102,6 +108,7 @@ class Node:
         state_dir: str | os.PathLike[str] | None = None,
         memory_bytes: int | None = None,
         threads: int | None = None,
+        device: str = AUTO,
         only_for: Sequence[str] = (),
         role: str = "member",
         on_event: Callable[[Event], None] | None = None,
@@ -121,9 +128,11 @@ class Node:
         self._on_event = on_event
         self._memory_bytes = memory_bytes
         self._threads = threads
+        self._request = read_request(device)
+        self._chosen: ChosenDevice | None = None
         self._only_for = tuple(map(checked_name, _listed(only_for)))
         self._config = MeshConfig(
-            state_dir=Path(state_dir) if state_dir else default_state_dir(),
+            state_dir=state_folder(state_dir),
             name=name,
             code=code,
             window=window,
@@ -156,6 +165,7 @@ class Node:
         Raises:
             OptionError: this node was in the household before: it takes another one.
             UserError: another process has the state folder, and does not step aside.
+            DeviceUnusable: the accelerator that was asked for is not here, or cannot compute.
         """
         if self._has_begun:
             raise OptionError("a node can join only once: make a new p2ptrain.Node")
@@ -163,6 +173,7 @@ class Node:
         torch_version.check()
         keep_freed_memory()
         await run_in_background(import_training)
+        await self._choose_device()
         try:
             await self._take_place()
             await self._mesh.__aenter__()
@@ -195,6 +206,20 @@ class Node:
                 await self._place.aclose()
                 if self._own_box is not None:  # last: no one asks any more
                     await run_in_background(self._own_box.close)
+
+    async def _choose_device(self) -> None:
+        """Before it joins, as this takes seconds; what it is others see in `status`."""
+        from p2ptrain.api.choosing import CHECKS, choose_device
+
+        folder = self._config.state_dir / CHECKS
+        self._chosen = await choose_device(
+            self._request, folder, self._notify, threads=self._threads
+        )
+        device = self._chosen.device
+        if not device.is_host:
+            info = {**self._config.info, "device": device.title[:MOST_TITLE_CHARACTERS]}
+            self._config = dataclasses.replace(self._config, info=info)
+            self._mesh = NetworkMesh(self._config, self._notify)
 
     async def _take_place(self) -> None:
         """Have the state folder for this node alone; what is in it may be newer than we know."""
@@ -360,6 +385,7 @@ class Node:
         from p2ptrain.profiling import boxed_measure
         from p2ptrain.profiling.profile_cache import ProfileCache
 
+        assert self._chosen is not None
         box = forked_box()
         if box is None:
             box = self._own_box = started_box([boxed_measure.__name__])
@@ -372,6 +398,7 @@ class Node:
             only_for=self._only_for,
             emit=self._notify,
             box=box,
+            device=self._chosen.device,
         )
         for kind, route in member.routes.items():
             self._mesh.route(kind, route.handler, route.parts)
@@ -384,6 +411,10 @@ def check_limits(threads: int | None, memory_bytes: int | None) -> None:
         raise OptionError(f"threads must be from 1 to {MAX_THREADS}, not {threads}")
     if memory_bytes is not None and memory_bytes < 1:
         raise OptionError("memory_bytes must be 1 or more")
+
+
+def state_folder(chosen: str | os.PathLike[str] | None) -> Path:
+    return Path(chosen) if chosen else default_state_dir()
 
 
 def _listed(texts: Sequence[str]) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain import torch_version
 from p2ptrain.aio import event_loop
 from p2ptrain.api.event_stream import call_watch, check_on_event
-from p2ptrain.api.node import Node, check_limits
+from p2ptrain.api.node import Node, check_limits, state_folder
 from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import asked_options, start_run
+from p2ptrain.devices.request import AUTO, read_request
 from p2ptrain.events import Event
 from p2ptrain.mesh.lone_mesh import LoneMesh
 from p2ptrain.process.host_process import keep_freed_memory, leave_alone
@@ -97,22 +98,29 @@ async def _train_alone(
     if not node_options.get("changes_process", True):
         leave_alone()
     keep_freed_memory()
+    from p2ptrain.api.choosing import CHECKS, choose_device
     from p2ptrain.api.device_services import DeviceServices
 
-    check_limits(node_options.get("threads"), node_options.get("memory_bytes"))
+    threads = node_options.get("threads")
+    check_limits(threads, node_options.get("memory_bytes"))
+    request = read_request(node_options.get("device", AUTO))
+    folder = state_folder(node_options.get("state_dir"))
+
+    def emit(event: Event) -> None:
+        if on_event is not None:
+            call_watch.call(on_event, event)
+
+    chosen = await choose_device(request, folder / CHECKS, emit, threads=threads)
     mesh = LoneMesh(node_options.get("name") or "here")
     ProgressBoard(mesh)
     member = DeviceServices(
         mesh,
         memory_bytes=node_options.get("memory_bytes"),
-        threads=node_options.get("threads"),
+        threads=threads,
+        device=chosen.device,
     )
     for kind, route in member.routes.items():
         mesh.route(kind, route.handler, route.parts)
-
-    def emit(event: Event) -> None:
-        if on_event is not None:
-            call_watch.call(on_event, event)
 
     run = start_run(mesh, member, job, options, emit)
     try:

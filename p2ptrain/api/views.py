@@ -14,7 +14,7 @@ from typing import Any
 from p2ptrain.mesh.household_trust import DeviceSummary
 from p2ptrain.mesh.interface import LinkStatistics, Member
 
-_SAID = ("role", "version", "threads", "memory_bytes")
+_SAID = ("role", "version", "threads", "memory_bytes", "device")
 
 
 class TypedAnswer(Mapping[str, Any]):
@@ -44,6 +44,7 @@ class MemberStatus(TypedAnswer):
         version: of p2ptrain there.
         threads: that it computes with.
         memory_bytes: that p2ptrain may use there.
+        device: the accelerator that it computes on; None: its processor.
         address: where the link to it goes, by `interface` of this device; None without a link.
         traffic: what that link has carried.
         info: all that it says of itself.
@@ -58,6 +59,7 @@ class MemberStatus(TypedAnswer):
     memory_bytes: int | None = None
     address: str | None = None
     interface: str | None = None
+    device: str | None = None
     traffic: LinkStatistics | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 

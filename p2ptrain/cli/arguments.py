@@ -14,6 +14,7 @@ from typing import Any
 from p2ptrain.cli import pairing_code
 from p2ptrain.cli.pairing_code import PROMPT
 from p2ptrain.control.lease import NodeOptions
+from p2ptrain.devices.request import AUTO, CHOICES, read_request
 from p2ptrain.errors import OptionError
 from p2ptrain.job.train_options import MAX_THREADS
 from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE, default_state_dir
@@ -71,6 +72,14 @@ def threads(text: str) -> int:
     if _WHOLE.fullmatch(text) is None or not 1 <= int(text) <= MAX_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_THREADS}")
     return int(text)
+
+
+def device(text: str) -> str:
+    """What to compute on."""
+    try:
+        return str(read_request(text))
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def two_counts(text: str) -> tuple[int, int]:
@@ -235,6 +244,14 @@ def add_node(parser: argparse.ArgumentParser) -> None:
         type=threads,
         help="CPU threads to compute with (default: as many as torch chooses)",
     )
+    group.add_argument(
+        "--device",
+        metavar=CHOICES,
+        type=device,
+        default=AUTO,
+        help="what to compute on (default: auto, the accelerator where there is one that computes "
+        "right and faster than the CPU)",
+    )
 
 
 def find_code(args: argparse.Namespace) -> None:
@@ -253,6 +270,7 @@ def node_options(args: argparse.Namespace) -> NodeOptions:
         state_dir=state_dir_of(args),
         memory_bytes=args.memory,
         threads=args.threads,
+        device=args.device,
     )
 
 

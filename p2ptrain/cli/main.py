@@ -30,7 +30,7 @@ from p2ptrain.cli.commands import (
 )
 from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
 from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, Parser, UsageError, UsageExit
-from p2ptrain.errors import PeerError, UserError, callback_note
+from p2ptrain.errors import DeviceUnusable, PeerError, UserError, callback_note
 from p2ptrain.events import Failed
 
 _OWN = Path(__file__).resolve().parent.parent
@@ -102,7 +102,7 @@ def _run(args: argparse.Namespace, output: Output) -> int:
         if args.debug:
             traceback.print_exc()
         _show_failure(_text(_cause(error), debug=args.debug), output)
-        return WRONG_USAGE if isinstance(error, UsageError) else FAILED
+        return WRONG_USAGE if isinstance(error, UsageError | DeviceUnusable) else FAILED
     return exit_code
 
 

@@ -60,6 +60,8 @@ def _describe_member(event: events.Event) -> str:
     match event:
         case events.Ready():
             return f"{event.name} is ready at {event.address} port {event.port}"
+        case events.DeviceEvent(reason=reason):
+            return reason
         case events.Pairing(code=code):
             return pairing_line(code)
         case events.PairingFailed():

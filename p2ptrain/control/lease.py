@@ -248,4 +248,5 @@ class NodeOptions(TypedDict):
     state_dir: Path
     memory_bytes: int | None
     threads: int | None
+    device: str
     only_for: NotRequired[tuple[str, ...]]

@@ -129,6 +129,7 @@ def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, shown:
         state_dir=arguments.state_dir_of(args),
         memory_bytes=args.memory,
         threads=args.threads,
+        device=args.device,
     )
 
 

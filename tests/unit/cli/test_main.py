@@ -14,7 +14,7 @@ import pytest
 from p2ptrain.cli import main
 from p2ptrain.cli.commands import status
 from p2ptrain.cli.usage import UsageError
-from p2ptrain.errors import DeviceLost, TrainingError
+from p2ptrain.errors import DeviceLost, DeviceUnusable, TrainingError
 
 COMMANDS = (
     *("join", "train", "status", "invite", "devices", "remove"),
@@ -62,6 +62,7 @@ def test_help_explains_with_an_example(command: str, capsys: pytest.CaptureFixtu
         ["train", "x.py", "--steps", "0"],
         ["train", "x.py", "--out", "weights.bin"],
         ["join", "--threads", "0"],
+        ["train", "x.py", "--device", "tpu"],
         ["profile", "x.py", "--out", "p.json", "--threads", "3000000000"],
         ["train", "x.py", "--checkpoint", "~no-such-user/folder"],
         ["status", "--state-dir", "~no-such-user/folder"],
@@ -106,10 +107,13 @@ def test_a_planner_that_is_not_here_names_those_that_are(
     assert "unknown planner 'fast': choose from auto, hybrid, pipedream" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", [UsageError, DeviceUnusable])
 def test_usage_found_late_is_exit_code_2(
-    failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+    kind: type[Exception],
+    failing: Callable[[BaseException], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    failing(UsageError("-o x: unknown"))
+    failing(kind("-o x: unknown"))
     assert main.main(["status"]) == 2
     assert capsys.readouterr().err == "p2ptrain: error: -o x: unknown\n"
 

@@ -65,6 +65,7 @@ def test_options_reach_the_node(node: type[FakeNode], tmp_path: Path) -> None:
     node.on_ready = lambda _: signal.raise_signal(signal.SIGTERM)
     argv = ["join", "--name", "pi", "--code", "1234-5678", "--peer", "a:1", "--peer", "b"]
     argv += ["--interface", "eth0", "--port", "4001", "--memory", "2GiB", "--threads", "2"]
+    argv += ["--device", "cuda:1"]
     assert main.main([*argv, "--state-dir", str(tmp_path)]) == 0
     assert node.made[0].options == {
         "name": "pi",
@@ -75,6 +76,7 @@ def test_options_reach_the_node(node: type[FakeNode], tmp_path: Path) -> None:
         "port": 4001,
         "memory_bytes": 2 * 1024**3,
         "threads": 2,
+        "device": "cuda:1",
         "state_dir": tmp_path,
         "role": "member",
         "has_place": True,

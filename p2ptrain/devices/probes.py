@@ -1,0 +1,210 @@
+"""Which accelerators this machine has, and why torch finds none where it finds none.
+
+A probe asks torch and a file or two of the system; it takes no memory of a card. Each takes torch
+as an argument, so that tests have machines of every kind.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from p2ptrain.devices.cuda import CudaDevice
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.mps import MpsDevice
+from p2ptrain.devices.xpu import XpuDevice
+from p2ptrain.errors import AcceleratorFailed
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+AMD_DRIVER = Path("/sys/module/amdgpu")
+
+_INSTALL = "see https://pytorch.org/get-started/locally"
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """One that torch has found.
+
+    Attributes:
+        name: as on the command line, such as "cuda:0".
+        total_bytes: of its memory.
+        is_integrated: it is a part of the processor's chip, or takes its memory.
+        unusable: why this torch has nothing to run on it; empty where it has.
+    """
+
+    name: str
+    title: str
+    total_bytes: int = 0
+    is_integrated: bool = False
+    unusable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyProbe:
+    """What there is of one family.
+
+    Attributes:
+        absent: why nothing is found, and what to do; empty where something is.
+        is_odd: the machine seems to have one all the same.
+        software: torch's build and the driver: with another one, what was checked counts no more.
+    """
+
+    found: tuple[Accelerator, ...] = ()
+    absent: str = ""
+    is_odd: bool = False
+    software: str = ""
+
+
+def probe_cuda(
+    api: Any = torch, nvidia_driver: Path = NVIDIA_DRIVER, amd_driver: Path = AMD_DRIVER
+) -> FamilyProbe:
+    """NVIDIA's cards, or AMD's where torch was built with ROCm."""
+    has_nvidia, has_amd = nvidia_driver.exists(), amd_driver.exists()
+    if not api.version.cuda and not api.version.hip:
+        seen = "an NVIDIA card is here" if has_nvidia else "an AMD card is here" if has_amd else ""
+        wanted = "ROCm" if has_amd and not has_nvidia else "CUDA"
+        absent = (
+            f"{seen}{', but ' if seen else ''}this torch ({api.__version__}) is built without "
+            f"{wanted}: pip install torch of a build with it, {_INSTALL}"
+        )
+        return FamilyProbe(absent=absent, is_odd=has_nvidia)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the error says it
+            api.cuda.init()
+            count = api.cuda.device_count()
+    except (RuntimeError, AssertionError) as error:
+        absent = _cuda_failure(str(error), api)
+        return FamilyProbe(absent=absent, is_odd=has_nvidia or "too old" in absent)
+    if not count:
+        return FamilyProbe(absent="torch finds no card", is_odd=has_nvidia)
+    found = tuple(_cuda_card(api, index) for index in range(count))
+    driver = _nvidia_release(nvidia_driver) if api.version.cuda else f"ROCm {api.version.hip}"
+    return FamilyProbe(found, software=f"torch {api.__version__}, {driver}")
+
+
+def _cuda_failure(text: str, api: Any) -> str:
+    line = " ".join(text.split())
+    if (
+        old := re.search(r"driver on your system is too old \(found version (\d+)\)", line)
+    ) is not None:
+        found = int(old[1])
+        return (
+            f"the NVIDIA driver is too old: it knows CUDA {found // 1000}.{found % 1000 // 10}, "
+            f"and this torch ({api.__version__}) needs {api.version.cuda}: update the driver, or "
+            f"pip install torch of an older build, {_INSTALL}"
+        )
+    if "no NVIDIA driver" in line:
+        return "there is no NVIDIA driver: install it, if this device has a card"
+    if "No CUDA GPUs" in line or "No HIP GPUs" in line:
+        return "the driver shows no card (CUDA_VISIBLE_DEVICES and containers can hide it)"
+    return f"the driver does not start: {line[:200]}"
+
+
+def _cuda_card(api: Any, index: int) -> Accelerator:
+    found = api.cuda.get_device_properties(index)
+    unusable = ""
+    if api.version.cuda and not _has_kernels(api.cuda.get_arch_list(), found.major, found.minor):
+        unusable = (
+            f"torch {api.__version__} has nothing for cards of compute capability "
+            f"{found.major}.{found.minor}: pip install torch of another build, {_INSTALL}"
+        )
+    integrated = bool(getattr(found, "is_integrated", False))
+    return Accelerator(
+        f"cuda:{index}", str(found.name), int(found.total_memory), integrated, unusable
+    )
+
+
+def _has_kernels(built_for: list[str], major: int, minor: int) -> bool:
+    """Binaries run on the same major version from their minor on, portable code on all later."""
+    for entry in built_for:
+        match = re.fullmatch(r"(sm|compute)_(\d+?)(\d)[a-z]?", entry)
+        if match is None:
+            continue
+        own = (int(match[2]), int(match[3]))
+        if own <= (major, minor) and (match[1] == "compute" or own[0] == major):
+            return True
+    return not built_for
+
+
+def _nvidia_release(file: Path) -> str:
+    try:
+        text = file.read_text(errors="replace")
+    except OSError:
+        return "a driver that does not say its version"
+    match = re.search(r"\b(\d{3,}(?:\.\d+)+)\b", text)
+    return f"driver {match[1]}" if match is not None else "a driver of unknown version"
+
+
+def probe_xpu(api: Any = torch) -> FamilyProbe:
+    """Intel's cards, and the graphics in its processors."""
+    if not hasattr(api, "xpu") or not api.xpu._is_compiled():
+        absent = f"this torch ({api.__version__}) is built without XPU: pip install torch of the "
+        return FamilyProbe(absent=f"{absent}build for Intel's cards, {_INSTALL}")
+    try:
+        count = api.xpu.device_count()
+        found = [api.xpu.get_device_properties(index) for index in range(count)]
+    except (RuntimeError, AssertionError) as error:
+        return FamilyProbe(absent=f"the driver does not start: {_line(error)}", is_odd=True)
+    if not found:
+        return FamilyProbe(absent="torch finds no card of Intel's, or its driver is not installed")
+    cards = tuple(
+        Accelerator(
+            *(f"xpu:{index}", str(card.name), int(card.total_memory)),
+            bool(getattr(card, "is_integrated", False)),
+        )
+        for index, card in enumerate(found)
+    )
+    driver = getattr(found[0], "driver_version", "of unknown version")
+    return FamilyProbe(cards, software=f"torch {api.__version__}, driver {driver}")
+
+
+def probe_mps(api: Any = torch, system: Callable[[], str] | None = None) -> FamilyProbe:
+    """The graphics in Apple's chips."""
+    if not api.backends.mps.is_built():
+        absent = f"this torch ({api.__version__}) is built without MPS, which only Macs have"
+        return FamilyProbe(absent=absent)
+    if not api.backends.mps.is_available():
+        return FamilyProbe(absent="MPS needs macOS 14 or newer, and a chip of Apple's")
+    total_bytes = int(api.mps.recommended_max_memory())
+    release = (system or _macos_release)()
+    mac = Accelerator("mps", MpsDevice.title, total_bytes, is_integrated=True)
+    return FamilyProbe((mac,), software=f"torch {api.__version__}, macOS {release}")
+
+
+def _macos_release() -> str:
+    import platform
+
+    return platform.mac_ver()[0]
+
+
+PROBES: Mapping[str, Callable[[], FamilyProbe]] = MappingProxyType(
+    {"cuda": probe_cuda, "mps": probe_mps, "xpu": probe_xpu}
+)
+
+
+def make_accelerator(name: str) -> ComputeDevice:
+    """The one of that name.
+
+    Raises:
+        AcceleratorFailed: it does not start; also where another program has all of its memory.
+    """
+    family, _, index = name.partition(":")
+    try:
+        if family == "mps":
+            return MpsDevice()
+        return CudaDevice(int(index)) if family == "cuda" else XpuDevice(int(index))
+    except RuntimeError as error:  # out of memory among them
+        raise AcceleratorFailed(f"{name} does not start: {_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
