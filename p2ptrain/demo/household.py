@@ -45,7 +45,8 @@ class HouseholdPlan:
     def arguments(self, name: str) -> list[str]:
         """The options that make `name` one of these devices."""
         folder = str(self.folder / name)
-        own = ["--name", name, "--code", self.code, "--state-dir", folder, "--threads", "1"]
+        own = ["--name", name, "--code", self.code, "--state-dir", folder]
+        own += ["--threads", "1", "--device", "cpu"]
         return own if self.interface is None else [*own, "--interface", self.interface]
 
 

@@ -17,14 +17,11 @@ from typing import Any
 import torch
 
 from p2ptrain.devices.cuda import CudaDevice
+from p2ptrain.devices.drivers import AMD_DRIVER, NVIDIA_DRIVER, nvidia_release
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.mps import MpsDevice
 from p2ptrain.devices.xpu import XpuDevice
 from p2ptrain.errors import AcceleratorFailed
-
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-
-AMD_DRIVER = Path("/sys/module/amdgpu")
 
 _INSTALL = "see https://pytorch.org/get-started/locally"
 
@@ -52,15 +49,21 @@ class FamilyProbe:
     """What there is of one family.
 
     Attributes:
-        absent: why nothing is found, and what to do; empty where something is.
+        absent: why nothing is found; empty where something is.
+        advice: what to do about that; empty where nothing can be done.
         is_odd: the machine seems to have one all the same.
         software: torch's build and the driver: with another one, what was checked counts no more.
     """
 
     found: tuple[Accelerator, ...] = ()
     absent: str = ""
+    advice: str = ""
     is_odd: bool = False
     software: str = ""
+
+    def lack(self) -> str:
+        """What `absent` and `advice` say, in one line."""
+        return f"{self.absent}: {self.advice}" if self.advice else self.absent
 
 
 def probe_cuda(
@@ -73,40 +76,45 @@ def probe_cuda(
         wanted = "ROCm" if has_amd and not has_nvidia else "CUDA"
         absent = (
             f"{seen}{', but ' if seen else ''}this torch ({api.__version__}) is built without "
-            f"{wanted}: pip install torch of a build with it, {_INSTALL}"
+            f"{wanted}"
         )
-        return FamilyProbe(absent=absent, is_odd=has_nvidia)
+        advice = f"pip install torch of a build with it, {_INSTALL}"
+        return FamilyProbe((), absent, advice, is_odd=has_nvidia)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error says it
             api.cuda.init()
             count = api.cuda.device_count()
     except (RuntimeError, AssertionError) as error:
-        absent = _cuda_failure(str(error), api)
-        return FamilyProbe(absent=absent, is_odd=has_nvidia or "too old" in absent)
+        absent, advice = _cuda_failure(str(error), api)
+        return FamilyProbe((), absent, advice, is_odd=has_nvidia or "too old" in absent)
     if not count:
         return FamilyProbe(absent="torch finds no card", is_odd=has_nvidia)
     found = tuple(_cuda_card(api, index) for index in range(count))
-    driver = _nvidia_release(nvidia_driver) if api.version.cuda else f"ROCm {api.version.hip}"
+    driver = nvidia_release(nvidia_driver) if api.version.cuda else f"ROCm {api.version.hip}"
     return FamilyProbe(found, software=f"torch {api.__version__}, {driver}")
 
 
-def _cuda_failure(text: str, api: Any) -> str:
+def _cuda_failure(text: str, api: Any) -> tuple[str, str]:
+    """Why, and what to do."""
     line = " ".join(text.split())
     if (
         old := re.search(r"driver on your system is too old \(found version (\d+)\)", line)
     ) is not None:
         found = int(old[1])
-        return (
+        why = (
             f"the NVIDIA driver is too old: it knows CUDA {found // 1000}.{found % 1000 // 10}, "
-            f"and this torch ({api.__version__}) needs {api.version.cuda}: update the driver, or "
-            f"pip install torch of an older build, {_INSTALL}"
+            f"and this torch ({api.__version__}) needs {api.version.cuda}"
         )
+        return why, f"update the driver, or pip install torch of an older build, {_INSTALL}"
     if "no NVIDIA driver" in line:
-        return "there is no NVIDIA driver: install it, if this device has a card"
+        return "there is no NVIDIA driver", "install it, if this device has a card"
     if "No CUDA GPUs" in line or "No HIP GPUs" in line:
-        return "the driver shows no card (CUDA_VISIBLE_DEVICES and containers can hide it)"
-    return f"the driver does not start: {line[:200]}"
+        return (
+            "the driver shows no card",
+            "see whether CUDA_VISIBLE_DEVICES or a container hides it",
+        )
+    return f"the driver does not start: {line[:200]}", "update it, or restart this device"
 
 
 def _cuda_card(api: Any, index: int) -> Accelerator:
@@ -135,27 +143,21 @@ def _has_kernels(built_for: list[str], major: int, minor: int) -> bool:
     return not built_for
 
 
-def _nvidia_release(file: Path) -> str:
-    try:
-        text = file.read_text(errors="replace")
-    except OSError:
-        return "a driver that does not say its version"
-    match = re.search(r"\b(\d{3,}(?:\.\d+)+)\b", text)
-    return f"driver {match[1]}" if match is not None else "a driver of unknown version"
-
-
 def probe_xpu(api: Any = torch) -> FamilyProbe:
     """Intel's cards, and the graphics in its processors."""
     if not hasattr(api, "xpu") or not api.xpu._is_compiled():
-        absent = f"this torch ({api.__version__}) is built without XPU: pip install torch of the "
-        return FamilyProbe(absent=f"{absent}build for Intel's cards, {_INSTALL}")
+        absent = f"this torch ({api.__version__}) is built without XPU"
+        return FamilyProbe((), absent, f"pip install torch of the build with it, {_INSTALL}")
     try:
         count = api.xpu.device_count()
         found = [api.xpu.get_device_properties(index) for index in range(count)]
     except (RuntimeError, AssertionError) as error:
-        return FamilyProbe(absent=f"the driver does not start: {_line(error)}", is_odd=True)
+        absent = f"the driver does not start: {_line(error)}"
+        return FamilyProbe((), absent, "update it, or restart this device", is_odd=True)
     if not found:
-        return FamilyProbe(absent="torch finds no card of Intel's, or its driver is not installed")
+        return FamilyProbe(
+            (), "torch finds no card of Intel's", "install its driver, if it has one"
+        )
     cards = tuple(
         Accelerator(
             *(f"xpu:{index}", str(card.name), int(card.total_memory)),

@@ -98,7 +98,7 @@ class DeviceChooser:
             if isinstance(chosen, ChosenDevice):
                 return chosen
             refused.append(chosen)
-        odd = [probe.absent for probe in probed.values() if probe.is_odd and probe.absent]
+        odd = [probe.lack() for probe in probed.values() if probe.is_odd and probe.absent]
         reason = "; ".join([*refused, *(f"no GPU is used: {text}" for text in odd)])
         return ChosenDevice(reason=reason, is_odd=bool(reason))
 
@@ -131,7 +131,7 @@ def candidate(request: DeviceRequest, probe: FamilyProbe) -> Accelerator:
         DeviceUnusable: there is none, or this torch has nothing for it.
     """
     if not probe.found:
-        raise DeviceUnusable(f"device {request}: {probe.absent}")
+        raise DeviceUnusable(f"device {request}: {probe.lack()}")
     usable = [one for one in probe.found if not one.unusable]
     if request.index is not None:
         if request.index >= len(probe.found):

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from p2ptrain.cli.checks.check import Check
 
 _DESCRIPTION = """\
-Checks this device and its network: versions, clock, memory, the state folder, the network
-interfaces, firewall and multicast, and which other devices answer within three seconds. While
-`join` runs here it also measures how fast the network to the other devices is. Each line is ok,
-warn or bad, and says what to do."""
+Checks this device and its network: versions, clock, memory, accelerators, the state folder, the
+network interfaces, firewall and multicast, and which other devices answer within three seconds.
+While `join` runs here it also measures how fast the network to the other devices is. Each line is
+ok, warn or bad, and says what to do."""
 
 
 def add_parser(commands: Any) -> None:
@@ -50,12 +50,14 @@ async def _examine(folder: Path, output: Output) -> None:
 
 
 async def _checks(folder: Path) -> AsyncIterator[Check]:
-    from p2ptrain.cli.checks import machine, multicast, network
+    from p2ptrain.cli.checks import accelerators, machine, multicast, network
 
     for check in machine.versions():
         yield check
     yield machine.clock(datetime.date.today())
     yield machine.memory()
+    for check in await accelerators.accelerators():
+        yield check
     yield machine.box()
     yield machine.state_folder(folder)
     for check in network.interfaces():
