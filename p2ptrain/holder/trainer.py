@@ -21,7 +21,7 @@ from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import ProtocolError, TrainingError, note_callback
 from p2ptrain.events import Done, Event, Failed, PlanEventLeftOut, Stopped, Warned
-from p2ptrain.holder import callback_memory
+from p2ptrain.holder import callback_memory, loader_memory
 from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
 from p2ptrain.holder.driver import JobDriver
@@ -170,6 +170,7 @@ class JobTrainer:
         started = await self._start.run(self._job)
         self._id = started.entry.job
         callback_memory.recall(self._folder, self._id, self._job.callbacks)
+        loader_memory.recall(self._folder, self._id, started.prepared.batches)
         for warning in started.prepared.warnings:
             self._warn(warning)
         if started.prepared.only_rounds:
@@ -194,6 +195,7 @@ class JobTrainer:
             await asyncio.gather(self._comparing, return_exceptions=True)
             await run_in_background(started.prepared.close)  # workers may read
             journal.done()
+            loader_memory.forget(self._folder)
             self._device.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
             if self._feeding is not None:
@@ -446,9 +448,18 @@ class JobTrainer:
         whole = memory.whole = self._whole_copies(prepared)
         if whole is not None:
             epochs.copies.readers.append(lambda: whole.reading)
+
+        def needed() -> list[int]:
+            stable = None if memory.noted is None else memory.noted.stable
+            return [*([] if stable is None else [stable.step]), epochs.reports.reported.step]
+
+        keeping = loader_memory.keep(self._folder, self._id, prepared.batches, needed)
+        noting = asyncio.create_task(keeping, name="note the loader's place")
         try:
             await self._until_interrupted(epochs)
         finally:
+            noting.cancel()
+            await asyncio.gather(noting, return_exceptions=True)
             if whole is not None:
                 await whole.close()
             if checkpointer is not None:

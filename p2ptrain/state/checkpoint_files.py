@@ -65,6 +65,7 @@ class CheckpointProgress:
         evaluated: the highest step whose evaluation was reported; None in files that do not say.
         measured: what a scheduler has seen of evaluations: after how many updates, and the metric
             as `float.hex` writes it.
+        loader: how far the loader was, as the holder writes it.
     """
 
     step: int
@@ -75,6 +76,7 @@ class CheckpointProgress:
     optimizer: str
     evaluated: int | None = None
     measured: tuple[tuple[int, str], ...] = ()
+    loader: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -18,7 +18,7 @@ from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_layout import BatchLayout, ReadBatch
 from p2ptrain.holder.input.checked_dataset import Collated, SampleLeaf
 from p2ptrain.holder.input.data_watch import DataWatch
-from p2ptrain.holder.input.loader_pass import LoaderPass
+from p2ptrain.holder.input.loader_pass import LoaderPass, LoaderPlace
 from p2ptrain.holder.input.mini_batches import MiniBatch
 from p2ptrain.job.rounds import BatchShape
 from p2ptrain.process.memory_budget import usable_memory_bytes
@@ -39,6 +39,12 @@ SIZES_LOOKED_AT = 16
 """Batches of which sizes are, while `LOOK_SECONDS` last."""
 
 LOOK_SECONDS = 1.0
+
+PLACES = 64
+"""Of a loader that says how far it is, that are kept."""
+
+PLACES_SHARE = 0.1
+"""Most of the time that goes into asking it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,8 @@ class LoaderBatches:
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, LoaderBatch] = OrderedDict()
         self._ends: set[int] = set()  # numbers of updates that complete an epoch
+        self._places: deque[LoaderPlace] = deque(maxlen=PLACES)
+        self._place_due = 0.0
         self._walk = self._all(0)
         self._position = 0  # of the next batch that the walk gives
         self._is_over = False
@@ -147,23 +155,41 @@ class LoaderBatches:
             if step in self._kept:
                 return self._kept[step]
             is_far = self._skips and self._known and step - self._position > self._known
-            if step < self._position or is_far:
+            knows_nearer = any(self._position + 1 < one.step <= step for one in self._places)
+            if step < self._position or is_far or knows_nearer:
                 self._begin_again(step)
             while self._position <= step and not self._is_over:
                 self._take()
             return self._kept.get(step)
 
+    @property
+    def places(self) -> Sequence[LoaderPlace]:
+        """From which it may go on, oldest first; none of a loader that does not say any."""
+        return tuple(self._places)
+
+    def recall(self, places: Sequence[LoaderPlace]) -> None:
+        """Those of an earlier process, by which a read begins in the middle."""
+        if self._loader.says_its_place:
+            with self._lock:
+                self._places.extendleft(reversed(places))
+
     def _begin_again(self, step: int) -> None:
-        """Where epochs do not hang on those before them, at that of `step`; else at the first."""
+        """Where the loader was closest before `step`, or an epoch begins that hangs on no other."""
         self._walk.close()
         epoch = min(step // self._known, self._epochs) if self._known and self._skips else 0
-        if not epoch:
+        first = epoch * (self._known or 0)
+        before = [place for place in self._places if first < place.step <= step]
+        place = max(before, key=lambda one: one.step, default=None)
+        if place is not None:
+            epoch, first = place.epoch, place.step
+            self._ends.update(place.ends)
+        elif not epoch:
             self._loader.begin_again()
-        self._position = epoch * (self._known or 0)
-        if self._position:
-            self._ends.add(self._position)
+        elif first:
+            self._ends.add(first)
+        self._position = first
         self._is_over = False
-        self._walk = self._all(epoch)
+        self._walk = self._all(epoch, place)
 
     def _take(self) -> None:
         try:
@@ -189,19 +215,35 @@ class LoaderBatches:
             _, dropped = self._kept.popitem(last=False)
             total -= dropped.read.nbytes
 
-    def _all(self, first_epoch: int) -> Generator[LoaderBatch, None, None]:
-        """Every batch from an epoch on, each once it is known what comes after it."""
-        step, before = first_epoch * (self._known or 0), None
+    def _all(
+        self, first_epoch: int, place: LoaderPlace | None = None
+    ) -> Generator[LoaderBatch, None, None]:
+        """Every batch from an epoch on, or from a place in it, once what comes next is known."""
+        step = first_epoch * (self._known or 0) if place is None else place.step
+        before = None
         for epoch in range(first_epoch, self._epochs):
-            is_first = True
-            for read in self._loader.epoch(epoch):
+            at = place if epoch == first_epoch else None
+            is_first, first = at is None, 0 if at is None else at.number
+            for number, read in enumerate(self._loader.epoch(epoch, at), first):
                 if before is not None:
                     yield self._batch(BatchShape(step, before.samples, is_first), before)
                     step += 1
                 before, is_first = read, False
+                self._note_place(step + 1, epoch, number + 1)
         if before is not None:
             shape = BatchShape(step, before.samples, ends_epoch=True, is_last=True)
             yield self._batch(shape, before)
+
+    def _note_place(self, step: int, epoch: int, number: int) -> None:
+        """Of the batch that is read next, as often as that costs little."""
+        since = monotonic()
+        if since < self._place_due or not self._loader.says_its_place:
+            return
+        loader, streams = self._loader.place()
+        ends = tuple(end for end in sorted(self._ends) if end < step)
+        self._places.append(LoaderPlace(step, epoch, number, ends, loader, streams))
+        now = monotonic()
+        self._place_due = now + (now - since) / PLACES_SHARE
 
     def _batch(self, place: BatchShape, read: ReadBatch) -> LoaderBatch:
         return LoaderBatch(place, read, self.layout)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,9 +21,30 @@ from torch.utils import data as torch_data
 from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_layout import BatchLayout, ReadBatch
 from p2ptrain.holder.input.loader_workers import LoaderWorkers, close_network_sockets, end_workers
-from p2ptrain.holder.input.random_streams import RandomStreams
+from p2ptrain.holder.input.random_streams import RandomStreams, States
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.process.memory_budget import is_out_of_memory
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderPlace:
+    """How far a loader is that can say it (`state_dict`) and go on from there (`load_state_dict`).
+
+    Attributes:
+        step: of the batch that comes next.
+        epoch: from 0.
+        number: of the batch that comes next, in its epoch.
+        ends: numbers of updates that have completed an epoch before it.
+        loader: its `state_dict`.
+        streams: of random numbers that it draws in this process.
+    """
+
+    step: int
+    epoch: int
+    number: int
+    ends: tuple[int, ...]
+    loader: Any
+    streams: States
 
 
 class LoaderPass:
@@ -49,6 +71,7 @@ class LoaderPass:
         self._described = "the data" if name == "data" else name
         self._seed = seed
         self._lock = lock
+        self._streams: RandomStreams | None = None  # of the newest pass
         self._workers = LoaderWorkers.of(loader)
         self._draws_here = self._workers is None and not _draws_elsewhere(loader)
         self._first_states = [(one, one.get_state()) for one in _own_generators(loader)]
@@ -86,13 +109,35 @@ class LoaderPass:
             return None
         return len(loader)
 
-    def epoch(self, epoch: int) -> Iterator[ReadBatch]:
+    @property
+    def says_its_place(self) -> bool:
+        """Whether it can go on in the middle of an epoch."""
+        asked = (getattr(self._loader, name, None) for name in ("state_dict", "load_state_dict"))
+        return all(callable(one) for one in asked) and not isinstance(self._loader, nn.Module)
+
+    def place(self) -> tuple[Any, States]:
+        """Of the pass that gives batches now: the loader's, and that of its random streams.
+
+        Raises:
+            ScriptError: the loader raises.
+        """
+        assert self._streams is not None
+        with self._user_code("the state_dict"), _drawing(self._lock, self._streams):
+            state = self._loader.state_dict()
+        assert self._streams.states is not None
+        return state, self._streams.states
+
+    def epoch(self, epoch: int, place: LoaderPlace | None = None) -> Iterator[ReadBatch]:
         """The batches of one epoch, from 0.
+
+        Args:
+            place: from where on; None = from its beginning.
 
         Raises:
             ScriptError: the loader raises, or gives what is no batch; names the batch.
         """
-        streams, number = RandomStreams(self._seed + epoch), 0
+        streams, number = RandomStreams(self._seed + epoch), 0 if place is None else place.number
+        self._streams = streams
         drawing = partial(_drawing, self._lock, streams)
         reading = drawing if self._draws_here else nullcontext
         with self._user_code(f"batch 0 of epoch {epoch + 1}"):
@@ -100,19 +145,23 @@ class LoaderPass:
                 generator = getattr(self._loader, "generator", None)
                 if isinstance(generator, torch.Generator):
                     generator.manual_seed(self._seed + epoch)
+                if place is not None:
+                    self._loader.load_state_dict(place.loader)
             if self._workers is not None:
                 batches = self._workers.epoch(drawing)
             else:
                 with drawing(), _workers_without_sockets(self._loader):
                     batches = iter(self._loader)
+            if place is not None:
+                streams.go_on(place.streams)
         while True:
-            place = f"batch {number} of epoch {epoch + 1}"
-            with self._user_code(place), reading():
+            name = f"batch {number} of epoch {epoch + 1}"
+            with self._user_code(name), reading():
                 try:
                     raw = next(batches)
                 except StopIteration:
                     return
-            yield self.layout.read(raw, f"{self.name}: {place}")
+            yield self.layout.read(raw, f"{self.name}: {name}")
             number += 1
 
     def begin_again(self) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from p2ptrain.holder.input.checked_dataset import CheckedDataset, Collated, HasLeaves
 from p2ptrain.holder.input.data_watch import DataWatch
+from p2ptrain.holder.input.loader_pass import LoaderPlace
 from p2ptrain.holder.input.sample_order import SampleOrder
 from p2ptrain.job.rounds import BatchShape, RoundMode
 
@@ -64,6 +65,13 @@ class BatchSource(Protocol):
 
     def faster(self, watch: DataWatch, share: float) -> str:
         """What would make reading faster; `share` of the time is lost to it."""
+
+    @property
+    def places(self) -> Sequence[LoaderPlace]:
+        """From which a read may begin in the middle; none where nothing says any."""
+
+    def recall(self, places: Sequence[LoaderPlace]) -> None:
+        """Those of an earlier process."""
 
     def close(self) -> None:
         """Nothing is read any more."""
@@ -156,6 +164,13 @@ class IndexedBatches:
             f"data=DataLoader(dataset, batch_size={self.batch_size}, shuffle=True, "
             f"num_workers={workers})"
         )
+
+    @property
+    def places(self) -> Sequence[LoaderPlace]:
+        return ()
+
+    def recall(self, places: Sequence[LoaderPlace]) -> None:
+        pass
 
     def close(self) -> None:
         pass

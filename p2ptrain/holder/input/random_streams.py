@@ -10,10 +10,13 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy
 import torch
+
+States: TypeAlias = tuple[torch.Tensor, Any, Any]
+"""Of torch's default generator, of numpy's and of `random`."""
 
 
 class RandomStreams:
@@ -24,7 +27,16 @@ class RandomStreams:
         if isinstance(seed, str):
             seed = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big")
         self._seed = seed
-        self._states: tuple[torch.Tensor, Any, Any] | None = None
+        self._states: States | None = None
+
+    @property
+    def states(self) -> States | None:
+        """How far they are; None = they have not begun."""
+        return self._states
+
+    def go_on(self, states: States) -> None:
+        """From there."""
+        self._states = states
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -42,11 +54,11 @@ class RandomStreams:
             _set_random_states(outside)
 
 
-def _random_states() -> tuple[torch.Tensor, Any, Any]:
+def _random_states() -> States:
     return torch.get_rng_state(), numpy.random.get_state(), random.getstate()
 
 
-def _set_random_states(states: tuple[torch.Tensor, Any, Any]) -> None:
+def _set_random_states(states: States) -> None:
     torch.set_rng_state(states[0])
     numpy.random.set_state(states[1])
     random.setstate(states[2])

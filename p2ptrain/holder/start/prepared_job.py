@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from p2ptrain.holder import loader_memory
 from p2ptrain.holder.input.batch_counts import BatchCount, Slices
 from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource
@@ -88,6 +89,7 @@ class PreparedJob:
             seed=self.job.seed,
             optimizer=self.optimizer.name,
             measured=tuple((step, metric.hex()) for step, metric in self.job.numbers.measured),
+            loader=loader_memory.of_checkpoint(self.batches, step),
         )
 
     @property

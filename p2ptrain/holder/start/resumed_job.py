@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import OptionError, ProtocolError
+from p2ptrain.holder import loader_memory
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer import AVERAGE, state_layout, trained_parameters
@@ -45,6 +46,10 @@ def resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:
         )
     job = prepared.job
     job.numbers.begin(tuple((step, float.fromhex(m)) for step, m in found.progress.measured))
+    try:
+        loader_memory.from_checkpoint(prepared.batches, found.progress.loader)
+    except ProtocolError as error:  # the batches are passed over
+        damages.append(f"{options.resume}: {error}")
     first, evaluated = found.progress.step, found.progress.evaluated
     if evaluated is None:  # a file that does not say: taken as reported
         evaluated = first

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +28,7 @@ from torch.utils.data import (
 )
 
 from p2ptrain.errors import ScriptError
+from p2ptrain.holder import loader_memory
 from p2ptrain.holder.input.batch_layout import BatchLayout
 from p2ptrain.holder.input.loader_batches import (
     LoaderBatches,
@@ -31,6 +36,8 @@ from p2ptrain.holder.input.loader_batches import (
     LookedAt,
 )
 from p2ptrain.holder.input.loader_pass import LoaderPass, takes_parts
+from p2ptrain.holder.loader_memory import from_plain, to_plain
+from p2ptrain.mesh.identity.state_folder import StateFolder
 
 SEED = 11
 
@@ -71,6 +78,34 @@ class OnceOnly:
         return self._rows
 
 
+class Stateful:
+    """Says how far it is, as torchdata's StatefulDataLoader does; draws noise here."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] | None = None
+        self.read = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self._order, "next": self._next, "name": b"x", 3: (None, 1.5)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded = state
+
+    def __iter__(self) -> Iterator[Any]:
+        torch.empty((), dtype=torch.int64).random_()  # as torch's own draws a seed
+        loaded, self._loaded = self._loaded, None
+        self._next = 0 if loaded is None else loaded["next"]
+        self._order = torch.randperm(7) if loaded is None else loaded["order"]
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        while self._next < 7:
+            self.read += 1
+            row = torch.rand(2, 3) + self._order[self._next]
+            self._next += 1
+            yield row, torch.zeros(2)
+
+
 def drawing() -> DataLoader[Any]:
     return DataLoader(DATA, batch_size=3, shuffle=True, generator=torch.Generator())
 
@@ -95,6 +130,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     ),
     "noisy": lambda: DataLoader(Noisy(), batch_size=4, shuffle=True),
     "stream": lambda: DataLoader(Stream(), batch_size=4),
+    "stateful": Stateful,
     "unbatched": lambda: DataLoader(
         [(torch.ones(3, 2) * k, torch.ones(3)) for k in range(4)], batch_size=None, shuffle=True
     ),
@@ -108,7 +144,7 @@ def plain(loader: Any, epochs: int) -> list[list[Any]]:
         torch.manual_seed(SEED + epoch)
         if isinstance(getattr(loader, "generator", None), torch.Generator):
             loader.generator.manual_seed(SEED + epoch)
-        found.append(list(loader))
+        found.append([*loader])  # and no `len`
     return found
 
 
@@ -156,6 +192,56 @@ def test_batches_that_are_not_kept_are_read_again(name: str) -> None:
     assert same(inputs(batches), expected)
     assert same(inputs(batches, 1), expected[1:])
     assert same(inputs(batches, len(expected) - 2), expected[-2:])
+
+
+@pytest.mark.parametrize("step", [16, 18, 20, 21])
+def test_a_loader_that_says_its_place_goes_on_from_there(step: int) -> None:
+    expected = [batch for epoch in plain(Stateful(), 4) for batch in epoch]
+    batches = opened(Stateful(), 4, kept_bytes=1)
+    assert len(inputs(batches)) == 28
+    written = [to_plain(place.loader) for place in batches.places]
+    given, again = Stateful(), json.loads(json.dumps(written))
+    later = opened(given, 4, kept_bytes=1)
+    later.recall(
+        [
+            replace(place, loader=from_plain(said), streams=from_plain(to_plain(place.streams)))
+            for place, said in zip(batches.places, again, strict=True)
+        ]
+    )
+    before = given.read
+    assert later.ends_epoch(step) == (step % 7 == 0)
+    assert later.epochs_before(step) == step // 7
+    assert same(inputs(later, step), expected[step:])
+    nearest = loader_memory.newest_before(batches.places, step - 1)
+    assert nearest is not None
+    assert given.read - before <= 28 - nearest.step
+
+
+async def test_its_place_is_written_down_for_the_next_process(tmp_path: Path) -> None:
+    batches, folder = opened(Stateful(), 4), StateFolder(tmp_path)
+    inputs(batches)
+    seen = asyncio.Event()
+
+    def steps() -> tuple[int, int]:
+        if (tmp_path / loader_memory.PLACES_FILE).exists():
+            seen.set()
+        return 9, 20
+
+    keeping = asyncio.create_task(loader_memory.keep(folder, "j", batches, steps, 0.0))
+    await seen.wait()
+    keeping.cancel()
+    later = opened(Stateful(), 4)
+    already = later.places
+    loader_memory.recall(folder, "another", later)
+    assert later.places == already
+    loader_memory.recall(folder, "j", later)
+    for step, found in zip((9, 20), later.places[:2], strict=True):
+        written = loader_memory.newest_before(batches.places, step - 1)
+        assert written is not None
+        assert found.step == written.step
+        assert torch.equal(found.loader["order"], written.loader["order"])
+    loader_memory.forget(folder)
+    assert not (tmp_path / loader_memory.PLACES_FILE).exists()
 
 
 def test_kept_batches_are_not_asked_for_again() -> None:
