@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from p2ptrain.coordinator.service import CoordinatorService
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import AcceleratorFailed, OptionError
 from p2ptrain.events import Event, Warned
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -56,7 +56,7 @@ class DeviceServices:
         self._mesh = mesh
         self._emit = emit
         ceiling = MemoryCeiling()
-        self.compute = ComputeThread(after=ceiling.look, device=device)
+        self.compute = ComputeThread(after=ceiling.look, device=device, lost=self._lost)
         cache = profiles or ProfileCache(None)
         self.service = WorkerService(
             mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box
@@ -107,6 +107,11 @@ class DeviceServices:
                 self._emit(Warned(message))
 
         await hand_over(self._mesh, self.service, seconds, warn)
+
+    def _lost(self, device: ComputeDevice, failed: AcceleratorFailed) -> None:
+        if self._emit is not None:
+            text = f"{device.title}: {failed}; this device computes on its CPU from now on"
+            self._emit(Warned(text))
 
     async def close(self) -> None:
         """Drop any job and end the compute thread."""

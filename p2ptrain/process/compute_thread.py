@@ -32,6 +32,7 @@ import torch
 from p2ptrain.aio.threads import for_futures, run_in_background
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
+from p2ptrain.errors import AcceleratorFailed
 from p2ptrain.logs import get_logger
 from p2ptrain.process.cpu_share import CpuSpan, thread_clock
 from p2ptrain.process.host_process import switch_often
@@ -52,6 +53,10 @@ def nothing_more() -> None:
     """After a task."""
 
 
+def unheard(_device: ComputeDevice, _failed: AcceleratorFailed) -> None:
+    """No one is to know."""
+
+
 @dataclass(order=True)
 class _Task:
     urgency: tuple[int, ...]
@@ -67,7 +72,7 @@ class ComputeThread:
     The queue is bounded by its callers: each stage has at most one task in it at a time.
 
     Attributes:
-        device: what it computes on.
+        device: what it computes on; the processor, once an accelerator has failed.
         finished: tasks so far.
     """
 
@@ -76,9 +81,15 @@ class ComputeThread:
         name: str = "p2ptrain-compute",
         after: Callable[[], None] = nothing_more,
         device: ComputeDevice = HOST,
+        lost: Callable[[ComputeDevice, AcceleratorFailed], None] = unheard,
     ) -> None:
-        """`after` is called in the thread when a task has ended, and may fail."""
+        """`after` is called in the thread when a task has ended, and may fail.
+
+        Args:
+            lost: called on the event loop with an accelerator that has failed.
+        """
         self.device = device
+        self._lost = lost
         self._after = after
         self._tasks: list[_Task] = []
         self._sequence = itertools.count()
@@ -125,6 +136,12 @@ class ComputeThread:
         """Whether something runs, or is to."""
         return self._is_busy or bool(self._tasks)
 
+    def give_up_device(self, failed: AcceleratorFailed) -> None:
+        """The accelerator has failed: from now on the processor computes. On the event loop."""
+        if not self.device.is_host:
+            device, self.device = self.device, HOST
+            self._lost(device, failed)
+
     async def flush(self) -> None:
         """Wait until nothing runs that had begun before.
 
@@ -149,8 +166,11 @@ class ComputeThread:
         await run_in_background(partial(self._thread.join, CLOSE_SECONDS))
 
     def _run(self) -> None:
-        self.device.prepare_thread()
+        prepared: ComputeDevice | None = None
         while (task := self._next()) is not None:
+            if self.device is not prepared:
+                prepared = self.device
+                prepared.prepare_thread()
             if not task.future.cancelled():
                 self._execute(task)
             self.finished += 1
@@ -174,10 +194,23 @@ class ComputeThread:
     def _execute(self, task: _Task) -> None:
         try:
             result = task.function()
-        except BaseException as error:  # handed to the one who awaits it
+        except BaseException as raised:  # handed to the one who awaits it
+            error = _understood(raised, self.device)
+            if isinstance(error, AcceleratorFailed) and not task.loop.is_closed():
+                task.loop.call_soon_threadsafe(self.give_up_device, error)
             _answer(task.loop, _set_exception, task.future, error)
         else:
             _answer(task.loop, _set_result, task.future, result)
+
+
+def _understood(error: BaseException, device: ComputeDevice) -> BaseException:
+    """What torch raises where an operator finds that the card or its driver has failed, as ours."""
+    if not isinstance(error, torch.AcceleratorError):
+        return error
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    failed = AcceleratorFailed(f"{device.name} has failed: {first}")
+    failed.__cause__ = error
+    return failed
 
 
 @contextmanager

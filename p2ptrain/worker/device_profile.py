@@ -16,8 +16,6 @@ from typing import Any
 
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
-from p2ptrain.devices.interface import ComputeDevice
-from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import Error, ProtocolError, TrainingError
 from p2ptrain.events import Event, Warned
 from p2ptrain.logs import get_logger, timed
@@ -65,7 +63,6 @@ class DeviceProfiler:
         box: where models of others are measured; None: in the thread that computes.
         emit: called with a model that has ended its process there.
         known: where the model of this device's own job is found.
-        device: what computes.
     """
 
     def __init__(
@@ -78,7 +75,6 @@ class DeviceProfiler:
         box: Box | None = None,
         emit: Callable[[Event], None] | None = None,
         known: KnownModel | None = None,
-        device: ComputeDevice = HOST,
     ) -> None:
         self._mesh = mesh
         self._compute = compute
@@ -87,14 +83,17 @@ class DeviceProfiler:
         self._ceiling = ceiling
         self._idle_bytes = anonymous_bytes()
         self._known = known or KnownModel()
-        self._device = device
-        self._kind = ComputeKind(device.kind[:KIND_LIMIT], device.title[:KIND_LIMIT])
         self._fetched: dict[str, FetchedModel] = {}  # by digest
         self._emit = emit
         self._unasked = None if box is None else UnaskedWork(box, compute, profiles, self._warn)
         self._offers: dict[str, _MemoryOffer] = {}  # by model
         self._speeds: dict[str, tuple[float, float]] = {}  # to a peer: bytes/s, seconds
         self._company = KeepBusy(compute)
+
+    @property
+    def _kind(self) -> ComputeKind:
+        device = self._compute.device
+        return ComputeKind(device.kind[:KIND_LIMIT], device.title[:KIND_LIMIT])
 
     async def close(self) -> None:
         """End what still runs."""

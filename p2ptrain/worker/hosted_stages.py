@@ -20,7 +20,7 @@ from torch import Tensor
 from p2ptrain.aio.tasks import first_error
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
-from p2ptrain.errors import Error, PeerError, ProtocolError, UserError
+from p2ptrain.errors import AcceleratorFailed, Error, PeerError, ProtocolError, UserError
 from p2ptrain.job.asynchrony import WeightDelays
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import Commit, RoundOrder
@@ -200,7 +200,7 @@ class HostedStages:
     # -- after `stop` ----------------------------------------------------------------------------
 
     def held(self) -> tuple[StateEntry, ...]:
-        """What the stages are; without those that an update has left torn."""
+        """What the stages are; without those that an update, or a failed card, has left torn."""
         return tuple(
             StateEntry(
                 place.first, place.end, live.version, StateKind.LIVE, live.ready, live.coefficient
@@ -222,7 +222,7 @@ class HostedStages:
             outcome[place.first] = None
             try:
                 await self._shell.compute.run((0,), partial(live.apply, coefficient))
-            except (RuntimeError, MemoryError) as error:
+            except (RuntimeError, MemoryError, AcceleratorFailed) as error:
                 outcome[place.first] = error
         return outcome
 
@@ -240,7 +240,9 @@ class HostedStages:
 
     def _whole(self) -> Iterator[tuple[StageAssignment, TrainedStage]]:
         for index, runner in self.runners.items():
-            if not runner.live.torn:
+            device = runner.live.stage.device
+            is_lost = not (device.is_host or device is self._shell.device)
+            if not runner.live.torn and not is_lost:
                 yield self.assignment.stages[index], runner.live
 
     # -- building --------------------------------------------------------------------------------
@@ -386,4 +388,4 @@ def failure_report(error: BaseException, budget_bytes: Callable[[], int]) -> Fai
 def _cause(error: BaseException) -> str:
     if isinstance(error, UserError):
         return "user"
-    return "peer" if isinstance(error, PeerError) else "bug"
+    return "peer" if isinstance(error, PeerError | AcceleratorFailed) else "bug"

@@ -15,7 +15,7 @@ from itertools import islice
 from time import process_time
 
 from p2ptrain import failpoints
-from p2ptrain.errors import Error, PeerError, ProtocolError
+from p2ptrain.errors import AcceleratorFailed, Error, PeerError, ProtocolError
 from p2ptrain.events import Event, Waiting
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import (
@@ -357,6 +357,8 @@ class WorkerService:
     ) -> None:
         if not isinstance(error, Error):
             log.debug("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
+        if isinstance(error, AcceleratorFailed):
+            self.compute.give_up_device(error)
         report = failure_report(error, self.measures.whole_budget_bytes)
         await self._send_failed(assignment, stage, report)
 
