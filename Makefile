@@ -21,18 +21,18 @@ install:
 	ln -sf $(PLACE)/bin/p2ptrain $(PROGRAMS)/p2ptrain
 	@command -v p2ptrain >/dev/null || echo "Log in again, or add $(PROGRAMS) to your PATH."
 
-# what is compiled is kept: two processes load the tests, and those start a hundred devices
+# what is compiled is kept: three processes load the tests, and one starts a hundred devices
 export PYTHONDONTWRITEBYTECODE :=
 
-# one process for the tests with real devices, one after the other, and one for what computes
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+# one process for the tests with real devices, which wait most of the time, and two that compute
+PYTEST := $(BIN)/python -m pytest --dist loadscope --no-loadscope-reorder
 
 test: $(INSTALLED)
-	$(PYTEST)
+	$(PYTEST) -n 3
 
 # less than a minute: what one runs while working
 test-unit: $(INSTALLED)
-	$(PYTEST) tests/unit
+	$(PYTEST) -n 2 tests/unit
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -32,38 +32,34 @@ def test_a_killed_process_is_declared_dead_at_once(devices: int) -> None:
         assert measure_detection(seed, devices, Failure.KILL).last_seconds < 0.25
 
 
-def _false_deaths(local_health: bool) -> int:
-    build = Build(membership_config=MembershipConfig(local_health=local_health))
-    results = [measure_freezes(s, devices, 8, build) for s in range(2) for devices in (3, 4, 8)]
-    assert sum(result.anomalies for result in results) > 60
-    return sum(len(result.false_deaths) for result in results)
-
-
 def test_freezes_of_two_seconds_kill_no_device() -> None:
-    assert _false_deaths(local_health=True) == 0
+    results = [measure_freezes(s, devices, 8) for s in range(2) for devices in (3, 4, 8)]
+    assert sum(result.anomalies for result in results) > 60
+    assert not any(result.false_deaths for result in results)
 
 
 def test_without_local_health_freezes_do_kill() -> None:
-    assert _false_deaths(local_health=False) > 0
+    build = Build(membership_config=MembershipConfig(local_health=False))
+    assert any(measure_freezes(seed, 4, 8, build).false_deaths for seed in range(4))
 
 
-@pytest.mark.parametrize("devices", [2, 3, 4, 5])
+@pytest.mark.parametrize("devices", [2, 3, 5])
 def test_a_full_cable_a_hundred_times_slower_than_before_kills_no_device(devices: int) -> None:
-    assert [measure_slow_cable(seed, devices) for seed in range(6)] == [()] * 6
+    assert [measure_slow_cable(seed, devices) for seed in range(3)] == [()] * 3
 
 
-@pytest.mark.parametrize(
-    ("devices", "seeds"), [(3, range(6)), (5, (0, 1, 2, 3, 5, 6)), (8, range(1, 6))]
-)
+@pytest.mark.parametrize(("devices", "seeds"), [(3, range(3)), (5, range(3)), (8, range(1, 3))])
 def test_a_cable_that_loses_words_too_kills_no_device(devices: int, seeds: Sequence[int]) -> None:
     """What is said after a lost word waits until that has been sent again, seconds later."""
     assert [measure_slow_cable(seed, devices, loses=True) for seed in seeds] == [()] * len(seeds)
 
 
-@pytest.mark.parametrize("devices", [4, 5, 8])
-def test_two_neighbours_whose_cables_become_slow_at_once_are_not_dead(devices: int) -> None:
+@pytest.mark.parametrize(("devices", "seeds"), [(4, range(3)), (8, range(2))])
+def test_two_neighbours_whose_cables_become_slow_at_once_are_not_dead(
+    devices: int, seeds: Sequence[int]
+) -> None:
     """Only the second gets data from the first, and nobody hears it say so."""
-    assert [measure_slow_cable(seed, devices, cables=2) for seed in range(4)] == [()] * 4
+    assert [measure_slow_cable(seed, devices, cables=2) for seed in seeds] == [()] * len(seeds)
 
 
 @pytest.mark.parametrize("devices", [2, 3, 5])

@@ -10,7 +10,7 @@ from tests.simulation.recovery.truth import InvariantViolated
 from tests.support.thorough import examples_of
 
 
-@pytest.mark.parametrize("first", range(0, examples_of(40), 10))
+@pytest.mark.parametrize("first", range(0, examples_of(20), 10))
 def test_training_survives_faults_and_is_never_silently_wrong(first: int) -> None:
     for seed in range(first, first + 10):
         result = run_seed(seed, fault_seconds=60.0)

@@ -15,12 +15,13 @@ import pytest
 from tests.simulation.household import run_swarm
 from tests.simulation.invariants import InvariantViolated
 from tests.simulation.mutants import MUTANTS
+from tests.support.thorough import examples_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FAULT_SECONDS = 10.0
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", range(0, examples_of(20), 10))
 def test_households_survive_faults_and_agree_afterwards(first: int) -> None:
     for seed in range(first, first + 10):
         result = run_swarm(seed, fault_seconds=_FAULT_SECONDS)

@@ -14,10 +14,10 @@ from p2ptrain.process.child_process_main import SLICE_SECONDS
 
 def computed() -> tuple[float, float]:
     """Seconds of the processor, and of the clock, that computing takes."""
-    started, ended = time.monotonic(), time.process_time() + 10 * SLICE_SECONDS
+    started, ended = time.monotonic(), time.process_time() + 4 * SLICE_SECONDS
     while time.process_time() < ended:
         pass
-    return 10 * SLICE_SECONDS, time.monotonic() - started
+    return 4 * SLICE_SECONDS, time.monotonic() - started
 
 
 def only_in(process: int) -> int:

@@ -305,7 +305,7 @@ def test_every_wrong_bit_shows() -> None:
 
 
 async def test_no_flipped_bit_goes_unseen() -> None:
-    flips = examples_of(60)
+    flips = examples_of(30)
     counted = await run(flips, seed=4)
     assert sum(counted.values()) == flips
     assert counted["missed"] == 0

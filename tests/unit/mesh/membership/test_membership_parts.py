@@ -226,20 +226,20 @@ _junk = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_messages)
 def test_messages_survive_cbor(message: MembershipMessage) -> None:
     assert decode(cbor2.loads(cbor2.dumps(encode(message)))) == message
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_junk)
 def test_nonsense_is_a_protocol_error(payload: object) -> None:
     with pytest.raises(ProtocolError):
         decode(payload)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(_messages, st.data())
 def test_a_mutated_message_is_refused_or_sane(
     message: MembershipMessage, data: st.DataObject

@@ -200,7 +200,7 @@ def test_refusals_reach_the_client_with_the_tries_left(identities: list[Identity
         client.confirm(refusal(ProtocolError("no")))
 
 
-@settings(max_examples=examples_of(20), deadline=None)
+@settings(max_examples=examples_of(10), deadline=None)
 @given(data=st.data())
 def test_any_changed_byte_pairs_no_device(identities: list[Identity], data: st.DataObject) -> None:
     where = data.draw(st.integers(1, 4))

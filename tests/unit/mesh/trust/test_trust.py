@@ -213,7 +213,7 @@ def test_removing_devices_makes_room_for_others(devices: Devices, tmp_path: Path
     assert list(TrustStore(StateFolder(tmp_path / "state"), me).book) == [bert.id]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(said=st.lists(st.tuples(st.integers(1, 5), st.booleans()), max_size=6), data=st.data())
 def test_every_order_of_arrival_ends_in_the_same_book(
     devices: Devices, said: list[tuple[int, bool]], data: st.DataObject

@@ -114,7 +114,7 @@ def test_memory_that_rules_out_the_list_order_changes_it() -> None:
     assert [stage.devices[0].name for stage in plan.stages] == ["b", "a"]
 
 
-@settings(max_examples=examples_of(20), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(10), deadline=None, derandomize=True)
 @given(planning_examples.profiles(), planning_examples.clusters())
 def test_no_partition_in_list_order_has_a_faster_slowest_part(
     profile: Profile, cluster: Cluster

@@ -95,7 +95,7 @@ def test_blocks_become_smaller_step_by_step() -> None:
     assert all(large <= 2 * BLOCKS * small for large, small in pairwise(steps))
 
 
-@settings(max_examples=examples_of(20), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(10), deadline=None, derandomize=True)
 @given(planning_examples.profiles(), planning_examples.clusters(), st.integers(1, 20), st.data())
 def test_times_are_the_cost_models(
     profile: Profile, cluster: Cluster, samples: int, data: st.DataObject
@@ -161,7 +161,7 @@ def _moved(
     return after if slowest < max(times) * (1 - 1e-12) else None
 
 
-@settings(max_examples=examples_of(35), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(18), deadline=None, derandomize=True)
 @given(
     planning_examples.profiles(most_units=3),
     planning_examples.clusters(most_devices=4, tight=False),

@@ -236,7 +236,7 @@ INSTANCES = (
 )
 
 
-@settings(max_examples=examples_of(40), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(20), deadline=None, derandomize=True)
 @given(*INSTANCES)
 def test_a_plans_latency_is_what_the_papers_equations_say(
     profile: Profile, cluster: Cluster, micro_batch: int, parameters: int, outputs: int

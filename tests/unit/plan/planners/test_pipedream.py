@@ -175,7 +175,7 @@ def stages_of(draft: Draft) -> Stages:
     return tuple((i, j, len(group.devices)) for (i, j), group in pairs)
 
 
-@settings(max_examples=examples_of(25), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(13), deadline=None, derandomize=True)
 @given(
     planning_examples.profiles(),
     planning_examples.clusters(most_devices=5),
@@ -229,7 +229,7 @@ def test_units_that_keep_nothing_on_more_devices_than_samples(memory_bytes: int)
     assert {share.name for stage in plan.stages for share in stage.devices} == {"a", "b", "c"}
 
 
-@settings(max_examples=examples_of(40), deadline=None)
+@settings(max_examples=examples_of(20), deadline=None)
 @given(st.lists(st.floats(0.1, 5.0), min_size=3, max_size=7), st.integers(0, 40))
 def test_asynchronous_stages_of_one_device_are_cut_as_for_equal_devices(
     seconds: list[float], output_bytes: int

@@ -44,7 +44,7 @@ REQUESTS = st.builds(
 
 
 @pytest.mark.parametrize("planner", JUDGES)
-@settings(max_examples=examples_of(10), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(5), deadline=None, derandomize=True)
 @given(
     planning_examples.profiles(), planning_examples.clusters(most_devices=5), REQUESTS, st.randoms()
 )
@@ -63,7 +63,7 @@ def test_plans_are_sound(
 
 
 @pytest.mark.parametrize("planner", JUDGES)
-@settings(max_examples=examples_of(10), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(5), deadline=None, derandomize=True)
 @given(planning_examples.profiles(), planning_examples.clusters(), REQUESTS)
 def test_a_judge_finds_what_the_planner_answers(
     planner: str, profile: Profile, cluster: Cluster, request: PlanRequest

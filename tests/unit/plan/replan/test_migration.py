@@ -164,7 +164,7 @@ def _plans(draw: st.DrawFn, units: int, names: list[str]) -> Plan:
 
 
 @given(migrations())
-@settings(derandomize=True, deadline=None, max_examples=examples_of(50))
+@settings(derandomize=True, deadline=None, max_examples=examples_of(25))
 def test_everybody_gets_exactly_what_it_lacks_from_somebody_who_has_it(
     question: tuple[Profile, Cluster, Plan, Replicas, Plan],
 ) -> None:
@@ -202,7 +202,7 @@ def naive(
 
 
 @given(planning_examples.clusters(most_devices=4, tight=False), st.data())
-@settings(derandomize=True, deadline=None, max_examples=examples_of(50))
+@settings(derandomize=True, deadline=None, max_examples=examples_of(25))
 def test_transfers_are_timed_by_the_link_rules(cluster: Cluster, data: st.DataObject) -> None:
     names = [device.name for device in cluster.devices]
     pairs = [(a, b) for a in names for b in names if a != b]

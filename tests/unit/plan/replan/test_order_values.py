@@ -42,7 +42,7 @@ def questions(draw: st.DrawFn) -> tuple[CostModel, list[Order], list[int], bool]
 
 
 @given(questions())
-@settings(derandomize=True, deadline=None, max_examples=examples_of(25))
+@settings(derandomize=True, deadline=None, max_examples=examples_of(13))
 def test_shared_suffixes_give_the_values_of_the_whole_programme(
     question: tuple[CostModel, list[Order], list[int], bool],
 ) -> None:

@@ -58,7 +58,7 @@ def test_where_depths_are_to_be_full_they_stay_so(change: Callable[..., Replanne
     """A stage that has less in flight for want of memory would have other delays than before."""
     request = quick_request(8, mode=PlanMode.ASYNC, full_depths=True, groups=False)
     found = []
-    for seed in range(6):
+    for seed in range(3):
         profile, cluster = planning_examples.tight_household(seed, 6, 4, least_part=0.3)
         with suppress(PlanError):
             plan = make_plan(profile, cluster, request)
@@ -268,7 +268,7 @@ def questions(draw: st.DrawFn) -> Question:
 
 
 @given(questions())
-@settings(derandomize=True, deadline=None, max_examples=examples_of(20))
+@settings(derandomize=True, deadline=None, max_examples=examples_of(10))
 def test_new_plans_are_valid_fit_and_use_no_dead_device(question: Question) -> None:
     profile, cluster, plan, request, dead = question
     held = place_replicas(plan, global_at=cluster.holder.name)

@@ -46,7 +46,7 @@ def on_one_device(asked: Question) -> Judged:
 def test_it_is_never_slower_and_obeys_the_rules(seed: int, groups: bool, deals: bool) -> None:
     how = Allocation.MICRO_BATCHES if deals else Allocation.SAMPLES
     asked = question(seed, groups=groups, allocations=frozenset({how}))
-    asked.judge.budget_tasks = 1_500
+    asked.judge.budget_tasks = 800
     start, rules = on_one_device(asked), rules_of(asked)
     found = annealed(asked, rules, asked.judge, start)
     assert found.seconds <= start.seconds

@@ -47,7 +47,7 @@ def ends(simulation: Simulation, kind: str) -> list[tuple[float, float]]:
     ]
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples_of(15))
+@settings(derandomize=True, deadline=None, max_examples=examples_of(8))
 @given(rounds())
 def test_the_plain_model_does_not_know_overheads(drawn: tuple[Plan, Profile, Cluster]) -> None:
     plan, profile, cluster = drawn
@@ -56,7 +56,7 @@ def test_the_plain_model_does_not_know_overheads(drawn: tuple[Plan, Profile, Clu
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples_of(50))
+@settings(derandomize=True, deadline=None, max_examples=examples_of(25))
 @given(
     rounds(),
     st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01)]),
@@ -95,7 +95,7 @@ def test_where_sums_turn_the_bound_counts_the_messages_that_are_sent() -> None:
     assert lower_bound(cost, draft) <= simulated * (1 + 1e-9)
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples_of(15))
+@settings(derandomize=True, deadline=None, max_examples=examples_of(8))
 @given(rounds())
 def test_without_overheads_and_links_it_is_the_plain_model(
     drawn: tuple[Plan, Profile, Cluster],
@@ -214,7 +214,7 @@ def test_ahead_no_update_begins_before_the_word_on_the_last_one() -> None:
     assert simulation.round_seconds == 14.0 + 2 * 4.0 - 7.0
 
 
-@settings(derandomize=True, deadline=None, max_examples=examples_of(25))
+@settings(derandomize=True, deadline=None, max_examples=examples_of(13))
 @given(rounds(), st.sampled_from([NOTHING, replace(REFERENCE, update_byte_seconds=0.0)]))
 def test_updates_that_cost_nothing_lose_nothing_by_going_ahead(
     drawn: tuple[Plan, Profile, Cluster], overheads: Overheads

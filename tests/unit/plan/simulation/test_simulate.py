@@ -212,7 +212,7 @@ def rounds(draw: st.DrawFn) -> tuple[Plan, Profile, Cluster]:
     return plan, profile, cluster
 
 
-@settings(max_examples=examples_of(55), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(28), deadline=None, derandomize=True)
 @given(rounds())
 def test_the_naive_simulator_agrees_and_the_bound_is_below(
     case: tuple[Plan, Profile, Cluster],

@@ -273,7 +273,7 @@ def test_auto_is_as_good_as_every_straight_pipeline(seed: int) -> None:
     assert plan.predicted.round_seconds <= best * 1.02
 
 
-@settings(max_examples=examples_of(10), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(5), deadline=None, derandomize=True)
 @given(planning_examples.profiles(), planning_examples.clusters(), st.integers(1, 4), st.booleans())
 def test_plans_fit_and_are_predicted_as_they_are_simulated(
     profile: Profile, cluster: Cluster, batch_size: int, private: bool
@@ -327,7 +327,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Profile, Cluster, tuple[int, ...], tuple
     return profile, cluster, (0, *accumulate(lengths)), tuple(devices)
 
 
-@settings(max_examples=examples_of(10), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(5), deadline=None, derandomize=True)
 @given(pipelines())
 def test_the_naive_simulator_agrees(
     case: tuple[Profile, Cluster, tuple[int, ...], tuple[int, ...]],

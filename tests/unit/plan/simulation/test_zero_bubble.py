@@ -65,7 +65,7 @@ def line(simulation: Simulation, stage: int) -> list[ScheduleAction]:
     ]
 
 
-@settings(max_examples=examples_of(40), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(20), deadline=None, derandomize=True)
 @given(split_rounds())
 def test_the_naive_simulator_agrees_and_the_bound_is_below(
     case: tuple[Plan, Profile, Cluster],
@@ -82,7 +82,7 @@ def test_the_naive_simulator_agrees_and_the_bound_is_below(
     )
 
 
-@settings(max_examples=examples_of(40), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(20), deadline=None, derandomize=True)
 @given(
     split_rounds(),
     st.sampled_from([NOTHING, REFERENCE, Overheads(0.5, 0.01, 0.01)]),
@@ -101,7 +101,7 @@ def test_with_overlap_no_round_is_faster_than_its_bound(
     )
 
 
-@settings(max_examples=examples_of(25), deadline=None, derandomize=True)
+@settings(max_examples=examples_of(13), deadline=None, derandomize=True)
 @given(split_rounds())
 def test_a_stage_obeys_the_rule_that_the_runtime_follows(
     case: tuple[Plan, Profile, Cluster],

@@ -98,7 +98,7 @@ def test_caps_that_leave_work_undone() -> None:
 
 def test_without_its_holder_a_plan_is_fed_by_it() -> None:
     only = all_but(THREE, ["laptop"])
-    plan = make_plan(MODEL, THREE, PlanRequest(8, 1, only=only))
+    plan = make_plan(MODEL, THREE, PlanRequest(8, 1, only=only, effort=0.1))
     used = {device.name for stage in plan.stages for device in stage.devices}
     assert used <= {"pi", "nas"}
     assert plan.left_out[0].name == "laptop"

@@ -32,16 +32,21 @@ class Branches(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_what_nobody_reads_gets_no_gradient(joined: bool) -> None:
-    """A gradient of zeros is not none: an optimizer would still decay those weights."""
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
     torch.manual_seed(0)
     module = Branches().double()
     shape = (2, 3, 14, 15)
     batches = [(torch.randn(shape, dtype=torch.float64), torch.tensor([1, 3])) for _ in range(2)]
     captured = capture(module, functional.cross_entropy, batches[0], evaluation=False)
     description, part = cut_where_tiling_ends(captured.description)
-    prepared = Prepared("branches", module, captured, description, part, batches)
+    return Prepared("branches", module, captured, description, part, batches)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_what_nobody_reads_gets_no_gradient(prepared: Prepared, joined: bool) -> None:
+    """A gradient of zeros is not none: an optimizer would still decay those weights."""
+    part = prepared.part
     units = len(part.network.units)
     borders = (0, units) if joined else range(units + 1)
     layout = GridLayout(part.network, ((1.0, 1.2), (1.0, 1.0)), borders)

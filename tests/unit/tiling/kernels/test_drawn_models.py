@@ -167,7 +167,7 @@ def drawn(draw: st.DrawFn) -> tuple[ModelDescription, TiledPart, GridLayout]:
     return description, part, layout
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=13, deadline=None)
 @given(drawn(), st.integers(0, 999), st.booleans())
 def test_tiles_give_what_the_nodes_give(
     model: tuple[ModelDescription, TiledPart, GridLayout], seed: int, apart: bool

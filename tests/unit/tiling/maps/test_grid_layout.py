@@ -83,7 +83,7 @@ def test_a_tile_has_all_that_its_outputs_depend_on(layout: GridLayout) -> None:
                     assert (min(needed), max(needed) + 1) == (span.first, span.end)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(layouts())
 def test_tiles_own_every_position_once(layout: GridLayout) -> None:
     for number, feature_map in enumerate(layout.network.maps):
@@ -97,7 +97,7 @@ def test_tiles_own_every_position_once(layout: GridLayout) -> None:
         assert len(owners) == feature_map.height * feature_map.width
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(layouts())
 def test_halos_bring_just_what_is_missing(layout: GridLayout) -> None:
     for place, group in enumerate(layout.groups):
