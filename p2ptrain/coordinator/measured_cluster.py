@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
@@ -240,8 +241,11 @@ def _measured(candidate: MeasuredDevice) -> DeviceProfile:
 
 
 def to_profile(measured: Mapping[str, Any], request: JobPlanRequest) -> Profile:
-    """The holder's measurements as the planners read them. Raises OptionError."""
-    return Profile.from_json(
+    """The holder's measurements as the planners read them. Raises OptionError.
+
+    Of batches that are longer than what was measured, every sample has as many times more values.
+    """
+    profile = Profile.from_json(
         {
             "format": "p2ptrain.profile/1",
             "model": request.model,
@@ -253,3 +257,19 @@ def to_profile(measured: Mapping[str, Any], request: JobPlanRequest) -> Profile:
         },
         "profile",
     )
+    if request.stretch == 1.0:
+        return profile
+
+    def longer(size_bytes: int) -> int:
+        return math.ceil(size_bytes * request.stretch)
+
+    units = tuple(
+        replace(
+            unit,
+            output_bytes=longer(unit.output_bytes),
+            activation_bytes=longer(unit.activation_bytes),
+        )
+        for unit in profile.units
+    )
+    fed = longer(profile.input_bytes), longer(profile.target_bytes)
+    return replace(profile, units=units, input_bytes=fed[0], target_bytes=fed[1])

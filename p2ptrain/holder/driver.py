@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -181,6 +182,12 @@ class JobDriver:
     def counts(self, step: int) -> None:
         """`step` updates count."""
         self._do(self._core.handle(holder_events.StepCommitted(step), monotonic()))
+
+    def lengthen(self, longest: tuple[int, ...], stretch: float) -> None:
+        """Batches come that are longer than those planned for: another plan, between two rounds."""
+        self._planning = replace(self._planning, longest=longest, stretch=stretch)
+        self.elastic.lengthen(longest, stretch)
+        self._post(holder_events.ChangeWanted(ReconfigureReason.DRIFT))
 
     def note_link(self, one: str, other: str, back: bool) -> None:
         """The link between two devices broke, or is back."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -161,6 +161,11 @@ class ReplanWatcher:
         if self._proposed is None or self._proposed[0] is not ask.reason:
             return None
         return self._proposed[1]
+
+    def lengthen(self, longest: tuple[int, ...], stretch: float) -> None:
+        """Batches have come that are longer than those planned for."""
+        self._planning = replace(self._planning, longest=longest, stretch=stretch)
+        self._proposed = None
 
     def began(self, answer: ReconfigureReply) -> None:
         """A generation is in force."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from operator import truediv
 from pathlib import Path
 from time import monotonic
 
@@ -60,6 +61,7 @@ from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import FETCH_MODEL
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
+from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import AVERAGE
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.types.weight_versions import Weights
@@ -380,6 +382,7 @@ class JobTrainer:
                 checkpointer,
                 *(epochs.reports, epochs.elastic, epochs.copies, epochs.counts, callbacks),
                 journal.measured,
+                partial(self._lengthen, epochs, description),
                 start=start,
                 evaluated=evaluated,
             )
@@ -572,6 +575,18 @@ class JobTrainer:
     def _steps(self, prepared: PreparedJob) -> int | None:
         """Updates in all."""
         return prepared.steps if self._stopped_at is None else self._stopped_at
+
+    def _lengthen(
+        self, epochs: JobDriver, description: ModelDescription, lengths: tuple[int, ...]
+    ) -> None:
+        """Have a plan made for batches of such lengths."""
+        assert self._epoch is not None
+        planned = [room // LENGTHS_ROOM for room in self._epoch.assignment.longest]
+        longest = tuple(map(max, planned, lengths))
+        stretch = max(map(truediv, longest, description.longest))
+        here, before = (" x ".join(map(str, sizes)) for sizes in (lengths, planned))
+        self._warn(f"a batch of length {here} has come, the plan is for {before}: making another")
+        epochs.lengthen(tuple(LENGTHS_ROOM * length for length in longest), stretch)
 
     def _stop_after(self, step: int) -> None:
         """A callback has ended the job with so many updates."""

@@ -32,7 +32,7 @@ from p2ptrain.holder.callback_runner import CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer
 from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.holder.input.data_watch import DataWatch
-from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
+from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, LongerThanPlanned
 from p2ptrain.holder.input.metrics import MetricValues
 from p2ptrain.holder.input.mini_batches import MiniBatch
 from p2ptrain.holder.replan_watcher import ReplanWatcher
@@ -41,7 +41,14 @@ from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start.model_limits import LEAVES_OUT
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.callbacks import SaveBest
-from p2ptrain.job.rounds import PlannedRound, Round, RoundMode, RoundSequence
+from p2ptrain.job.rounds import (
+    LENGTHS_ROOM,
+    LENGTHS_SLACK,
+    PlannedRound,
+    Round,
+    RoundMode,
+    RoundSequence,
+)
 from p2ptrain.job.state_callback import StateCallback
 from p2ptrain.job.update_numbers import Measured
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
@@ -96,6 +103,7 @@ class TrainingLoop:
         counts: is called with the updates that count, once each does.
         callbacks: are waited for: an update counts once they have seen the one before.
         measured: writes down what a scheduler has seen of evaluations.
+        lengthen: has another plan made, for batches of such lengths.
     """
 
     def __init__(
@@ -110,6 +118,7 @@ class TrainingLoop:
         counts: Callable[[int], None],
         callbacks: LoopCallbacks,
         measured: Callable[[Measured], Coroutine[Any, Any, None]],
+        lengthen: Callable[[tuple[int, ...]], None],
         *,
         start: int,
         evaluated: int,
@@ -126,7 +135,7 @@ class TrainingLoop:
         self._callbacks = callbacks
         self._may_order = asyncio.Event()  # but for callbacks that work with what came before
         self._was_stopped = callbacks.runner.stopped is not None  # then the course ends with that
-        self._measured = measured
+        self._measured, self._lengthen = measured, lengthen
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._found: asyncio.Queue[tuple[PlannedRound[MiniBatch], bool] | None] = asyncio.Queue(
             FOUND_AHEAD
@@ -251,9 +260,25 @@ class TrainingLoop:
         return await checkpointer.wants(planned.round.step + 1, ends_epoch=planned.ends_epoch)
 
     async def _feeds(self) -> AsyncGenerator[FeedItem, None]:
-        last = -1
-        loader = self._prepared.loader(self._slices)
+        room = self._epoch.assignment.longest
+        longest = [int(LENGTHS_SLACK * length / LENGTHS_ROOM) for length in room]
+        loader = self._prepared.loader(self._slices, longest)
         course = loader.course(self._course, self._start, self._evaluated)
+        try:
+            async with aclosing(self._read(course)) as feeds:
+                async for feed in feeds:
+                    yield feed
+        except LongerThanPlanned as found:
+            self._epoch.is_draining = True
+            self._lengthen(found.planned.round.lengths)
+            await self._found.put((found.planned, False))  # and is not ordered
+            return
+        await self._found.put(None)
+
+    async def _read(
+        self, course: AsyncGenerator[LoadedMicroBatch, None]
+    ) -> AsyncGenerator[FeedItem, None]:
+        last = -1
         async with aclosing(course) as pieces:
             asked_at = monotonic()
             async for loaded in pieces:
@@ -270,7 +295,6 @@ class TrainingLoop:
                 self._warn_of_ignored(loaded.feed)
                 yield loaded.feed
                 asked_at = monotonic()
-        await self._found.put(None)
 
     def _slices(self, number: int, size: int) -> list[tuple[int, int]]:
         return [(part.first, part.end) for part in self._division.slices(number, size)]

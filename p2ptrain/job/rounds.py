@@ -26,7 +26,10 @@ MOST_LENGTHS = 4
 """Sizes, besides that of the batch, that may differ from batch to batch."""
 
 LENGTHS_ROOM = 4
-"""Times a length that may come is as long as those that were looked at before training."""
+"""Times a length that may come is as long as the longest that the plan is made for."""
+
+LENGTHS_SLACK = 1.5
+"""Times a length that comes is as long as the longest planned for, without another plan."""
 
 
 class RoundMode(StrEnum):

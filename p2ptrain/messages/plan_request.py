@@ -63,6 +63,7 @@ class JobPlanRequest(Blob):
         least_evaluated: the fewest of them that the model can be evaluated on together.
         weighed: as `Assignment`.
         longest: most of each length that differs from batch to batch.
+        stretch: how many times longer a batch has come than those that devices have measured.
         maps: of the first units, which can be cut into tiles; None = none can, or may.
         grid, groups_of_units: as `plan.request.PlanRequest`.
     """
@@ -97,6 +98,7 @@ class JobPlanRequest(Blob):
     least_evaluated: Positive = 1
     weighed: bool = False
     longest: Annotated[tuple[Count, ...], Length(MOST_LENGTHS), Rare()] = ()
+    stretch: Annotated[float, Range(1.0, 1e6), Rare()] = 1.0
     maps: MapsForm | None = None
     grid: tuple[Positive, Positive] | None = None
     groups_of_units: tuple[Count, ...] = ()

@@ -27,7 +27,7 @@ from p2ptrain.holder.input.checked_dataset import (
     walk,
 )
 from p2ptrain.job.batch_parts import shown, split_batch
-from p2ptrain.job.rounds import LENGTHS_ROOM, MOST_LENGTHS
+from p2ptrain.job.rounds import MOST_LENGTHS
 from p2ptrain.model.capture.scored_module import VaryingSize
 
 _CONSTANTS = (bool, int, float, str, type(None))
@@ -238,14 +238,6 @@ class BatchLayout:
                 f"{where}: dimension {dimension} of {path} has size {has}, and dimension {at} of "
                 f"{other} {size}; in the first batches they were equal: pad both to one size in "
                 "collate_fn"
-            )
-        seen = max(self.varying[number].seen)
-        if has > LENGTHS_ROOM * seen:
-            raise ScriptError(
-                f"{where}: dimension {dimension} of {path} has size {has}, and at most {seen} in "
-                f"the batches that were looked at before training: devices take up to "
-                f"{LENGTHS_ROOM} times that. Let one of the first batches have such a size, or cut "
-                "it in collate_fn"
             )
 
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from operator import gt
 from typing import Generic, TypeVar
 
 import torch
@@ -43,6 +44,14 @@ from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice
 from p2ptrain.model.capture.captured import Captured
 
 
+class LongerThanPlanned(Exception):  # it is no error
+    """A batch comes for which there must be another plan; `planned` is its round."""
+
+    def __init__(self, planned: PlannedRound[MiniBatch]) -> None:
+        super().__init__(f"lengths {planned.round.lengths}")
+        self.planned = planned
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedMicroBatch:
     """One piece, flattened for the wire, its round, and its target as metrics take it.
@@ -62,6 +71,7 @@ class MicroBatchLoader:
         count: what weighs them in training; None = their samples do.
         slices: whose weights are wanted.
         least: the fewest samples of a micro-batch that the model is trained on.
+        longest: lengths that the plan is made for; None = whatever comes is read.
     """
 
     def __init__(
@@ -72,8 +82,9 @@ class MicroBatchLoader:
         count: BatchCount | None = None,
         slices: Slices = lambda _number, size: [(0, size)],
         least: int = 1,
+        longest: Sequence[int] | None = None,
     ) -> None:
-        self._least = least
+        self._least, self._longest = least, longest
         self._count, self._slices = count, slices
         self._captured = captured
         self._data = data
@@ -83,6 +94,8 @@ class MicroBatchLoader:
         self, sequence: RoundSequence, first_step: int, evaluated: int
     ) -> AsyncGenerator[LoadedMicroBatch, None]:
         """The pieces of all rounds; raises ScriptError where the user's data fails.
+
+        Raises LongerThanPlanned in place of a round that is.
 
         Close it (`aclosing`): else a call of the user's code may outlive its consumer.
         What memory does not hold is no ScriptError: see `memory_budget.is_out_of_memory`.
@@ -112,6 +125,8 @@ class MicroBatchLoader:
     def _pieces(self, rounds: Iterable[PlannedRound[MiniBatch]]) -> Iterator[LoadedMicroBatch]:
         for planned in rounds:
             shape, pieces = planned.round, planned.batch.pieces(planned.round.micro_batch)
+            if self._longest is not None and any(map(gt, shape.lengths, self._longest)):
+                raise LongerThanPlanned(planned)
             if self._count is not None and shape.mode is RoundMode.TRAIN:
                 yield from self._weighed(planned, list(pieces), self._count)
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -105,10 +105,19 @@ class PreparedJob:
         """Of that update."""
         return max(map(abs, self.job.numbers.rates(self.numbers_of(step))))
 
-    def loader(self, slices: Slices = lambda _number, size: [(0, size)]) -> MicroBatchLoader:
-        """A new reader of the job's samples; `slices`: whose weights are wanted."""
+    def loader(
+        self,
+        slices: Slices = lambda _number, size: [(0, size)],
+        longest: Sequence[int] | None = None,
+    ) -> MicroBatchLoader:
+        """A new reader of the job's samples.
+
+        Args:
+            slices: whose weights are wanted.
+            longest: lengths that the plan is made for.
+        """
         data = self.captured, self.batches, self.evaluation
-        return MicroBatchLoader(*data, self.count, slices, self.least_piece)
+        return MicroBatchLoader(*data, self.count, slices, self.least_piece, longest)
 
     def close(self) -> None:
         """Nothing of the data is read any more."""

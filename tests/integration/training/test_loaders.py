@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from p2ptrain.errors import CaptureError, OptionError, ScriptError
-from p2ptrain.events import Event, Failure, Step
+from p2ptrain.events import Event, Failure, PlanEvent, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -38,13 +38,19 @@ MICRO_BATCH = 3
 
 
 class Words(Dataset[Any]):
-    """Sentences of several lengths."""
+    """Sentences of several lengths.
 
-    def __init__(self) -> None:
+    Args:
+        later: how long a few are, which none of the first batches has.
+    """
+
+    def __init__(self, later: int | None = None) -> None:
         draw = torch.Generator().manual_seed(6)
         lengths = torch.randint(4, 14, (30,), generator=draw).tolist()
+        if later is not None:
+            lengths = [4, 5, 6, 4, 5, 4, 4, 5] * 10 + [later, 9, 4, 6, 3 * later, 5]
         self._words = [torch.randint(1, 20, (n,), generator=draw) for n in lengths]
-        self._labels = torch.randint(0, 3, (30,), generator=draw)
+        self._labels = torch.randint(0, 3, (len(lengths),), generator=draw)
 
     def __len__(self) -> int:
         return len(self._words)
@@ -166,12 +172,15 @@ def made(kind: str) -> dict[str, Any]:
     if kind == "lengths":
         data = DataLoader(Words(), batch_size=8, shuffle=True, collate_fn=padded)  # type: ignore[arg-type]
         return {"model": reader(), "data": data, "loss": cross_entropy}
+    if kind == "longer":  # than four times what the first batches are
+        data = DataLoader(Words(later=30), batch_size=4, collate_fn=padded)  # type: ignore[arg-type]
+        return {"model": reader(), "data": data, "loss": cross_entropy}
     assert kind == "dicts"
     data = DataLoader(Words(), batch_size=8, shuffle=True, collate_fn=padded_dict)  # type: ignore[arg-type]
     return {"model": reader(scores=True), "data": data, "loss": None}
 
 
-KINDS = ["ragged", "tied", "weighted", "stream", "lengths", "dicts"]
+KINDS = ["ragged", "tied", "weighted", "stream", "lengths", "longer", "dicts"]
 
 
 def job(kind: str, **more: Any) -> Job:
@@ -228,6 +237,8 @@ async def test_the_curve_is_plain_torchs(kind: str, count: int) -> None:
         await household.holder_run(trained, options).run()
     assert len(household.plan.stages) == count
     assert_plain(household, trained, kind)
+    plans = [event.reason for event in household.events if isinstance(event, PlanEvent)]
+    assert plans == (["start", "drift", "drift"] if kind == "longer" else ["start"])
 
 
 @pytest.mark.parametrize("kind", ["stream", "lengths", "dicts"])

@@ -255,3 +255,12 @@ def test_tiles_count_what_they_put_together_with_halos() -> None:
     for device, copied in zip(first.devices, copies, strict=True):
         more = peaks[1][device.name] - peaks[0][device.name]
         assert more >= first.warmup * plan.micro_batch * copied
+
+
+def test_batches_that_are_longer_than_measured_take_as_much_more() -> None:
+    asked = replace(request(), stretch=2.5)
+    profile = to_profile(measured((1200, 50, 100), (600, 30, 61)), asked)
+    assert (profile.input_bytes, profile.target_bytes) == (18, 3)
+    assert [unit.output_bytes for unit in profile.units] == [125, 75]
+    assert [unit.activation_bytes for unit in profile.units] == [250, 153]
+    assert [unit.parameter_bytes for unit in profile.units] == [1200, 600]

@@ -388,13 +388,6 @@ def test_a_length_that_only_shows_later_is_named() -> None:
         inputs(batches)
 
 
-def test_a_length_that_devices_have_no_room_for_is_named() -> None:
-    assert len(inputs(opened(of_lengths(4, 7, *[5] * 20, 28), 1))) == 23
-    words = r"batch 22 of epoch 1: dimension 1 of input\['x'\] has size 29, and at most 7 in"
-    with pytest.raises(ScriptError, match=words):
-        inputs(opened(of_lengths(4, 7, *[5] * 20, 29), 1))
-
-
 def test_lengths_that_were_equal_stay_so() -> None:
     loader = of_lengths(4, 7, *[5] * 20)
     loader.dataset[20] = ({"x": X[:2, None], "mask": torch.ones(2, 2)}, torch.ones(2, 2))
