@@ -36,6 +36,7 @@ from p2ptrain.messages.snapshots import (
     SnapshotKept,
     SnapshotOffer,
 )
+from p2ptrain.messages.spans import SpansReply, SpansRequest
 from p2ptrain.messages.stage_reports import (
     DiagnoseRequest,
     DoneFields,
@@ -98,6 +99,7 @@ FORMS: Mapping[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
     kinds.DIAGNOSE: ((GenerationKey, DiagnoseRequest), (FindingFields,)),
     kinds.ARRIVED: ((GenerationKey, RoundQuestion), ()),
     kinds.STANDING: ((GenerationKey,), ()),
+    kinds.SPANS: ((SpansRequest,), (SpansReply,)),
     kinds.REPLICA_OFFER: ((GenerationKey, SnapshotOffer), ()),
     kinds.REPLICA_KEPT: ((GenerationKey, SnapshotKept), ()),
     kinds.REPLICA_KEEPER: ((GenerationKey, BackupAssignment), ()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from operator import truediv
@@ -42,6 +42,7 @@ from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
 from p2ptrain.holder.start.prepare import whole_state
 from p2ptrain.holder.start.prepared_job import PreparedJob
+from p2ptrain.holder.trace.span_collector import SpanCollector, traced
 from p2ptrain.holder.training_loop import (
     AsyncTrainingLoop,
     LoopCallbacks,
@@ -124,6 +125,9 @@ class JobTrainer:
         self._epoch: HolderGeneration | None = None
         self._in_force: PlanInForce | None = None
         self._feeding: ReplayFeed | None = None
+        self._tracing: SpanCollector | None = None
+        if options.trace is not None:
+            self._tracing = SpanCollector(mesh, device.switchboard.spans, self._trained_on)
         self._spoiled = SpoiledUpdates()
         self._faulty: Mapping[str, str] = {}  # names of devices that get no more work, and why
 
@@ -188,7 +192,8 @@ class JobTrainer:
             if self._options.dry_run:
                 await self._plan_only(started.prepared)
                 return
-            await self._train(started, journal)
+            async with self._traced():
+                await self._train(started, journal)
         except BaseException as error:
             reason = str(error) or type(error).__name__
             raise
@@ -204,6 +209,11 @@ class JobTrainer:
                 self._feeding.close()
             seconds = self._settings.answer_seconds
             await job_registry.end_job(self._mesh, self._id, reason, seconds)
+
+    def _traced(self) -> AbstractAsyncContextManager[None]:
+        if self._tracing is None or self._options.trace is None:
+            return nullcontext()
+        return traced(self._tracing, self._options.trace, self._warn)
 
     # -- before ----------------------------------------------------------------------------------
 
@@ -369,6 +379,8 @@ class JobTrainer:
         )
 
         async def train(epoch: HolderGeneration, start: int, evaluated: int) -> bool:
+            if self._tracing is not None:
+                await self._tracing.begin()
             if self._callbacks.stopped and self._stopped_at is None:
                 self._stop_after(epochs.reports.reported.step)
             asynchronous = epoch.assignment.asynchrony is not None

@@ -74,6 +74,8 @@ class TrainOptions:
         plan: file of the plan to begin with (`p2ptrain.plan/1`), instead of a planner's. It changes
             only when a device joins, leaves or fails. With `wait_for` 1, as many devices as it uses
             are waited for.
+        trace: file that receives what every device did when, for Perfetto (ui.perfetto.dev): the
+            last 500,000 spans.
         dry_run: measure the devices and plan, report the plan and train nothing.
         write_profile, write_cluster, write_plan: files that receive what a dry run has found, for
             `p2ptrain plan`, and for `plan`.
@@ -102,6 +104,7 @@ class TrainOptions:
     groups: tuple[int, ...] = ()
     mode: Literal["sync", "async", "auto"] | None = None
     plan: Path | None = None
+    trace: Path | None = None
     dry_run: bool = False
     write_profile: Path | None = None
     write_cluster: Path | None = None
@@ -109,7 +112,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         written = ("write_profile", "write_cluster", "write_plan")
-        for name in ("checkpoint", "resume", "out", "plan", *written):
+        for name in ("checkpoint", "resume", "out", "plan", "trace", *written):
             object.__setattr__(self, name, path(name, getattr(self, name)))
         for name in ("wait_for", "steps", "checkpoint_every", "whole_copies"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
@@ -148,6 +151,8 @@ class TrainOptions:
             )
         if not self.dry_run and any(getattr(self, name) is not None for name in written):
             raise OptionError(f"{', '.join(written)} are for dry_run")
+        if self.dry_run and self.trace is not None:
+            raise OptionError("a dry run trains nothing that could be traced: leave out trace")
         if self.plan is not None and (self.planner != "auto" or self.chooses_mode):
             raise OptionError("a given plan leaves no choice: leave out planner and mode auto")
         if self.plan is not None and self.as_ftpipehd is not None:

@@ -27,6 +27,7 @@ are dropped and counted, from any sender. docs/internals/protocol.md has the fie
 #     |<- train.failed -- train.diagnose ------------>|
 #     |-- train.arrived ----------------------------->|   what arrived in a round that failed?
 #     |-- train.standing ---------------------------->|   nothing moves: what do you wait for?
+#     |-- trace.spans ------------------------------->|   what did you do when? (train --trace)
 #     |-- job.alive --------------------------------->|   how far are you? (each second of a call)
 #     |-- job.find ---------------------------------->|   to all members: what do you keep for me?
 #     |        replica.offer: a stage's device -> its backup peer (reads: state.read)
@@ -99,6 +100,8 @@ OVER = "job.over"
 ALIVE = "job.alive"
 
 STANDING = "train.standing"
+
+SPANS = "trace.spans"
 
 CONSIDER = "job.consider"
 

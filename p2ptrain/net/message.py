@@ -57,6 +57,7 @@ class Message:
         parts: C-contiguous byte buffers (`memoryview` of format "B").
         part_kinds: one `PartKind` a part, or empty for all `OPAQUE`.
         header_bytes: what the header of a received one took on the link; 0 for one made here.
+        on_sent: called when the link has handed all of it to the stream.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Message:
     parts: tuple[memoryview, ...] = ()
     part_kinds: tuple[PartKind, ...] = ()
     header_bytes: int = field(default=0, compare=False)
+    on_sent: Callable[[], None] | None = field(default=None, compare=False, repr=False)
 
     @property
     def parts_bytes(self) -> int:

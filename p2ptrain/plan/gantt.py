@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
 from p2ptrain.plan.simulation.simulate import Simulation
-from p2ptrain.plan.simulation.timeline import TimelineEntry
+from p2ptrain.plan.types.timeline import TimelineEntry
 
 WIDTH, NAME_WIDTH, BUSY_WIDTH, MARGIN = 1200, 162, 64, 12
 """Of the picture, and of its columns, in pixels."""

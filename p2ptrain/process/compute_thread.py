@@ -120,14 +120,17 @@ class ComputeThread:
 
     async def run_timed(
         self, urgency: tuple[int, ...], function: Callable[[], T]
-    ) -> tuple[T, CpuSpan]:
-        """As `run`, with the seconds that `function` took; waiting for its turn does not count."""
+    ) -> tuple[T, CpuSpan, float]:
+        """As `run`, with the seconds that `function` took, and when it began (`perf_counter`).
 
-        def timed() -> tuple[T, CpuSpan]:
+        Waiting for its turn does not count.
+        """
+
+        def timed() -> tuple[T, CpuSpan, float]:
             thread_seconds = thread_clock()
             started, cpu = perf_counter(), thread_seconds()
             result = function()
-            return result, CpuSpan(perf_counter() - started, thread_seconds() - cpu)
+            return result, CpuSpan(perf_counter() - started, thread_seconds() - cpu), started
 
         return await self.run(urgency, timed)
 

@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from time import perf_counter
 from typing import Annotated
 
 import torch
@@ -155,6 +156,7 @@ class RingAllReduce:
         self._loop = asyncio.get_running_loop()
         self._order: RoundOrder | None = None
         self._ordinal = 0
+        self._since = 0.0  # the first bucket of the round was packed
         self._begun = len(self.summed.buckets)  # buckets of this round that have been packed
         self._sums: dict[int, BucketReduction] = {}  # those of them that are not complete
         self._arriving = _ReceivedChunks()
@@ -181,7 +183,7 @@ class RingAllReduce:
             raise InternalError("a round begins before the sums of the last one are complete")
         if self._arriving.next_round not in (None, order.round.index):
             raise ProtocolError(f"sums of round {self._arriving.next_round} arrived unasked")
-        self._order = order
+        self._order, self._since = order, 0.0
         self._ordinal += 1
         self.summed.begin()
         self.summed.leaves_out = order.leaves_out
@@ -251,6 +253,8 @@ class RingAllReduce:
     def _begin_bucket(self, bucket: GradientBucket) -> None:
         assert self._order is not None
         flat, present = self.summed.pack(bucket, self._order.round.step + 1)
+        if not self._begun:
+            self._since = perf_counter()
         self._begun += 1
         wire = self.summed.wire(bucket)
         self._sums[bucket.index] = BucketReduction(self._ring, flat, present, wire)
@@ -291,6 +295,10 @@ class RingAllReduce:
 
     def _settle(self) -> None:
         if self._begun == len(self.summed.buckets) and not self._sums:
+            if self._since and not self._settled.is_set() and self._order is not None:
+                stage, index = self._line.stage, self._order.round.index
+                spans, now = self._switchboard.spans, perf_counter()
+                spans.add("all-reduce", self._since, now, stage=stage, round=index)
             self._settled.set()
 
     def _fail(self, error: Exception) -> None:

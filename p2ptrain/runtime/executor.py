@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import TypeAlias, TypeVar
 
 from torch import Tensor
@@ -23,6 +24,7 @@ from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, Value
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, first_line
+from p2ptrain.plan.types.timeline import EntryKind
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.runtime.io.replay_log import ReplayLog
@@ -31,6 +33,7 @@ from p2ptrain.runtime.io.tensor_receiver import GatheredValues
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS
 from p2ptrain.runtime.live_stage import TrainedStage
 from p2ptrain.runtime.not_finite import MicroBatchNotFinite
+from p2ptrain.runtime.spans import NONE
 from p2ptrain.runtime.stage_io import StageIo, StageSender
 
 T = TypeVar("T")
@@ -100,6 +103,14 @@ class StageSpec:
                 yield piece
 
 
+@dataclass(frozen=True, slots=True)
+class _StageTask:
+    """What a task in the compute thread is, for its span."""
+
+    kind: EntryKind
+    key: MicroBatchKey
+
+
 class StageExecutor(ABC):
     """One stage on this device, for one epoch.
 
@@ -127,7 +138,9 @@ class StageExecutor(ABC):
         self._log = log
         self._device = live.stage.device
         self._busy = CpuSpan(0.0, 0.0)
-        self._watches: list[DeviceWatch] = []  # of what an accelerator still computes
+        self._watches: list[
+            tuple[DeviceWatch, _StageTask, float]
+        ] = []  # of an accelerator: since when
         self._is_finite = True  # all of this round
         self.round = 0  # that was begun last
         self.waits_for_group = False
@@ -145,9 +158,7 @@ class StageExecutor(ABC):
         """Carry out what is ordered, until cancelled."""
 
     async def _report(self, order: RoundOrder, loss: float) -> None:
-        for watch in self._watches:
-            self._busy += CpuSpan(*(watch.seconds(),) * 2)
-        self._watches.clear()
+        self._read_watches()
         busy, self._busy = self._busy, CpuSpan(0.0, 0.0)
         is_finite, self._is_finite = self._is_finite, True
         if failpoints.armed:
@@ -195,7 +206,7 @@ class StageExecutor(ABC):
         """Raises OperatorFailed: the model does not work with these samples."""
         try:
             run = partial(on_joined, self._device, compute, inputs, targets)
-            return await self._run((1, -self.task.index), run)
+            return await self._run((1, -self.task.index), run, "forward", piece.key)
         except OPERATORS_RAISE as error:
             unit = failing_unit(error)
             if unit is None:
@@ -237,7 +248,7 @@ class StageExecutor(ABC):
     ) -> None:
         given = await self._gradients(order, piece)
         run = partial(_on_joined_gradients, self._device, compute, given)
-        result = await self._run((0, self.task.index), run)
+        result = await self._run((0, self.task.index), run, "backward", piece.key)
         await self._give_backward(order, piece, result)
 
     async def _gradients(self, order: RoundOrder, piece: MicroBatchSlice) -> GatheredValues | None:
@@ -307,14 +318,52 @@ class StageExecutor(ABC):
             await self._links.send_started(piece, targets=True)
         return inputs, targets
 
-    async def _run(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
+    async def _run(
+        self,
+        urgency: tuple[int, ...],
+        function: Callable[[], T],
+        kind: EntryKind = "other",
+        key: MicroBatchKey | None = None,
+    ) -> T:
+        """`kind` and `key`: of its span; without a key it is of the whole round."""
+        task = _StageTask(kind, key or MicroBatchKey(self.round, NONE))
         if self._device.is_host:
-            result, spent = await self._compute.run_timed(urgency, function)
+            result, spent, began = await self._compute.run_timed(urgency, function)
             self._busy += spent
+            self._note_task(task, began, spent.wall)
             return result
+        began = perf_counter()
         result, watch = await self._compute.run(urgency, partial(self._device.timed, function))
-        self._watches.append(watch)
+        self._watches.append((watch, task, began))
         return result
+
+    def _note_task(self, task: _StageTask, began: float, seconds: float) -> None:
+        key = task.key
+        if self._lines.spans.is_on:
+            self._lines.spans.add(
+                *(task.kind, began, began + seconds),
+                stage=self.task.index,
+                round=key.round,
+                micro_batch=key.micro_batch,
+            )
+
+    def _read_watches(self) -> None:
+        """An accelerator does its tasks one after the other, none before it was given."""
+        end = 0.0
+        for watch, task, given in self._watches:
+            seconds = watch.seconds()
+            self._busy += CpuSpan(seconds, seconds)
+            began = max(given, end)
+            self._note_task(task, began, seconds)
+            end = began + seconds
+        self._watches.clear()
+
+    def _note_wait(self, kind: EntryKind, began: float) -> None:
+        if self._lines.spans.is_on:
+            self._lines.spans.add_wait(kind, began, stage=self.task.index, round=self.round)
+
+    async def _run_update(self, function: Callable[[], T]) -> T:
+        return await self._run((0, self.task.index), function, "update")
 
     async def _reach(self, name: str, order: RoundOrder) -> None:
         task, step = self.task, order.round.step

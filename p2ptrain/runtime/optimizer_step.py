@@ -25,6 +25,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 
 from p2ptrain import failpoints
 from p2ptrain.errors import PeerError, ProtocolError
@@ -34,6 +35,7 @@ from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.runtime.allreduce_buckets import ArrivedSums
 from p2ptrain.runtime.live_stage import LiveStage
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
+from p2ptrain.runtime.spans import SILENT, SpanRecorder
 from p2ptrain.runtime.stage_snapshots import RunInCompute, StageSnapshots
 from p2ptrain.state.snapshot_store import Named, SnapshotStore
 
@@ -65,15 +67,18 @@ class OptimizerStep(StageSnapshots):
         stage: int,
         keeps: bool,
         goes_ahead: bool = False,
+        spans: SpanRecorder = SILENT,
     ) -> None:
         """Update `live`; the rest as `StageSnapshots`.
 
         Args:
             goes_ahead: whether updates are made before they count; `run` lets them count then.
+            spans: where it is noted how long commits were awaited.
         """
         super().__init__(live, run, store, device=device, stage=stage, keeps=keeps)
         self._live = live
         self._goes_ahead = goes_ahead
+        self._spans = spans
         self._commit: asyncio.Future[Commit] | None = None  # of the update that is ready
         self._ahead: asyncio.Queue[_ReadyUpdate] = asyncio.Queue(1)
         self._settled = asyncio.Event()  # there is none to wait for
@@ -81,7 +86,9 @@ class OptimizerStep(StageSnapshots):
 
     async def make(self, order: RoundOrder, say_done: Callable[[], Awaitable[None]]) -> None:
         """Be ready, say so, and make the round's update; it counts then, unless it is ahead."""
+        began = perf_counter()
         await self._settled.wait()  # no stage is more than one update ahead of another
+        self._note_wait(order, began)
         self._live.get_ready(order)
         self._settled.clear()
         self._commit = asyncio.get_running_loop().create_future()
@@ -91,7 +98,9 @@ class OptimizerStep(StageSnapshots):
             may_go = self._goes_ahead and not order.leaves_out
             is_ahead = may_go and await self._go_ahead(order)
             if not is_ahead:
+                began = perf_counter()
                 commit = await self._commit
+                self._note_wait(order, began)
                 apply = partial(self._live.apply, commit.coefficient)
                 await self._counted(_ReadyUpdate(order, await self._made(order, apply)))
         finally:
@@ -210,6 +219,11 @@ class OptimizerStep(StageSnapshots):
             self._keep(made.kept)
         if failpoints.armed:
             await self._reach("version.after", made.order)
+
+    def _note_wait(self, order: RoundOrder, began: float) -> None:
+        if self._spans.is_on:
+            where = {"stage": self._stage, "round": order.round.index}
+            self._spans.add_wait("wait commit", began, **where)
 
     def _is_copied(self, order: RoundOrder) -> bool:
         return order.keep and self._keeps

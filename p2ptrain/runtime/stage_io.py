@@ -12,6 +12,7 @@ from p2ptrain.messages.tensors import MicroBatchSlice, Value
 from p2ptrain.runtime.allreduce_buckets import ArrivedSums
 from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
+from p2ptrain.runtime.spans import SILENT, SpanRecorder
 
 
 class StageSender(Protocol):
@@ -90,6 +91,7 @@ class StageIo:
         forward: to the next stage; None at the last.
         backward: to the stage before; None where that receives no gradients.
         reduction: with the other devices of the stage; None where this one is alone.
+        spans: where it is noted what the stage does.
     """
 
     activations: TensorReceiver
@@ -98,3 +100,4 @@ class StageIo:
     forward: OutputQueue | None
     backward: OutputQueue | None
     reduction: AllReduce | None
+    spans: SpanRecorder = SILENT

@@ -22,6 +22,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 
 from torch import Tensor
 
@@ -38,6 +39,7 @@ from p2ptrain.runtime.io.replay_log import ReplayLog
 from p2ptrain.runtime.live_stage import LiveStage
 from p2ptrain.runtime.not_finite import MicroBatchNotFinite, broken_update
 from p2ptrain.runtime.optimizer_step import OptimizerStep, OverlappedUpdate
+from p2ptrain.runtime.spans import NONE
 from p2ptrain.runtime.stage_io import StageIo, StageSender
 from p2ptrain.state.snapshot_store import SnapshotStore
 
@@ -76,13 +78,13 @@ class SyncStageExecutor(StageExecutor):
         super().__init__(task, live, links, lines, compute, log)
         self.live = live
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
-        run = partial(self._run, (0, task.index))
         self.update = OptimizerStep(
-            *(live, run, store),
+            *(live, self._run_update, store),
             device=task.device,
             stage=task.index,
             keeps=task.keeps,
             goes_ahead=task.goes_ahead,
+            spans=lines.spans,
         )
         self._is_first = True
         self._micro_batches = 0  # of this round
@@ -106,8 +108,10 @@ class SyncStageExecutor(StageExecutor):
 
     async def _serve(self) -> None:
         while True:
+            began = perf_counter()
             order, self._next = self._next or await self._orders.get(), None
             self.round = order.round.index
+            self._note_wait("wait order", began)
             if order.round.mode is RoundMode.TRAIN:
                 await self._train(order)
             else:
@@ -153,9 +157,10 @@ class SyncStageExecutor(StageExecutor):
         reduction, trailing = self._lines.reduction, self._trailing
         assert reduction is not None
         assert trailing is not None
-        self.waits_for_group = True
+        self.waits_for_group, began = True, perf_counter()
         await reduction.finish()
         self.waits_for_group = False
+        self._note_wait("wait sum", began)
         await self._check(trailing.order)
         reduction.begin(following)
         summed.set()
@@ -287,7 +292,8 @@ class SyncStageExecutor(StageExecutor):
         self, order: RoundOrder, *keys: int, final: Callable[[str], None] | None = None
     ) -> None:
         run = partial(self.live.stage.backward_weights, *keys, final=final)
-        await self._run((2, -self.task.index), run)
+        key = MicroBatchKey(order.round.index, keys[0] if keys else NONE)
+        await self._run((2, -self.task.index), run, "weight", key)
         if failpoints.armed:
             await self._reach("backward.weights.after", order)
 
@@ -297,9 +303,10 @@ class SyncStageExecutor(StageExecutor):
 
     async def _complete(self, order: RoundOrder) -> None:
         """Everything that the update needs, of other devices too."""
-        self.waits_for_group = True
+        self.waits_for_group, began = True, perf_counter()
         if self._lines.reduction is not None:
             await self._lines.reduction.finish()
+            self._note_wait("wait sum", began)
         is_tied = await self._links.exchange_gradients(order)
         self.waits_for_group = False
         await self._check(order, is_tied=is_tied)

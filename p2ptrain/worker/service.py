@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import islice
-from time import process_time
+from time import perf_counter, process_time
 
 from p2ptrain import failpoints
 from p2ptrain.errors import AcceleratorFailed, Error, PeerError, ProtocolError
@@ -48,6 +48,7 @@ from p2ptrain.messages.kinds import (
     REPLICA_OFFER,
     ROUND,
     SETTLED,
+    SPANS,
     STANDING,
     VERSIONS_KEEP,
 )
@@ -56,6 +57,7 @@ from p2ptrain.messages.plan_request import PassedOver
 from p2ptrain.messages.requesters import Due
 from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder, StageKey
 from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotOffer
+from p2ptrain.messages.spans import SpanColumns, SpansReply, SpansRequest
 from p2ptrain.messages.stage_reports import DiagnoseRequest, FailureReport, RoundQuestion
 from p2ptrain.model.stage.failures import NonFiniteUnit
 from p2ptrain.model.stage.stage import Stage
@@ -153,6 +155,7 @@ class WorkerService:
             DIAGNOSE: MessageRoute(self._diagnose),
             ARRIVED: MessageRoute(self._arrived),
             STANDING: MessageRoute(self._standing),
+            SPANS: MessageRoute(self._spans),
             FIND: MessageRoute(self._find),
             ALIVE: MessageRoute(self._alive),
             SETTLED: MessageRoute(self._settled),
@@ -323,6 +326,15 @@ class WorkerService:
         )
         done = count_progress(self.mesh, self.compute.finished).fields()
         return Message(STANDING, done, (standing.to_part(),))
+
+    async def _spans(self, peer: str, message: Message) -> Message:
+        """What this device has done when, for the holder of the job here."""
+        asked, part = SpansRequest.read(message.fields), self.slot.part
+        if part is None or part.holder != peer:
+            raise PeerError(f"{self.mesh.name} has no part in that device's training")
+        spans = self.device.switchboard.spans
+        parts = (SpanColumns.of(spans.take(asked.most)).to_part(),) if asked.most else ()
+        return Message(SPANS, SpansReply(perf_counter(), spans.dropped).fields(), parts)
 
     async def _alive(self, peer: str, message: Message) -> Message:
         """What this device has done so far: two answers show whether it moves."""

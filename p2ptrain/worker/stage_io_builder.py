@@ -150,6 +150,7 @@ class StageIoBuilder:
             forward=None,
             backward=None,
             reduction=None,
+            spans=self._shell.switchboard.spans,
         )
 
     def _entering(self) -> StreamContents:

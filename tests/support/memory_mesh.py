@@ -240,6 +240,8 @@ class MemoryMesh:
                 await receiver.moved.wait()
                 continue
             self.count(peer_id, len(encoded) + message.parts_bytes, 0, message.parts_bytes)
+            if message.on_sent is not None:
+                message.on_sent()
             return
 
     async def take(self, sender: MemoryMesh, encoded: bytes, message: Message) -> None:

@@ -15,8 +15,8 @@ from p2ptrain.job.planning_files import naming, read_cluster, read_plan, read_pr
 
 if TYPE_CHECKING:
     from p2ptrain.plan.simulation.simulate import Simulation
-    from p2ptrain.plan.simulation.timeline import TimelineEntry
     from p2ptrain.plan.types.cluster import Cluster
+    from p2ptrain.plan.types.timeline import TimelineEntry
 
 _DESCRIPTION = """\
 Predicts one step of a plan (p2ptrain.plan/1): when each device computes, sends and waits, and
@@ -62,6 +62,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--gantt", metavar="FILE.svg", type=_svg_file, help="draw the timeline into this file"
     )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        type=arguments.path,
+        help="write the timeline into this file, for ui.perfetto.dev, as train --trace does",
+    )
     arguments.add_common(parser)
     parser.set_defaults(run=run, logs=False)
 
@@ -81,10 +87,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
 
     chart: Path | None = args.gantt
-    if chart is not None and not chart.absolute().parent.is_dir():
-        raise UsageError(f"the folder of {chart} does not exist")
+    for file in (chart, args.trace):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise UsageError(f"the folder of {file} does not exist")
     profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
-    plan, shown = read_plan(args.plan, args.batch_size), output.json or chart is not None
+    plan, shown = read_plan(args.plan, args.batch_size), bool(output.json or chart or args.trace)
     is_tiled = plan.stages[0].tiling is not None
     if is_tiled and args.schedule is not None:
         raise UsageError("--schedule does not work with a plan in tiles: leave it out")
@@ -106,6 +113,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         from p2ptrain.plan.gantt import draw_gantt
 
         write_whole(chart, draw_gantt(simulation, profile.model, period(plan.mode)))
+    if args.trace is not None:
+        write_whole(args.trace, _trace(simulation, profile.model))
     text = "" if output.json else "\n".join(_lines(simulation, cluster, period(plan.mode)))
     output.result(_body(simulation), text)
     return DONE
@@ -120,6 +129,14 @@ def _body(simulation: Simulation) -> Mapping[str, Any]:
         "peak_bytes": dict(simulation.peak_bytes),
         "timeline": [_entry(entry) for entry in simulation.timeline],
     }
+
+
+def _trace(simulation: Simulation, model: str) -> str:
+    from p2ptrain.plan.chrome_trace import simulated_transfers, trace_text
+
+    entries = list(simulated_transfers(simulation.timeline))
+    devices = dict.fromkeys(entry.device for entry in entries)
+    return "".join(trace_text(lambda: entries, list(devices), {"simulated": model}))
 
 
 def _waiting_share(simulation: Simulation) -> Mapping[str, float]:

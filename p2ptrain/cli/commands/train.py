@@ -114,7 +114,7 @@ _WRITTEN = ("write_profile", "write_cluster", "write_plan")
 def _keep_places(args: argparse.Namespace, folder: Path) -> None:
     """Where a script has changed the folder it runs in: what was meant in the one it began in."""
     if Path.cwd() != folder:
-        for name in ("out", "checkpoint", "resume", "plan", *_WRITTEN):
+        for name in ("out", "checkpoint", "resume", "plan", "trace", *_WRITTEN):
             if getattr(args, name) is not None:
                 setattr(args, name, folder / getattr(args, name))
 

@@ -170,6 +170,12 @@ def add_files(parser: argparse.ArgumentParser) -> None:
         type=arguments.path,
         help="continue from the checkpoint in this folder",
     )
+    group.add_argument(
+        "--trace",
+        metavar="FILE.json",
+        type=arguments.path,
+        help="write what every device did when into this file, for ui.perfetto.dev",
+    )
     for what, whose in (("profile", "model"), ("cluster", "devices"), ("plan", "plan")):
         group.add_argument(
             f"--write-{what}",
@@ -212,7 +218,9 @@ def check_options(args: argparse.Namespace) -> None:
     _check_ftpipehd(args)
     if args.checkpoint_every is not None and args.checkpoint is None:
         raise UsageError("--checkpoint-every needs --checkpoint DIR")
-    for path in (args.out, args.checkpoint):
+    if args.dry_run and args.trace is not None:
+        raise UsageError("--dry-run trains nothing: leave out --trace")
+    for path in (args.out, args.checkpoint, args.trace):
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"the folder of {path} does not exist")
     if args.checkpoint is not None and args.checkpoint.exists() and not args.checkpoint.is_dir():
@@ -344,6 +352,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         grid=args.grid,
         groups=args.groups,
         plan=args.plan,
+        trace=args.trace,
         dry_run=args.dry_run,
         write_profile=args.write_profile,
         write_cluster=args.write_cluster,

@@ -96,6 +96,8 @@ class Outbox:
                 lane.queue.popleft()
                 self.messages -= 1
                 self.packing -= message.packs
+                if message.message.on_sent is not None:
+                    message.message.on_sent()
         return frame
 
 

@@ -12,11 +12,12 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, peak_bytes, split_usually
 from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.simulation.steady import run_steadily, steady_seconds
-from p2ptrain.plan.simulation.timeline import TimelineEntry, round_timeline, steady_timeline
+from p2ptrain.plan.simulation.timeline import round_timeline, steady_timeline
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, Schedule
+from p2ptrain.plan.types.timeline import TimelineEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,52 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Literal, TypeAlias
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.engine import Engine, LaneSpan
 from p2ptrain.plan.simulation.steady import ReplicaExchange, Steady
-
-EntryKind: TypeAlias = Literal[
-    "forward",
-    "backward",
-    "weight",
-    "send input",
-    "send output",
-    "send gradient",
-    "all-reduce",
-    "update",
-    "exchange",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineEntry:
-    """One bar of the timeline.
-
-    Attributes:
-        kind: "send input" carries the target too where one device needs both, or the target alone;
-            "weight" is the gradients of weights where the backward is split, "exchange" halos and
-            statistics between tiles.
-        device: who computes or sends.
-        stage: the stage that computes, or that the transfer is for.
-        micro_batch: None of what concerns a whole round (all-reduce, update); asynchronously the
-            mini-batch, of an exchange the last one.
-        start_seconds, end_seconds: from the round's start; a transfer ends when it arrives.
-        receiver: of a transfer.
-        free_seconds: of a transfer, when its interfaces are free again (`latency` before the end).
-    """
-
-    kind: EntryKind
-    device: str
-    stage: int
-    micro_batch: int | None
-    start_seconds: float
-    end_seconds: float
-    receiver: str | None = None
-    free_seconds: float | None = None
+from p2ptrain.plan.types.timeline import EntryKind, TimelineEntry
 
 
 def round_timeline(cost: CostModel, engine: Engine) -> tuple[TimelineEntry, ...]:

@@ -132,9 +132,8 @@ class AsyncStageExecutor(StageExecutor):
         """
         super().__init__(task, live, links, lines, compute)
         self.live = live
-        run = partial(self._run, (0, task.index))
         self.update = AsyncOptimizerStep(
-            live, run, store, device=task.device, stage=task.index, keeps=task.keeps
+            live, self._run_update, store, device=task.device, stage=task.index, keeps=task.keeps
         )
         self._depth = depths[task.index]
         self._exchange = exchange

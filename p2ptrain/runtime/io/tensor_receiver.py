@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -33,6 +33,7 @@ from p2ptrain.model.graph.values import ValueDescription, sample_dimension
 from p2ptrain.model.stage.round_replay import size_of
 from p2ptrain.model.wire.tensor_codec import HostBuffer, Unpacking
 from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.runtime.spans import SILENT, SpanRecorder, carried
 
 Expected: TypeAlias = tuple[dtype, tuple[int, ...]]
 """dtype and shape of a tensor."""
@@ -168,6 +169,11 @@ class TensorReceiver:
         self._missing: dict[tuple[str, int], bool] = {}
         self._awaited: tuple[MicroBatchKey, int, float] | None = None
         self._sizes: dict[tuple[MicroBatchKey, str], tuple[MicroBatchSlice, float]] = {}
+        self._spans, self._stage, self._flow = SILENT, 0, ""
+
+    def note_waits(self, spans: SpanRecorder, stage: int, flow: str) -> None:
+        """From now on waits for what is taken here are spans of that stage."""
+        self._spans, self._stage, self._flow = spans, stage, flow
 
     def open(
         self, peer: str, fields: Mapping[str, Any], part_bytes: Sequence[int]
@@ -264,10 +270,14 @@ class TensorReceiver:
     async def take(self, key: MicroBatchKey, size: int = 1) -> GatheredValues:
         """Wait for a piece of so many samples. Raises what `fail` was given."""
         self._awaited = (key, size, monotonic())
+        began = perf_counter() if self._spans.is_on else 0.0
         try:
             taken = await self._box.take(key)
         finally:
             self._awaited = None
+        if began:
+            where = {"stage": self._stage, "round": key.round, "micro_batch": key.micro_batch}
+            self._spans.add_wait(carried("wait", self._stage, self._flow), began, **where)
         self._round = max(self._round, key.round)
         self._taken[key] = None
         if len(self._taken) > 4 * self._box.capacity:

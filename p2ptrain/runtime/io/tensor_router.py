@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Protocol, TypeAlias
 
 from p2ptrain.errors import NotItsPart, ProtocolError
@@ -29,6 +30,7 @@ from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.unsent import MissingPiece
 from p2ptrain.runtime.io.arrival_norms import StageArrival
 from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
+from p2ptrain.runtime.spans import SpanRecorder, carried
 
 log = get_logger(__name__)
 
@@ -101,11 +103,21 @@ class _ConnectedGeneration:
     credits: dict[tuple[int, str, str], Credits] = field(default_factory=dict)
 
 
+_OPEN_LIMIT = 1024
+"""Transfers under way whose beginnings are kept for their spans."""
+
+
 class TensorRouter:
-    """All lines that end on this device."""
+    """All lines that end on this device.
+
+    Attributes:
+        spans: what this device does when, its transfers among it.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
+        self.spans = SpanRecorder()
+        self._opened: dict[tuple[str, int, str, int, int], float] = {}  # when a transfer began
         self._epochs: dict[GenerationKey, _ConnectedGeneration] = {}
         self._receivers: dict[_Address, tuple[StreamReceiver | None, frozenset[str]]] = {}
         self.stale_frames = 0
@@ -118,6 +130,7 @@ class TensorRouter:
         """Let values of `line` from these devices in."""
         self.connect_receiver(line, inlet, senders)
         self._epoch(line.key).inlets[line.stage, line.flow] = inlet
+        inlet.note_waits(self.spans, line.stage, line.flow)
 
     def connect_receiver(
         self, line: StreamId, receiver: StreamReceiver, senders: Collection[str]
@@ -176,7 +189,10 @@ class TensorRouter:
             if epoch is not None:
                 epoch.inlets[line.stage, line.flow].put(device, piece, list(values))
             return
-        for message in to_messages(VALUES, line.fields(), piece, values, part_kind, wire):
+        messages = to_messages(VALUES, line.fields(), piece, values, part_kind, wire)
+        if self.spans.is_on:
+            messages[-1] = self._noted(device, messages[-1])
+        for message in messages:
             await self._mesh.send(device, message, priority)
 
     async def send_frame(
@@ -195,6 +211,8 @@ class TensorRouter:
         """
         kinds = (kind,) * len(parts)
         message = Message(VALUES, {**line.fields(), **fields}, tuple(parts), kinds)
+        if self.spans.is_on:
+            message = self._noted(device, message)
         await self._mesh.send(device, message, priority)
 
     async def send_started(self, device: str, line: StreamId) -> None:
@@ -228,6 +246,8 @@ class TensorRouter:
             return None  # `_values` says so
         if receiver is None:
             return None
+        if self.spans.is_on:
+            self._note_opened(peer, fields)
         try:
             return receiver.open(peer, fields, sizes)
         except Exception as error:
@@ -245,6 +265,34 @@ class TensorRouter:
             receiver.deliver(peer, message.fields)
         except Exception as error:
             self._give_up(receiver, peer, message.fields, error)
+            return
+        if self.spans.is_on:
+            self._note_arrived(peer, message.fields)
+
+    def _noted(self, device: str, message: Message) -> Message:
+        """With a span from now until the link has handed all of it to its stream."""
+        stage, flow, round_index, number = _place(message.fields)
+        kind, where = carried("send", stage, flow), _where(stage, round_index, number)
+        began, add = perf_counter(), self.spans.add
+
+        def sent() -> None:
+            add(kind, began, perf_counter(), peer=device, **where)
+
+        return replace(message, on_sent=sent)
+
+    def _note_opened(self, peer: str, fields: Fields) -> None:
+        if len(self._opened) >= _OPEN_LIMIT:  # of generations that have ended
+            self._opened.clear()
+        self._opened.setdefault((peer, *_place(fields)), perf_counter())
+
+    def _note_arrived(self, peer: str, fields: Fields) -> None:
+        if fields.get("first", 0) + len(fields.get("values", ())) < fields.get("count", 0):
+            return  # more messages follow with the rest
+        stage, flow, round_index, number = place = _place(fields)
+        end = perf_counter()
+        began = self._opened.pop((peer, *place), end)
+        kind, where = carried("receive", stage, flow), _where(stage, round_index, number)
+        self.spans.add(kind, began, end, peer=peer, **where)
 
     def _give_up(
         self, receiver: StreamReceiver, peer: str, fields: Fields, error: Exception
@@ -282,3 +330,15 @@ class TensorRouter:
     def _count_stale(self, peer: str, message: Message) -> None:
         self.stale_frames += 1
         log.debug("stale_frame", peer=peer[:12], kind=message.kind, total=self.stale_frames)
+
+
+def _place(fields: Fields) -> tuple[int, str, int, int]:
+    """Stage, flow, round and micro-batch of a frame; of a ring's the chunk."""
+    number = fields.get("micro_batch")
+    if number is None:
+        number = fields.get("bucket", 0) << 12 | fields.get("step", 0)
+    return fields["stage"], fields["flow"], fields.get("round", 0), number
+
+
+def _where(stage: int, round_index: int, number: int) -> dict[str, int]:
+    return {"stage": stage, "round": round_index, "micro_batch": number}

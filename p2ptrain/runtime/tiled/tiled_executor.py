@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 
 from p2ptrain.devices.interface import Arrived
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.messages.tensors import MicroBatchSlice
+from p2ptrain.plan.types.timeline import EntryKind
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.runtime.executor import StageSpec
 from p2ptrain.runtime.io.replay_log import ReplayLog
@@ -117,12 +119,16 @@ class TiledStageExecutor(SyncStageExecutor):
     ) -> None:
         """Run a forward or backward to its end; `after` is called each time it has gone on."""
         key, mode = piece.key.micro_batch, piece.mode
-        sent = await self._run(urgency, begin)
+        kind: EntryKind = "forward" if urgency[0] else "backward"
+        sent = await self._run(urgency, begin, kind, piece.key)
         while True:
             await self._exchange.send(piece, sent)
             after()
             awaited = self._stage.awaits(key, mode)
             if not awaited:
                 return
+            began = perf_counter()
             arrived = await self._exchange.take(piece, awaited)
-            sent = await self._run(urgency, partial(self._stage.receive, key, mode, arrived))
+            self._note_wait("wait halo", began)
+            receive = partial(self._stage.receive, key, mode, arrived)
+            sent = await self._run(urgency, receive, kind, piece.key)

@@ -21,7 +21,6 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import place_seconds
 from p2ptrain.plan.problem.micro_batch_sizes import candidate_splits
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, group_of, simulate_draft
-from p2ptrain.plan.simulation.timeline import TimelineEntry
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import PROCESSOR, Cluster
 from p2ptrain.plan.types.feature_maps import MapNetwork
@@ -29,6 +28,7 @@ from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, P
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.tile_shape import MAX_TILES, TileShape, owners
+from p2ptrain.plan.types.timeline import TimelineEntry
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined
 from p2ptrain.tiling.planning.profile_maps import tiled_network

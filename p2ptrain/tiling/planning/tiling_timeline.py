@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.engine import FEED, Engine, LaneSpan, TransferRoute
-from p2ptrain.plan.simulation.timeline import SENT, EntryKind, TimelineEntry, in_order
+from p2ptrain.plan.simulation.timeline import SENT, in_order
 from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.timeline import EntryKind, TimelineEntry
 from p2ptrain.tiling.planning.tiled_pipeline import Passes, tile_parts
 from p2ptrain.tiling.planning.tiling_problem import Passage
 from p2ptrain.tiling.planning.tiling_simulation import Simulated, TileSpan

@@ -11,9 +11,9 @@ import pytest
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.gantt import draw_gantt
 from p2ptrain.plan.simulation.simulate import group_of
-from p2ptrain.plan.simulation.timeline import TimelineEntry
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.timeline import TimelineEntry
 from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
 from tests.unit.tiling.planning.test_ends import house, tiled
 from tests.unit.tiling.planning.test_sharing_behind import DEALING, DIVIDING, shared
