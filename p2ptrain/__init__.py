@@ -123,8 +123,8 @@ def __getattr__(name: str) -> Any:
         new = _RENAMED[name]
         warnings.warn(f"p2ptrain.{name} is p2ptrain.{new} now", DeprecationWarning, stacklevel=2)
         name = new
-    if name == "hf":  # imports transformers
-        return importlib.import_module("p2ptrain.hf")
+    if name in ("hf", "lightning"):  # hf imports transformers
+        return importlib.import_module(f"p2ptrain.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'p2ptrain' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -485,6 +485,13 @@ class TrainingLoop:
             numbers.note(step, callback.measured)
             await self._measured(numbers.measured)
 
+    async def _report_evaluated(self, step: int, callback: StateCallback) -> None:
+        """What a callback has found, for the user and for the other callbacks."""
+        found, callback.evaluated = callback.evaluated, None
+        if found is not None:
+            self._reports.evaluation(step, found)
+            await self._await_callbacks()
+
     async def _give_state(self, step: int) -> None:
         """To callbacks that want it; the stages stand still until they have worked with it.
 
@@ -495,6 +502,7 @@ class TrainingLoop:
             while wanting := self._callbacks.runner.wanting:  # again after what it was given
                 await self._callbacks.give(self._epoch, step, wanting[0])
                 await self._note_measured(step, wanting[0])
+                await self._report_evaluated(step, wanting[0])
         self._may_order.set()
 
     async def _measure(self, values: MetricValues, shape: Round, number: int) -> None:

@@ -192,7 +192,7 @@ def checked(callbacks: object, metrics: Iterable[str], *, evaluates: bool) -> tu
 
     Args:
         metrics: names of the job's.
-        evaluates: it has `eval_data`.
+        evaluates: it has `eval_data`. A callback that evaluates by itself names its own metrics.
 
     Raises:
         OptionError: one cannot be called with an event, or waits for what never comes.
@@ -202,9 +202,10 @@ def checked(callbacks: object, metrics: Iterable[str], *, evaluates: bool) -> tu
     if isinstance(callbacks, str | Mapping) or not isinstance(callbacks, Iterable):
         raise OptionError(f"Job: callbacks must be a list, not {type(callbacks).__name__}")
     made = tuple(callbacks)
+    measures = any(getattr(one, "measures", False) for one in made)
     for number, callback in enumerate(made):
         _check(f"callbacks[{number}]", callback)
-        if isinstance(callback, BestValue):
+        if isinstance(callback, BestValue) and not measures:
             _check_metric(f"callbacks[{number}]", callback, set(metrics), evaluates)
     return made
 

@@ -55,11 +55,13 @@ class StateCallback(ABC):
             or wants more.
         measures: whether it evaluates by itself, and sets `measured`.
         measured: in `on_state`, what a ReduceLROnPlateau is stepped with.
+        evaluated: in `on_state`, metrics that an eval event is to have; None: there is no event.
     """
 
     wanted: WantedState = WantedState.NOTHING
     measures: bool = False
     measured: float | None = None
+    evaluated: Mapping[str, float] | None = None
 
     @abstractmethod
     def stands_still_after(self, step: int) -> bool:

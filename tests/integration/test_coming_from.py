@@ -49,6 +49,21 @@ def test_a_loop(heading: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert all(torch.equal(trained[name], weights[name]) for name in weights)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_module_of_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs, ours = scripts("Lightning")
+    for name, script in {"theirs": theirs, "ours": ours}.items():
+        Path(f"{name}.py").write_text(script, encoding="utf-8")
+        runpy.run_path(f"{name}.py")
+        Path("model.pt").rename(f"{name}.pt")
+    weights, trained = torch.load("theirs.pt"), torch.load("ours.pt")
+    assert weights
+    assert all(torch.equal(trained[name], weights[name]) for name in weights)
+    differing = set(ours.splitlines()) - set(theirs.splitlines())
+    assert len(differing) == 3
+
+
 def test_a_trainer_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     theirs, ours = scripts("Hugging Face's Trainer")
