@@ -12,8 +12,11 @@ from enum import Enum
 from typing import Any, Final
 
 from transformers import TrainingArguments
+from transformers.utils import logging
 
 from p2ptrain.errors import OptionError
+
+logger = logging.get_logger(__name__)
 
 HONOURED: Final = frozenset(
     {
@@ -41,7 +44,12 @@ HONOURED: Final = frozenset(
     }
 )
 
-HARMLESS: Final = frozenset(
+MEMORY: Final = frozenset(
+    {"gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing"}
+)
+"""They trade time for memory, which is planned here, and change no result."""
+
+HARMLESS: Final = MEMORY | frozenset(
     {
         # what scripts read themselves
         *("do_train", "do_eval", "do_predict", "resume_from_checkpoint"),
@@ -59,13 +67,9 @@ HARMLESS: Final = frozenset(
 )
 """They change no result."""
 
-_MEMORY: Final = "devices get stages that fit their memory; leave it out"
-
 WHY: Final[Mapping[str, str]] = {
     "fp16": "use bf16=True, which needs no scaled loss",
     "tf32": "every device computes in the type that the weights have",
-    "gradient_checkpointing": _MEMORY,
-    "activation_checkpointing": _MEMORY,
     "auto_find_batch_size": "the planner chooses micro-batches that fit; leave it out",
     "torch_compile": "models are captured by torch.export",
     "use_liger_kernel": "models are captured as operators of torch",
@@ -88,10 +92,15 @@ OPTIMIZERS: Final = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsp
 
 
 def check_arguments(args: TrainingArguments) -> None:
-    """Raises OptionError: names every argument that cannot be done."""
+    """Warns of what has no effect. Raises OptionError: names every argument that cannot be done."""
     problems = [*_unknown(args), *_values(args)]
     if problems:
         raise OptionError(f"p2ptrain.hf.Trainer cannot do what is asked: {'; '.join(problems)}")
+    for name in sorted(MEMORY):
+        if getattr(args, name, None) is True:
+            logger.warning(
+                f"{name}=True has no effect: devices get stages whose activations fit their memory"
+            )
 
 
 def _unknown(args: TrainingArguments) -> Iterator[str]:

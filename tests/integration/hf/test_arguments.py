@@ -29,7 +29,7 @@ def test_the_usual_arguments_are_taken() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("fp16", True), ("gradient_checkpointing", True), ("torch_compile", True)),
+        *(("fp16", True), ("torch_compile", True)),
         *(("neftune_noise_alpha", 5.0), ("auto_find_batch_size", True), ("push_to_hub", True)),
         *(("include_num_input_tokens_seen", "all"), ("ignore_data_skip", True), ("optim", "lion")),
         *(("skip_memory_metrics", False), ("torch_empty_cache_steps", 5), ("use_cache", True)),

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch.utils.data import IterableDataset
 from transformers import AutoModelForCausalLM, EarlyStoppingCallback, TrainerCallback
+from transformers.integrations import integration_utils
 
 import p2ptrain.hf
 from p2ptrain.errors import OptionError
 from p2ptrain.job.train_options import TrainOptions
-from tests.support.hf_scripts import SCRIPTS, arguments, clm
+from tests.support.hf_scripts import SCRIPTS, Rows, arguments, clm, glue
 
 TIMES = ("runtime", "per_second", "total_flos")
 
@@ -103,13 +108,74 @@ def test_what_is_saved_is_resumed_and_the_best_comes_back(tmp_path: Path) -> Non
     assert opened.config.n_embd == 16
     state = json.loads((folder / "trainer_state.json").read_text())
     assert state["global_step"] == 6
+    shutil.copytree(folder, tmp_path / "c" / "checkpoint-6")
     resumed = here(tmp_path / "c", clm(), **how)
-    resumed.train(resume_from_checkpoint=str(folder))
+    resumed.train(resume_from_checkpoint=True)
     assert logged(resumed)[:-1] == logged(whole)[:-1]
     weights, others = whole.model.state_dict(), resumed.model.state_dict()
     assert all(torch.equal(weights[key], others[key]) for key in weights)
     best = AutoModelForCausalLM.from_pretrained(whole.state.best_model_checkpoint).state_dict()
     assert all(torch.equal(weights[key], best[key]) for key in weights)
+
+
+class Endless(IterableDataset[Any]):
+    """Rows without a length."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self.rows))
+
+
+class Writer:
+    """In place of TensorBoard's."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        if not any(part in name for part in TIMES):
+            self.seen.append((name, value, step))
+
+    def add_text(self, name: str, text: str, step: int = 0) -> None:
+        assert name
+        assert text
+
+    def flush(self) -> None:
+        pass
+
+    close = flush
+
+
+def seen_of(
+    train: Callable[..., transformers.Trainer], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, float, int]]:
+    """What a Trainer writes for TensorBoard, and predicts."""
+    script, writer = glue(), Writer()
+    script["train_dataset"] = Endless(script["train_dataset"])
+    several = script["eval_dataset"]
+    script["eval_dataset"] = {"one": several, "two": Rows(several.rows[:5])}
+    how = {"eval_strategy": "steps", "eval_steps": 3, "activation_checkpointing": True}
+    monkeypatch.setattr(integration_utils, "is_tensorboard_available", lambda: True)
+    board = SimpleNamespace(SummaryWriter=lambda log_dir: writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    trainer = train(folder, script, max_steps=6, report_to=["tensorboard"], **how)
+    trainer.train()
+    prediction = trainer.predict(several)
+    assert prediction.predictions.shape == (10, 2)
+    return writer.seen + [("predicted", one, 6) for one in prediction.predictions.ravel().tolist()]
+
+
+def test_data_without_a_length_several_evaluations_tensorboard_and_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = seen_of(here, tmp_path / "a", monkeypatch)
+    wanted = seen_of(theirs, tmp_path / "b", monkeypatch)
+    assert [(name, step) for name, _, step in ours] == [(name, step) for name, _, step in wanted]
+    assert {("eval/one_loss", 3), ("eval/two_accuracy", 6)} < {(name, s) for name, _, s in ours}
+    values = [[value for name, value, _ in seen if "epoch" not in name] for seen in (ours, wanted)]
+    assert values[0] == pytest.approx(values[1], abs=CLOSE, rel=1e-5)
 
 
 class Notes(TrainerCallback):
