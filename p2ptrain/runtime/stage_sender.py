@@ -191,10 +191,7 @@ class LiveStageSender:
     async def send_norms(self, order: RoundOrder) -> None:
         """Send this stage's norms to the holder, where the job clips."""
         if self._leads and self._assignment.clip:
-            owned = {name: self._gradient(name) for name in self._owned_names()}
-            norms = await self._shell.compute.run(
-                (0,), lambda: cross_stage_gradients.tensor_norms(owned)
-            )
+            norms = await self._shell.compute.run((0,), self._norms)
             if failpoints.armed:
                 await self._reach("norms.send.before", order.round.step)
             await self._report_norms(order, norms)
@@ -348,8 +345,14 @@ class LiveStageSender:
         inside = None if total is None else self._stage.device.copy_in(total)
         self._stage.parameters()[name].grad = inside
 
-    async def _report_norms(self, order: RoundOrder, norms: Mapping[str, Tensor]) -> None:
-        values = [norms[name].item() if name in norms else None for name in self._owned_names()]
+    def _norms(self) -> list[float | None]:
+        """Of the owned gradients. For the compute thread, which waits for the device."""
+        owned = {name: self._gradient(name) for name in self._owned_names()}
+        found = cross_stage_gradients.tensor_norms(owned)
+        norms = dict(zip(found, self._on_host(found.values()), strict=True))
+        return [None if (norm := norms.get(name)) is None else norm.item() for name in owned]
+
+    async def _report_norms(self, order: RoundOrder, values: Sequence[float | None]) -> None:
         for first in range(0, max(len(values), 1), NORMS_PER_MESSAGE):
             some = tuple(values[first : first + NORMS_PER_MESSAGE])
             report = NormsReport(order.round.index, first, some)

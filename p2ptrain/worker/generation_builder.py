@@ -103,8 +103,9 @@ class GenerationBuild:
 
     def take(self) -> HostedStages:
         """The generation begins: its stages."""
-        assert self._built is not None
-        return self._built
+        built, self._built = self._built, None  # no memory is kept from here once they end
+        assert built is not None
+        return built
 
     def give_up(self, why: str) -> None:
         """Neither others wait for what was to be handed on, nor anything arrives here."""

@@ -75,10 +75,10 @@ def enter(space: Space) -> None:
     torch._C._stash_obj_in_tls(_SPACE, space)
 
 
-def entered() -> Space:
+def entered(what: str) -> Space:
     """The twin for which this thread computes."""
     if not torch._C._is_key_in_tls(_SPACE):
-        raise Misused("a tensor of a twin is made in a thread that computes for none")
+        raise Misused(f"{what} of a twin in a thread that computes for none")
     space: Space = torch._C._get_obj_in_tls(_SPACE)
     return space
 
@@ -269,16 +269,17 @@ def _dispatched(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     own = [tensor for tensor in given if isinstance(tensor, TwinTensor)]
     space = own[0].allocation.space
     _refuse_mixture(form, given, space)
-    if not form.is_view:
-        _begin(form, args, kwargs, own, space)
     leaves = kwargs.get("device") is not None and kwargs["device"].type != PLACE.type
+    computes = not form.is_view and not (leaves and kwargs["device"].type == "meta")
+    if computes:
+        _begin(form, args, kwargs, own, space)
     if kwargs.get("device") is not None and not leaves:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
     inner_kwargs = {name: _inside(value) for name, value in kwargs.items()}
     out = _drawing(func, form, space, _inside(tuple(args)), inner_kwargs)
     results = out if isinstance(out, tuple) else (out,)
-    if not form.is_view:
+    if computes:
         space.results(form.name, list(_tensors(results)))
     if leaves:
         return out
@@ -315,11 +316,8 @@ def _mixture(form: _Form, one: str, other: str) -> str:
 def _begin(
     form: _Form, args: Sequence[Any], kwargs: Mapping[str, Any], own: list[Any], space: Space
 ) -> None:
-    if entered() is not space:
-        raise Misused(
-            f"{form.name} on a tensor {tuple(own[0].shape)} of {space.name} in a thread that "
-            "computes for another device"
-        )
+    if entered(f"{form.name} on a tensor {tuple(own[0].shape)}") is not space:
+        raise Misused(f"{form.name} on a tensor of {space.name} in another device's thread")
     space.calls(form.name)
     space.fills()
     to_host = form.name == "aten._to_copy.default" and (
@@ -395,7 +393,7 @@ def _factory(func: Any) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         kwargs.pop("pin_memory", None)
-        space = entered()
+        space = entered(form.name)
         space.calls(form.name)
         kwargs["device"] = torch.device("cpu")
         inner = _drawing(func, form, space, args, kwargs)

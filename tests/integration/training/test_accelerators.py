@@ -1,0 +1,199 @@
+"""Devices that compute on accelerators, beside others that do on processors.
+
+The accelerators are twins that compute the processor's bits, so the curve must be plain torch's;
+and they find copies that are missing, late or torn, and memory that is not given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2ptrain.devices.processor import HOST
+from p2ptrain.errors import PlanError
+from p2ptrain.events import Eval, PlanEvent, Recovered
+from p2ptrain.job.asynchrony import AsyncOptions
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.stage.optimizer_spec import AdamW
+from p2ptrain.plan.types.weight_versions import Weights
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
+from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
+from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
+from tests.integration.training.household import OFTEN_COPIED, Devices, devices
+from tests.integration.training.jobs import (
+    assert_undisturbed,
+    make_job,
+    momentum_job,
+    on_step,
+    one_stage_each,
+    undisturbed,
+)
+from tests.support import zoo
+from tests.support.curves import Case, difference, job_of, outcome_of, plain_torch
+from tests.support.reference import Outcome
+from tests.support.twin_device import TwinDevice
+
+
+@asynccontextmanager
+async def accelerated(
+    count: int, twins: str, settings: RecoverySettings = HOME
+) -> AsyncIterator[tuple[Devices, Mapping[str, TwinDevice]]]:
+    """A household where those named by a letter of `twins` have one; nothing is left in them."""
+    compute = {name: TwinDevice(seed=ord(name)) for name in twins}
+    async with devices(count, settings=settings, compute=compute) as household:
+        yield household, compute
+        for name in household.names:
+            if household.mesh.running(household.mesh[name].self_id) is not None:
+                await household.until_idle(name)
+    for twin in compute.values():
+        twin.assert_empty()
+
+
+async def _curve(case: Case, twins: str, chosen: TrainOptions) -> Outcome:
+    made = zoo.make(case.model, dtype=case.dtype)
+    async with accelerated(case.devices, twins) as (household, compute):
+        await household.holder_run(job_of(case, made), chosen).run()
+        assert all(twin.call_names for twin in compute.values())
+    return outcome_of(household.losses, made)
+
+
+@pytest.mark.parametrize(
+    ("twins", "case"),
+    [
+        ("b", Case("cnn", devices=3, optimizer=AdamW(lr=0.01), clip_grad_norm=0.5, steps=5)),
+        ("ac", Case("gpt", devices=3, optimizer=AdamW(lr=0.01), clip_grad_norm=0.5, steps=5)),
+        ("ac", Case("unet", devices=3, steps=4)),
+        ("abc", Case("frozen", devices=3, steps=4)),
+        ("ab", Case("named_inputs", devices=2, micro_batch=5, steps=4)),
+    ],
+    ids=str,
+)
+async def test_a_pipeline_trains_as_plain_torch(twins: str, case: Case) -> None:
+    ours = await _curve(case, twins, TrainOptions(wait_for=case.devices, planner="pp", steps=5))
+    reference = plain_torch(replace(case, steps=5))
+    assert ours.losses == reference.losses
+    assert difference(ours, reference).state == 0.0
+
+
+async def test_masks_are_the_same_wherever_they_are_drawn() -> None:
+    case, chosen = Case("dropout", devices=2, steps=4), TrainOptions(2, planner="pp", steps=4)
+    assert (await _curve(case, "ab", chosen)).losses == (await _curve(case, "", chosen)).losses
+
+
+@pytest.mark.parametrize(
+    ("twins", "plan"),
+    [
+        ("ab", [divided(3, 1)]),
+        ("cd", [dealt(2, 2), divided(1, 3)]),
+    ],
+)
+@pytest.mark.parametrize("model", ["cnn", "gpt"])
+async def test_a_group_computes_what_processors_do(
+    monkeypatch: pytest.MonkeyPatch, twins: str, plan: list[Stage], model: str
+) -> None:
+    force(monkeypatch, plan)
+    case = Case(model, devices=device_count(plan), clip_grad_norm=0.5, steps=4)
+    chosen = TrainOptions(wait_for=case.devices, steps=4)
+    ours, theirs = await _curve(case, twins, chosen), await _curve(case, "", chosen)
+    assert ours.losses == theirs.losses
+    assert difference(ours, theirs).state == 0.0
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        AsyncOptions(),
+        AsyncOptions(Weights.VERTICAL, 2),
+        AsyncOptions(Weights.UNSTASHED),
+    ],
+)
+async def test_without_a_barrier_it_is_what_the_formula_says(how: AsyncOptions) -> None:
+    job, steps = delayed_job("cnn"), 12
+    async with accelerated(3, "bc") as (household, _):
+        await household.holder_run(job, options(3, how, steps)).run()
+        names = cut_of(household)
+        wanted = by_formula(delayed_job("cnn"), names, how, steps)
+        assert_undisturbed(household, job, wanted)
+
+
+async def test_an_evaluation_sees_the_weights_of_its_update() -> None:
+    async def evaluations(twins: str) -> list[Mapping[str, float]]:
+        job = make_job("cnn")
+        metrics: Any = {"largest": lambda output, _: output.max()}
+        job = replace(job, eval_data=job.data, metrics=metrics)
+        async with accelerated(2, twins) as (household, _):
+            await household.holder_run(job, one_stage_each(2, 6)).run()
+        return [event.metrics for event in household.events if isinstance(event, Eval)]
+
+    assert await evaluations("ab") == await evaluations("")
+
+
+@pytest.mark.parametrize(("twins", "dies"), [("b", "b"), ("ac", "b"), ("bc", "c")])
+async def test_a_device_dies_and_nothing_shows_it(twins: str, dies: str) -> None:
+    job, wanted = momentum_job(), undisturbed(momentum_job())
+    killing: list[asyncio.Task[None]] = []
+    async with accelerated(3, twins, OFTEN_COPIED) as (household, _):
+
+        def kill() -> None:
+            killing.append(asyncio.create_task(household.mesh.kill(dies)))
+
+        await household.holder_run(job, one_stage_each(3), on_step(household, 5, kill)).run()
+        await asyncio.gather(*killing)
+        assert_undisturbed(household, job, wanted)
+        assert any(isinstance(event, Recovered) for event in household.events)
+        await household.members[dies].close()
+
+
+async def test_a_checkpoint_of_it_is_gone_on_from(tmp_path: Path) -> None:
+    job, wanted = momentum_job(), undisturbed(momentum_job(), 8)
+    for steps, twins in ((4, "b"), (8, "a")):
+        chosen = replace(one_stage_each(2, steps), checkpoint=tmp_path, checkpoint_every=2)
+        if steps > 4:
+            chosen = replace(chosen, resume=tmp_path)
+        async with accelerated(2, twins) as (household, _):
+            await household.holder_run(job, chosen).run()
+    assert household.losses == wanted.losses[4:]
+
+
+async def test_a_card_without_memory_in_the_middle_is_planned_around() -> None:
+    """Another program has taken what was free."""
+    job, wanted = momentum_job(), undisturbed(momentum_job())
+    async with accelerated(3, "b", OFTEN_COPIED) as (household, compute):
+
+        def fill() -> None:
+            compute["b"].others_bytes = compute["b"].memory().free_bytes
+
+        await household.holder_run(job, one_stage_each(3), on_step(household, 5, fill)).run()
+        assert_undisturbed(household, job, wanted)
+        plans = [event for event in household.events if isinstance(event, PlanEvent)]
+        assert len(plans) > 1
+
+
+@pytest.mark.parametrize("whose", ["a", "c"])
+async def test_a_card_fails_and_its_device_computes_on_its_processor(whose: str) -> None:
+    """The holder's or another's: nothing of the card's memory is used any more."""
+    job, wanted = momentum_job(), undisturbed(momentum_job())
+    async with accelerated(3, whose, OFTEN_COPIED) as (household, compute):
+        listen = on_step(household, 5, compute[whose].fail_now)
+        await household.holder_run(job, one_stage_each(3), listen).run()
+        assert_undisturbed(household, job, wanted)
+        assert household.members[whose].compute.device is HOST
+        used = [device.name for stage in household.plan.stages for device in stage.devices]
+        assert whose in used
+    assert any(isinstance(event, Recovered) for event in household.events)
+    ((who, text),) = household.warned
+    assert who == whose
+    assert "the card has fallen off the bus; this device computes on its CPU from now on" in text
+
+
+async def test_devices_of_different_kinds_are_no_group() -> None:
+    async with accelerated(3, "c") as (household, _):
+        chosen = TrainOptions(wait_for=3, planner="dp", steps=3)
+        with pytest.raises(PlanError, match=r"a: cpu, b: cpu, c: twin\) cannot share layers"):
+            await household.holder_run(make_job(), chosen).run()
