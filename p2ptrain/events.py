@@ -1,7 +1,7 @@
 """The events of a job and of a member, one frozen dataclass each: `p2ptrain.events.Step` and so on.
 
-Each has the name of its kind: `Plan` is "plan", `PairingFailed` "pairing_failed". (Inside p2ptrain
-some have longer ones, because each name belongs to one class there.)
+Each has the name of its kind: `Plan` is "plan", `PairingFailed` "pairing_failed". Where a file has
+another `Plan` or `Member`, write `events.Plan`.
 
 `to_json` gives the object that `--json` prints; field names are fixed by the command contract
 (docs/user/events.md) and are only ever added to.
@@ -10,6 +10,7 @@ some have longer ones, because each name belongs to one class there.)
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -55,7 +56,7 @@ class Ready(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceEvent(Event):
+class Device(Event):
     """This device computes on an accelerator; `reason` says which, and why."""
 
     event = "device"
@@ -99,7 +100,7 @@ class Renamed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberEvent(Event):
+class Member(Event):
     """A member's state changed: alive, suspect, dead or left."""
 
     event = "member"
@@ -108,7 +109,7 @@ class MemberEvent(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorEvent(Event):
+class Coordinator(Event):
     """A coordinator was elected."""
 
     event = "coordinator"
@@ -125,7 +126,7 @@ class Waiting(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class PlanEventDevice:
+class PlanDevice:
     """A device's part of a stage."""
 
     name: str
@@ -133,7 +134,7 @@ class PlanEventDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanEventStage:
+class PlanStage:
     """A stage: units [first, end) and the state_dict names that live there.
 
     `allocation` says what the shares count: samples of each micro-batch, or whole micro_batches.
@@ -141,14 +142,14 @@ class PlanEventStage:
     """
 
     units: tuple[int, int]
-    devices: tuple[PlanEventDevice, ...]
+    devices: tuple[PlanDevice, ...]
     parameters: tuple[str, ...]
     allocation: str = "samples"
     warmup: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class PlanEventLeftOut:
+class LeftOut:
     """A device that does not take part, and why."""
 
     name: str
@@ -156,7 +157,7 @@ class PlanEventLeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanEvent(Event):
+class Plan(Event):
     """A plan takes effect; `reason` is start, failure, drift, join or leave.
 
     `changes_results` says how its results differ from one device's; empty if not at all. `wire`
@@ -169,11 +170,11 @@ class PlanEvent(Event):
     event = "plan"
     epoch: int
     reason: str
-    stages: tuple[PlanEventStage, ...]
+    stages: tuple[PlanStage, ...]
     micro_batch: int
     micro_batches: int
     predicted_samples_per_s: float
-    left_out: tuple[PlanEventLeftOut, ...]
+    left_out: tuple[LeftOut, ...]
     changes_results: tuple[str, ...] = ()
     wire: str = "exact"
     predicted_peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -211,7 +212,7 @@ class Eval(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Warned(Event):
+class Warning(Event):
     """Something the user should know that does not stop the job; `name`: the device it is of."""
 
     event = "warning"
@@ -273,29 +274,27 @@ class Stopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(Event):
+class Error(Event):
     """The command failed; the same line stands on stderr."""
 
     event = "error"
     message: str
 
 
-Member = MemberEvent
-Device = DeviceEvent
-Coordinator = CoordinatorEvent
-Plan = PlanEvent
-PlanStage = PlanEventStage
-PlanDevice = PlanEventDevice
-LeftOut = PlanEventLeftOut
-Warning = Warned
-Error = Failed
+_RENAMED = {
+    **{"MemberEvent": "Member", "CoordinatorEvent": "Coordinator", "PlanEvent": "Plan"},
+    **{"PlanEventStage": "PlanStage", "PlanEventDevice": "PlanDevice"},
+    **{"PlanEventLeftOut": "LeftOut", "Warned": "Warning", "Failed": "Error"},
+}
+"""Older names, which work for one more version."""
 
 
-def _name_as_shown(names: Mapping[str, object]) -> None:
-    """Of two names of a class the later one, which is one of those above."""
-    for shown, value in names.items():
-        if isinstance(value, type) and value.__module__ == __name__:
-            value.__name__ = value.__qualname__ = shown
-
-
-_name_as_shown(dict(globals()))
+def __getattr__(old: str) -> Any:
+    """An older name (PEP 562)."""
+    if old not in _RENAMED:
+        raise AttributeError(f"module 'p2ptrain.events' has no attribute {old!r}")
+    new = _RENAMED[old]
+    warnings.warn(
+        f"p2ptrain.events.{old} is p2ptrain.events.{new} now", DeprecationWarning, stacklevel=2
+    )
+    return globals()[new]

@@ -3,7 +3,8 @@
     python tools/class_names.py [FOLDER]
 
 Private classes count without their underscore: beside a `Round` there is no `_Round`. Classes
-inside classes and functions do not count. Lists every name that two files define, and then fails.
+inside classes and functions do not count, nor do those of `events.py`, whose names are the kinds of
+events: the others write `events.Plan`. Lists every name that two files define, and then fails.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def classes(file: Path) -> Iterator[ast.ClassDef]:
 def shared_names(folder: Path) -> dict[str, list[str]]:
     """By class name, all places that define it, where there are two or more."""
     places: dict[str, list[str]] = defaultdict(list)
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted(set(folder.rglob("*.py")) - {folder / "events.py"}):
         for found in classes(file):
             places[found.name.lstrip("_")].append(f"{file}:{found.lineno}")
     return {name: where for name, where in sorted(places.items()) if len(where) > 1}

@@ -14,13 +14,14 @@ from pathlib import Path
 
 import torch
 
+from p2ptrain import events
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.devices.check import METHOD, CheckReport, check_device
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.request import AUTO, HOST_NAME, DeviceRequest
 from p2ptrain.devices.selection import ChosenDevice, DeviceChooser
 from p2ptrain.errors import DeviceUnusable, UserError
-from p2ptrain.events import DeviceEvent, Event, Warned
+from p2ptrain.events import Event
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.net.write_form import write_form
@@ -107,9 +108,9 @@ async def choose_device(
         request, chooser or DeviceChooser(KeptChecks(folder).report), answer_seconds
     )
     if not chosen.device.is_host:
-        emit(DeviceEvent(chosen.device.name, chosen.device.title, chosen.reason))
+        emit(events.Device(chosen.device.name, chosen.device.title, chosen.reason))
     if chosen.is_odd:
-        emit(Warned(chosen.reason))
+        emit(events.Warning(chosen.reason))
     return chosen
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from p2ptrain import events
 from p2ptrain.coordinator.service import CoordinatorService
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import AcceleratorFailed, OptionError
-from p2ptrain.events import Event, Warned
+from p2ptrain.events import Event
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -104,14 +105,14 @@ class DeviceServices:
 
         def warn(message: str) -> None:
             if self._emit is not None:
-                self._emit(Warned(message))
+                self._emit(events.Warning(message))
 
         await hand_over(self._mesh, self.service, seconds, warn)
 
     def _lost(self, device: ComputeDevice, failed: AcceleratorFailed) -> None:
         if self._emit is not None:
             text = f"{device.title}: {failed}; this device computes on its CPU from now on"
-            self._emit(Warned(text))
+            self._emit(events.Warning(text))
 
     async def close(self) -> None:
         """Drop any job and end the compute thread."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from p2ptrain.errors import PeerError
-from p2ptrain.events import Event, PlanEvent, Step
+from p2ptrain.events import Event, Plan, Step
 from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent, display_name
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Count, Length, Text
@@ -79,7 +79,7 @@ class ProgressReporter:
 
     def note(self, event: Event) -> None:
         """Remember what an event says."""
-        if isinstance(event, PlanEvent):
+        if isinstance(event, Plan):
             names = [device.name for stage in event.stages for device in stage.devices]
             self._line = replace(self._line, epoch=event.epoch, devices=tuple(names[:64]))
         elif isinstance(event, Step):

@@ -8,10 +8,11 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
+from p2ptrain import events
 from p2ptrain.api.event_stream import EventReader, EventStream
 from p2ptrain.api.progress import INTERVAL_SECONDS, ProgressReporter
 from p2ptrain.errors import OptionError, RunCancelled, callback_note
-from p2ptrain.events import Event, Failed
+from p2ptrain.events import Event
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
 
@@ -142,14 +143,14 @@ def start_run(
         emit: takes every event, beside the run itself.
         folder: where the job's journal stands; None = nowhere.
     """
-    events = EventStream(replays=True)
+    stream = EventStream(replays=True)
     reporter = ProgressReporter(mesh, type(job.model).__name__)
     notified = asyncio.Event()
 
     def announce(event: Event) -> None:
         reporter.note(event)
         notified.set()
-        events.publish(event)
+        stream.publish(event)
         emit(event)
 
     async def report() -> None:
@@ -165,7 +166,7 @@ def start_run(
         try:
             await member.train(job, options, announce, folder)
         except Exception as error:
-            announce(Failed(callback_note(error) or str(error) or type(error).__name__))
+            announce(events.Error(callback_note(error) or str(error) or type(error).__name__))
             raise
         finally:
             reporting.cancel()
@@ -173,5 +174,5 @@ def start_run(
             await reporter.tell(monotonic())
 
     task = asyncio.create_task(run(), name="train")
-    task.add_done_callback(lambda _: events.close())  # also of one that is cancelled before it runs
-    return Run(job, task, events)
+    task.add_done_callback(lambda _: stream.close())  # also of one that is cancelled before it runs
+    return Run(job, task, stream)

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from p2ptrain import events
 from p2ptrain._version import __version__
 from p2ptrain.cli import startup
 from p2ptrain.cli.commands import (
@@ -31,7 +32,6 @@ from p2ptrain.cli.commands import (
 from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
 from p2ptrain.cli.usage import FAILED, INTERRUPTED, WRONG_USAGE, Parser, UsageError, UsageExit
 from p2ptrain.errors import DeviceUnusable, PeerError, UserError, callback_note
-from p2ptrain.events import Failed
 
 _OWN = Path(__file__).resolve().parent.parent
 
@@ -68,7 +68,7 @@ def _parsed(argv: Sequence[str] | None, *, for_good: bool) -> argparse.Namespace
     except UsageExit as end:
         if "--json" in (sys.argv[1:] if argv is None else argv):
             with open_output(json=True, for_good=for_good) as output:
-                output.show(Failed(message=end.message))
+                output.show(events.Error(message=end.message))
         raise
 
 
@@ -138,7 +138,7 @@ def _show_failure(message: str, output: Output) -> None:
     line = " ".join(message.split())
     output.close()
     if output.json:
-        output.show(Failed(message=line))
+        output.show(events.Error(message=line))
     sys.stderr.write(f"p2ptrain: error: {line}\n")
 
 

@@ -37,7 +37,7 @@ def describe(event: events.Event) -> str:
 
 def _describe(event: events.Event) -> str:
     match event:
-        case events.PlanEvent():
+        case events.Plan():
             return "\n".join(plan_lines(event))
         case (
             events.Step()
@@ -48,9 +48,9 @@ def _describe(event: events.Event) -> str:
             | events.Done()
         ):
             return _describe_job(event)
-        case events.Warned(message=message):
+        case events.Warning(message=message):
             return f"note: {message}"
-        case events.Failed(message=message):
+        case events.Error(message=message):
             return f"error: {message}"
         case _:
             return _describe_member(event)
@@ -60,7 +60,7 @@ def _describe_member(event: events.Event) -> str:
     match event:
         case events.Ready():
             return f"{event.name} is ready at {event.address} port {event.port}"
-        case events.DeviceEvent(reason=reason):
+        case events.Device(reason=reason):
             return reason
         case events.Pairing(code=code):
             return pairing_line(code)
@@ -70,9 +70,9 @@ def _describe_member(event: events.Event) -> str:
             return f"No device can pair now: {reason}. To let one in, run  p2ptrain invite"
         case events.Renamed():
             return f"{event.previous} is another device's name: this one is now {event.name}"
-        case events.CoordinatorEvent() | events.MemberEvent(state="suspect"):
+        case events.Coordinator() | events.Member(state="suspect"):
             return ""  # the household sorts it out by itself
-        case events.MemberEvent():
+        case events.Member():
             return f"{event.name} {_MEMBER_WORDS.get(event.state, event.state)}"
         case events.Stopped():
             return "stopped"
@@ -132,7 +132,7 @@ def spaced_code(code: str) -> str:
     return f"{code[:4]} {code[4:]}"
 
 
-def plan_lines(event: events.PlanEvent) -> list[str]:
+def plan_lines(event: events.Plan) -> list[str]:
     """The plan: its reason, who computes which layers, and who is not used and why."""
     lines = [f"  {devices_text(stage)}: {layers_text(stage)}" for stage in event.stages]
     if event.mode_reason:
@@ -143,14 +143,14 @@ def plan_lines(event: events.PlanEvent) -> list[str]:
     return [plan_head(event), *lines, *unused]
 
 
-def plan_head(event: events.PlanEvent) -> str:
+def plan_head(event: events.Plan) -> str:
     """Why there is a plan, how a batch is computed and how fast that should be."""
     reason = _PLAN_WORDS.get(event.reason, f"New plan ({event.reason})")
     speed = float(f"{event.predicted_samples_per_s:.3g}")
     return f"{reason}: {_pieces(event)}, about {speed:,.10g} samples/s"
 
 
-def _pieces(event: events.PlanEvent) -> str:
+def _pieces(event: events.Plan) -> str:
     if event.mode == "async" and event.micro_batches == 1:
         return f"batches of {event.micro_batch}, {len(event.stages)} at a time"
     if event.micro_batches == 1:
@@ -158,7 +158,7 @@ def _pieces(event: events.PlanEvent) -> str:
     return f"batches in {event.micro_batches} pieces of {event.micro_batch}"
 
 
-def layers_text(stage: events.PlanEventStage) -> str:
+def layers_text(stage: events.PlanStage) -> str:
     """A stage's first and last layer that has weights, such as `layers conv1 to layer3.0`."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in stage.parameters))
     if not layers:
@@ -166,7 +166,7 @@ def layers_text(stage: events.PlanEventStage) -> str:
     return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
 
 
-def devices_text(stage: events.PlanEventStage) -> str:
+def devices_text(stage: events.PlanStage) -> str:
     """The devices of a stage, such as `laptop` or `laptop + pi (sharing whole pieces 5:3)`."""
     names = " + ".join(device.name for device in stage.devices)
     if len(stage.devices) == 1:

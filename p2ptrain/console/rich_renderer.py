@@ -36,7 +36,7 @@ class RichRenderer:
         match event:
             case events.Step():
                 self._show_step(event)
-            case events.PlanEvent():
+            case events.Plan():
                 self._line(plan_head(event), "bold")  # a table's title breaks at its width
                 self._console.print(plan_table(event))
             case events.Eval():
@@ -44,9 +44,9 @@ class RichRenderer:
             case events.Done():
                 self.close()
                 self._line(describe(event), "bold green")
-            case events.Failure() | events.Failed():
+            case events.Failure() | events.Error():
                 self._line(describe(event), "bold red")
-            case events.Waiting() | events.Warned() | events.PairingFailed():
+            case events.Waiting() | events.Warning() | events.PairingFailed():
                 self._line(describe(event), "yellow")
             case _:
                 self._line(describe(event), "dim")
@@ -83,7 +83,7 @@ def _cell(text: str) -> Text:
     return Text(one_line(text))
 
 
-def plan_table(event: events.PlanEvent) -> Table:
+def plan_table(event: events.Plan) -> Table:
     """Which devices compute which layers, then the devices not used with their reasons."""
     table = Table()
     table.add_column("device")

@@ -139,10 +139,10 @@ def _read(field: dataclasses.Field[Any], value: Any) -> Any:
     return value if read is None else read(value)
 
 
-def _stage(body: Mapping[str, Any]) -> ev.PlanEventStage:
+def _stage(body: Mapping[str, Any]) -> ev.PlanStage:
     first, end = body["units"]
-    devices = tuple(ev.PlanEventDevice(d["name"], d["share"]) for d in body["devices"])
-    return ev.PlanEventStage(
+    devices = tuple(ev.PlanDevice(d["name"], d["share"]) for d in body["devices"])
+    return ev.PlanStage(
         units=(first, end),
         devices=devices,
         parameters=tuple(body["parameters"]),
@@ -151,8 +151,8 @@ def _stage(body: Mapping[str, Any]) -> ev.PlanEventStage:
     )
 
 
-def _left_out(body: Mapping[str, Any]) -> ev.PlanEventLeftOut:
-    return ev.PlanEventLeftOut(body["name"], body["reason"])
+def _left_out(body: Mapping[str, Any]) -> ev.LeftOut:
+    return ev.LeftOut(body["name"], body["reason"])
 
 
 _NESTED: dict[str, Callable[[Any], Any]] = {

@@ -21,10 +21,11 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin, TrainingArgume
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint, has_length
 from transformers.utils import logging
 
+from p2ptrain import events
 from p2ptrain.api.node import Node
 from p2ptrain.api.train import train as train_job
 from p2ptrain.errors import OptionError
-from p2ptrain.events import Event, Warned
+from p2ptrain.events import Event
 from p2ptrain.hf.arguments import check_arguments
 from p2ptrain.hf.flow import TrainerFlow, check_callbacks, folder_of
 from p2ptrain.hf.losses import (
@@ -242,7 +243,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers has n
         return UnshiftedCount() if counts_first else None
 
     def _tell(self, event: Event) -> None:
-        if isinstance(event, Warned):
+        if isinstance(event, events.Warning):
             logger.warning(event.message)
         if self._on_event is not None:
             self._on_event(event)

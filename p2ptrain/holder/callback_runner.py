@@ -21,8 +21,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
+from p2ptrain import events
 from p2ptrain.errors import ScriptError, UserError
-from p2ptrain.events import Done, Eval, Event, Failed, Step, Stopped
+from p2ptrain.events import Done, Eval, Event, Step, Stopped
 from p2ptrain.job.callbacks import SaveBest, StopTraining, calls
 from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
@@ -33,7 +34,7 @@ log = get_logger(__name__)
 
 MOST_WAITING = 1_000
 
-_NEVER_PASSED_OVER = (Step, Eval, Done, Failed, Stopped)
+_NEVER_PASSED_OVER = (Step, Eval, Done, events.Error, Stopped)
 
 Outcome: TypeAlias = "tuple[str | None, CallbackFailed | None]"
 """Why a callback has ended the job, and what one has raised."""
@@ -88,7 +89,7 @@ class CallbackRunner:
         if self._waiting >= MOST_WAITING and not isinstance(event, _NEVER_PASSED_OVER):
             log.warning("callbacks_too_slow", passed_over=event.event)
             return
-        self._ended = isinstance(event, Done | Failed | Stopped)
+        self._ended = isinstance(event, Done | events.Error | Stopped)
         self._submit(partial(self._call_all, event))
 
     def _submit(self, call: Callable[[], Outcome]) -> None:
@@ -170,7 +171,7 @@ class CallbackRunner:
                     )
                 except RAISED as error:
                     failure = failure or CallbackFailed(_described(name, event, error), error)
-                    if not isinstance(event, Done | Failed | Stopped):
+                    if not isinstance(event, Done | events.Error | Stopped):
                         return stopped, failure
         return stopped, failure
 

@@ -6,20 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from time import get_clock_info, monotonic
 from types import MappingProxyType
 
-from p2ptrain import failpoints
+from p2ptrain import events, failpoints
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import (
     Eval,
     Event,
     Failure,
-    PlanEvent,
-    PlanEventDevice,
-    PlanEventLeftOut,
-    PlanEventStage,
+    LeftOut,
+    PlanDevice,
+    PlanStage,
     Recovered,
     Step,
     Waiting,
-    Warned,
 )
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import MemberState, Mesh, display_name
@@ -183,7 +181,7 @@ class JobReports:
 
     def warn(self, message: str, name: str | None = None) -> None:
         """A warning for the user; `name`: of the device that it is about."""
-        self._emit(Warned(message, name))
+        self._emit(events.Warning(message, name))
 
     def hint(self, device: str, hint: str) -> None:
         """What may have killed a device: ` (...)`, or nothing."""
@@ -240,7 +238,7 @@ def plan_event(
     description: ModelDescription,
     reason: str,
     kept_bytes: Mapping[str, int] = MappingProxyType({}),
-) -> PlanEvent:
+) -> events.Plan:
     """The event that announces a plan.
 
     Args:
@@ -251,14 +249,14 @@ def plan_event(
     """
     assignment = answer.assignment
     plan = Plan.from_json(answer.plan, "the plan", batch_size=assignment.batch_size)
-    return PlanEvent(
+    return events.Plan(
         epoch=assignment.key.epoch,
         reason=reason,
         stages=tuple(_stage(stage, description) for stage in plan.stages),
         micro_batch=plan.micro_batch,
         micro_batches=assignment.micro_batches,
         predicted_samples_per_s=plan.predicted.samples_per_s,
-        left_out=tuple(PlanEventLeftOut(out.name, out.reason) for out in plan.left_out),
+        left_out=tuple(LeftOut(out.name, out.reason) for out in plan.left_out),
         changes_results=answer.changes_results,
         wire=assignment.wire.value,
         mode="sync" if assignment.asynchrony is None else "async",
@@ -270,10 +268,10 @@ def plan_event(
     )
 
 
-def _stage(stage: Stage, description: ModelDescription) -> PlanEventStage:
-    return PlanEventStage(
+def _stage(stage: Stage, description: ModelDescription) -> PlanStage:
+    return PlanStage(
         units=stage.units,
-        devices=tuple(PlanEventDevice(device.name, device.share) for device in stage.devices),
+        devices=tuple(PlanDevice(device.name, device.share) for device in stage.devices),
         parameters=tuple(description.state_dict_names(*stage.units)),
         allocation=stage.allocation.value,
         warmup=stage.warmup,

@@ -17,11 +17,11 @@ from time import monotonic
 
 from torch import Tensor
 
-from p2ptrain import failpoints
+from p2ptrain import events, failpoints
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import ProtocolError, TrainingError, note_callback
-from p2ptrain.events import Done, Event, Failed, PlanEventLeftOut, Stopped, Warned
+from p2ptrain.events import Done, Event, LeftOut, Stopped
 from p2ptrain.holder import callback_memory, loader_memory
 from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
@@ -154,10 +154,10 @@ class JobTrainer:
         try:
             await self._run()
         except CallbackFailed as failed:
-            await self._callbacks.end(Failed(str(failed)))
+            await self._callbacks.end(events.Error(str(failed)))
             raise note_callback(failed.error, str(failed)) from failed.error.__cause__
         except Exception as error:
-            await self._callbacks.end(Failed(str(error) or type(error).__name__))
+            await self._callbacks.end(events.Error(str(error) or type(error).__name__))
             raise
         except asyncio.CancelledError:
             with suppress(TimeoutError):
@@ -184,7 +184,7 @@ class JobTrainer:
         unevaluated = missing_loss(self._job.metrics, started.prepared.captured)
         if unevaluated:
             self._warn(unevaluated)
-        journal = Journal(self._folder, started.entry, lambda why: self._emit(Warned(why)))
+        journal = Journal(self._folder, started.entry, lambda why: self._emit(events.Warning(why)))
         reason = "the training has ended"
         self._comparing = asyncio.create_task(self._compare(started.prepared), name="compare")
         try:
@@ -266,19 +266,21 @@ class JobTrainer:
         kept_bytes = {self._mesh.name: copies * self._whole_bytes(prepared)}
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
         faulty = self._faulty
-        left_out = (PlanEventLeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
+        left_out = (LeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
         own = *prepared.changes, *self._differs
         changes = (*own, *event.changes_results, *answer.kinds)
         event = replace(event, changes_results=changes, left_out=tuple(left_out))
         if self._stopped_at is None:  # else nothing is trained by it
             self._emit(event)
         for change in answer.changes_results:
-            self._emit(Warned(f"this plan divides micro-batches, which changes results: {change}"))
+            self._emit(
+                events.Warning(f"this plan divides micro-batches, which changes results: {change}")
+            )
         if reason is ReconfigureReason.START:
             for change in own:
-                self._emit(Warned(change))
+                self._emit(events.Warning(change))
         for warning in answer.warnings:
-            self._emit(Warned(warning))
+            self._emit(events.Warning(warning))
 
     async def _send_model(self, digest: str, model: bytes, peer: str, message: Message) -> Message:
         if ModelRequest.read(message.fields).digest != digest:
@@ -672,7 +674,7 @@ class JobTrainer:
         return Version(checkpointer.due, self._epoch.assignment.key.epoch)
 
     def _warn(self, message: str) -> None:
-        self._emit(Warned(message))
+        self._emit(events.Warning(message))
 
     async def _gather(self, version: Version) -> Mapping[str, Tensor]:
         assert self._epoch is not None

@@ -6,7 +6,7 @@ A callback is a function of an event, or an object with any of `on_start`, `on_s
     on_start    the first plan of this process: training begins
     on_step     each step, once, in order; the next update counts when it has returned
     on_eval     each evaluation; the next mini-batch begins when it has returned
-    on_end      `Done`, `Failed`, or `Stopped` where the user has ended it; always the last
+    on_end      `Done`, `Error`, or `Stopped` where the user has ended it; always the last
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
+from p2ptrain import events
 from p2ptrain.errors import OptionError
-from p2ptrain.events import Done, Eval, Event, Failed, PlanEvent, Step, Stopped
+from p2ptrain.events import Done, Eval, Event, Plan, Step, Stopped
 from p2ptrain.net.forms import By, Count
 
 HOOKS: Final[Mapping[str, tuple[type[Event], ...]]] = {
-    "on_start": (PlanEvent,),
+    "on_start": (Plan,),
     "on_step": (Step,),
     "on_eval": (Eval,),
-    "on_end": (Done, Failed, Stopped),
+    "on_end": (Done, events.Error, Stopped),
 }
 """What an object may have, and the events that each is for."""
 

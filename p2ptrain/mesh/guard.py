@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from types import MappingProxyType
 
-from p2ptrain.events import Warned
+from p2ptrain import events
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Conduct, ConductAction, ConductConfig, Judgement, Offence
 from p2ptrain.mesh.notifications import WarnOnce
@@ -76,12 +76,12 @@ class Guard:
         log.warning("conduct", name=name, id=peer_id[:16], step=judgement.step.name.lower())
         if judgement.step is ConductAction.WARN:
             text = f"{name} {reason}: if that continues, this device ends its link"
-            self._notices.emit(Warned(text, name))
+            self._notices.emit(events.Warning(text, name))
             return
         self._cut_off[peer_id] = reason
         text = (
             f"{name} {reason}: this device does not talk to it any more, until this device starts "
             f"again; `p2ptrain remove {name}` removes it from the household"
         )
-        self._notices.emit(Warned(text, name))
+        self._notices.emit(events.Warning(text, name))
         asyncio.get_running_loop().call_soon(self._end_links, peer_id)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from p2ptrain.events import CoordinatorEvent, Event, MemberEvent, Warned
+from p2ptrain import events
+from p2ptrain.events import Event
 from p2ptrain.mesh.interface import (
     Coordinator,
     CoordinatorChanged,
@@ -40,7 +41,7 @@ class EventSubscribers:
             case MemberChanged(member) if member.id != self._self_id:
                 self._show(member)
             case CoordinatorChanged(Coordinator(name=name, term=term)):
-                self._emit(CoordinatorEvent(name, term))
+                self._emit(events.Coordinator(name, term))
         for callback in tuple(self._callbacks):
             callback(event)
 
@@ -48,7 +49,7 @@ class EventSubscribers:
         shown = (member.name, member.state)
         if self._shown.get(member.id) != shown:
             self._shown[member.id] = shown
-            self._emit(MemberEvent(member.name, member.state.value))
+            self._emit(events.Member(member.name, member.state.value))
 
 
 REMEMBERED_LIMIT = 256
@@ -75,7 +76,7 @@ class WarnOnce:
         self._given[text] = None
         if len(self._given) > REMEMBERED_LIMIT:
             self._given.popitem(last=False)
-        self.emit(Warned(text))
+        self.emit(events.Warning(text))
 
     def mismatch(self, peer_id: str, why: str) -> None:
         """A trusted device speaks another protocol version."""

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from p2ptrain import events
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import Error, ProtocolError, TrainingError
-from p2ptrain.events import Event, Warned
+from p2ptrain.events import Event
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import GONE, Mesh, display_name
 from p2ptrain.messages.job_requests import ModelRequest
@@ -168,7 +169,7 @@ class DeviceProfiler:
         whose = display_name(self._mesh, source)
         log.warning("model_ended_its_process", source=whose, why=why)
         if self._emit is not None:
-            self._emit(Warned(f"a model of {whose} {why}; this device is not harmed by it"))
+            self._emit(events.Warning(f"a model of {whose} {why}; this device is not harmed by it"))
 
     async def all_measured(self, peer: str, message: Message) -> None:
         """No other device measures any more."""

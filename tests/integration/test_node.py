@@ -16,12 +16,13 @@ import pytest
 import torch
 
 import p2ptrain
+from p2ptrain import events
 from p2ptrain.api.views import MemberStatus
 from p2ptrain.control.lease import LeasedIdentity, Lender
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.control.server import ControlServer
 from p2ptrain.errors import OptionError, PlanError, RunCancelled, ScriptError
-from p2ptrain.events import Done, Event, MemberEvent, PlanEvent, Ready, Step
+from p2ptrain.events import Done, Event, Plan, Ready, Step
 from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE
 from p2ptrain.mesh.interface import Member, MemberState
 from p2ptrain.mesh.network_mesh import NetworkMesh
@@ -97,7 +98,7 @@ async def test_a_run_tells_what_happens_and_gives_the_users_own_model(start: Sta
     assert await run.result() is job.model
     assert run.done
     assert [event.step for event in events if isinstance(event, Step)] == [1, 2, 3, 4]
-    plan = next(event for event in events if isinstance(event, PlanEvent))
+    plan = next(event for event in events if isinstance(event, Plan))
     assert {device.name for stage in plan.stages for device in stage.devices} == {"desk", "shelf"}
     assert isinstance(events[-1], Done)
     after = job.model.state_dict().values()
@@ -191,7 +192,7 @@ async def test_devices_at_work_for_others_are_left_out_with_the_reason(start: St
     await events_until(first, Step)
     attic = await start("attic")
     second = await attic.train(make_job(), over(3))
-    plans = [event async for event in second if isinstance(event, PlanEvent)]
+    plans = [event async for event in second if isinstance(event, Plan)]
     reasons = {out.name: out.reason for out in plans[0].left_out}
     assert reasons.keys() == {"desk", "shelf"}
     assert all("already computes for another training" in reason for reason in reasons.values())
@@ -238,7 +239,7 @@ async def test_leaving_ends_the_run(start: Start) -> None:
 
 async def _until_left(node: p2ptrain.Node, name: str) -> None:
     async for event in node.events():
-        if isinstance(event, MemberEvent) and (event.name, str(event.state)) == (name, "left"):
+        if isinstance(event, events.Member) and (event.name, str(event.state)) == (name, "left"):
             return
 
 

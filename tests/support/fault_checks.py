@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from p2ptrain.events import Failure, PlanEvent, Step
+from p2ptrain.events import Failure, Plan, Step
 from tests.support.faults import BATCH, STEPS, Fault, Outcome
 
 LOSS_TOLERANCE = 1e-8
@@ -65,7 +65,7 @@ def _people(found: Outcome, _wanted: Outcome) -> list[str]:
     failures = [event.name for event in found.events if isinstance(event, Failure)]
     if len(failures) != len(set(failures)) or not set(failures) <= set(found.dead):
         told.append(f"failures {failures} of {found.dead}")
-    epochs = [event.epoch for event in found.events if isinstance(event, PlanEvent)]
+    epochs = [event.epoch for event in found.events if isinstance(event, Plan)]
     if epochs != sorted(set(epochs)):
         told.append(f"epochs {epochs}")
     return told

@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from p2ptrain import failpoints
+from p2ptrain import events, failpoints
 from p2ptrain.coordinator import plan_cluster
-from p2ptrain.events import Eval, Event, PlanEvent, Step
+from p2ptrain.events import Eval, Event, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -247,7 +247,7 @@ class _Run:
         if self._holder_died.is_set():
             return  # nobody hears what a dead process says
         self.outcome.events.append(event)
-        if isinstance(event, PlanEvent):
+        if isinstance(event, events.Plan):
             self._data.asked.append([])
             if event.reason != "start":
                 self.gate.open()

@@ -33,6 +33,8 @@ def test_all_that_is_listed_is_there() -> None:
 def test_an_older_name_works_and_names_the_new_one() -> None:
     with pytest.warns(DeprecationWarning, match="p2ptrain.AsyncOptions"):
         assert p2ptrain.Asynchrony is p2ptrain.AsyncOptions
+    with pytest.warns(DeprecationWarning, match=r"p2ptrain\.events\.Warning"):
+        assert p2ptrain.events.Warned is p2ptrain.events.Warning
 
 
 def test_a_wrong_option_is_named_before_anything_runs() -> None:

@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from p2ptrain import events
 from p2ptrain.errors import PeerError
-from p2ptrain.events import Event, PairingFailed, Warned
+from p2ptrain.events import Event, PairingFailed
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.interface import CoordinatorChanged, LinkLost, LinkUp, MemberChanged, MeshEvent
 from p2ptrain.mesh.membership.membership_config import MembershipConfig
@@ -82,7 +83,7 @@ def say(kind: str, **fields: Any) -> None:
 
 def _tell(event: Event) -> None:
     """What a user would read, where something went wrong."""
-    if isinstance(event, Warned | PairingFailed):
+    if isinstance(event, events.Warning | PairingFailed):
         say("trouble", words=str(event))
 
 

@@ -77,9 +77,10 @@ def _introduce(output: Output) -> None:
 
 async def _train(room: Path, output: Output) -> float:
     """Show the holder's events; returns the accuracy after the last step."""
+    from p2ptrain import events
     from p2ptrain.demo.device_process import parse_event
     from p2ptrain.demo.household import HouseholdPlan, train_together
-    from p2ptrain.events import Eval, Step, Warned
+    from p2ptrain.events import Eval, Step
     from p2ptrain.mesh.trust.pairing_window import new_code
 
     plan = HouseholdPlan(
@@ -93,13 +94,13 @@ async def _train(room: Path, output: Output) -> float:
         dies_after=DIES_AFTER,
     )
     accuracy: float | None = None
-    async with contextlib.aclosing(train_together(plan)) as events:
-        async for body in events:
+    async with contextlib.aclosing(train_together(plan)) as bodies:
+        async for body in bodies:
             event = parse_event(body)
             if event is not None:
                 output.show(event)
             if isinstance(event, Step) and event.step == DIES_AFTER:
-                output.show(Warned(f"{DIES} is killed now, in the middle of its work"))
+                output.show(events.Warning(f"{DIES} is killed now, in the middle of its work"))
             if isinstance(event, Eval):
                 accuracy = event.metrics["accuracy"]
     if accuracy is None:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from p2ptrain import events
 from p2ptrain.aio import event_loop
 from p2ptrain.api.loading import load_training
 from p2ptrain.cli import arguments, startup
@@ -17,7 +18,7 @@ from p2ptrain.cli.signals import first_of, sigterm_interrupts, stop_event
 from p2ptrain.cli.usage import DONE
 from p2ptrain.control.lease import LeasedIdentity, Lender, NodeOptions
 from p2ptrain.control.member_lock import FolderLock
-from p2ptrain.events import Event, Failed, Pairing, Stopped, Warned
+from p2ptrain.events import Event, Pairing, Stopped
 
 if TYPE_CHECKING:
     from p2ptrain.control.server import ControlServer
@@ -100,7 +101,7 @@ async def _join(
         if stop.is_set():
             return
         warning = "p2ptrain train runs on this device now: join continues when it ends"
-        output.show(Warned(message=warning))
+        output.show(events.Warning(message=warning))
         await lender.lend(place, lock, stop)
         if not stop.is_set():  # else commands go on finding the borrower
             control.publish()
@@ -131,7 +132,7 @@ def _shown(output: Output) -> Callable[[Event], None]:
     """Show what happens, codes for cameras too; how the command ends it says itself."""
 
     def show(event: Event) -> None:
-        if isinstance(event, Stopped | Failed):
+        if isinstance(event, Stopped | events.Error):
             return
         output.show(event)
         if isinstance(event, Pairing) and output.is_terminal:

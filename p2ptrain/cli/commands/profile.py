@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from p2ptrain import events
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.usage import DONE, UsageError
-from p2ptrain.events import Warned
 from p2ptrain.job.planning_files import write_whole
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def run(args: argparse.Namespace, output: Output) -> int:
     left_out = sorted(set(args.batch_sizes) - set(profile.times.sizes))
     if left_out:
         sizes = ", ".join(map(str, left_out))
-        output.show(Warned(message=f"batch sizes {sizes} are too large for this device's memory"))
+        output.show(
+            events.Warning(message=f"batch sizes {sizes} are too large for this device's memory")
+        )
     write_whole(place, json.dumps(profile.to_json(), indent=1))
     units = len(profile.units)
     output.result(

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from p2ptrain import events
 from p2ptrain.aio import event_loop
 from p2ptrain.api.loading import collector_at_rest, load_training
 from p2ptrain.cli import arguments
@@ -23,7 +24,7 @@ from p2ptrain.cli.script import load_job
 from p2ptrain.cli.signals import sigterm_interrupts
 from p2ptrain.cli.usage import DONE, Experimental, Interrupted
 from p2ptrain.control.lease import NodeOptions
-from p2ptrain.events import Event, Failed, Step, Stopped
+from p2ptrain.events import Event, Step, Stopped
 
 if TYPE_CHECKING:
     from p2ptrain.job.job import Job
@@ -161,5 +162,5 @@ class _Shown:
     def __call__(self, event: Event) -> None:
         if isinstance(event, Step):
             self.step = event.step
-        if not isinstance(event, Stopped | Failed):
+        if not isinstance(event, Stopped | events.Error):
             self._output.show(event)

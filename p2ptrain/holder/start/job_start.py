@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
 
+from p2ptrain import events
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import OptionError, UserError
-from p2ptrain.events import Event, Warned
+from p2ptrain.events import Event
 from p2ptrain.holder.start import job_registry, journal
 from p2ptrain.holder.start.job_registry import job_fingerprint, job_id, job_prefix, weights_digest
 from p2ptrain.holder.start.journal import JournalEntry
@@ -117,7 +118,7 @@ class JobStart:
         return StartedJob(prepared, entry, has_first_weights=True)
 
     def _warn(self, message: str) -> None:
-        self._emit(Warned(message))
+        self._emit(events.Warning(message))
 
     async def _capture(self, job: Job) -> tuple[PreparedJob, str]:
         def capture() -> PreparedJob:
@@ -174,7 +175,7 @@ class JobStart:
         if verdict.start is ResumeMode.REFUSE:
             raise OptionError(verdict.reason)
         if verdict.reason:
-            self._emit(Warned(verdict.reason))
+            self._emit(events.Warning(verdict.reason))
         if verdict.ending:
             if self._folder is not None:
                 ended_jobs.note_ended(self._folder, verdict.ending)

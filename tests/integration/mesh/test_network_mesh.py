@@ -14,16 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from p2ptrain import events
 from p2ptrain.errors import LinkClosed, NotPaired, OptionError, PeerError, UserError
 from p2ptrain.events import (
-    CoordinatorEvent,
-    MemberEvent,
+    Coordinator,
+    Member,
     Pairing,
     PairingClosed,
     PairingFailed,
     Ready,
     Renamed,
-    Warned,
 )
 from p2ptrain.mesh.discovery.interfaces import InterfaceAddress
 from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage, encode
@@ -80,9 +80,9 @@ async def test_two_devices_with_one_code_find_pair_and_agree(home: Household) ->
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)
     kinds = [type(event) for event in anna.events]
-    assert kinds.index(Ready) < kinds.index(Pairing) < kinds.index(MemberEvent)
-    assert MemberEvent("bert", "alive") in anna.events
-    assert anna.told(CoordinatorEvent)
+    assert kinds.index(Ready) < kinds.index(Pairing) < kinds.index(Member)
+    assert Member("bert", "alive") in anna.events
+    assert anna.told(Coordinator)
     assert anna.told(Pairing) == [Pairing(CODE)]
     ready = anna.told(Ready)[0]
     assert (ready.address, ready.port) == ("127.0.0.1", anna.mesh.port)
@@ -149,7 +149,7 @@ async def test_a_full_disk_costs_neither_links_nor_names(
     again = await home.start("bert", name="berta", code=None)
     await together(anna, again)
     assert [device.name for device in anna.mesh.household_trust.devices()] == ["berta"]
-    await anna.until(lambda: "trusted.json cannot" in str(anna.told(Warned)))
+    await anna.until(lambda: "trusted.json cannot" in str(anna.told(events.Warning)))
     monkeypatch.undo()
 
 
@@ -187,7 +187,7 @@ async def test_a_full_disk_ends_no_membership_at_an_election(
     said = ElectionMessage(ElectionKind.ANNOUNCE, seen, support=2)
     message = Message(ELECTION_KIND, {"payload": encode(said)})
     await bert.mesh.send(anna.mesh.self_id, message)
-    await anna.until(lambda: "device.json cannot be written" in str(anna.told(Warned)))
+    await anna.until(lambda: "device.json cannot be written" in str(anna.told(events.Warning)))
     assert anna.mesh._file.term >= seen
     await together(anna, bert)
     monkeypatch.undo()
@@ -207,8 +207,8 @@ async def test_a_full_disk_keeps_no_removed_device_in(
     _fill_disk(monkeypatch, tmp_path / "anna")
     bert.mesh.household_trust.remove("carl")
     await anna.until(lambda: anna.mesh.connected == {bert.mesh.self_id})
-    await anna.until(lambda: MemberEvent("carl", "dead") in anna.events)
-    await anna.until(lambda: "carl was removed" in str(anna.told(Warned)))
+    await anna.until(lambda: Member("carl", "dead") in anna.events)
+    await anna.until(lambda: "carl was removed" in str(anna.told(events.Warning)))
 
 
 async def test_a_good_bye_is_an_end_for_certain(home: Household) -> None:
@@ -217,7 +217,7 @@ async def test_a_good_bye_is_an_end_for_certain(home: Household) -> None:
         anna = await home.start("anna")
         await together(anna, bert)
         anna.mesh.subscribe(heard.append)
-    await anna.until(lambda: MemberEvent("bert", "left") in anna.events)
+    await anna.until(lambda: Member("bert", "left") in anna.events)
     gone = [event for event in heard if isinstance(event, MemberChanged)]
     assert [(event.member.state, event.certain) for event in gone] == [(MemberState.LEFT, True)]
 
@@ -278,7 +278,7 @@ async def test_a_peer_whose_name_is_not_known_yet_ends_no_start(
     anna = await home.start("anna", peers=("nas.home",))
     bert = await home.start("bert")
     await together(anna, bert)
-    await anna.until(lambda: "--peer nas.home: no such host now" in str(anna.told(Warned)))
+    await anna.until(lambda: "--peer nas.home: no such host now" in str(anna.told(events.Warning)))
 
 
 async def test_a_restart_needs_no_code(home: Household) -> None:
@@ -299,10 +299,10 @@ async def test_another_identity_is_never_taken_without_a_word(
     anna = await home.start("anna")
     async with home.running("bert") as bert:
         await together(anna, bert)
-        assert not any("a new identity" in str(told) for told in bert.told(Warned))
+        assert not any("a new identity" in str(told) for told in bert.told(events.Warning))
     (tmp_path / "bert" / IDENTITY_FILE).unlink()
     async with home.running("bert", code=None) as again:
-        await again.until(lambda: "a new identity" in str(again.told(Warned)))
+        await again.until(lambda: "a new identity" in str(again.told(events.Warning)))
 
 
 async def test_the_later_of_two_names_gets_a_number(home: Household, tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ async def test_a_code_of_a_start_script_lets_no_removed_device_in(home: Househol
     again = await home.start("anna")  # with the same code
     await together(again, cora)
     assert again.mesh.household_trust.window is None
-    assert any("may know this code" in str(told) for told in again.told(Warned))
+    assert any("may know this code" in str(told) for told in again.told(events.Warning))
     channel, _ = await dial_unpaired([("127.0.0.1", again.mesh.port)])
     assert b"closed" in await channel.receive()
     new = again.mesh.household_trust.invite()
@@ -414,7 +414,7 @@ async def test_a_relay_between_two_devices_pairs_no_device(home: Household, tmp_
     home.network = type(home.network)()  # bert finds nobody but the relay
     bert = await home.start("bert", peers=(f"127.0.0.1:{listener.port}",))
     await bert.until(lambda: bool(bert.told(PairingFailed)))
-    await anna.until(lambda: "did not prove its key" in str(anna.told(Warned)))
+    await anna.until(lambda: "did not prove its key" in str(anna.told(events.Warning)))
     assert [device.mesh.household_trust.devices() for device in (anna, bert)] == [[], []]
     assert anna.told(PairingFailed) == []  # its guess was not even looked at
     await listener.close()

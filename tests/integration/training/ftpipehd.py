@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from p2ptrain.events import PlanEvent
+from p2ptrain.events import Plan
 from p2ptrain.job.asynchrony import PLANNER, AsyncOptions, FtpipehdOptions
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.round_orders import RoundReport
@@ -69,7 +69,7 @@ def as_published(
 
 def reasons(household: Devices) -> list[str]:
     """Why plans began."""
-    return [event.reason for event in household.events if isinstance(event, PlanEvent)]
+    return [event.reason for event in household.events if isinstance(event, Plan)]
 
 
 def units(household: Devices) -> list[dict[str, int]]:
@@ -77,5 +77,5 @@ def units(household: Devices) -> list[dict[str, int]]:
     return [
         {stage.devices[0].name: stage.units[1] - stage.units[0] for stage in event.stages}
         for event in household.events
-        if isinstance(event, PlanEvent)
+        if isinstance(event, Plan)
     ]

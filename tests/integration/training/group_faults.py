@@ -26,10 +26,11 @@ from unittest.mock import patch
 
 import torch
 
+from p2ptrain import events
 from p2ptrain.coordinator import plan_cluster, replan_decision
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.errors import DeviceLost, PeerError, UserError
-from p2ptrain.events import Event, PlanEvent, Step
+from p2ptrain.events import Event, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -259,7 +260,7 @@ class Run:
     def _is_shared(self) -> bool:
         """Whether others have a part in the newest plan, and live."""
         household = self._household
-        newest = [event for event in household.events if isinstance(event, PlanEvent)][-1]
+        newest = [event for event in household.events if isinstance(event, events.Plan)][-1]
         names = {device.name for stage in newest.stages for device in stage.devices}
         return any(household.mesh.running(memory_id(name)) for name in names - {"a"})
 
@@ -436,7 +437,7 @@ async def run(course: Course) -> str:
             finally:
                 await going.over()
             _check(household, going.job, course)
-            plans = [event for event in household.events if isinstance(event, PlanEvent)]
+            plans = [event for event in household.events if isinstance(event, events.Plan)]
             reasons = [event.reason for event in plans]
             told = {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}
             return " ".join(f"{count} {reason}" for reason, count in told.items())

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from p2ptrain import events
 from p2ptrain.api.device_services import DeviceServices
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
-from p2ptrain.events import Event, PlanEvent, Step, Waiting, Warned
+from p2ptrain.events import Event, Plan, Step, Waiting
 from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -92,7 +93,7 @@ class Devices:
         """
 
         def emit(event: Event) -> None:
-            if isinstance(event, Warned):
+            if isinstance(event, events.Warning):
                 self.warned.append((name, event.message))
                 return
             assert isinstance(event, Waiting)
@@ -125,9 +126,9 @@ class Devices:
         return [event.loss for event in self.events if isinstance(event, Step)]
 
     @property
-    def plan(self) -> PlanEvent:
+    def plan(self) -> Plan:
         """The newest plan."""
-        return [event for event in self.events if isinstance(event, PlanEvent)][-1]
+        return [event for event in self.events if isinstance(event, Plan)][-1]
 
     def holder_run(
         self,

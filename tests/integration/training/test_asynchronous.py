@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from p2ptrain.events import Eval, Warned
+from p2ptrain import events
+from p2ptrain.events import Eval
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.model.stage.optimizer_spec import Adam
@@ -43,7 +44,7 @@ async def test_losses_and_weights_are_those_of_the_formula(
     names = cut_of(household)
     assert len(names) == count
     assert_undisturbed(household, job, by_formula(delayed_job(name), names, how, steps))
-    told = [event.message for event in household.events if isinstance(event, Warned)]
+    told = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert any("with --no-stashing" in line for line in told) is (how.weights is Weights.UNSTASHED)
 
 

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 import torch
 
-from p2ptrain import failpoints
+from p2ptrain import events, failpoints
 from p2ptrain.coordinator import plan_cluster
-from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.events import Event, Failure, Recovered, Step
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import AsyncOptions
@@ -146,12 +146,12 @@ async def test_a_death_in_a_group_goes_back_to_a_cut(monkeypatch: pytest.MonkeyP
             failpoints.disarm()
         await asyncio.gather(*killing)
     assert steps_of(household) == list(range(1, steps + 1))
-    events = household.events
-    assert [event.name for event in events if isinstance(event, Failure)] == ["b"]
-    first, second = (event for event in events if isinstance(event, PlanEvent))
-    (recovered,) = (event for event in events if isinstance(event, Recovered))
+    seen = household.events
+    assert [event.name for event in seen if isinstance(event, Failure)] == ["b"]
+    first, second = (event for event in seen if isinstance(event, events.Plan))
+    (recovered,) = (event for event in seen if isinstance(event, Recovered))
     assert recovered.version % every == 0
-    told = sum(isinstance(event, Step) for event in events[: events.index(recovered)])
+    told = sum(isinstance(event, Step) for event in seen[: seen.index(recovered)])
     cuts = [[list(stage.parameters) for stage in plan.stages] for plan in (first, second)]
     counts = {0: (2, 1), recovered.version: (1, 1)}
     before = by_formula(delayed_job(), cuts[0], STASHED, told, devices=counts)

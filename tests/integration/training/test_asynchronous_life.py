@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from p2ptrain.errors import OptionError, PlanError, TrainingError
-from p2ptrain.events import Event, PlanEvent, Step
+from p2ptrain.events import Event, Plan, Step
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
@@ -54,7 +54,7 @@ async def course(
 
 
 def reasons(household: Devices) -> list[str]:
-    return [event.reason for event in household.events if isinstance(event, PlanEvent)]
+    return [event.reason for event in household.events if isinstance(event, Plan)]
 
 
 async def test_who_leaves_hands_its_work_over_and_nothing_is_computed_again() -> None:
@@ -127,7 +127,7 @@ async def test_a_holder_that_is_started_again_goes_on_from_a_cut(tmp_path: Path)
 
         with epochs.watched():
             await household.holder_run(job, chosen, folder=process.left).run()
-        first = next(event for event in household.events if isinstance(event, PlanEvent))
+        first = next(event for event in household.events if isinstance(event, Plan))
         names = [list(stage.parameters) for stage in first.stages]
         version, before, cut = epochs.begun[0]
         assert version <= told == before

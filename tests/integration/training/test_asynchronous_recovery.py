@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.events import Event, Failure, Plan, Recovered, Step
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.plan.types.weight_versions import Weights
@@ -73,7 +73,7 @@ async def test_a_death_goes_back_to_a_cut_through_all_stages(
     cuts = [
         [list(stage.parameters) for stage in event.stages]
         for event in household.events
-        if isinstance(event, PlanEvent)
+        if isinstance(event, Plan)
     ]
     first, last = cuts[0], cuts[-1]
     assert (len(first), len(last)) == (3, 2)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain import events
 from p2ptrain.errors import PlanError, ScriptError, TrainingError
-from p2ptrain.events import Warned
 from p2ptrain.job.job import Job
 from p2ptrain.model.stage.optimizer_spec import SGD
 from tests.integration.training.household import devices
@@ -121,7 +121,7 @@ async def test_a_global_that_the_data_change_under_the_model_is_warned_of_once()
     made = Job(Scaled(), data, cross_entropy, optimizer=SGD(lr=0.1), **sizes)  # type: ignore[arg-type]
     async with devices(2) as household:
         await household.holder_run(made).run()
-    told = [event.message for event in household.events if isinstance(event, Warned)]
+    told = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert [message.partition(" ")[0] for message in told if "was captured" in message] == [
         "'SCALE'"
     ]

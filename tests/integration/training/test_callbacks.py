@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 import p2ptrain
-from p2ptrain.events import Done, Eval, Event, Failed, PlanEvent, Step
+from p2ptrain import events
+from p2ptrain.events import Done, Eval, Event, Plan, Step
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -94,7 +95,7 @@ async def test_callbacks_see_everything_once_and_in_order_in_one_thread() -> Non
         event for event in household.events if isinstance(event, Step | Eval)
     ]
     assert heard == household.events
-    assert isinstance(probe.of("on_start")[0], PlanEvent)
+    assert isinstance(probe.of("on_start")[0], Plan)
     assert probe.of("on_end") == [household.events[-1]]
     assert len(probe.threads) == 1
     assert threading.get_ident() not in probe.threads
@@ -163,7 +164,7 @@ async def test_what_a_callback_raises_ends_the_job_with_that_error(hook: str) ->
             await household.holder_run(evaluated(failing, probe), one_stage_each(3, 99)).run()
     assert any(f"Logger.{hook}" in note or "broken" in note for note in raised.value.__notes__)
     (end,) = probe.of("on_end")
-    assert isinstance(end, Done if hook == "on_end" else Failed)
+    assert isinstance(end, Done if hook == "on_end" else events.Error)
 
 
 async def test_errors_of_the_network_that_a_callback_raises_end_the_job_too() -> None:

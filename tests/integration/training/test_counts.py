@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain import events
 from p2ptrain.errors import CaptureError, ScriptError
-from p2ptrain.events import Eval, Event, Recovered, Step, Warned
+from p2ptrain.events import Eval, Event, Recovered, Step
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start import loss_count
 from p2ptrain.holder.start.prepare import prepare
@@ -132,7 +133,7 @@ async def test_a_pipeline_trains_bit_for_bit_by_the_contract_s_loop(
     assert household.losses == by_plain_torch(plain, micro_batch=micro_batch)
     assert _same_weights(job, plain)
     assert not household.plan.changes_results
-    told = [event.message for event in household.events if isinstance(event, Warned)]
+    told = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert any("counts nothing" in message for message in told) is (empty is _most)
 
 

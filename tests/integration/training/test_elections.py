@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from p2ptrain import events
 from p2ptrain.errors import InternalError, PeerError, PlanError
-from p2ptrain.events import Event, PlanEvent, Step, Warned
+from p2ptrain.events import Event, Plan, Step
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, PLAN, PREPARE, WORKS
@@ -53,7 +54,7 @@ async def test_an_election_while_a_job_is_prepared_changes_nothing(kind: str, wh
         at_first(household, where, kind, lambda: household.mesh.elect("c"))
         await household.holder_run(make_job(epochs=1)).run()
         assert household.losses == undisturbed(make_job(), 3).losses
-        plans = [event for event in household.events if isinstance(event, PlanEvent)]
+        plans = [event for event in household.events if isinstance(event, Plan)]
         assert [plan.reason for plan in plans] == ["start"]
         assert {d.name for stage in plans[0].stages for d in stage.devices} == {"a", "b", "c"}
 
@@ -137,7 +138,7 @@ async def test_a_coordinator_that_gives_no_plan_is_named_and_passed_over(
             household.mesh["b"].unroute(WORKS)
         await household.holder_run(make_job(epochs=1)).run()
         assert household.losses == undisturbed(make_job(), 3).losses
-        warned = [event.message for event in household.events if isinstance(event, Warned)]
+        warned = [event.message for event in household.events if isinstance(event, events.Warning)]
         assert [message.split(":")[0].split(",")[0] for message in warned] == ["b"]
         followed = household.mesh["c"].coordinator
         assert followed is not None
@@ -182,7 +183,7 @@ async def test_a_link_to_the_coordinator_that_breaks_is_not_waited_for() -> None
         assert {d.name for stage in household.plan.stages for d in stage.devices} == {"a", "b", "c"}
 
 
-@pytest.mark.parametrize("kind", [PlanEvent, Step])
+@pytest.mark.parametrize("kind", [Plan, Step])
 async def test_a_coordinator_without_a_part_may_die_before_the_first_round_and_after(
     monkeypatch: pytest.MonkeyPatch, kind: type[Event]
 ) -> None:
@@ -200,4 +201,4 @@ async def test_a_coordinator_without_a_part_may_die_before_the_first_round_and_a
         await asyncio.gather(*killing)
         assert household.mesh.coordinator.name == "a"
         assert household.losses == undisturbed(make_job()).losses
-        assert len([event for event in household.events if isinstance(event, PlanEvent)]) == 1
+        assert len([event for event in household.events if isinstance(event, Plan)]) == 1

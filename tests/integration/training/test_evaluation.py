@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2ptrain.events import Eval, Warned
+from p2ptrain import events
+from p2ptrain.events import Eval
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -86,7 +87,7 @@ async def test_heads_that_only_training_has_leave_the_loss_out_of_evaluations(pl
     made = job(Auxiliary(), two_heads, "accuracy")
     household, metrics = await trained(made, planner)
     assert metrics == {"accuracy": pytest.approx(expected(made, "accuracy"))}
-    told = [e.message for e in household.events if isinstance(e, Warned)]
+    told = [e.message for e in household.events if isinstance(e, events.Warning)]
     assert len([message for message in told if "in evaluation mode" in message]) == 1
 
 

@@ -15,8 +15,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from p2ptrain import failpoints
-from p2ptrain.events import Event, Failure, Recovered, Step, Warned
+from p2ptrain import events, failpoints
+from p2ptrain.events import Event, Failure, Recovered, Step
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder import full_snapshots
 from p2ptrain.holder.full_snapshots import FullSnapshots
@@ -99,7 +99,7 @@ async def test_all_answer_and_a_stage_hangs() -> None:
     assert reasons(household) == ["start", "drift", "failure"]
     *_, before, after = units(household)
     assert before == after
-    told = [event.message for event in household.events if isinstance(event, Warned)]
+    told = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert any("nothing moves any more" in message for message in told)
 
 
@@ -191,5 +191,5 @@ async def test_without_memory_for_it_there_is_no_whole_copy_and_people_hear_so(
     monkeypatch.setattr(full_snapshots, "usable_memory_bytes", lambda: 100)
     async with devices(3, settings=SETTINGS) as household:
         await course(household, 3, None)
-    told = [event.message for event in household.events if isinstance(event, Warned)]
+    told = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert sum("copy of the whole model" in message for message in told) == 1

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from p2ptrain import events
 from p2ptrain.errors import OptionError, PlanError
-from p2ptrain.events import Done, Event, Failure, PlanEvent, Step
+from p2ptrain.events import Done, Event, Failure, Step
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
@@ -41,7 +42,7 @@ def plan_file(
     return file
 
 
-def units_of(plan: PlanEvent) -> list[tuple[tuple[int, int], list[str]]]:
+def units_of(plan: events.Plan) -> list[tuple[tuple[int, int], list[str]]]:
     return [(stage.units, [device.name for device in stage.devices]) for stage in plan.stages]
 
 
@@ -71,7 +72,7 @@ async def test_it_is_obeyed_and_a_death_is_planned_around(tmp_path: Path) -> Non
         await household.holder_run(job, TrainOptions(plan=file, steps=STEPS), listen).run()
         await asyncio.gather(*killing)
         assert_undisturbed(household, job, wanted)
-        first, *others = [e for e in household.events if isinstance(e, PlanEvent)]
+        first, *others = [e for e in household.events if isinstance(e, events.Plan)]
         assert units_of(first) == [((begin, end), [name]) for begin, end, name in stages]
         assert [plan.reason for plan in others] == ["failure"]
         assert "b" not in {name for _, names in units_of(others[0]) for name in names}
@@ -94,7 +95,7 @@ async def test_a_plan_with_another_device_or_for_another_model_ends_the_job(
             )
             with pytest.raises(PlanError, match=message):
                 await run.run()
-            assert not [e for e in household.events if isinstance(e, Step | PlanEvent)]
+            assert not [e for e in household.events if isinstance(e, Step | events.Plan)]
 
 
 async def test_other_micro_batches_than_the_job_s_are_refused_at_once(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ async def test_a_dry_run_writes_what_planners_read_and_trains_nothing(tmp_path: 
         await household.holder_run(job, options, household.events.append).run()
         for name in household.names:
             await household.until_idle(name)
-        (event,) = [e for e in household.events if isinstance(e, PlanEvent)]
+        (event,) = [e for e in household.events if isinstance(e, events.Plan)]
         assert not [e for e in household.events if isinstance(e, Step | Done)]
         made = Plan.from_json(json.loads(plan.read_text()))
         assert units_of(event) == [
@@ -145,7 +146,7 @@ async def test_a_holder_that_is_started_again_goes_on_by_the_plan(tmp_path: Path
         job = momentum_job()
         await again(household, process, job, options)
         assert_undisturbed(household, job, wanted)
-        first, *later = [e for e in household.events if isinstance(e, PlanEvent)]
+        first, *later = [e for e in household.events if isinstance(e, events.Plan)]
         assert units_of(first) == [((begin, end), [name]) for begin, end, name in stages]
         assert [units_of(plan) for plan in later] == [
             [((begin, end), [name]) for begin, end, name in other]

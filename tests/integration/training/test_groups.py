@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2ptrain import failpoints
+from p2ptrain import events, failpoints
 from p2ptrain.errors import TrainingError
-from p2ptrain.events import Eval, Event, Step, Warned
+from p2ptrain.events import Eval, Event, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
@@ -250,7 +250,7 @@ async def test_targets_left_out_that_come_up_later_are_told_of(
         job = Job(torch.nn.Linear(4, 3), data, both, SGD(lr=0.1), 8, micro_batch, epochs=2)
         async with devices(1 if plan is None else 2) as household:
             await household.holder_run(job, how).run()
-            told = [event for event in household.events if isinstance(event, Warned)]
+            told = [event for event in household.events if isinstance(event, events.Warning)]
         assert ["which the loss leaves out" in event.message for event in told] == [True] * warnings
 
 

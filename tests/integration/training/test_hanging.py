@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.events import Event, PlanEvent, Step, Warned
+from p2ptrain import events
+from p2ptrain.events import Event, Plan, Step
 from p2ptrain.messages.kinds import (
     ALIVE,
     INVENTORY,
@@ -51,10 +52,10 @@ def hang(household: Devices, name: str, kinds: Collection[str] = ()) -> None:
 
 
 def _warned(household: Devices) -> list[str | None]:
-    return [event.name for event in household.events if isinstance(event, Warned)]
+    return [event.name for event in household.events if isinstance(event, events.Warning)]
 
 
-def _used(plan: PlanEvent) -> set[str]:
+def _used(plan: Plan) -> set[str]:
     return {device.name for stage in plan.stages for device in stage.devices}
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from p2ptrain import events
 from p2ptrain.coordinator import plan_cluster
-from p2ptrain.events import PlanEvent, Warned
+from p2ptrain.events import Plan
 from p2ptrain.messages.kinds import FAILED
 from p2ptrain.messages.tensors import MicroBatchSlice, StreamId, Value
 from p2ptrain.net.message import Message
@@ -123,7 +124,7 @@ async def test_of_a_group_whose_sums_are_spoiled_one_after_the_other_is_left_out
         options = replace(one_stage_each(len(names)), planner="auto")
         await household.holder_run(job, options).run()
     assert household.losses == pytest.approx(wanted.losses, rel=1e-4)
-    warned = [event.name for event in household.events if isinstance(event, Warned)]
+    warned = [event.name for event in household.events if isinstance(event, events.Warning)]
     assert warned[-1] == liar, "the others are tried before"
     assert len(warned) < len(names)
     used = {device.name for stage in household.plan.stages for device in stage.devices}
@@ -149,10 +150,10 @@ async def test_it_is_named_and_planned_around(monkeypatch: pytest.MonkeyPatch, k
         spoil(monkeypatch, kind)
         await household.holder_run(job, one_stage_each(3)).run()
         assert_undisturbed(household, job, wanted)
-    told = [event for event in household.events if isinstance(event, Warned)]
+    told = [event for event in household.events if isinstance(event, events.Warning)]
     assert [event.name for event in told] == ["b"]
     assert "b is not used any more in this training" in told[0].message
-    plans = [event for event in household.events if isinstance(event, PlanEvent)]
+    plans = [event for event in household.events if isinstance(event, Plan)]
     names = [{d.name for stage in plan.stages for d in stage.devices} for plan in plans]
     assert names[0] == {"a", "b", "c"}
     assert names[-1] == {"a", "c"}
@@ -182,6 +183,6 @@ async def test_one_that_says_without_end_that_its_part_fails_ends_no_job(
         await household.holder_run(job, one_stage_each(3)).run()
         complaining.cancel()
         assert_undisturbed(household, job, wanted)
-    assert [event.name for event in household.events if isinstance(event, Warned)] == ["b"]
+    assert [event.name for event in household.events if isinstance(event, events.Warning)] == ["b"]
     used = {device.name for stage in household.plan.stages for device in stage.devices}
     assert used == {"a", "c"}

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from p2ptrain.events import Step, Warned
+from p2ptrain import events
+from p2ptrain.events import Step
 from p2ptrain.job.train_options import TrainOptions
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import make_job, on_step, undisturbed
@@ -28,7 +29,7 @@ async def test_an_interrupt_writes_the_weights_of_the_last_step(count: int, tmp_
         with pytest.raises(asyncio.CancelledError):
             await run
         last = max(event.step for event in household.events if isinstance(event, Step))
-        said = [event.message for event in household.events if isinstance(event, Warned)]
+        said = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert said[-1] == f"the weights of step {last} are in {out}"
     wanted = undisturbed(make_job(epochs=10_000), last).state_dict
     for name, tensor in load_file(out).items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.events import PlanEvent
+from p2ptrain.events import Plan
 from p2ptrain.holder.start.journal import JOB_FILE
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -37,7 +37,7 @@ async def test_a_slow_disk_holds_up_what_people_hear_and_nothing_else(
         await begun.wait()  # which shows that the event loop goes on
         for _ in range(100):
             await asyncio.sleep(0)
-        assert not [event for event in household.events if isinstance(event, PlanEvent)]
+        assert not [event for event in household.events if isinstance(event, Plan)]
         may_go_on.set()
         await run
         assert household.plan.epoch == 1

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
+from p2ptrain import events
 from p2ptrain.errors import (
     CaptureError,
     OptionError,
@@ -23,7 +24,7 @@ from p2ptrain.errors import (
     ScriptError,
     TrainingError,
 )
-from p2ptrain.events import Done, Eval, Event, Warned
+from p2ptrain.events import Done, Eval, Event
 from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.holder.training_loop import TrainingLoop
 from p2ptrain.job.job import Job
@@ -178,7 +179,7 @@ async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
         again = dataclasses.replace(options, steps=6, out=tmp_path / "weights.safetensors")
         with pytest.raises(TrainingError, match="No space left on device"):
             await household.holder_run(make_job(), again).run()
-    assert any(isinstance(event, Warned) for event in household.events)
+    assert any(isinstance(event, events.Warning) for event in household.events)
     assert len(household.losses) == 9
     assert checkpoint_files.load(tmp_path / "c", pytest.fail).progress.step == 3
     assert not list((tmp_path / "c").glob(".*.partial"))
@@ -208,9 +209,9 @@ async def test_a_last_checkpoint_that_a_broken_link_left_out_is_made_up_for_or_t
                 await run.run()
         else:
             await run.run()
-    warned = [event for event in household.events if isinstance(event, Warned)]
+    warned = [event for event in household.events if isinstance(event, events.Warning)]
     assert bool(warned) is for_good
-    assert isinstance(household.events[-1], Warned if for_good else Done)
+    assert isinstance(household.events[-1], events.Warning if for_good else Done)
     assert (tmp_path / "w.safetensors").exists()
     if not for_good:
         resumed, wanted = make_job(), undisturbed(make_job(), 6)
@@ -380,7 +381,7 @@ async def test_a_job_whose_device_was_taken_by_another_says_so_and_comes_after_i
 
         def listen(event: Event) -> None:
             told.append(event)
-            if isinstance(event, Warned):
+            if isinstance(event, events.Warning):
                 warned.set()
 
         options = TrainOptions(wait_for=3, planner="dp", steps=2)
@@ -397,7 +398,7 @@ async def test_a_job_whose_device_was_taken_by_another_says_so_and_comes_after_i
         await household.mesh.join("c")
         household.start("c")
         await warned.wait()
-        assert [event.message for event in told if isinstance(event, Warned)] == [
+        assert [event.message for event in told if isinstance(event, events.Warning)] == [
             "this job waits, and asks again: the device with the data does not answer: "
             "b already computes for another training, that of a"
         ]
@@ -406,7 +407,7 @@ async def test_a_job_whose_device_was_taken_by_another_says_so_and_comes_after_i
             await first
         await waiting
         assert isinstance(told[-1], Done)
-        assert len([event for event in told if isinstance(event, Warned)]) == 1
+        assert len([event for event in told if isinstance(event, events.Warning)]) == 1
 
 
 async def test_who_copies_nothing_offers_nothing(

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from p2ptrain.errors import CaptureError, OptionError, ScriptError
-from p2ptrain.events import Event, Failure, PlanEvent, Step
+from p2ptrain.events import Event, Failure, Plan, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -237,7 +237,7 @@ async def test_the_curve_is_plain_torchs(kind: str, count: int) -> None:
         await household.holder_run(trained, options).run()
     assert len(household.plan.stages) == count
     assert_plain(household, trained, kind)
-    plans = [event.reason for event in household.events if isinstance(event, PlanEvent)]
+    plans = [event.reason for event in household.events if isinstance(event, Plan)]
     assert plans == (["start", "drift", "drift"] if kind == "longer" else ["start"])
 
 

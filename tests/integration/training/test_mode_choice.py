@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from p2ptrain import events
 from p2ptrain.console.describe import describe
 from p2ptrain.coordinator import plan_cluster
 from p2ptrain.errors import OptionError
-from p2ptrain.events import PlanEvent, Warned
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.plan.types.plan import Plan
@@ -76,7 +76,7 @@ async def test_a_death_changes_the_plan_and_not_the_mode(decided: Deciding) -> N
             await household.mesh.kill("c")
 
         epochs = await course(household, job, may_choose(3, replicas=False), 5, kill)
-    plans = [event for event in household.events if isinstance(event, PlanEvent)]
+    plans = [event for event in household.events if isinstance(event, events.Plan)]
     assert [len(plan.stages) for plan in plans] == [3, 2]
     assert {plan.mode for plan in plans} == {decided.mode}
     assert decided.asked == 1
@@ -98,7 +98,7 @@ async def test_a_holder_that_is_started_again_does_not_ask_again(
         await household.restart("a")
         job = delayed_job(micro_batch=4)
         await household.holder_run(job, chosen, folder=process.left).run()
-    plans = [event for event in household.events if isinstance(event, PlanEvent)]
+    plans = [event for event in household.events if isinstance(event, events.Plan)]
     assert len(plans) > 1
     assert {plan.mode for plan in plans} == {decided.mode}
     assert decided.asked == 1
@@ -139,5 +139,5 @@ async def test_what_only_misleads_is_never_chosen() -> None:
 
 
 def _warnings(household: Devices, wanted: Callable[[str], bool]) -> list[str]:
-    told = [event.message for event in household.events if isinstance(event, Warned)]
+    told = [event.message for event in household.events if isinstance(event, events.Warning)]
     return [line for line in told if wanted(line)]

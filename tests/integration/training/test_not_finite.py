@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain import events
 from p2ptrain.errors import OptionError, TrainingError
-from p2ptrain.events import Done, PlanEvent, Step, Warned
+from p2ptrain.events import Done, Plan, Step
 from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -191,7 +192,7 @@ async def test_weights_that_an_update_would_leave_infinite(
         with pytest.raises(TrainingError, match=told):
             await household.holder_run(what, TrainOptions(wait_for=count)).run()
     assert steps(household) == [1, 2, 3]
-    plans = sum(isinstance(event, PlanEvent) for event in household.events)
+    plans = sum(isinstance(event, Plan) for event in household.events)
     assert plans == 2, "the device that says so is not believed the first time"
     if plan == "a pipeline":
         assert household.losses == wanted.losses
@@ -265,7 +266,7 @@ async def test_left_out_where_the_job_says_so(
     async with devices(count) as household:
         await household.holder_run(what, TrainOptions(wait_for=count)).run()
     assert steps(household) == list(range(1, 13))
-    told = [event.message for event in household.events if isinstance(event, Warned)]
+    told = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert [message for message in told if "step 6" in message] == [
         "step 6 has NaN or infinite values: it is skipped, and training goes on"
     ]

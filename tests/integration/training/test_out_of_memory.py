@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from p2ptrain import events
 from p2ptrain.coordinator import plan_cluster
 from p2ptrain.errors import DeviceLost, PeerError, PlanError
-from p2ptrain.events import Failure, PlanEvent, Step, Warned
+from p2ptrain.events import Failure, Plan, Step
 from p2ptrain.holder.input.checked_dataset import CheckedDataset
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.interface import Mesh
@@ -64,7 +65,7 @@ async def _losses(household: Devices, planner: str = "pp") -> list[float]:
 
 def assert_warned(household: Devices, why: str) -> None:
     """Once of this, and else only of what has no room for copies."""
-    warning, *uncopied = (e.message for e in household.events if isinstance(e, Warned))
+    warning, *uncopied = (e.message for e in household.events if isinstance(e, events.Warning))
     assert why in warning
     assert all("has no copy, for lack of memory" in line for line in uncopied)
 
@@ -78,7 +79,7 @@ async def test_out_of_memory_in_the_first_round_is_planned_again_from_the_same_w
     monkeypatch.setattr(Stage, "forward", fails)
     async with devices(2) as household:
         assert await _losses(household) == wanted
-        first, second = (e for e in household.events if isinstance(e, PlanEvent))
+        first, second = (e for e in household.events if isinstance(e, Plan))
     assert (first.reason, second.reason) == ("start", "failure")
     assert second.epoch > first.epoch
     assert [e.step for e in household.events if isinstance(e, Step)] == [1, 2, 3]
@@ -201,7 +202,7 @@ async def test_a_device_that_is_gone_may_have_run_out_of_memory(
             await run.run()
         await asyncio.gather(*killing)
         assert caught.value.name == "b"
-        warnings = [e.message for e in household.events if isinstance(e, Warned)]
+        warnings = [e.message for e in household.events if isinstance(e, events.Warning)]
         assert any("10.5 MB of its memory were free" in one for one in warnings) is hint
     told = str(caught.value)
     assert ("10.5 MB of its memory were free" in told) is hint
@@ -222,7 +223,7 @@ async def test_a_device_that_says_good_bye_is_no_failure() -> None:
         await household.holder_run(make_job(), options, on_step(household, 1, leave)).run()
         await asyncio.gather(*leaving)
         assert len(household.losses) == 3
-    assert not [e for e in household.events if isinstance(e, (Failure, Warned))]
+    assert not [e for e in household.events if isinstance(e, (Failure, events.Warning))]
 
 
 @pytest.mark.parametrize("plan", [[divided(2, 2)], [dealt(3, 1)], [divided(4), dealt(2, 2)]])
@@ -237,7 +238,7 @@ async def test_a_member_of_a_group_that_runs_out_of_memory_is_planned_for_again(
     monkeypatch.setattr(Stage, "forward", failing_forward(lambda: next(attempts, False)))
     async with devices(count, settings=SAME_MEMORY) as household:
         assert await _losses(household, "auto") == wanted
-        first, second = (e for e in household.events if isinstance(e, PlanEvent))
+        first, second = (e for e in household.events if isinstance(e, Plan))
         assert second.epoch > first.epoch
 
 

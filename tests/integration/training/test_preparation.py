@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, OptionError
-from p2ptrain.events import PlanEvent, Step
+from p2ptrain.events import Plan, Step
 from p2ptrain.holder.start.prepare import prepare
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.job import Job
@@ -169,12 +169,12 @@ async def test_a_model_that_is_captured_wrongly_is_refused_before_the_first_step
         options = TrainOptions(wait_for=2, steps=2)
         with pytest.raises(CaptureError, match="than the module itself in plain torch: the loss"):
             await household.holder_run(_counting(0.1), options).run()
-        assert not [event for event in household.events if isinstance(event, (Step, PlanEvent))]
+        assert not [event for event in household.events if isinstance(event, (Step, Plan))]
 
 
 async def test_rounding_stands_in_the_plan() -> None:
     async with devices(2) as household:
         options = TrainOptions(wait_for=2, steps=2)
         await household.holder_run(_counting(1e-7), options).run()
-        (plan,) = [event for event in household.events if isinstance(event, PlanEvent)]
+        (plan,) = [event for event in household.events if isinstance(event, Plan)]
         assert any(text.startswith("other kernels") for text in plan.changes_results)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from p2ptrain.events import Event, Recovered, Step, Warned
+from p2ptrain import events
+from p2ptrain.events import Event, Recovered, Step
 from p2ptrain.holder import full_snapshots
 from p2ptrain.job.job import Job
 from p2ptrain.state.checkpoint_files import INDEX, MODEL, WrittenCheckpoint
@@ -99,7 +100,7 @@ async def test_a_damaged_checkpoint_is_gone_back_behind(tmp_path: Path, all_of_t
     async with devices(3) as household:
         await _with_a_death(household, job, tmp_path, damage, death=DEATH + 1)
         assert_undisturbed(household, job, wanted)
-        told = [event.message for event in household.events if isinstance(event, Warned)]
+        told = [event.message for event in household.events if isinstance(event, events.Warning)]
         (recovered,) = [event for event in household.events if isinstance(event, Recovered)]
     newest = max(int(name.removeprefix("step-")) for name in damaged)
     assert any("damaged" in line and f"{newest:08d}" in line for line in told)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from p2ptrain import events
 from p2ptrain.errors import DeviceLost
-from p2ptrain.events import Event, Failure, Recovered, Step, Warned
+from p2ptrain.events import Event, Failure, Recovered, Step
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -139,7 +140,7 @@ async def test_where_nobody_has_memory_training_goes_on_without_copies_and_says_
         await course.run(_options(2))
         course.assert_undisturbed([])
         assert course.stable == []
-        warnings = [e.message for e in household.events if isinstance(e, Warned)]
+        warnings = [e.message for e in household.events if isinstance(e, events.Warning)]
         assert len(warnings) == len(set(warnings)) <= 2
         assert all("could not keep a copy of part" in line for line in warnings)
 
@@ -175,4 +176,4 @@ async def test_one_device_and_groups_alone_keep_nothing(monkeypatch: pytest.Monk
             course = Course(household, _job(), monkeypatch)
             await course.run(replace(_options(count), planner=planner))
             assert course.stable == []
-            assert not [e for e in household.events if isinstance(e, Warned)]
+            assert not [e for e in household.events if isinstance(e, events.Warning)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import TrainingError
-from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.events import Event, Failure, Plan, Recovered, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import ReplanMethod
 from tests.integration.training.household import Devices, devices, hold_rounds
@@ -50,7 +50,7 @@ async def test_training_goes_on_without_a_dead_device_bit_by_bit(name: str) -> N
         events = household.events
         assert_undisturbed(household, job, wanted)
         assert [e.name for e in events if isinstance(e, Failure)] == [name]
-        plans = [e for e in events if isinstance(e, PlanEvent)]
+        plans = [e for e in events if isinstance(e, Plan)]
         assert [plan.reason for plan in plans] == ["start", "failure"]
         assert plans[1].epoch > plans[0].epoch
         assert {d.name for s in plans[1].stages for d in s.devices} == {"a", "b", "c"} - {name}
@@ -128,7 +128,7 @@ async def test_a_broken_link_costs_the_round_under_way_and_nothing_else() -> Non
         events = household.events
         assert_undisturbed(household, job, wanted)
         assert not [e for e in events if isinstance(e, Failure)]
-        first, second = (e for e in events if isinstance(e, PlanEvent))
+        first, second = (e for e in events if isinstance(e, Plan))
         assert second.stages == first.stages
         assert second.epoch > first.epoch
         (recovered,) = (e for e in events if isinstance(e, Recovered))
@@ -144,7 +144,7 @@ async def test_a_part_that_ends_every_device_that_computes_it_ends_the_job(
     async with devices(5) as household:
 
         def listen(event: Event) -> None:
-            if isinstance(event, PlanEvent):
+            if isinstance(event, Plan):
                 (victim,) = event.stages[-1].devices
                 killing[victim.name] = asyncio.create_task(household.mesh.kill(victim.name))
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from p2ptrain import events
 from p2ptrain.coordinator import evaluate_replan, plan_cluster, plan_search
 from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster
 from p2ptrain.coordinator.plan_question import ReplanReply
 from p2ptrain.errors import PeerError, PlanError
-from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.events import Event, Failure, Recovered, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import JobPlanRequest
@@ -58,23 +59,23 @@ class Course:
         await asyncio.gather(*self._happening)
 
     def listen(self, event: Event) -> None:
-        events = self._household.events
+        seen = self._household.events
         if isinstance(event, Step):
-            if isinstance(events[-1], PlanEvent):
+            if isinstance(seen[-1], events.Plan):
                 engagement = self._household.members["a"].service.slot.engagement
                 if engagement is not None:
                     self.begun.append((engagement.assignment.version.step, event.step))
             if event.step in self._at:
                 self._happening.append(asyncio.create_task(self._at.pop(event.step)()))
-        events.append(event)
+        seen.append(event)
 
 
 def assert_planned(household: Devices, job: Job, wanted: Outcome, reasons: Sequence[str]) -> None:
     """The epochs began for these reasons; nothing else shows it, and nobody was lost."""
     assert_undisturbed(household, job, wanted)
-    events = household.events
-    assert not [e for e in events if isinstance(e, Failure | Recovered)]
-    plans = [e for e in events if isinstance(e, PlanEvent)]
+    seen = household.events
+    assert not [e for e in seen if isinstance(e, Failure | Recovered)]
+    plans = [e for e in seen if isinstance(e, events.Plan)]
     assert [plan.reason for plan in plans] == list(reasons)
     assert [plan.epoch for plan in plans] == sorted({plan.epoch for plan in plans})
 
@@ -293,7 +294,7 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
         hold_rounds(monkeypatch, LONG - 10, lambda: "d" in used(household))
         await household.holder_run(job, options, listen).run()
         assert_undisturbed(household, job, wanted)
-        plans = [e for e in household.events if isinstance(e, PlanEvent)]
+        plans = [e for e in household.events if isinstance(e, events.Plan)]
         assert [e.reason for e in plans] == ["start", "failure", *([] if alone else ["join"])]
         late = ("d", "it came while training stood still")
         assert (late in [(o.name, o.reason) for o in plans[1].left_out]) is not alone
@@ -322,13 +323,13 @@ async def test_a_device_that_slows_down_gets_less_to_do_unless_the_plan_is_to_st
         reasons = ["start", "drift"] if replan else ["start"]
         assert_planned(household, job, wanted, reasons)
         assert all(version == step - 1 for version, step in course.begun)
-        first, *later = (e for e in household.events if isinstance(e, PlanEvent))
+        first, *later = (e for e in household.events if isinstance(e, events.Plan))
         assert all(units_of(plan, "b") < units_of(first, "b") for plan in later)
         if replan:
             assert 20 < course.begun[-1][0] < 40
 
 
-def units_of(plan: PlanEvent, name: str) -> int:
+def units_of(plan: events.Plan, name: str) -> int:
     return sum(
         stage.units[1] - stage.units[0]
         for stage in plan.stages
@@ -356,7 +357,7 @@ async def test_a_device_that_comes_back_empty_gets_its_work_again() -> None:
 
         await Course(household, {5: restart}).train(job, options)
         assert_undisturbed(household, job, wanted)
-        reasons = [e.reason for e in household.events if isinstance(e, PlanEvent)]
+        reasons = [e.reason for e in household.events if isinstance(e, events.Plan)]
         assert reasons[:2] == ["start", "failure"]
         assert reasons[2:] in (["join"], [])  # it may be back before the others have a new plan
         assert used(household) == {"a", "b", "c"}

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2ptrain import failpoints
+from p2ptrain import events, failpoints
 from p2ptrain.errors import OptionError, PeerError
-from p2ptrain.events import Done, Eval, Event, PlanEvent, Recovered, Step, Waiting, Warned
+from p2ptrain.events import Done, Eval, Event, Plan, Recovered, Step, Waiting
 from p2ptrain.failpoints import Reached
 from p2ptrain.holder.start import journal
 from p2ptrain.holder.start.journal import JOB_FILE, Journal
@@ -132,7 +132,7 @@ async def test_a_killed_holder_goes_on_where_it_was_bit_by_bit(tmp_path: Path, s
         job = momentum_job()
         await again(household, process, job, options)
         assert_undisturbed(household, job, wanted)
-        first, *later = [event for event in household.events if isinstance(event, PlanEvent)]
+        first, *later = [event for event in household.events if isinstance(event, Plan)]
         assert {plan.reason for plan in later} == {"failure"}
         assert all(plan.epoch > first.epoch for plan in later)
         assert isinstance(household.events[-1], Done)
@@ -242,7 +242,7 @@ async def test_a_holder_killed_before_its_first_step_begins_anew_from_the_weight
                     parameter.add_(0.1)
         await again(household, process, jobs[0], options)
         assert_undisturbed(household, jobs[0], undisturbed(jobs[1]))
-        assert not [event for event in household.events if isinstance(event, Warned)]
+        assert not [event for event in household.events if isinstance(event, events.Warning)]
         for name in ("b", "c"):
             await household.until_idle(name)
 
@@ -287,7 +287,7 @@ async def test_another_job_of_the_same_device_takes_the_place_at_once(tmp_path: 
         process = await killed(household, tmp_path, 3)
         await again(household, process, make_job("cnn"), TrainOptions(wait_for=2, planner="pp"))
         assert steps_of(household) == [1, 2, 3, *range(1, 7)]
-        [warning] = [e.message for e in household.events if isinstance(e, Warned)]
+        [warning] = [e.message for e in household.events if isinstance(e, events.Warning)]
         assert "is dropped" in warning
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.events import Event, PlanEvent, Step
+from p2ptrain.events import Event, Plan, Step
 from p2ptrain.holder.plan_step import PlanStep
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.messages.assignment import Assignment
@@ -35,7 +35,7 @@ __all__ = ["slowed"]
 
 def reasons(household: Devices) -> list[str]:
     """Of all plans, those of the first process too."""
-    return [event.reason for event in household.events if isinstance(event, PlanEvent)]
+    return [event.reason for event in household.events if isinstance(event, Plan)]
 
 
 async def _unknown(*_: object) -> dict[object, object]:
@@ -83,7 +83,7 @@ async def test_a_device_that_slows_down_gets_less_to_do(
         await again(household, process, job, options)
         assert_undisturbed(household, job, wanted)
         assert reasons(household) == ["start", "failure", "drift"]
-        _, before, after = [e for e in household.events if isinstance(e, PlanEvent)]
+        _, before, after = [e for e in household.events if isinstance(e, Plan)]
         assert units_of(after, "b") < units_of(before, "b")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.events import PlanEvent
+from p2ptrain.events import Plan
 from tests.integration.training.household import devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -33,7 +33,7 @@ async def test_data_stays_at_home_and_the_curve_is_the_same(name: str) -> None:
         await household.holder_run(job, options, on_step(household, 4, kill)).run()
         await asyncio.gather(*killing)
         assert_undisturbed(household, job, wanted)
-        plans = [event for event in household.events if isinstance(event, PlanEvent)]
+        plans = [event for event in household.events if isinstance(event, Plan)]
         assert [plan.reason for plan in plans] == ["start", "failure"]
         for plan in plans:
             ends = (plan.stages[0], plan.stages[-1])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import DeviceLost
-from p2ptrain.events import Event, Failure, PlanEvent, Step, Waiting
+from p2ptrain.events import Event, Failure, Plan, Step, Waiting
 from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.round_orders import RoundOrder
@@ -78,7 +78,7 @@ def _without_c(
         household.events.append(event)
         if isinstance(event, Step) and event.step == AT:
             asyncio.get_running_loop().call_soon(household.mesh.partition, "c")
-        if isinstance(event, PlanEvent) and event.reason == "failure" and not back:
+        if isinstance(event, Plan) and event.reason == "failure" and not back:
             back.append(asyncio.create_task(meet()))
 
     return listen

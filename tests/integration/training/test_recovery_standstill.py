@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from p2ptrain import failpoints
-from p2ptrain.events import Failure, PlanEvent, Warned
+from p2ptrain import events, failpoints
+from p2ptrain.events import Failure, Plan
 from p2ptrain.failpoints import Reached
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.household import devices
@@ -45,10 +45,10 @@ async def test_a_stage_that_hangs_is_begun_again_and_then_done_without(
         assert left == 0
         assert_undisturbed(household, job, wanted)
         assert not [event for event in household.events if isinstance(event, Failure)]
-        told = [event.message for event in household.events if isinstance(event, Warned)]
+        told = [event.message for event in household.events if isinstance(event, events.Warning)]
         assert len(told) == times
         assert all("nothing moves any more" in message for message in told)
-        plans = [event for event in household.events if isinstance(event, PlanEvent)]
+        plans = [event for event in household.events if isinstance(event, Plan)]
         used = [{d.name for stage in plan.stages for d in stage.devices} for plan in plans]
         assert used[:2] == [{"a", "b", "c"}] * 2
         assert all("b" not in names for names in used[2:])

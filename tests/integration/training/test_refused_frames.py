@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.events import PlanEvent, Warned
+from p2ptrain import events
+from p2ptrain.events import Plan
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.recovery_settings import RecoverySettings
@@ -42,10 +43,10 @@ async def test_who_refuses_what_the_holder_sends_gets_no_more_work(
     async with devices(2, settings=SETTINGS) as household:
         options = TrainOptions(wait_for=2, planner=planner)
         await household.holder_run(make_job(), options).run()
-        told = [event for event in household.events if isinstance(event, Warned)]
+        told = [event for event in household.events if isinstance(event, events.Warning)]
         assert [event.name for event in told] == ["b"]
         assert "b refuses what this device sends (what a sent is refused" in told[0].message
-        plans = [event for event in household.events if isinstance(event, PlanEvent)]
+        plans = [event for event in household.events if isinstance(event, Plan)]
         assert len(plans) == 2
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from p2ptrain.events import Eval, Step, Warned
+from p2ptrain import events
+from p2ptrain.events import Eval, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from tests.integration.training.household import Devices, devices
@@ -186,5 +187,5 @@ async def test_what_is_in_no_group_is_not_trained_and_that_is_said() -> None:
     assert household.losses == plain_on(again_made, torch.optim.Adam(others, lr=0.01), 3)
     assert torch.equal(made.model.state_dict()["0.weight"], first)
     assert made.model[0].weight.requires_grad, "as the user left it"
-    said = [event.message for event in household.events if isinstance(event, Warned)]
+    said = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert any("'0.weight', '0.bias' require a gradient" in message for message in said)

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
+from p2ptrain import events
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster
 from p2ptrain.coordinator.plan_expectations import expected_seconds
-from p2ptrain.events import Event, PlanEvent, Step
+from p2ptrain.events import Event, Step
 from p2ptrain.holder import plan_step
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import JobPlanRequest
@@ -76,7 +77,7 @@ class Rounds:
 
 def reasons(household: Devices) -> list[str]:
     """Of the plans so far."""
-    return [event.reason for event in household.events if isinstance(event, PlanEvent)]
+    return [event.reason for event in household.events if isinstance(event, events.Plan)]
 
 
 @pytest.mark.parametrize("slow", ["b", None])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.events import Event, Failure, Plan, Recovered, Step
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.tensors import MicroBatchSlice
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
@@ -79,7 +79,7 @@ async def test_where_several_share_the_rest_the_others_go_on(
     long_rest(monkeypatch)
     async with devices(4) as household:
         assert_exact(await train(household, {4: [victim]}))
-        before, *_, after = [e for e in household.events if isinstance(e, PlanEvent)]
+        before, *_, after = [e for e in household.events if isinstance(e, Plan)]
     parts = [[device.name for device in stage.devices] for stage in before.stages]
     assert [len(names) for names in parts] == [2, 2]
     assert (victim in parts[1]) is (victim == "c")
@@ -137,7 +137,7 @@ async def test_a_death_in_the_middle_of_a_pass(
         assert_exact(await train(household, {}))
         await asyncio.gather(*dying)
         assert dying
-        plans = [e for e in household.events if isinstance(e, PlanEvent)]
+        plans = [e for e in household.events if isinstance(e, Plan)]
         assert [plan.reason for plan in plans] == ["start", "failure"]
         (recovered,) = [e for e in household.events if isinstance(e, Recovered)]
         assert recovered.replayed_steps <= 4

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import pytest
 
-from p2ptrain.events import Warned
+from p2ptrain import events
 from p2ptrain.job.train_options import TrainOptions
 from tests.integration.training.group_plans import divided, force
 from tests.integration.training.household import devices
@@ -63,5 +63,5 @@ async def test_a_device_alone_is_traced_and_a_folder_that_is_gone_ends_no_job(
     trace = json.loads((tmp_path / "trace.json").read_text())
     done = {event["name"].split(" ")[0] for event in trace["traceEvents"]}
     assert done >= {"forward", "backward", "update"}
-    said = [event.message for event in household.events if isinstance(event, Warned)]
+    said = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert any("the trace cannot be written" in message for message in said), said

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2ptrain.errors import OptionError
-from p2ptrain.events import Event, Failure, PlanEvent, Recovered, Step
+from p2ptrain.events import Event, Failure, Plan, Recovered, Step
 from p2ptrain.holder import trainer
 from p2ptrain.holder.full_snapshots import FullSnapshots
 from p2ptrain.holder.reports import plan_event
@@ -78,7 +78,7 @@ async def test_the_plan_says_what_they_take_of_the_holder(
 
     def announced(
         answer: ReconfigureReply, model: ModelDescription, reason: str, *more: dict[str, int]
-    ) -> PlanEvent:
+    ) -> Plan:
         known = plan_event(answer, model, reason).predicted_peak_bytes
         event = plan_event(answer, model, reason, *more)
         beside.append({d: n - known[d] for d, n in event.predicted_peak_bytes.items()})

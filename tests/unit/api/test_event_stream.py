@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import p2ptrain
+from p2ptrain import events
 from p2ptrain.api import event_stream
 from p2ptrain.errors import OptionError
-from p2ptrain.events import Warned
 
 
 async def _awaited(event: object) -> None:
@@ -46,6 +46,6 @@ def test_one_that_does_not_return_is_said() -> None:
         words.append(text)
         said.set()
 
-    event_stream.CallWatch(0.001, 0.0, warn).call(lambda _: said.wait(10), Warned("so"))
+    event_stream.CallWatch(0.001, 0.0, warn).call(lambda _: said.wait(10), events.Warning("so"))
     assert said.is_set()
     assert "on_event, at the event 'warning', has not returned for" in words[0]

@@ -8,7 +8,7 @@ import io
 import pytest
 
 from p2ptrain.cli.output import Output
-from p2ptrain.events import MemberEvent, Step
+from p2ptrain.events import Member, Step
 
 
 class _Full(io.StringIO):
@@ -28,13 +28,13 @@ def test_events_go_on_without_a_disk_and_one_warning_says_so(
     stream = _Full()
     output = Output(stream, json=json)
     for name in ("pi", "tv"):
-        output.show(MemberEvent(name=name, state="alive"))
+        output.show(Member(name=name, state="alive"))
     assert caplog.text.count("No space left") == 1
     stream.full = False
-    output.show(MemberEvent(name="laptop", state="alive"))
+    output.show(Member(name="laptop", state="alive"))
     assert "laptop" in stream.getvalue()
     stream.full = True
-    output.show(MemberEvent(name="pi", state="dead"))
+    output.show(Member(name="pi", state="dead"))
     assert caplog.text.count("No space left") == 2
 
 

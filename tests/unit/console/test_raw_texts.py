@@ -9,20 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from p2ptrain import events
 from p2ptrain.console.renderers import LineWriter, PlainRenderer
 from p2ptrain.console.rich_renderer import RichRenderer
 from p2ptrain.errors import OptionError
-from p2ptrain.events import (
-    Event,
-    Failed,
-    Failure,
-    MemberEvent,
-    PlanEvent,
-    PlanEventDevice,
-    PlanEventLeftOut,
-    PlanEventStage,
-    Warned,
-)
+from p2ptrain.events import Event, Failure, LeftOut, Member, PlanDevice, PlanStage
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
@@ -30,21 +21,21 @@ from tests.support import planning_examples
 
 RAW = "a\x1b[2J\x1b]0;owned\x07\rb\u202ec\x9bd\u2028e\ud800"
 OBEYED = set("\x1b\x07\r\u202e\x9b\u2028\ud800")
-STAGE = PlanEventStage((0, 1), (PlanEventDevice(RAW, 1),), (), RAW, 1)
-PLAN = PlanEvent(
+STAGE = PlanStage((0, 1), (PlanDevice(RAW, 1),), (), RAW, 1)
+PLAN = events.Plan(
     epoch=1,
     reason=RAW,
     stages=(STAGE, replace(STAGE, devices=(*STAGE.devices, *STAGE.devices))),
     micro_batch=1,
     micro_batches=1,
     predicted_samples_per_s=1.0,
-    left_out=(PlanEventLeftOut(RAW, RAW),),
+    left_out=(LeftOut(RAW, RAW),),
     changes_results=(RAW,),
     wire=RAW,
     mode="sync",
     mode_reason=RAW,
 )
-EVENTS = [PLAN, Warned(RAW), Failed(RAW), Failure(RAW), MemberEvent(RAW, "alive")]
+EVENTS = [PLAN, events.Warning(RAW), events.Error(RAW), Failure(RAW), Member(RAW, "alive")]
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)

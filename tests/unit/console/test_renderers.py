@@ -15,37 +15,35 @@ from p2ptrain.console.renderers import JsonRenderer, LineWriter, PlainRenderer
 from p2ptrain.console.rich_renderer import RichRenderer
 from p2ptrain.demo.device_process import parse_event
 
-PLAN = events.PlanEvent(
+PLAN = events.Plan(
     epoch=1,
     reason="start",
     stages=(
-        events.PlanEventStage(
-            (0, 3), (events.PlanEventDevice("laptop", 16),), ("0.weight", "0.bias")
-        ),
-        events.PlanEventStage(
-            (3, 5), (events.PlanEventDevice("pi", 10), events.PlanEventDevice("tv", 6)), ("4.w",)
+        events.PlanStage((0, 3), (events.PlanDevice("laptop", 16),), ("0.weight", "0.bias")),
+        events.PlanStage(
+            (3, 5), (events.PlanDevice("pi", 10), events.PlanDevice("tv", 6)), ("4.w",)
         ),
     ),
     micro_batch=16,
     micro_batches=4,
     predicted_samples_per_s=1234.5,
-    left_out=(events.PlanEventLeftOut("[red]phone", "slower than its share would take"),),
+    left_out=(events.LeftOut("[red]phone", "slower than its share would take"),),
 )
 EVENTS = [
     events.Ready(name="laptop", id="0" * 64, address="10.0.0.2", port=4000),
     events.Pairing(code="12345678"),
     events.PairingFailed(message="wrong code", attempts_left=4),
     events.Renamed(name="laptop-2", previous="laptop"),
-    events.MemberEvent(name="pi", state="suspect"),
-    events.CoordinatorEvent(name="pi", term=3),
+    events.Member(name="pi", state="suspect"),
+    events.Coordinator(name="pi", term=3),
     events.Waiting(waiting_for="desk"),
     PLAN,
     events.Eval(step=9, metrics={"accuracy": 0.978}),
-    events.Warned(message="the disk is nearly full"),
+    events.Warning(message="the disk is nearly full"),
     events.Failure(name="pi"),
     events.Done(steps=9, seconds=1.5, samples_per_s=64.0, out="w.safetensors"),
     events.Stopped(),
-    events.Failed(message="no"),
+    events.Error(message="no"),
 ]
 
 
@@ -90,8 +88,8 @@ def test_json_lines_hold_no_nan() -> None:
 
 def test_events_have_words_unless_the_household_sorts_them_out_by_itself() -> None:
     silent = (
-        events.CoordinatorEvent(name="pi", term=3),
-        events.MemberEvent(name="pi", state="suspect"),
+        events.Coordinator(name="pi", term=3),
+        events.Member(name="pi", state="suspect"),
     )
     for event in EVENTS:
         assert bool(describe(event)) is (event not in silent)
@@ -141,7 +139,7 @@ def test_an_election_is_no_line() -> None:
     out, screen = io.StringIO(), io.StringIO()
     renderers = PlainRenderer(LineWriter(out)), RichRenderer(Console(file=screen))
     for renderer in renderers:
-        renderer.show(events.CoordinatorEvent(name="pi", term=3))
+        renderer.show(events.Coordinator(name="pi", term=3))
         renderer.close()
     assert out.getvalue() + screen.getvalue().strip() == ""
 
@@ -164,7 +162,7 @@ def test_the_console_shows_markup_of_peers_as_it_is() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
     renderer = RichRenderer(console, total_steps=2)
-    for event in [PLAN, _step(1), _step(2), events.MemberEvent(name="[bold]x", state="alive")]:
+    for event in [PLAN, _step(1), _step(2), events.Member(name="[bold]x", state="alive")]:
         renderer.show(event)
     renderer.show(EVENTS[-3])
     renderer.close()
@@ -193,7 +191,7 @@ def test_names_that_the_output_s_encoding_lacks_are_spelled_out() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, "cp1252", newline="\n")
     writer = LineWriter(stream)
-    PlainRenderer(writer).show(events.MemberEvent(name="台所", state="alive"))
+    PlainRenderer(writer).show(events.Member(name="台所", state="alive"))
     writer.write("Küche")
     assert raw.getvalue().decode("cp1252") == "\\u53f0\\u6240 is here\nKüche\n"
 
@@ -203,7 +201,7 @@ def test_a_progress_display_spells_them_out_too() -> None:
     stream = io.TextIOWrapper(raw, "cp1252", newline="\n")
     LineWriter(stream)
     renderer = RichRenderer(Console(file=stream, width=100, color_system=None), total_steps=2)
-    kitchen = events.PlanEventStage((0, 3), (events.PlanEventDevice("台所", 16),), ("0.weight",))
+    kitchen = events.PlanStage((0, 3), (events.PlanDevice("台所", 16),), ("0.weight",))
     renderer.show(replace(PLAN, stages=(kitchen,)))
     stream.flush()
     assert "\\u53f0\\u6240" in raw.getvalue().decode("cp1252")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.events import Event, Warned
+from p2ptrain import events
+from p2ptrain.events import Event
 from p2ptrain.mesh.conduct import (
     Allowance,
     Conduct,
@@ -80,20 +81,20 @@ def test_every_offence_has_its_allowance_and_its_words(offence: Offence) -> None
 
 
 async def test_the_guard_names_the_device_and_counts_nothing_of_those_that_are_cut_off() -> None:
-    events: list[Event] = []
+    seen: list[Event] = []
     ended: list[str] = []
     trust: Any = SimpleNamespace(
         name=lambda _id: "eve", book={"cut off here": None}, is_trusted=lambda _id: True
     )
-    notices = WarnOnce(events.append, trust.name)
+    notices = WarnOnce(seen.append, trust.name)
     guard = Guard(trust, notices, ended.append, CONFIG, now=lambda: 0.0)
     assert guard.is_listened_to("id of eve")
     for _ in range(50):
         guard.note("id of eve", Offence.STRANGERS, "cut off here")
-    assert events == []
+    assert seen == []
     for number in range(50):
         guard.note("id of eve", Offence.STRANGERS, f"ghost {number}", "\x1b[2J")
-    warned, cut = [event for event in events if isinstance(event, Warned)]
+    warned, cut = [event for event in seen if isinstance(event, events.Warning)]
     assert warned.name == cut.name == "eve"
     assert "\x1b" not in warned.message + cut.message
     assert "p2ptrain remove eve" in cut.message

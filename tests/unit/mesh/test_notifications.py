@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from p2ptrain.events import Event, Warned
+from p2ptrain import events
+from p2ptrain.events import Event
 from p2ptrain.mesh.notifications import REMEMBERED_LIMIT, WarnOnce
 
 
@@ -15,7 +16,7 @@ def test_what_was_said_is_not_said_again() -> None:
     notices, told = _notices()
     for text in ("one", "two", "one"):
         notices.warn(text)
-    assert told == [Warned("one"), Warned("two")]
+    assert told == [events.Warning("one"), events.Warning("two")]
 
 
 def test_a_flood_of_texts_is_not_remembered_for_ever() -> None:
@@ -23,7 +24,7 @@ def test_a_flood_of_texts_is_not_remembered_for_ever() -> None:
     for number in range(REMEMBERED_LIMIT + 1):
         notices.warn(str(number))
     notices.warn("0")
-    assert told[-1] == Warned("0")
+    assert told[-1] == events.Warning("0")
     assert len(told) == REMEMBERED_LIMIT + 2
 
 
@@ -31,6 +32,6 @@ def test_devices_are_named() -> None:
     notices, told = _notices()
     notices.distrusted("a")
     notices.mismatch("b", "it is older")
-    first, second = (event.message for event in told if isinstance(event, Warned))
+    first, second = (event.message for event in told if isinstance(event, events.Warning))
     assert first.startswith("<a> does not accept this device any more")
     assert second == "<b> is not connected: it is older"

@@ -7,9 +7,10 @@ import threading
 from functools import partial
 from pathlib import Path
 
+from p2ptrain import events
 from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import UserError
-from p2ptrain.events import Event, Warned
+from p2ptrain.events import Event
 from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.identity.device_record import DeviceRecord, DiskWriter
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -39,7 +40,7 @@ class _Home:
 
     @property
     def warnings(self) -> list[str]:
-        return [event.message for event in self.events if isinstance(event, Warned)]
+        return [event.message for event in self.events if isinstance(event, events.Warning)]
 
     def soon(self, text: str, loss: str = "others may be late") -> None:
         self.writer.soon(partial(self._write, text), loss)
