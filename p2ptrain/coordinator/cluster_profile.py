@@ -14,7 +14,13 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import LinkSpeed, Mesh
 from p2ptrain.messages.calls import Hangs, call_while_it_works, read_part
 from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
-from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
+from p2ptrain.messages.measured import (
+    MOST_SAMPLES,
+    LinksAnswer,
+    LinksAsked,
+    ProfileAnswer,
+    ProfileAsked,
+)
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.message import Message, PartsAllocator
 from p2ptrain.net.parts import LARGE, limited
@@ -170,6 +176,7 @@ class ClusterProfiler:
                 () if is_alone and device != holder else tuple(sizes),
                 largest_second=device in every_other,
                 company=keeps_company,
+                most=0 if request.micro_batch else min(request.batch_size, MOST_SAMPLES),
             )
             for device in names
         }

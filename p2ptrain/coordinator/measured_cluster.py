@@ -17,7 +17,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, Overheads
 from p2ptrain.plan.types.planning_file import Factor
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.unit_times import Times, bytes_by_flop
+from p2ptrain.plan.types.unit_times import Times, TimeTable, bytes_by_flop
 from p2ptrain.process.memory_budget import smaller_budget
 from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.recovery.recovery_settings import HOME
@@ -196,15 +196,21 @@ def pooled_measurements(
     """What every device has found, by name, with times from one sample to the whole batch.
 
     Devices of one kind share it; as far as any device has measured, times of the others grow as
-    that one's.
+    that one's, of those that compute with processors, or with the same accelerator.
     """
     found = pool_profiles({c.name: _measured(c) for c in candidates})
-    reference = max((one.times for one in found.values()), key=lambda times: times.sizes[-1])
+    references: dict[str, TimeTable] = {}
+    for c in candidates:
+        other, own = references.get(c.compute.kind), found[c.name].times
+        if other is None or own.sizes[-1] > other.sizes[-1]:
+            references[c.compute.kind] = own
     weights = bytes_by_flop((unit.parameter_bytes, unit.flops) for unit in profile.units)
-    return {
-        name: replace(one, times=one.times.extended_like(reference).completed(batch_size, weights))
-        for name, one in found.items()
-    }
+
+    def completed(c: MeasuredDevice) -> DeviceProfile:
+        times = found[c.name].times.extended_like(references[c.compute.kind])
+        return replace(found[c.name], times=times.completed(batch_size, weights))
+
+    return {c.name: completed(c) for c in candidates}
 
 
 @dataclass(frozen=True, slots=True)

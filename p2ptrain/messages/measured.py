@@ -15,6 +15,9 @@ from p2ptrain.recovery.state_report import Speed
 LINKS_LIMIT = 64
 """Most links that are measured for one question."""
 
+MOST_SAMPLES = 1 << 20
+"""Of a size that is asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProfileAsked(FrameFields):
@@ -27,14 +30,17 @@ class ProfileAsked(FrameFields):
         batch_sizes: to measure, in samples; none: say only what memory there is.
         largest_second: every other device continues from the smallest size to the largest.
         company: work on until all have measured.
+        most: samples that a micro-batch may have; an accelerator measures up to there. 0: there are
+            no other sizes than those of `batch_sizes`.
     """
 
     job: Id
     digest: Id
     holder: Id
-    batch_sizes: Annotated[tuple[Annotated[int, Range(1, 1 << 20)], ...], Length(16)] = ()
+    batch_sizes: Annotated[tuple[Annotated[int, Range(1, MOST_SAMPLES)], ...], Length(16)] = ()
     largest_second: bool = False
     company: bool = False
+    most: Annotated[int, Range(0, MOST_SAMPLES)] = 0
 
 
 @dataclass(frozen=True, slots=True)

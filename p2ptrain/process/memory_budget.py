@@ -25,8 +25,14 @@ _TORCH_TEXTS = (
     "std::bad_alloc",
     "could not create a primitive",  # oneDNN: no memory to compile it, or for its scratchpad
     "can't start new thread",  # no room for its stack
+    "out of memory",  # an accelerator's
+    "STATUS_ALLOC_FAILED",  # its libraries'
 )
-"""Of RuntimeErrors, all seen under `ulimit -v`: convolutions, products, a thread's start."""
+"""Of RuntimeErrors; those of processors were all seen under `ulimit -v`: convolutions, products, a
+thread's start."""
+
+_TORCH_CLASS = "OutOfMemoryError"
+"""Of accelerators, whatever it says. This file loads no torch."""
 
 _GROUPS = Path("/proc/self/cgroup")
 
@@ -150,12 +156,13 @@ def anonymous_bytes() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory could not be had; torch raises a plain RuntimeError for it on the CPU."""
+    """Whether memory could not be had; torch raises a plain RuntimeError for it on a processor."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in _TORCH_TEXTS)
-    )
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MemoryError)
+    is_named = any(kind.__name__ == _TORCH_CLASS for kind in type(error).__mro__)
+    return is_named or any(text in str(error) for text in _TORCH_TEXTS)
 
 
 def smaller_budget(memory_bytes: int, share: float) -> int:

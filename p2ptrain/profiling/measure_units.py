@@ -19,6 +19,8 @@ from typing import Annotated, Any
 
 import torch
 
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import ProtocolError, TooLarge
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.graph.effects import named_arguments
@@ -30,13 +32,17 @@ from p2ptrain.net.forms import Length, Range
 from p2ptrain.plan.types.planning_file import Whole
 from p2ptrain.plan.types.profile import Unit
 from p2ptrain.plan.types.unit_times import Times, TimeTable, UnitTimes
+from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.profiling.unit_chain import UnitChain, unmarked
-from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits
+from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits, never
 from p2ptrain.profiling.unit_timing import time_units
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)
 
 DEFAULT_BUDGET_SECONDS = 2.5
+
+SETTLE_SECONDS = 0.5
+"""For an accelerator, before anything is timed."""
 
 _REFERENCE_BATCH = 16
 """Batch at which bytes a sample are taken, for values that do not grow with the batch."""
@@ -88,6 +94,7 @@ def measure_units(
     memory_bytes: int | None = None,
     clock: CpuClock | None = None,
     mark: Callable[[int], None] = unmarked,
+    device: ComputeDevice = HOST,
 ) -> UnitMeasurements:
     """Run the model's units on this device and measure them.
 
@@ -107,6 +114,7 @@ def measure_units(
             run one by one. None: the model is this device's own, and nothing of it is doubted.
         clock: tests bring their own.
         mark: called with the number of each unit that is about to run, WHOLE where all are.
+        device: what they run on.
 
     Raises:
         TooLarge: a unit does not fit, by its shapes; nothing of the model has run.
@@ -117,7 +125,10 @@ def measure_units(
         with full_lengths(most):
             refuse_too_large(description, min(batch_sizes), memory_bytes)
 
-    faster = units_faster_with_onednn(description, torch.get_num_threads())
+    faster: tuple[int, ...] = ()
+    if device.is_host:
+        faster = units_faster_with_onednn(description, torch.get_num_threads())
+    clock = clock or CpuClock.of(device)
 
     def limits(room: _MemoryRoom) -> TimingLimits:
         return TimingLimits(
@@ -125,14 +136,18 @@ def measure_units(
             cheaper_from=ONEDNN_FROM if faster else None,
             may_run=room.may_run,
             apart=room.must_run_apart,
+            settle_seconds=0.0 if device.is_host else SETTLE_SECONDS,
+            is_too_large=never if device.is_host else is_out_of_memory,
         )
 
     with full_lengths(most):
         try:
-            room = _MemoryRoom(description, memory_bytes, mark=mark)
+            room = _MemoryRoom(description, memory_bytes, mark=mark, device=device)
             timing = time_units(room.chain, batch_sizes, limits(room), clock)
-        except (RuntimeError, IndexError):  # zero may be no length, or divide something
-            room = _MemoryRoom(description, memory_bytes, whole=1, mark=mark)
+        except (RuntimeError, IndexError) as error:  # zero may be no length, or divide something
+            if is_out_of_memory(error):
+                raise
+            room = _MemoryRoom(description, memory_bytes, whole=1, mark=mark, device=device)
             timing = time_units(room.chain, batch_sizes, limits(room), clock)
     saved, largest = room.chain.saved_bytes, max(room.chain.saved_bytes)
     has_backward = [not description.is_forward_only(u) for u in range(len(description.units))]
@@ -163,13 +178,17 @@ def _where(has_backward: Sequence[bool], times: UnitTimes) -> UnitTimes:
 
 
 def work_on(
-    description: ModelDescription, samples: int, memory_bytes: int | None
+    description: ModelDescription,
+    samples: int,
+    memory_bytes: int | None,
+    device: ComputeDevice = HOST,
 ) -> Iterator[None]:
     """Run the units again and again, one a step, as training with such micro-batches would.
 
-    Steps may be taken in any thread. They raise what a unit raises.
+    Steps may be taken in any thread that has been made ready for `device`. They raise what a unit
+    raises.
     """
-    chain = _MemoryRoom(description, memory_bytes).chain
+    chain = _MemoryRoom(description, memory_bytes, device=device).chain
     most = shortest_packed(description)
     while True:
         with full_lengths(most):
@@ -179,6 +198,7 @@ def work_on(
                 chain.prepare(unit)
                 chain.forward(unit)
                 chain.backward(unit)
+            device.wait()
             yield
 
 
@@ -196,6 +216,7 @@ class _MemoryRoom:
         memory_bytes: int | None,
         whole: int = 0,
         mark: Callable[[int], None] = unmarked,
+        device: ComputeDevice = HOST,
     ) -> None:
         by_name = description.tensors_by_name
         self._description = description
@@ -206,7 +227,7 @@ class _MemoryRoom:
         ]
         # Half of it at most for weights and gradients: the other half is for a unit's values.
         keep = memory_bytes is None or 4 * sum(self._state) <= memory_bytes
-        self.chain = UnitChain(description, keep=keep, whole=whole, mark=mark)
+        self.chain = UnitChain(description, keep=keep, whole=whole, mark=mark, device=device)
 
     def must_run_apart(self, batch: int) -> bool:
         """Whether the whole model is too large; also as long as that is unknown."""

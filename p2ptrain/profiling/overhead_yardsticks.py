@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.net.decoder import DecoderSink, FrameDecoder
 from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import Codec
@@ -42,11 +44,21 @@ _CIPHER_BYTES = 64 * 1024
 
 _UPDATE_FLOATS = 1 << 17
 
+_INSIDE_FLOATS = 1 << 22
+"""Of an accelerator's update: for fewer it takes as long as its kernels' starts."""
+
+_COPIED_BYTES = 4 << 20
+
 
 def measure_overheads(
-    yardstick_seconds: float = YARDSTICK_SECONDS, clock: CpuClock | None = None
+    yardstick_seconds: float = YARDSTICK_SECONDS,
+    clock: CpuClock | None = None,
+    device: ComputeDevice = HOST,
 ) -> Overheads:
     """Run the yardsticks in the calling thread: processor seconds.
+
+    Messages are the processor's in any case. What they carry is copied into an accelerator's
+    memory, or out of it, and it is what updates weights.
 
     They are too short to tell what wall time that is on this device's share of its core, which
     comes in slices of ten milliseconds (`process/cpu_share.py`).
@@ -54,15 +66,22 @@ def measure_overheads(
     Args:
         yardstick_seconds: processor time of each.
         clock: tests bring their own.
+        device: what computes.
     """
     stopwatch = _Stopwatch(clock or CpuClock(), yardstick_seconds)
     framed = stopwatch.each(_Messages().frame_and_read)
     ciphers = stopwatch.each(_cipher()) / _CIPHER_BYTES
-    update = stopwatch.each(_update()) / (2 * 4 * _UPDATE_FLOATS)
+    copied, floats, factor = 0.0, _UPDATE_FLOATS, UPDATE_FACTOR
+    inside = stopwatch
+    if not device.is_host:
+        inside = _Stopwatch(clock or CpuClock.of(device), yardstick_seconds)
+        copied = inside.each(_copies(device)) / (2 * _COPIED_BYTES)
+        floats, factor = _INSIDE_FLOATS, 1.0
+    update = inside.each(_update(floats, device)) / (2 * 4 * floats)
     return Overheads(
         message_seconds=FRAMED_A_MESSAGE * framed,
-        byte_seconds=framed / BYTES_A_FRAMED + ciphers / 2,
-        update_byte_seconds=UPDATE_FACTOR * update,
+        byte_seconds=framed / BYTES_A_FRAMED + ciphers / 2 + copied,
+        update_byte_seconds=factor * update,
     )
 
 
@@ -128,6 +147,13 @@ def _cipher() -> Callable[[], object]:
     return lambda: cipher.decrypt(nonce, cipher.encrypt(nonce, plain, None), None)
 
 
-def _update() -> Callable[[], object]:
-    parameter, gradient, momentum = (torch.ones(_UPDATE_FLOATS) for _ in range(3))
+def _copies(device: ComputeDevice) -> Callable[[], object]:
+    """In and out."""
+    source = device.host_buffer(_COPIED_BYTES, torch.uint8)
+    slot = device.host_buffer(_COPIED_BYTES, torch.uint8)
+    return lambda: device.copy_out([device.copy_in(source)], [slot]).wait()
+
+
+def _update(floats: int, device: ComputeDevice) -> Callable[[], object]:
+    parameter, gradient, momentum = (device.copy_in(torch.ones(floats)) for _ in range(3))
     return lambda: parameter.add_(momentum.mul_(0.5).add_(gradient), alpha=-0.1)

@@ -1,22 +1,25 @@
 """A device's profile of a model: measured once, then kept by the model's digest.
 
-The file holds what was measured with which number of threads; with another number the device
-measures again. `processor_kind` is the same on devices of one kind.
+The file holds what was measured with which number of threads, or with which kind of accelerator;
+with another the device measures again. `processor_kind` is the same on devices of one kind.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import TrainingError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -44,6 +47,9 @@ The kernel ends the box first where memory itself is short."""
 
 MAX_SAMPLES = 128
 """A sample of a larger batch costs about the same, and a slow device would take seconds."""
+
+MAX_ACCELERATOR_SAMPLES = 4096
+"""The same of an accelerator, which a larger batch keeps busy."""
 
 MAX_SECONDS = 7.0
 """A sample of MobileNetV2 takes three times as long in a batch of 4 as in one of 64."""
@@ -105,6 +111,20 @@ def batch_sizes_to_measure(
     return sorted({min(max(size, least), batch_size) for size in (low, middle, top)})
 
 
+def accelerator_sizes(batch_sizes: Sequence[int], most: int) -> list[int]:
+    """What an accelerator measures where it is asked for `batch_sizes`: powers of two between, too.
+
+    Its time hardly grows with the batch until all of it is busy, so no line through few sizes says
+    where that ends.
+
+    Args:
+        most: samples that a micro-batch may have; the sizes asked for where they are all there are.
+    """
+    low, top = min(batch_sizes), max(*batch_sizes, min(most, MAX_ACCELERATOR_SAMPLES))
+    powers = [1 << power for power in range(top.bit_length()) if low < 1 << power < top]
+    return sorted({low, *powers, top}) if most else sorted({*batch_sizes})
+
+
 def _power_of_two(number: float) -> int:
     """The nearest, at least 1."""
     return int(2 ** max(0, round(math.log2(number))))
@@ -162,7 +182,8 @@ async def measure(
     once (`measure_units.py`), and "processor": its kind. It takes at most about `memory_bytes`,
     whatever the model's size.
     """
-    key = _key(description.digest, batch_sizes)
+    device = compute.device
+    key = _key(description.digest, batch_sizes, device)
     known = cache.get(key)
     if known is not None and is_complete(known):
         return known
@@ -176,10 +197,11 @@ async def measure(
             budget_seconds=limits.budget_seconds,
             most_seconds=limits.most_seconds,
             enough_seconds=limits.enough_seconds,
-            largest_second=largest_second,
+            largest_second=largest_second and device.is_host,
             memory_bytes=memory_bytes,
+            device=device,
         )
-        return _profile(units, limits)
+        return _profile(units, limits, device)
 
     return await _kept(cache, key, await compute.run((1,), measured))
 
@@ -194,22 +216,26 @@ async def measure_boxed(
     box: Box,
     *,
     largest_second: bool = False,
+    briefly: bool = False,
 ) -> Mapping[str, Any]:
     """As `measure`, of a model of others: its units run in the box, and nothing of it here.
 
+    They run on the processor, whatever this device computes with.
+
     Args:
         model: of `ModelDescription.to_bytes`; `digest` is its SHA-256.
+        briefly: each is run once, to see that it can be.
 
     Raises:
         TrainingError: the model itself fails, as it does in plain torch, or is refused.
         Ended: it has ended the process that measured it.
         NoBox: there is none.
     """
-    key = _key(digest, batch_sizes)
+    key = _key(digest, batch_sizes, HOST)
     known = cache.get(key)
     if known is not None and is_complete(known):
         return known
-    limits = cache.measuring
+    limits = replace(cache.measuring, budget_seconds=0.0) if briefly else cache.measuring
     asked = ProfileRequest(
         *(model, tuple(batch_sizes), memory_bytes, torch.get_num_threads()),
         *(limits.budget_seconds, limits.most_seconds, limits.enough_seconds, largest_second),
@@ -228,13 +254,16 @@ async def measure_boxed(
     units = found.found
     if units is None:
         raise TrainingError(found.fails)
-    measured = await compute.run((1,), lambda: _profile(units, limits))
+    measured = await compute.run((1,), lambda: _profile(units, limits, HOST))
     return await _kept(cache, key, measured)
 
 
-def _key(digest: str, batch_sizes: Sequence[int]) -> str:
+def _key(digest: str, batch_sizes: Sequence[int], device: ComputeDevice) -> str:
     sizes = "-".join(str(size) for size in batch_sizes)
-    return f"{digest[:32]}-{torch.get_num_threads()}-{sizes}"
+    computes = str(torch.get_num_threads())
+    if not device.is_host:
+        computes = hashlib.sha256(device.kind.encode()).hexdigest()[:16]
+    return f"{digest[:32]}-{computes}-{sizes}"
 
 
 async def _kept(cache: ProfileCache, key: str, measured: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -247,13 +276,13 @@ def is_complete(measured: Mapping[str, Any]) -> bool:
     return measured.get("method") == METHOD
 
 
-def _profile(units: UnitMeasurements, limits: Measuring) -> dict[str, Any]:
+def _profile(units: UnitMeasurements, limits: Measuring, device: ComputeDevice) -> dict[str, Any]:
     """With what this device spends beside units, in the calling thread."""
-    overheads = measure_overheads(limits.yardstick_seconds)
+    overheads = measure_overheads(limits.yardstick_seconds, device=device)
     return {
         **write_form(units),
         "method": METHOD,
-        "processor": processor_kind(),
+        "processor": processor_kind() if device.is_host else device.kind,
         "faster": {"from": ONEDNN_FROM, "units": list(units.faster)} if units.faster else None,
         "overheads": write_form(overheads.times_slowdown(units.wall_by_cpu)),
     }

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.model.graph.description import ModelDescription, TensorDescription
 from p2ptrain.model.graph.values import ValueDescription
 from p2ptrain.model.stage.stage import Stage
@@ -53,6 +55,7 @@ class UnitChain:
         keep: units stay in memory after a pass in which they ran apart.
         whole: what whole numbers of the inputs are.
         mark: called with the number of each unit that is about to run.
+        device: what they run on.
 
     Attributes:
         saved_bytes: batch size -> bytes kept by each unit. What shares memory counts once, what
@@ -69,9 +72,11 @@ class UnitChain:
         keep: bool = True,
         whole: int = 0,
         mark: Callable[[int], None] = unmarked,
+        device: ComputeDevice = HOST,
     ) -> None:
-        self._description, self._mark = description, mark
+        self._description, self._mark, self._device = description, mark, device
         self._deviates = torch.randn(_DEVIATES, generator=torch.Generator().manual_seed(seed))
+        self._inside: Tensor | None = None
         self._keep, self._whole_number = keep, whole
         self._state: dict[str, Tensor] = {}
         self._stages: dict[int, Stage] = {}
@@ -103,6 +108,8 @@ class UnitChain:
     def begin(self, batch: int, *, split: bool = False, apart: bool = False) -> None:
         """Make inputs and targets for `batch` samples; the rest: see `timing.UnitRunner`."""
         self._batch, self._split, self._apart = batch, split, apart
+        if apart and self._inside is None:
+            self._inside = self._device.copy_in(self._deviates)
         if not apart:
             self._touch(batch)
         self._draw(batch)
@@ -127,7 +134,7 @@ class UnitChain:
 
     def _touch(self, batch: int) -> None:
         """Have the kernel give the memory that passes with `batch` samples are expected to take."""
-        if batch <= self._touched or not self.saved_bytes:
+        if batch <= self._touched or not self.saved_bytes or not self._device.is_host:
             return
         self._touched, known = batch, max(self.saved_bytes)
         needed = _TOUCHED_PART * sum(self.saved_bytes[known]) * batch / known
@@ -138,9 +145,10 @@ class UnitChain:
 
     def _draw(self, batch: int) -> None:
         inputs, longest = self._description.crossing(0, "train"), self._description.longest
-        self.values = [self._draw_value(value, batch) for value in inputs]
-        targets = self._description.targets
-        self._targets = [torch.zeros(t.shape(batch, *longest), dtype=t.dtype) for t in targets]
+        copy_in, targets = self._device.copy_in, self._description.targets
+        self.values = [copy_in(self._draw_value(value, batch)) for value in inputs]
+        zeros = [torch.zeros(t.shape(batch, *longest), dtype=t.dtype) for t in targets]
+        self._targets = [copy_in(target) for target in zeros]
         self._gradients = []
 
     def prepare(self, unit: int) -> None:
@@ -157,7 +165,7 @@ class UnitChain:
         """With gradients to add to, as all micro-batches of a round find them but the first."""
         names = self._description.state_names(first, end)
         state = {name: self._tensor(name) for name in names}
-        stage = Stage(self._description, first, end, state, copy=False)
+        stage = Stage(self._description, first, end, state, copy=False, device=self._device)
         for parameter in stage.parameters().values():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
@@ -189,6 +197,15 @@ class UnitChain:
         """The second part; it must follow the unit's first at once."""
         self._stages[unit].backward_weights(_KEY)
 
+    def forget(self) -> None:
+        """Drop a pass that could not end, with all weights."""
+        if len(self.saved_bytes.get(self._batch, ())) < self.unit_count:
+            self.saved_bytes.pop(self._batch, None)
+        self._stages.clear()
+        self._state.clear()
+        self._whole, self.values, self._targets, self._gradients = None, [], [], []
+        self._device.release_cached()
+
     def _counts(self) -> bool:
         """Whether what is kept of the present batch size is known, or is to be."""
         known = self.saved_bytes
@@ -203,10 +220,11 @@ class UnitChain:
 
     def _made_up_gradients(self, unit: int) -> list[Tensor | None]:
         """As if they came from the next unit."""
-        if unit == self.unit_count - 1:
+        deviates = self._inside
+        if unit == self.unit_count - 1 or deviates is None:
             return []
         return [
-            torch.empty_like(value).copy_(self._noise(value.shape))
+            torch.empty_like(value).copy_(_repeated(deviates, value.shape))
             if value.is_floating_point()
             else None
             for value in self.values
@@ -243,7 +261,8 @@ class UnitChain:
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self._state:
-            self._state[name] = self._draw_state(self._description.tensors_by_name[name])
+            drawn = self._draw_state(self._description.tensors_by_name[name])
+            self._state[name] = self._device.copy_in(drawn)
         return self._state[name]
 
     def _draw_state(self, tensor: TensorDescription) -> Tensor:
@@ -262,10 +281,14 @@ class UnitChain:
         return made.copy_(self._noise(made.shape)) if made.is_floating_point() else made
 
     def _noise(self, shape: Sequence[int]) -> Tensor:
-        """Normal deviates, repeated: drawing them all takes seconds for a large model."""
-        elements = math.prod(shape)
-        repeated = self._deviates.repeat(elements // _DEVIATES + 1)
-        return repeated[:elements].view(tuple(shape))
+        return _repeated(self._deviates, shape)
+
+
+def _repeated(deviates: Tensor, shape: Sequence[int]) -> Tensor:
+    """Normal deviates: drawing them all takes seconds for a large model."""
+    elements = math.prod(shape)
+    repeated = deviates.repeat(elements // _DEVIATES + 1)
+    return repeated[:elements].view(tuple(shape))
 
 
 def _address(tensor: Tensor) -> int:

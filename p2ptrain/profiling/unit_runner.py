@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
+from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.plan.types.unit_times import UnitTimes
 from p2ptrain.process.cpu_share import thread_clock
 
@@ -55,6 +56,9 @@ class UnitRunner(Protocol):
     def backward_weights(self, unit: int) -> None:
         """Run what is left of that unit's backward."""
 
+    def forget(self) -> None:
+        """Drop a pass that could not end, and what was made for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class CpuClock:
@@ -62,6 +66,27 @@ class CpuClock:
 
     wall: Callable[[], float] = time.perf_counter
     cpu: Callable[[], float] = field(default_factory=thread_clock)
+
+    @classmethod
+    def of(cls, device: ComputeDevice) -> CpuClock:
+        """For passes on `device`.
+
+        An accelerator computes while the thread goes on: both clocks are the world's, once it has
+        done everything. It is ours alone, so that nothing has to be told apart.
+        """
+        if device.is_host:
+            return cls()
+
+        def done() -> float:
+            device.wait()
+            return time.perf_counter()
+
+        return cls(done, done)
+
+
+def never(_error: BaseException) -> bool:
+    """No error is expected."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +104,10 @@ class TimingLimits:
         every_size: each is run as it was asked for, at least once, however long it takes.
         largest_second: the largest size is measured after the smallest.
         cheaper_from: size from which a sample gets cheaper at once; None = no such size is known.
+        settle_seconds: for passes before all that count, until they take equally long: clocks of
+            an accelerator rise with work, and its kernels are loaded when they are first used.
+        is_too_large: whether an error of a larger size says only that it needs too much memory;
+            then no larger one is measured.
     """
 
     budget_seconds: float
@@ -89,6 +118,8 @@ class TimingLimits:
     cheaper_from: int | None = None
     may_run: Callable[[int], bool] = lambda batch: True
     apart: Callable[[int], bool] = lambda batch: False
+    settle_seconds: float = 0.0
+    is_too_large: Callable[[BaseException], bool] = never
 
 
 @dataclass(frozen=True, slots=True)

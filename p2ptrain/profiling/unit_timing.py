@@ -73,6 +73,12 @@ FIRST_PASS = 1.5
 MIN_GROWTH = 1.5
 """From one size to the next, where time forces a smaller step than was asked for."""
 
+SETTLED = 1.05
+"""A pass that took at most so many times as long as the shortest of those before has settled."""
+
+SETTLED_PASSES = 3
+"""One after the other."""
+
 
 @dataclass(frozen=True, slots=True)
 class _PassPlan:
@@ -118,6 +124,7 @@ def time_units(
     """
     course = _TimingRun(runner, clock or CpuClock(), limits)
     sizes = sorted(set(batch_sizes))
+    course.settle(sizes[0])
     course.measure_smallest(sizes, limits.budget_seconds / len(sizes))
     larger = sizes[1:]
     if limits.largest_second:
@@ -186,6 +193,16 @@ class _TimingRun:
 
     # -- sizes -----------------------------------------------------------------------------------
 
+    def settle(self, batch: int) -> None:
+        """Run the first unit until that takes equally long, for a moment; then time begins."""
+        until, shortest, settled = self._started + self.limits.settle_seconds, inf, 0
+        while settled < SETTLED_PASSES and (before := self.clock.wall()) < until:
+            self.runner.warm_up(batch, split=False)
+            seconds = self.clock.wall() - before
+            settled = settled + 1 if seconds <= SETTLED * shortest else 0
+            shortest = min(shortest, seconds)
+        self._started = self.clock.wall()
+
     def measure_smallest(self, sizes: Sequence[int], repeat_seconds: float) -> None:
         """What shows its time; how it divides, if that is quick; more in `repeat_seconds`."""
         batch = sizes[0]
@@ -244,8 +261,20 @@ class _TimingRun:
             choices[-1:] = [(way, size, inf) for way, size, _ in choices[-1:]]
         for way, size, seconds in choices:
             if way.cost * self._seconds(size) <= seconds:
-                self._measure(size, way)
-                return True
+                return self._is_measured(size, way)
+        return False
+
+    def _is_measured(self, size: int, way: _PassPlan) -> bool:
+        """Measure it; False: there is too little memory for it."""
+        try:
+            self._measure(size, way)
+        except Exception as error:
+            if not self.limits.is_too_large(error):
+                raise
+        else:
+            return True
+        del self.done[size]
+        self.runner.forget()
         return False
 
     def measure_between(self, batch: int) -> None:

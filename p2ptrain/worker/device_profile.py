@@ -17,6 +17,7 @@ from typing import Any
 from p2ptrain import events
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
+from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.errors import Error, ProtocolError, TrainingError
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger, timed
@@ -30,21 +31,21 @@ from p2ptrain.model.stage.determinism import check_default_type
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.parts import limited, part_of
-from p2ptrain.process.allocator import MemoryCeiling, trim_heap
+from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.process.memory_budget import (
-    USABLE_SHARE,
-    anonymous_bytes,
-    available_memory_bytes,
-    is_out_of_memory,
-    usable_memory_bytes,
-)
+from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.profiling.measure_units import work_on
-from p2ptrain.profiling.profile_cache import MAX_SECONDS, ProfileCache, measure
+from p2ptrain.profiling.profile_cache import (
+    MAX_SECONDS,
+    ProfileCache,
+    accelerator_sizes,
+    measure,
+)
 from p2ptrain.recovery.compute_kind import KIND_LIMIT, ComputeKind
 from p2ptrain.recovery.state_report import StateReport
 from p2ptrain.runtime.device import KnownModel
+from p2ptrain.worker.job_memory import JobMemory
 from p2ptrain.worker.unasked_models import FetchedModel, UnaskedWork
 
 log = get_logger(__name__)
@@ -80,9 +81,7 @@ class DeviceProfiler:
         self._mesh = mesh
         self._compute = compute
         self._profiles = profiles
-        self._memory_bytes = memory_bytes
-        self._ceiling = ceiling
-        self._idle_bytes = anonymous_bytes()
+        self.memory = JobMemory(compute, memory_bytes, ceiling)
         self._known = known or KnownModel()
         self._fetched: dict[str, FetchedModel] = {}  # by digest
         self._emit = emit
@@ -108,36 +107,70 @@ class DeviceProfiler:
         """
         check_default_type()
         asked = ProfileAsked.read(message.fields)
-        digest, sizes = asked.digest, asked.batch_sizes
+        digest, device, kind = asked.digest, self._compute.device, self._kind
         self._company.end()
-        budget = self.budget_bytes()
-        measured: Mapping[str, Any] = {}
-        if self._unasked is None or self._known.own_samples(digest) is not None:
-            description = await self.model(digest, asked.holder)
-            if sizes:
-                self._check_own(digest, sizes)
-                measured = await self._measured(
-                    description, sizes, budget, largest_second=asked.largest_second
-                )
-            memory_bytes = self.budget_bytes()
-            if measured and asked.company:
-                steps = work_on(description, _middle_size(measured), memory_bytes)
-                self._company.begin(self._company.steps(steps))
+        box = None if self._known.own_samples(digest) is not None else self._unasked
+        if box is None:
+            measured, memory_bytes = await self._measure_here(asked, device)
+        elif device.is_host:
+            measured, memory_bytes = await self._measure_boxed(asked, box)
         else:
-            model = await self._fetch(digest, asked.holder)
-            if sizes:
-                with timed(log, "measured"):
-                    measured = await self._unasked.measure(
-                        model, sizes, budget, largest_second=asked.largest_second
-                    )
-            memory_bytes = self.budget_bytes()
-            if measured and asked.company:
-                size = _middle_size(measured)
-                self._company.begin(self._unasked.work(model, size, memory_bytes))
-        taken = max(anonymous_bytes() - self._idle_bytes, 0)
-        self._offers = {digest: _MemoryOffer(measured, memory_bytes, taken)}
-        answer = ProfileAnswer(measured, memory_bytes, taken, self._kind)
+            await self._try_in_box(asked, box)
+            measured, memory_bytes = await self._measure_here(asked, device)
+        taken = self.memory.note_taken()
+        self._offers = {digest: _MemoryOffer(measured, memory_bytes, taken, kind)}
+        answer = ProfileAnswer(measured, memory_bytes, taken, kind)
         return Message(MEASURE_PROFILE, {}, (answer.to_part(),))
+
+    async def _measure_here(
+        self, asked: ProfileAsked, device: ComputeDevice
+    ) -> tuple[Mapping[str, Any], int]:
+        """In the thread that computes; and the memory left then."""
+        budget, sizes = self.memory.budget_bytes(), asked.batch_sizes
+        description = await self.model(asked.digest, asked.holder)
+        measured: Mapping[str, Any] = {}
+        if sizes:
+            if not device.is_host:
+                sizes = tuple(accelerator_sizes(sizes, asked.most))
+            self._check_own(asked.digest, sizes)
+            measured = await self._measured(
+                description, sizes, budget, largest_second=asked.largest_second
+            )
+        memory_bytes = self.memory.budget_bytes()
+        if measured and asked.company:
+            steps = work_on(description, _middle_size(measured), memory_bytes, device)
+            self._company.begin(self._company.steps(steps))
+        return measured, memory_bytes
+
+    async def _measure_boxed(
+        self, asked: ProfileAsked, box: UnaskedWork
+    ) -> tuple[Mapping[str, Any], int]:
+        """As `_measure_here`, of a model of others."""
+        budget, model = self.memory.budget_bytes(), await self._fetch(asked.digest, asked.holder)
+        measured: Mapping[str, Any] = {}
+        if asked.batch_sizes:
+            with timed(log, "measured"):
+                measured = await box.measure(
+                    model, asked.batch_sizes, budget, largest_second=asked.largest_second
+                )
+        memory_bytes = self.memory.budget_bytes()
+        if measured and asked.company:
+            self._company.begin(box.work(model, _middle_size(measured), memory_bytes))
+        return measured, memory_bytes
+
+    async def _try_in_box(self, asked: ProfileAsked, box: UnaskedWork) -> None:
+        """Where it can do no harm: a box sees no accelerator, so that the rest runs outside.
+
+        Raises TrainingError: the model fails there, or ends its process.
+        """
+        if asked.batch_sizes:
+            model, room = (
+                await self._fetch(asked.digest, asked.holder),
+                self.memory.host_budget_bytes(),
+            )
+            size = (min(asked.batch_sizes),)
+            with timed(log, "tried_in_box"):
+                await box.measure(model, size, room, largest_second=False, briefly=True)
 
     def _check_own(self, digest: str, sizes: Sequence[int]) -> None:
         """What others ask of this device's own model, which is measured in this process."""
@@ -199,15 +232,16 @@ class DeviceProfiler:
     def complete(self, inventory: StateReport, digest: str) -> StateReport:
         """With what this device has measured, and what it offers."""
         away = {m.id for m in self._mesh.members.values() if m.state in GONE}
-        offer = self._offers.get(digest)
+        kind, offer = self._kind, self._offers.get(digest)
+        is_now = offer is not None and offer.kind == kind  # an accelerator may have failed since
         return replace(
             inventory,
             linked=inventory.linked - away,
-            budget_bytes=0 if offer is None else self._still_offered(offer),
+            budget_bytes=0 if offer is None else self.memory.still_offered(offer.memory_bytes),
             taken_bytes=0 if offer is None else offer.taken_bytes,
             speeds=tuple((peer, *speed) for peer, speed in self._speeds.items()),
-            measured=None if offer is None else offer.measured or None,
-            compute=self._kind,
+            measured=offer.measured or None if offer is not None and is_now else None,
+            compute=kind,
         )
 
     async def model(self, digest: str, holder: str) -> ModelDescription:
@@ -247,52 +281,6 @@ class DeviceProfiler:
             self._fetched = {digest: FetchedModel(digest, content, holder)}
         return self._fetched[digest]
 
-    def short_of(self, needed_bytes: int, *, engaged: bool) -> int | None:
-        """The memory there is, where a part would need more of it, now that it is to begin.
-
-        Args:
-            engaged: what the job takes here now is free once the part begins.
-        """
-        trim_heap()
-        free = available_memory_bytes() + (self._held_bytes() if engaged else 0)
-        if needed_bytes <= self._most(free):
-            return None
-        return self.whole_budget_bytes() if engaged else self.budget_bytes()
-
-    def expect(self, needed_bytes: int, *, engaged: bool) -> None:
-        """Hold the process against what the part that begins was planned to need; as `short_of`."""
-        if self._ceiling is not None:
-            held_bytes = self._held_bytes() if engaged else 0
-            self._ceiling.plan(needed_bytes, anonymous_bytes() - held_bytes)
-
-    def budget_bytes(self) -> int:
-        """What a job may take now, beside what it takes."""
-        trim_heap()  # what measuring, or a job before, has used is free for the next
-        return self._most(usable_memory_bytes())
-
-    def whole_budget_bytes(self) -> int:
-        """What a job may take now, with what it has taken since this device measured its model."""
-        return self._most(int((available_memory_bytes() + self._held_bytes()) * USABLE_SHARE))
-
-    def _still_offered(self, offer: _MemoryOffer) -> int:
-        """Of what this device offered when it was idle.
-
-        What others take meanwhile comes from the fifth that was left free. Only where they have
-        taken more is it less: else no two plans would be made for the same memory.
-        """
-        if available_memory_bytes() + self._held_bytes() >= offer.memory_bytes:
-            return offer.memory_bytes
-        return min(offer.memory_bytes, self.whole_budget_bytes())
-
-    def _held_bytes(self) -> int:
-        """What a job has taken of this process since its model was measured."""
-        taken = max((offer.taken_bytes for offer in self._offers.values()), default=0)
-        return max(anonymous_bytes() - self._idle_bytes - taken, 0)
-
-    def _most(self, free_bytes: int) -> int:
-        """What a job may take of what is free."""
-        return free_bytes if self._memory_bytes is None else min(self._memory_bytes, free_bytes)
-
 
 @dataclass(frozen=True)
 class _MemoryOffer:
@@ -300,11 +288,13 @@ class _MemoryOffer:
 
     Attributes:
         taken_bytes: what the job had taken by then.
+        kind: with what it was measured.
     """
 
     measured: Mapping[str, Any]
     memory_bytes: int
     taken_bytes: int
+    kind: ComputeKind
 
 
 def _middle_size(measured: Mapping[str, Any]) -> int:

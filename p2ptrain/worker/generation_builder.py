@@ -87,13 +87,13 @@ class GenerationBuild:
 
     def fetch(self, fetches: tuple[Fetch, ...]) -> None:
         """Read what other devices have; each part that arrives can be read from here at once."""
-        measures = self._around.measures
+        memory = self._around.measures.memory
         # What an old generation takes is free once the new one begins.
         engaged = self._store.engagement is not None
-        short_of = partial(measures.short_of, engaged=engaged)
+        short_of = partial(memory.short_of, engaged=engaged)
         short_bytes = short_of(self._planned_bytes)
         if short_bytes is None and not self._gathers:
-            measures.expect(self._planned_bytes, engaged=engaged)
+            memory.expect(self._planned_bytes, engaged=engaged)
         work = self._fetch(fetches, short_of, short_bytes)
         self._task = self._tasks.spawn(work, f"fetch {self.assignment.key.epoch}")
 
@@ -196,6 +196,8 @@ class GenerationBuild:
             self._feed(self._failure(error))
         else:
             trim_heap()  # what the weights' way here has taken
+            if not self._compute.device.is_host:
+                await self._compute.run((0,), self._compute.device.release_cached)
             self._feed(worker_events.Built(self.assignment.key.epoch))
 
     async def _build_stages(self) -> None:
@@ -234,7 +236,7 @@ class GenerationBuild:
             memory_bytes = error.memory_bytes
             log.warning("stage_too_large", why=str(error))
         elif is_out_of_memory(error):
-            memory_bytes = self._around.measures.budget_bytes()
+            memory_bytes = self._around.measures.memory.budget_bytes()
         elif isinstance(error, SourceFailed):
             source = error.peer
         elif isinstance(error, ChecksumMismatch):

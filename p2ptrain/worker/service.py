@@ -119,7 +119,7 @@ class WorkerService:
         self.measures = DeviceProfiler(
             mesh, compute, profiles, memory_bytes, ceiling, box, emit, known
         )
-        budget_bytes = self.measures.whole_budget_bytes
+        budget_bytes = self.measures.memory.whole_budget_bytes
         self.device = LocalDevice(
             mesh, TensorRouter(mesh), compute, TransferServer(mesh), known, budget_bytes
         )
@@ -371,7 +371,7 @@ class WorkerService:
             log.debug("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
         if isinstance(error, AcceleratorFailed):
             self.compute.give_up_device(error)
-        report = failure_report(error, self.measures.whole_budget_bytes)
+        report = failure_report(error, self.measures.memory.whole_budget_bytes)
         await self._send_failed(assignment, stage, report)
 
     async def _notify_holder(self, assignment: Assignment, report: FailureReport) -> None:

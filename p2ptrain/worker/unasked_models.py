@@ -114,6 +114,7 @@ class UnaskedWork:
         memory_bytes: int,
         *,
         largest_second: bool,
+        briefly: bool = False,
     ) -> Mapping[str, Any]:
         """As `profiling.measure`.
 
@@ -131,6 +132,7 @@ class UnaskedWork:
                 *(model.content, model.digest, batch_sizes, self._compute, self._profiles),
                 *(memory_bytes, self._box),
                 largest_second=largest_second,
+                briefly=briefly,
             )
         except Ended as ended:
             why = _why(ended, memory_bytes)

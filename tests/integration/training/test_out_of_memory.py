@@ -27,8 +27,8 @@ from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
 from p2ptrain.state.fetch import fetch_units as fetch_state
-from p2ptrain.worker import device_profile, generation_builder
-from p2ptrain.worker.device_profile import DeviceProfiler
+from p2ptrain.worker import generation_builder, job_memory
+from p2ptrain.worker.job_memory import JobMemory
 from p2ptrain.worker.session import WorkerSession
 from tests.integration.training.group_plans import Stage as GroupStage
 from tests.integration.training.group_plans import dealt, device_count, divided, force
@@ -121,8 +121,8 @@ async def test_memory_that_is_gone_when_a_part_is_handed_out_is_planned_around(
 ) -> None:
     """Between profile and preparation something else took it."""
     left = iter([0])
-    monkeypatch.setattr(device_profile, "available_memory_bytes", lambda: next(left, 1 << 30))
-    monkeypatch.setattr(device_profile, "usable_memory_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(job_memory, "available_memory_bytes", lambda: next(left, 1 << 30))
+    monkeypatch.setattr(job_memory, "usable_memory_bytes", lambda: 1 << 30)
     async with devices(2, memory_bytes=None) as household:
         assert len(await _losses(household)) == 3
         assert household.plan.reason == "start"
@@ -141,15 +141,15 @@ async def test_a_stage_that_is_larger_than_its_plan_says_is_neither_fetched_nor_
         lie = replace(message, fields={**message.fields, "needed_bytes": 1})
         return await prepare(self, peer, assignment, lie)
 
-    def short_of(self: DeviceProfiler, needed_bytes: int, *, engaged: bool) -> int | None:
-        return 1000 if needed_bytes > 1000 and self is tight.measures else None
+    def short_of(self: JobMemory, needed_bytes: int, *, engaged: bool) -> int | None:
+        return 1000 if needed_bytes > 1000 and self is tight.measures.memory else None
 
     async def fetch(mesh: Mesh, *args: Any) -> Any:
         fetched.add(mesh.name)
         return await fetch_state(mesh, *args)
 
     monkeypatch.setattr(WorkerSession, "prepare", lied_to)
-    monkeypatch.setattr(DeviceProfiler, "short_of", short_of)
+    monkeypatch.setattr(JobMemory, "short_of", short_of)
     monkeypatch.setattr(generation_builder, "fetch_units", fetch)
     async with devices(3) as household:
         tight = household.members["c"].service
@@ -163,14 +163,14 @@ async def test_memory_that_others_have_taken_meanwhile_is_not_handed_out_again(
 ) -> None:
     """A link breaks; the same plan would do, but one device has less than it offered by now."""
     wanted = undisturbed(make_job(epochs=4)).losses
-    real, asked = DeviceProfiler.short_of, list[int]()
+    real, asked = JobMemory.short_of, list[int]()
 
-    def short_of(self: DeviceProfiler, needed_bytes: int, *, engaged: bool) -> int | None:
+    def short_of(self: JobMemory, needed_bytes: int, *, engaged: bool) -> int | None:
         if engaged:
             asked.append(needed_bytes)
         return 800 << 20 if len(asked) == 1 else real(self, needed_bytes, engaged=engaged)
 
-    monkeypatch.setattr(DeviceProfiler, "short_of", short_of)
+    monkeypatch.setattr(JobMemory, "short_of", short_of)
     async with devices(2) as household:
 
         def cut() -> None:

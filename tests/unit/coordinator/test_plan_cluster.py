@@ -20,6 +20,7 @@ from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
+from p2ptrain.recovery.compute_kind import ComputeKind
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.unit.coordinator.test_plan_search import REQUEST, measured_alike
 
@@ -79,6 +80,25 @@ def test_a_gain_with_larger_batches_is_not_promised_to_smaller_ones(
     for device in cluster.devices:
         assert device.times is not None
         assert {size for size in device.times.sizes if 4 <= size <= 16} == sizes
+
+
+def test_times_of_processors_do_not_grow_as_an_accelerator_s() -> None:
+    """Which is not busy yet with the batches that they have measured."""
+    home = household(1.0, 1.0)
+    own = home.candidates[0].measured
+    flat = {**own["times"], "64": own["times"]["16"]}
+    card = replace(
+        home.candidates[1],
+        measured={**own, "times": flat, "processor": "card"},
+        compute=ComputeKind("card", "a card"),
+    )
+    _, cluster = planner_question(REQUEST, replace(home, candidates=[home.candidates[0], card]))
+    processor, accelerator = (device.times for device in cluster.devices)
+    assert processor is not None
+    assert accelerator is not None
+    assert sum(accelerator.at(64).forward) == sum(accelerator.at(16).forward)
+    assert sum(processor.at(64).forward) > 3 * sum(processor.at(16).forward)
+    assert [device.compute for device in cluster.devices] == ["cpu", "card"]
 
 
 @pytest.mark.parametrize(("repay_seconds", "stages"), [(60.0, 1), (None, 3)])

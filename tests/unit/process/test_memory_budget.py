@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import torch
+
 from p2ptrain.process.memory_budget import (
     USABLE_SHARE,
     available_memory_bytes,
@@ -78,5 +80,7 @@ def test_torch_says_it_has_no_memory_in_its_own_words() -> None:
     assert is_out_of_memory(RuntimeError("could not create a primitive"))
     assert is_out_of_memory(RuntimeError("can't start new thread"))
     assert is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert is_out_of_memory(torch.OutOfMemoryError("of an accelerator"))
+    assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
     assert not is_out_of_memory(RuntimeError("shapes differ"))
     assert not is_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain.devices.processor import HOST
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.plan.types.cluster import REFERENCE
@@ -21,9 +22,11 @@ from p2ptrain.profiling.measure_units import measure_units
 from p2ptrain.profiling.profile_cache import (
     Measuring,
     ProfileCache,
+    accelerator_sizes,
     batch_sizes_to_measure,
     measure,
 )
+from tests.support.twin_device import TwinDevice
 
 AT_ONCE = Measuring(0.0, 0.0, 0.0, 0.0)
 """One pass of a size."""
@@ -65,6 +68,39 @@ def test_of_micro_batches_that_nobody_divides_only_their_own_sizes_are_measured(
     assert batch_sizes_to_measure(batch_size, micro_batch, 3, divided=False) == sizes
 
 
+@pytest.mark.parametrize(
+    ("asked", "most", "sizes"),
+    [
+        ([4, 16, 64], 200, [4, 8, 16, 32, 64, 128, 200]),
+        ([4, 16, 64], 1 << 20, [4 << power for power in range(11)]),
+        ([3, 10], 0, [3, 10]),  # no others occur
+        ([1], 1, [1]),
+    ],
+)
+def test_an_accelerator_measures_powers_of_two_up_to_the_largest_micro_batch(
+    asked: list[int], most: int, sizes: list[int]
+) -> None:
+    assert accelerator_sizes(asked, most) == sizes
+
+
+async def test_an_accelerator_s_profile_is_kept_by_its_kind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = []
+    with counted(monkeypatch) as made:
+        for device in (TwinDevice(kind="card"), TwinDevice(kind="other card"), HOST):
+            for _ in range(2):
+                compute = ComputeThread(device=device)
+                cache = ProfileCache(tmp_path, AT_ONCE)
+                found.append(await measure(described(), [1, 2], compute, cache, 10**9))
+                await compute.close()
+    assert len(made) == 3
+    assert [one["processor"] for one in found[:4]] == ["card"] * 2 + ["other card"] * 2
+    assert found[0] == found[1] != found[2]
+    assert found[0]["units"] == found[4]["units"], "it keeps as much for the backward"
+    assert found[0]["wall_by_cpu"] == pytest.approx(1.0, rel=0.01)
+
+
 @lru_cache
 def described() -> ModelDescription:
     example = torch.randn(4, 10), torch.zeros(4, dtype=torch.int64)
@@ -96,7 +132,7 @@ async def test_overheads_take_as_much_more_wall_time_as_units(
         return replace(measure_units(*args, **kwargs), wall_by_cpu=4.0)
 
     monkeypatch.setattr(profile_cache, "measure_units", on_a_quarter)
-    monkeypatch.setattr(profile_cache, "measure_overheads", lambda _seconds: REFERENCE)
+    monkeypatch.setattr(profile_cache, "measure_overheads", lambda *_, **__: REFERENCE)
     compute = ComputeThread()
     measured = await measure(described(), [1], compute, ProfileCache(None, AT_ONCE), 10**9)
     await compute.close()

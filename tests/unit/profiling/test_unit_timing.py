@@ -108,6 +108,9 @@ class Device:
         self.calls.append(("weights", unit))
         self._spend(COSTS[unit][1] * WEIGHT * (1 + self.split_cost))
 
+    def forget(self) -> None:
+        self.calls.append(("forget", self.passes[-1]))
+
     def _spend(self, seconds_per_sample: float) -> None:
         batch = self.passes[-1]
         seconds = seconds_per_sample * batch * (1 + self.jitter * self.random.random())
@@ -495,3 +498,33 @@ def test_what_a_size_that_must_run_apart_costs_ends_no_smaller_one() -> None:
     found = timed(device, [4, 64], 4.0, largest_second=True, apart=lambda batch: batch > 32)
     assert list(found) == [4, 27]
     assert ("whole", 27) in device.kinds
+
+
+def test_an_accelerator_s_times_settle_before_any_counts() -> None:
+    class Rising(Device):
+        """Its clock rises with each of the first passes."""
+
+        def _spend(self, seconds_per_sample: float) -> None:
+            super()._spend(seconds_per_sample * (1 + 2 * 0.5 ** len(self.passes)))
+
+    cold, settled = (
+        timed(Rising(), [1], 0.0, settle_seconds=seconds)[1].forward[0] for seconds in (0.0, 1.0)
+    )
+    assert settled == pytest.approx(COSTS[0][0], rel=0.1)
+    assert cold > 1.2 * settled
+
+
+def test_the_largest_size_that_memory_holds_is_the_last() -> None:
+    class Small(Device):
+        def forward(self, unit: int) -> None:
+            if self.passes[-1] > 8:
+                raise MemoryError
+            super().forward(unit)
+
+    device = Small()
+    found = timed(device, [1, 4, 8, 16, 32], 5.0, is_too_large=lambda e: isinstance(e, MemoryError))
+    assert sorted(found) == [1, 4, 8]
+    assert ("forget", 16) in device.calls
+    assert 32 not in device.passes
+    with pytest.raises(MemoryError):
+        timed(Small(), [1, 16], 5.0)

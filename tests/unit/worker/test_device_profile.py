@@ -10,18 +10,29 @@ from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
-from p2ptrain.errors import InternalError, OptionError
+from p2ptrain.errors import AcceleratorFailed, InternalError, OptionError
 from p2ptrain.mesh.interface import LinkSpeed
+from p2ptrain.messages.calls import read_part
+from p2ptrain.messages.measured import ProfileAnswer, ProfileAsked
+from p2ptrain.model.capture.capture import capture
 from p2ptrain.net.message import Message
 from p2ptrain.process.allocator import MemoryCeiling
+from p2ptrain.process.box import Box, BoxTask
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.profiling.profile_cache import ProfileCache
+from p2ptrain.profiling.boxed_measure import ProfileRequest
+from p2ptrain.profiling.boxed_measure import measure as measure_in_box
+from p2ptrain.profiling.profile_cache import Measuring, ProfileCache
+from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.runtime.device import KnownModel
-from p2ptrain.worker import device_profile
+from p2ptrain.worker import device_profile, job_memory
 from p2ptrain.worker.device_profile import DeviceProfiler
+from p2ptrain.worker.unasked_models import FetchedModel
 from tests.support.memory_household import MemoryHousehold
 from tests.support.memory_mesh import MemoryMesh
+from tests.support.twin_device import TwinDevice
 
 MIB = 1 << 20
 MODEL = "model"
@@ -32,9 +43,9 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free, self.own = 2000 * MIB, 100 * MIB
-        monkeypatch.setattr(device_profile, "available_memory_bytes", lambda: self.free)
-        monkeypatch.setattr(device_profile, "usable_memory_bytes", lambda: self.free * 8 // 10)
-        monkeypatch.setattr(device_profile, "anonymous_bytes", lambda: self.own)
+        monkeypatch.setattr(job_memory, "available_memory_bytes", lambda: self.free)
+        monkeypatch.setattr(job_memory, "usable_memory_bytes", lambda: self.free * 8 // 10)
+        monkeypatch.setattr(job_memory, "anonymous_bytes", lambda: self.own)
 
     def takes(self, mib: int) -> None:
         """This process does."""
@@ -51,10 +62,11 @@ async def measured(
     memory_bytes: int | None = None,
     before: Callable[[], None] = lambda: None,
     ceiling: MemoryCeiling | None = None,
+    compute: ComputeThread | None = None,
 ) -> AsyncIterator[DeviceProfiler]:
     """A device that has offered what it has for a model; `before` happens when it knows it."""
     async with MemoryHousehold(["a"]) as mesh:
-        compute = ComputeThread()
+        compute = compute or ComputeThread()
         known = KnownModel()
         measures = DeviceProfiler(
             mesh["a"], compute, ProfileCache(None), memory_bytes, ceiling, known=known
@@ -85,8 +97,8 @@ async def test_what_the_job_itself_takes_leaves_the_offer_as_it_was(
         machine.takes(1500)
         machine.others_take(300)
         assert measures.facts(MODEL).budget_bytes == 1600 * MIB, "a fifth had been left for others"
-        assert measures.short_of(1600 * MIB, engaged=True) is None
-        assert measures.short_of(1600 * MIB, engaged=False) == 160 * MIB
+        assert measures.memory.short_of(1600 * MIB, engaged=True) is None
+        assert measures.memory.short_of(1600 * MIB, engaged=False) == 160 * MIB
 
 
 async def test_what_others_take_beyond_that_is_not_offered_again(
@@ -97,8 +109,8 @@ async def test_what_others_take_beyond_that_is_not_offered_again(
         machine.takes(500)
         machine.others_take(1000)
         assert measures.facts(MODEL).budget_bytes == 800 * MIB
-        assert measures.short_of(1000 * MIB, engaged=True) is None
-        assert measures.short_of(1001 * MIB, engaged=True) == 800 * MIB
+        assert measures.memory.short_of(1000 * MIB, engaged=True) is None
+        assert measures.memory.short_of(1001 * MIB, engaged=True) == 800 * MIB
         machine.others_take(-1500)
         assert measures.facts(MODEL).budget_bytes == 1600 * MIB, "no more than was offered"
 
@@ -113,7 +125,7 @@ async def test_a_part_is_held_against_its_plan_and_what_was_here_without_the_job
     async with measured(ceiling=ceiling) as measures:
         before = machine.own
         machine.takes(500)
-        measures.expect(700 * MIB, engaged=engaged)
+        measures.memory.expect(700 * MIB, engaged=engaged)
         held = 500 * MIB if engaged else 0
         assert planned == [(700 * MIB, before + 500 * MIB - held)]
 
@@ -128,9 +140,9 @@ async def test_memory_that_was_set_stays_an_upper_bound(
         machine.takes(500)
         machine.others_take(1000)
         assert measures.facts(MODEL).budget_bytes == offered_mib * MIB
-        assert measures.whole_budget_bytes() == offered_mib * MIB
+        assert measures.memory.whole_budget_bytes() == offered_mib * MIB
         machine.others_take(-3000)
-        assert measures.whole_budget_bytes() == fixed_mib * MIB
+        assert measures.memory.whole_budget_bytes() == fixed_mib * MIB
 
 
 async def test_what_was_taken_before_the_offer_is_no_part_of_it(
@@ -146,6 +158,55 @@ async def test_what_was_taken_before_the_offer_is_no_part_of_it(
         assert (facts.taken_bytes, facts.budget_bytes) == (400 * MIB, 640 * MIB)
 
 
+@pytest.mark.parametrize(
+    ("card_mib", "host_mib", "fixed_mib", "offered_mib"),
+    [(1000, 2000, None, 850), (4000, 2000, None, 1600), (4000, 2000, 500, 500)],
+)
+async def test_an_accelerator_offers_the_smaller_of_both_memories(
+    monkeypatch: pytest.MonkeyPatch,
+    card_mib: int,
+    host_mib: int,
+    fixed_mib: int | None,
+    offered_mib: int,
+) -> None:
+    """And less once other programs have taken its memory."""
+    machine = Machine(monkeypatch)
+    machine.free = host_mib * MIB
+    card = TwinDevice(total_bytes=card_mib * MIB)
+    compute = ComputeThread(device=card)
+    async with measured(fixed_mib and fixed_mib * MIB, compute=compute) as measures:
+        memory = measures.memory
+        assert measures.facts(MODEL).budget_bytes == offered_mib * MIB
+        assert measures.facts(MODEL).compute == ComputeKind(card.kind, card.title)
+        taken = card.copy_in(torch.zeros(100 * MIB, dtype=torch.uint8))
+        assert memory.whole_budget_bytes() == offered_mib * MIB, "a job's own memory"
+        del taken
+        card.others_bytes = (card_mib - 200) * MIB
+        assert memory.whole_budget_bytes() == measures.facts(MODEL).budget_bytes == 170 * MIB
+        assert memory.short_of(200 * MIB, engaged=True) is None
+        assert memory.short_of(201 * MIB, engaged=True) == 170 * MIB
+
+
+async def test_once_its_accelerator_has_failed_a_device_is_measured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Machine(monkeypatch)
+
+    async def measure(*_args: object, **_options: object) -> dict[str, Any]:
+        return {"times": {"4": {}}}
+
+    monkeypatch.setattr(device_profile, "measure", measure)
+    compute = ComputeThread(device=TwinDevice())
+    async with measured(compute=compute) as measures:
+        asked = {"job": "j", "digest": MODEL, "holder": "a", "batch_sizes": [4]}
+        await measures.measure_profile(Message("measure", asked))
+        assert measures.facts(MODEL).measured
+        compute.give_up_device(AcceleratorFailed("it is gone"))
+        assert (facts := measures.facts(MODEL)).measured is None
+        assert facts.compute == PROCESSOR
+        assert facts.budget_bytes == 1600 * MIB
+
+
 async def test_it_works_on_until_all_have_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     Machine(monkeypatch)
     ended, stepped = asyncio.Event(), asyncio.Event()
@@ -155,7 +216,7 @@ async def test_it_works_on_until_all_have_measured(monkeypatch: pytest.MonkeyPat
     async def measure(*_args: object, **_options: object) -> dict[str, Any]:
         return {"times": {"16": {}, "4": {}, "64": {}}}
 
-    def work_on(_model: object, samples: int, _memory_bytes: int) -> Iterator[None]:
+    def work_on(_model: object, samples: int, *_room: object) -> Iterator[None]:
         sizes.append(samples)
         try:
             while True:
@@ -208,3 +269,39 @@ async def test_of_a_link_that_is_measured_again_it_keeps_the_faster_one(
             asked = {"peers": ["b"], "again": again and seen > 0}
             await measures.measure_links("c", Message("links.measure", asked))
             assert measures.facts(MODEL).speeds == (("b", rate, 0.001),)
+
+
+class InThisProcess(Box):
+    """Answers as the child would."""
+
+    def __init__(self) -> None:
+        self.asked: list[ProfileRequest] = []
+
+    async def ask(self, task: BoxTask) -> bytes:
+        self.asked.append(ProfileRequest.from_bytes(task.content))
+        return await asyncio.to_thread(measure_in_box, task.content, lambda _place: None)
+
+
+async def test_a_model_of_others_is_tried_in_the_box_before_the_accelerator_runs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Machine(monkeypatch)
+    example = torch.randn(4, 3), torch.zeros(4, dtype=torch.int64)
+    description = capture(nn.Linear(3, 2), cross_entropy, example, evaluation=False).description
+    compute = ComputeThread(device=TwinDevice())
+    box, cache = InThisProcess(), ProfileCache(None, Measuring(0.0, 1.0, 1.0, 0.0))
+    async with MemoryHousehold(["a"]) as mesh:
+        measures = DeviceProfiler(mesh["a"], compute, cache, None, box=box)
+        model = FetchedModel(description.digest, description.to_bytes(), "b")
+
+        async def fetch(*_: object) -> FetchedModel:
+            return model
+
+        monkeypatch.setattr(measures, "_fetch", fetch)
+        asked = ProfileAsked("j", model.digest, "b", (2, 4), most=16)
+        reply = await measures.measure_profile(Message("measure", asked.fields()))
+        answer = await read_part(ProfileAnswer, reply)
+        assert [one.batch_sizes for one in box.asked] == [(2,)]
+        assert set(answer.measured["times"]) == {"2", "4", "8", "16"}
+        assert answer.compute.kind == answer.measured["processor"] == "twin"
+    await compute.close()
