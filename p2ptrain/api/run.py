@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from p2ptrain import events
 from p2ptrain.api.event_stream import EventReader, EventStream
 from p2ptrain.api.progress import INTERVAL_SECONDS, ProgressReporter
+from p2ptrain.api.sinks.open_sinks import RunSinks, asked_sinks
 from p2ptrain.errors import OptionError, RunCancelled, callback_note
 from p2ptrain.events import Event
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -145,6 +146,7 @@ def start_run(
     """
     stream = EventStream(replays=True)
     reporter = ProgressReporter(mesh, type(job.model).__name__)
+    sinks = RunSinks(asked_sinks(job, options), lambda event: announce(event))
     notified = asyncio.Event()
 
     def announce(event: Event) -> None:
@@ -152,6 +154,7 @@ def start_run(
         notified.set()
         stream.publish(event)
         emit(event)
+        sinks.put(event)
 
     async def report() -> None:
         while True:
@@ -168,10 +171,14 @@ def start_run(
         except Exception as error:
             announce(events.Error(callback_note(error) or str(error) or type(error).__name__))
             raise
+        except asyncio.CancelledError:
+            sinks.put(events.Stopped())
+            raise
         finally:
             reporting.cancel()
             reporter.over()
             await reporter.tell(monotonic())
+            await sinks.close()
 
     task = asyncio.create_task(run(), name="train")
     task.add_done_callback(lambda _: stream.close())  # also of one that is cancelled before it runs

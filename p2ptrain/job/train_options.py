@@ -6,6 +6,7 @@ The options of apps are checked and normalised, or refused; nothing is converted
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -76,6 +77,11 @@ class TrainOptions:
             are waited for.
         trace: file that receives what every device did when, for Perfetto (ui.perfetto.dev): the
             last 500,000 spans.
+        log_dir: folder that receives TensorBoard event files: loss, learning rate, samples/s, norm
+            of the gradients, metrics.
+        report_to: "wandb", "mlflow", "trackio": the same numbers by those libraries.
+        notify: command that is run when the job ends or needs a person (waiting, error), with the
+            event as JSON on its standard input; no shell reads it.
         dry_run: measure the devices and plan, report the plan and train nothing.
         write_profile, write_cluster, write_plan: files that receive what a dry run has found, for
             `p2ptrain plan`, and for `plan`.
@@ -105,6 +111,9 @@ class TrainOptions:
     mode: Literal["sync", "async", "auto"] | None = None
     plan: Path | None = None
     trace: Path | None = None
+    log_dir: Path | None = None
+    report_to: str | Iterable[str] = ()
+    notify: str | None = None
     dry_run: bool = False
     write_profile: Path | None = None
     write_cluster: Path | None = None
@@ -112,7 +121,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         written = ("write_profile", "write_cluster", "write_plan")
-        for name in ("checkpoint", "resume", "out", "plan", "trace", *written):
+        for name in ("checkpoint", "resume", "out", "plan", "trace", "log_dir", *written):
             object.__setattr__(self, name, path(name, getattr(self, name)))
         for name in ("wait_for", "steps", "checkpoint_every", "whole_copies"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
@@ -151,6 +160,7 @@ class TrainOptions:
             )
         if not self.dry_run and any(getattr(self, name) is not None for name in written):
             raise OptionError(f"{', '.join(written)} are for dry_run")
+        object.__setattr__(self, "report_to", texts(self.report_to))
         if self.dry_run and self.trace is not None:
             raise OptionError("a dry run trains nothing that could be traced: leave out trace")
         if self.plan is not None and (self.planner != "auto" or self.chooses_mode):
@@ -193,6 +203,11 @@ def path(name: str, value: str | PathLike[str] | None) -> Path | None:
         return None if value is None else Path(value)
     except TypeError:
         raise OptionError(f"{name} must be a path, not {value!r}") from None
+
+
+def texts(value: str | Iterable[str]) -> tuple[str, ...]:
+    """One text is a list of one."""
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def whole(name: str, value: SupportsIndex | None) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain import events
 from p2ptrain.aio import event_loop
 from p2ptrain.api.loading import collector_at_rest, load_training
+from p2ptrain.api.sinks.open_sinks import asked_sinks
 from p2ptrain.cli import arguments
 from p2ptrain.cli.commands.train_arguments import (
     add_asynchronous,
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         job = override(load_job(args.script, args.job_options), args)
     _keep_places(args, here)
     chosen = train_options(args)
+    asked_sinks(job, chosen)  # one that is not installed is refused before anybody is asked to help
     steps = job.total_steps(args.steps)
     output.show_progress(steps)
     shown = _Shown(output)
@@ -115,7 +117,7 @@ _WRITTEN = ("write_profile", "write_cluster", "write_plan")
 def _keep_places(args: argparse.Namespace, folder: Path) -> None:
     """Where a script has changed the folder it runs in: what was meant in the one it began in."""
     if Path.cwd() != folder:
-        for name in ("out", "checkpoint", "resume", "plan", "trace", *_WRITTEN):
+        for name in ("out", "checkpoint", "resume", "plan", "trace", "log_dir", *_WRITTEN):
             if getattr(args, name) is not None:
                 setattr(args, name, folder / getattr(args, name))
 

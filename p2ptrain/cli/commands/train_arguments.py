@@ -176,6 +176,24 @@ def add_files(parser: argparse.ArgumentParser) -> None:
         type=arguments.path,
         help="write what every device did when into this file, for ui.perfetto.dev",
     )
+    group.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        type=arguments.path,
+        help="write TensorBoard event files into this folder: loss, learning rate, metrics",
+    )
+    group.add_argument(
+        "--report-to",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="send the same numbers to wandb, mlflow or trackio, where that is installed",
+    )
+    group.add_argument(
+        "--notify",
+        metavar="CMD",
+        help="run this when the job ends or needs a person; it gets the event as JSON on stdin",
+    )
     for what, whose in (("profile", "model"), ("cluster", "devices"), ("plan", "plan")):
         group.add_argument(
             f"--write-{what}",
@@ -220,6 +238,8 @@ def check_options(args: argparse.Namespace) -> None:
         raise UsageError("--checkpoint-every needs --checkpoint DIR")
     if args.dry_run and args.trace is not None:
         raise UsageError("--dry-run trains nothing: leave out --trace")
+    if args.log_dir is not None and args.log_dir.exists() and not args.log_dir.is_dir():
+        raise UsageError(f"--log-dir {args.log_dir} is a file, not a folder")
     for path in (args.out, args.checkpoint, args.trace):
         if path is not None and not path.absolute().parent.is_dir():
             raise UsageError(f"the folder of {path} does not exist")
@@ -353,6 +373,9 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         groups=args.groups,
         plan=args.plan,
         trace=args.trace,
+        log_dir=args.log_dir,
+        report_to=tuple(args.report_to),
+        notify=args.notify,
         dry_run=args.dry_run,
         write_profile=args.write_profile,
         write_cluster=args.write_cluster,

@@ -12,8 +12,6 @@ Of each device the newest spans are kept, as they came: a day of training leaves
 from __future__ import annotations
 
 import asyncio
-import os
-import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -173,14 +171,13 @@ class SpanCollector:
     def _write(self, path: Path) -> None:
         names = [traced.name for traced in self._traced.values()]
         try:
-            handle, new = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+            new = path.with_name(f".{path.name}.new")
             try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                with new.open("w", encoding="utf-8") as file:
                     file.writelines(trace_text(self.entries, names, self.about()))
-                replace_file(Path(new), path)
-            except BaseException:
-                Path(new).unlink(missing_ok=True)
-                raise
+                replace_file(new, path)
+            finally:
+                new.unlink(missing_ok=True)
         except OSError as error:
             why = error.strerror or str(error)
             raise TrainingError(f"the trace cannot be written to {path}: {why}") from error

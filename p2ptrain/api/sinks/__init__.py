@@ -1,0 +1,1 @@
+"""Where the events of a run go besides its readers: log files, trackers, a command."""
