@@ -76,7 +76,7 @@ def captured() -> Captured:
     """The network, exported once."""
     data = samples()[:BATCH]
     x, y = (torch.stack([one[leaf] for one in data]) for leaf in range(2))
-    return capture(network(), cross_entropy, (x, y))
+    return capture(network(), cross_entropy, (x, y), evaluation=False)
 
 
 @dataclass(frozen=True)

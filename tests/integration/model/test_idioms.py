@@ -18,6 +18,7 @@ from tests.support.reference import call, stack
 from tests.support.stage_pipeline import assert_same
 
 torch.set_num_threads(1)
+_EVALUATED = ("kept", "packed_gru", "complex", "experts", "codebook")
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class _Received:
 def _received(name: str, samples: int = stage_pipeline.BATCH) -> _Received:
     made = model_idioms.make(name, samples)
     held = {n: t.clone() for n, t in vars(made.model).items() if isinstance(t, torch.Tensor)}
-    model = stage_pipeline.captured(made)
+    model = stage_pipeline.captured(made, evaluation=name in _EVALUATED)
     model.description = decode_model(model.description.to_bytes())
     return _Received(made, model, held)
 
@@ -56,7 +57,7 @@ def test_it_trains_through_stages_and_is_measured(name: str) -> None:
     assert len(measured.units) == units
 
 
-@pytest.mark.parametrize("name", ["kept", "packed_gru", "complex", "experts", "codebook"])
+@pytest.mark.parametrize("name", _EVALUATED)
 def test_it_evaluates_and_is_left_as_it_was(name: str) -> None:
     made, model = _received(name).made, _received(name).model
     for attribute, tensor in _received(name).held.items():

@@ -323,9 +323,9 @@ def _made(f: Callable[[Model, Tensor], Any], loss: Any = mse_loss) -> Made:
     return Made("own", Model(f), data, loss)
 
 
-def _received(made: Made) -> Captured:
+def _received(made: Made, *, evaluation: bool = True) -> Captured:
     """Captured, with the description as a device reads it."""
-    model = stage_pipeline.captured(made)
+    model = stage_pipeline.captured(made, evaluation=evaluation)
     sent = model.description
     model.description = decode_model(sent.to_bytes())
     assert model.description == sent
@@ -336,7 +336,7 @@ def _received(made: Made) -> Captured:
 def test_every_unit_a_stage_and_one_stage_give_plain_torch_bits(name: str) -> None:
     made = _made(IN_MODELS[name])
     plain = stage_pipeline.plain_step(made)
-    model = _received(made)
+    model = _received(made, evaluation=False)
     units = len(model.description.units)
     assert_same(plain, stage_pipeline.pipeline_step(made, model, (0, units)))
     for more in ({"split": True}, {"ahead": True}):

@@ -213,7 +213,7 @@ def test_planning_loads_no_torch(folder: Path) -> None:
         "code = main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(code)"
     )
     files = ["--profile", "p.json", "--cluster", "c.json"]
-    argv = ["plan", *files, "--batch-size", "8", "--micro-batch", "4", "--json"]
+    argv = ["plan", *files, "--batch-size", "8", "--planner", "hybrid", "--json"]
     subprocess.run([sys.executable, "-c", code, *argv], cwd=folder, check=True, capture_output=True)
 
 

@@ -104,7 +104,7 @@ async def test_an_accelerator_s_profile_is_kept_by_its_kind(
 @lru_cache
 def described() -> ModelDescription:
     example = torch.randn(4, 10), torch.zeros(4, dtype=torch.int64)
-    return capture(nn.Linear(10, 5), cross_entropy, example).description
+    return capture(nn.Linear(10, 5), cross_entropy, example, evaluation=False).description
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def data() -> tuple[Tensor, Tensor]:
 def captured() -> Captured:
     torch.manual_seed(0)
     x, y = data()
-    return capture(Net(), cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
+    return capture(Net(), cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]), evaluation=False)
 
 
 def make_live(
@@ -158,7 +158,7 @@ def test_ready_has_both_the_version_before_and_the_one_after(captured: Captured)
 def test_a_groups_statistics_change_with_the_update_only() -> None:
     x, y = data()
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))  # nothing but sums is written
-    simple = capture(model, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
+    simple = capture(model, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]), evaluation=False)
     live = make_live(simple, shared=True)
     before = copies(live)
     assert live.stage.statistics is not None
@@ -231,7 +231,9 @@ def test_ahead_of_the_word_both_versions_are_there(captured: Captured, shared: b
     x, y = data()
     if shared:
         model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))  # nothing but sums is written
-        captured = capture(model, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
+        captured = capture(
+            model, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]), evaluation=False
+        )
     live, plain = (make_live(captured, shared=shared) for _ in range(2))
     for step in range(3):
         for one in (live, plain):
@@ -256,7 +258,7 @@ def test_ahead_of_the_word_a_stage_whose_layers_are_all_frozen_has_nothing_to_ke
     x, y = data()
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).requires_grad_(False)
     whole = nn.Sequential(model, nn.Linear(3, 3))
-    captured = capture(whole, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
+    captured = capture(whole, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]), evaluation=False)
     description, state = captured.description, captured.state()
     stage = Stage(description, 0, 1, state)
     live = LiveStage(stage, StageOptimizer(SGD(lr=0.1), {}), Version(0, EPOCH), EPOCH)

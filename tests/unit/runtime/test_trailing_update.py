@@ -40,7 +40,7 @@ def captured() -> Captured:
     x, y = data()
     tied = nn.Linear(6, 6)
     model = nn.Sequential(nn.BatchNorm1d(6), tied, nn.Tanh(), tied, nn.Linear(6, 3))
-    return capture(model, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]))
+    return capture(model, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]), evaluation=False)
 
 
 class Trailing:

@@ -34,7 +34,7 @@ def captured() -> Captured:
     tied = nn.Linear(6, 6)
     model = nn.Sequential(tied, nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), tied)
     batch = torch.randn(MICRO_BATCH, 6), torch.zeros(MICRO_BATCH, dtype=torch.long)
-    return capture(model, cross_entropy, batch)
+    return capture(model, cross_entropy, batch, evaluation=False)
 
 
 def trained(captured: Captured) -> Mapping[str, Tensor]:

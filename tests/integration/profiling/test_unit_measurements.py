@@ -33,7 +33,7 @@ def described(name: str) -> ModelDescription:
 def chain_of_three() -> ModelDescription:
     model = nn.Sequential(nn.Linear(10, 20), nn.Sigmoid(), nn.Linear(20, 30), nn.Linear(30, 5))
     example = torch.randn(4, 10), torch.zeros(4, dtype=torch.int64)
-    return capture(model, cross_entropy, example).description
+    return capture(model, cross_entropy, example, evaluation=False).description
 
 
 def ticking() -> CpuClock:
@@ -123,7 +123,7 @@ def adapted() -> ModelDescription:
     front = nn.Sequential(nn.Linear(10, 20), nn.Sigmoid(), nn.Linear(20, 30), nn.Sigmoid())
     model = nn.Sequential(front.requires_grad_(False), Adapted(), nn.Sigmoid(), nn.Linear(30, 5))
     example = torch.randn(4, 10), torch.zeros(4, dtype=torch.int64)
-    return capture(model, cross_entropy, example).description
+    return capture(model, cross_entropy, example, evaluation=False).description
 
 
 def test_what_takes_gradients_is_counted_apart_and_in_front_of_it_is_no_backward() -> None:
