@@ -23,7 +23,7 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
 from tests.integration.training.household import devices
 from tests.support import reference
-from tests.support.model_idioms import Codebook, Complex, Ensemble, Packed, Penalised
+from tests.support.model_idioms import Complex, Packed
 
 SGD_ARGUMENTS = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 
@@ -194,7 +194,7 @@ class Example:
 
 
 EXAMPLES = {
-    "recurrent": Example(Recurrent, lambda: (torch.randint(20, (7,)), label())),
+    "recurrent": Example(Recurrent, lambda: (torch.randint(20, (4,)), label())),
     "attentive": Example(Attentive, lambda: (torch.randn(5, 12), label())),
     "packed": Example(
         lambda: Packed(nn.LSTM, "last", True, False, num_layers=2),
@@ -202,13 +202,6 @@ EXAMPLES = {
         mse_loss,
     ),
     "complex": Example(Complex, lambda: (torch.randn(6, 8), torch.randn(8)), mse_loss),
-    "codebook": Example(Codebook, lambda: (torch.randn(6, 8), torch.randn(8)), mse_loss),
-    "ensemble": Example(Ensemble, lambda: (torch.randn(6, 8), torch.randn(8)), mse_loss),
-    "penalised": Example(
-        lambda: Penalised(nn.LayerNorm(8), twice=False),
-        lambda: (torch.randn(6, 8), torch.randn(8)),
-        mse_loss,
-    ),
     "pairs": Example(
         lambda: layers(torch.float32), lambda: (torch.randn(12), torch.randn(4)), pairs_loss
     ),

@@ -74,19 +74,20 @@ def force(monkeypatch: pytest.MonkeyPatch, shares: Shares) -> None:
 
 
 @pytest.mark.parametrize(
-    "shares",
+    ("shares", "steps"),
     [
-        [(4, 4)],
-        [(5, 3), (8,)],
-        [(8,), (4, 4)],
-        [(3, 3, 2), (8,)],
-        [(4, 4), (5, 3)],
-        [(8,), (6, 2), (8,)],
-        [(31, 1), (32,)],
+        ([(4, 4)], 36),
+        ([(5, 3), (8,)], 36),
+        ([(8,), (4, 4)], 36),
+        ([(8,), (4, 4)], 1),
+        ([(3, 3, 2), (8,)], 36),
+        ([(4, 4), (5, 3)], 36),
+        ([(8,), (6, 2), (8,)], 36),
+        ([(31, 1), (32,)], 36),
+        ([(31, 1), (32,)], 1),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("steps", [1, 36])
 async def test_losses_and_weights_are_those_of_the_formula(
     monkeypatch: pytest.MonkeyPatch, shares: Shares, steps: int
 ) -> None:

@@ -11,8 +11,8 @@ from tests.support.fault_checks import problems
 from tests.support.fault_list import every_fault, random_fault
 from tests.support.faults import GROUP, PIPELINE, Fault, Outcome, outcome_of, undisturbed
 
-SAMPLE = 6
-RANDOM_KILLS = 2
+SAMPLE = 4
+RANDOM_KILLS = 1
 
 
 def _sample() -> list[Fault]:

@@ -164,7 +164,7 @@ GRIDS = {
 }
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", sorted(GRIDS.keys() - {"1x2", "halos with statistics"}))
 async def test_tiles_train_as_plain_torch(monkeypatch: pytest.MonkeyPatch, grid: str) -> None:
     shape, shares = GRIDS[grid]
     forced(monkeypatch, shape, shares, behind="abcdef"[len(shares)])
