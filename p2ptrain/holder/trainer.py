@@ -291,7 +291,7 @@ class JobTrainer:
         job, description = prepared.job, prepared.captured.description
         private = private_units(description) if self._options.private else (0, 0)
         sharing, how, rounds = prepared.sharing, self._options.asynchrony, None
-        if self._options.chooses_mode:
+        if self._options.mode == "auto":
             rounds = sharing
             if prepared.only_rounds or self._options.local:
                 how = rounds = None

@@ -6,6 +6,7 @@ The options of apps are checked and normalised, or refused; nothing is converted
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -63,9 +64,8 @@ class TrainOptions:
         mode: "sync": in rounds, exactly as on one device; "async": without a barrier between
             mini-batches, so that no device waits for another's update; "auto": whichever of the
             two is predicted to reach the same accuracy sooner, chosen with the first plan.
-            None: "async" where `asynchrony` is given, else "sync".
-        asynchrony: how to train without a barrier; None = as "async" does by default.
-        chooses_mode: the same as mode="auto".
+        asynchrony: how "async" and "auto" train without a barrier; None = by `AsyncOptions()`.
+        chooses_mode: older form of mode="auto".
         ftpipehd: of asynchronous training with planner "ftpipehd": when it repartitions the model,
             and when it copies.
         replicas: keep copies of stages on other devices, so that a death costs few steps; without
@@ -151,9 +151,7 @@ class TrainOptions:
             raise OptionError("whole_copies must be 1 or more")
         if self.whole_copies is not None and not self.replicas:
             raise OptionError("whole_copies are made of the copies that replicas are")
-        if self.chooses_mode and self.asynchrony is None:
-            raise OptionError("chooses_mode needs to know how to train asynchronously: asynchrony")
-        if self.chooses_mode and self.asynchrony == AsyncOptions(Weights.UNSTASHED):
+        if self.mode == "auto" and self.asynchrony == AsyncOptions(Weights.UNSTASHED):
             raise OptionError(
                 "training without stashing is for comparisons: choose it by itself, not with mode "
                 "auto"
@@ -163,7 +161,7 @@ class TrainOptions:
         object.__setattr__(self, "report_to", texts(self.report_to))
         if self.dry_run and self.trace is not None:
             raise OptionError("a dry run trains nothing that could be traced: leave out trace")
-        if self.plan is not None and (self.planner != "auto" or self.chooses_mode):
+        if self.plan is not None and (self.planner != "auto" or self.mode == "auto"):
             raise OptionError("a given plan leaves no choice: leave out planner and mode auto")
         if self.plan is not None and self.as_ftpipehd is not None:
             raise OptionError("ftpipehd makes its own plans: leave out plan")
@@ -171,23 +169,32 @@ class TrainOptions:
             raise OptionError("local trains on this device alone: leave out wait_for")
 
     def _settle_mode(self) -> None:
-        """`asynchrony` and `chooses_mode` say what `mode` says, where it is given."""
-        mode = self.mode
-        if mode is None:
-            return
-        if mode not in ("sync", "async", "auto"):
-            raise OptionError(f"mode must be 'sync', 'async' or 'auto', not {mode!r}")
-        if mode == "sync" and self.asynchrony is not None:
+        if self.mode is None:
+            object.__setattr__(self, "mode", self._older_mode())
+        if self.mode not in ("sync", "async", "auto"):
+            raise OptionError(f"mode must be 'sync', 'async' or 'auto', not {self.mode!r}")
+        if self.mode == "sync" and self.asynchrony is not None:
             raise OptionError("asynchrony is for mode 'async' or 'auto'")
-        if mode != "sync" and self.asynchrony is None:
+        if self.mode != "sync" and self.asynchrony is None:
             object.__setattr__(self, "asynchrony", AsyncOptions())
-        object.__setattr__(self, "chooses_mode", mode == "auto")
+        object.__setattr__(self, "chooses_mode", self.mode == "auto")
+
+    def _older_mode(self) -> str:
+        """What the fields say that were there before `mode`."""
+        if self.asynchrony is None and not self.chooses_mode:
+            return "sync"
+        mode, old = ("auto", "chooses_mode") if self.chooses_mode else ("async", "asynchrony")
+        warnings.warn(
+            f"TrainOptions({old}=...) without a mode: write mode={mode!r} too",
+            DeprecationWarning,
+            stacklevel=5,
+        )
+        return mode
 
     @property
     def as_ftpipehd(self) -> FtpipehdOptions | None:
         """Its settings where the job is trained as FTPipeHD does."""
-        is_asynchronous = self.asynchrony is not None and not self.chooses_mode
-        is_its = self.planner == PLANNER and is_asynchronous and not self.local
+        is_its = self.planner == PLANNER and self.mode == "async" and not self.local
         return self.ftpipehd if is_its else None
 
 

@@ -69,7 +69,7 @@ async def test_trained_weights_learn_new_digits_and_come_back_to_the_old_level(
     how = AsyncOptions()
     # The accuracy depends on the cut: measured in full, as by a member.
     async with devices(3, profiles=ProfileCache(None)) as household:
-        options = TrainOptions(wait_for=3, planner="pp", asynchrony=how)
+        options = TrainOptions(wait_for=3, planner="pp", mode="async", asynchrony=how)
         await household.holder_run(job, options).run()
         names = cut_of(household)
         found = [e.metrics["accuracy"] for e in household.events if isinstance(e, Eval)]

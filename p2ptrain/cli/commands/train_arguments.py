@@ -366,7 +366,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         wire=WireFormat(args.wire),
         recovery=ReplanMethod(args.recovery),
         asynchrony=_asynchrony(args),
-        chooses_mode=args.mode == "auto",
+        mode=args.mode,
         ftpipehd=_ftpipehd(args),
         whole_copies=args.whole_copies,
         grid=args.grid,

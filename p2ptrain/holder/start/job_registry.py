@@ -143,7 +143,7 @@ def job_fingerprint(prepared: PreparedJob, options: TrainOptions) -> str:
         "planner": options.planner,
         "tiles": [options.grid, options.groups],
         "asynchrony": None if options.asynchrony is None else asdict(options.asynchrony),
-        "chooses_mode": options.chooses_mode,
+        "chooses_mode": options.mode == "auto",
         "ftpipehd": None if options.as_ftpipehd is None else asdict(options.as_ftpipehd),
         "wire": options.wire.value,
         "resume": None if options.resume is None else str(options.resume.absolute()),

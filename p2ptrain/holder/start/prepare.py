@@ -153,7 +153,7 @@ def _prepared(
         try:
             check_asynchronous(job, captured.description, options)
         except OptionError as error:
-            if not options.chooses_mode:
+            if options.mode != "auto":
                 raise
             only_rounds = str(error)
     check_evaluation_sizes(captured, looked_at)
@@ -172,9 +172,9 @@ def _prepared(
     micro_batch, changed = settled(job.micro_batch, job.batch_size, across)
     job = replace(job, micro_batch=micro_batch)
     how = options.asynchrony
-    least = min_micro_batch(job, captured, samples, None if options.chooses_mode else how)
+    least = min_micro_batch(job, captured, samples, None if options.mode == "auto" else how)
     check_fewest(job, opened.batches.fewest, least)
-    if how is not None and options.chooses_mode and not only_rounds:
+    if how is not None and options.mode == "auto" and not only_rounds:
         only_rounds = why_synchronous_only(job, least, how)
     steps = opened.steps(options.steps)
     sharing = _sharing(captured, across)
@@ -291,7 +291,7 @@ def _maps(job: Job, captured: Captured, options: TrainOptions) -> MapNetwork | N
         if options.planner == "tiles":
             raise OptionError("planner tiles evaluates with the weights: leave out eval_with_ema")
         return None
-    in_rounds = options.asynchrony is None or options.chooses_mode
+    in_rounds = options.mode != "async"
     may_be = options.planner in ("auto", "tiles") and in_rounds
     if not may_be or options.private or options.local:
         return None

@@ -38,7 +38,8 @@ def delayed_job(name: str = "mlp", **changes: object) -> Job:
 
 def options(count: int, how: AsyncOptions, steps: int, **more: object) -> TrainOptions:
     """A straight pipeline over so many devices."""
-    chosen: dict[str, object] = {"wait_for": count, "planner": "pp", "steps": steps, **more}
+    chosen: dict[str, object] = {"wait_for": count, "planner": "pp", "steps": steps}
+    chosen |= {"mode": "async", **more}
     return TrainOptions(asynchrony=how, **chosen)  # type: ignore[arg-type]
 
 

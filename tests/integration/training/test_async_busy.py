@@ -167,7 +167,12 @@ async def measure(setting: Setting) -> Result:
     )
     found = Found()
     asynchrony = None if setting.micro_batches else AsyncOptions()
-    chosen = TrainOptions(wait_for=setting.devices, planner="pp", asynchrony=asynchrony)
+    chosen = TrainOptions(
+        wait_for=setting.devices,
+        planner="pp",
+        mode="sync" if asynchrony is None else "async",
+        asynchrony=asynchrony,
+    )
     async with devices(setting.devices) as household:
         with sleeping(setting, found):
             await household.holder_run(job, chosen).run()

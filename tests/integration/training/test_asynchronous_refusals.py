@@ -40,14 +40,14 @@ def test_what_has_no_meaning_without_a_barrier_is_refused_with_the_reason(
 ) -> None:
     job = make_job(name, micro_batch=None, **changes)
     description = capture_of(name)
-    chosen = TrainOptions(asynchrony=STASHED)
+    chosen = TrainOptions(mode="async", asynchrony=STASHED)
     with pytest.raises(OptionError, match=words):
         check_asynchronous(job, description, chosen)
 
 
 def test_an_ordinary_job_is_not_refused() -> None:
     job = make_job("cnn", micro_batch=None)
-    check_asynchronous(job, capture_of("cnn"), TrainOptions(asynchrony=STASHED))
+    check_asynchronous(job, capture_of("cnn"), TrainOptions(mode="async", asynchrony=STASHED))
 
 
 def test_devices_take_turns_where_the_weights_kept_allow_it() -> None:

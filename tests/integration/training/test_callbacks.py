@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 import p2ptrain
 from p2ptrain import events
 from p2ptrain.events import Done, Eval, Event, Plan, Step
-from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from tests.integration.training.household import Devices, devices
@@ -137,7 +136,7 @@ async def test_a_stop_after_an_evaluation() -> None:
 async def test_a_stop_without_barriers_ends_with_the_updates_made() -> None:
     job = momentum_job()
     stopping = Job(**{**_fields(job), "callbacks": [Probe(stops_at(4))]})
-    options = TrainOptions(wait_for=3, planner="pp", asynchrony=AsyncOptions())
+    options = TrainOptions(wait_for=3, planner="pp", mode="async")
     household = await run(stopping, 3, options)
     done = household.events[-1]
     assert isinstance(done, Done)

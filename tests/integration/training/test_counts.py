@@ -18,7 +18,6 @@ from p2ptrain.events import Eval, Event, Recovered, Step
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start import loss_count
 from p2ptrain.holder.start.prepare import prepare
-from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job, MicroBatch
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
@@ -185,7 +184,7 @@ async def test_an_omitted_micro_batch_is_the_planner_s() -> None:
 @pytest.mark.parametrize("mode", [{}, {"planner": "dp"}])
 async def test_without_a_barrier_the_first_losses_are_plain_torch_s(mode: dict[str, str]) -> None:
     job, plain = (_job(_data(_some), torch.float64, None) for _ in range(2))
-    household = await trained(job, 2, mode.get("planner", "pp"), asynchrony=AsyncOptions())
+    household = await trained(job, 2, mode.get("planner", "pp"), mode="async")
     assert household.losses[0] == pytest.approx(by_plain_torch(plain, steps=1)[0], abs=1e-12)
     assert len(household.losses) == STEPS
 
@@ -193,7 +192,7 @@ async def test_without_a_barrier_the_first_losses_are_plain_torch_s(mode: dict[s
 async def test_without_a_barrier_a_mini_batch_that_counts_nothing_changes_nothing() -> None:
     job = _job(_data(lambda _: True), torch.float32, None, optimizer=AdamW(lr=0.1))
     before = {name: value.clone() for name, value in job.model.state_dict().items()}
-    household = await trained(job, 2, asynchrony=AsyncOptions())
+    household = await trained(job, 2, mode="async")
     assert household.losses == [0.0] * STEPS
     assert all(torch.equal(before[name], v) for name, v in job.model.state_dict().items())
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from p2ptrain.events import Eval
-from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -120,7 +119,7 @@ async def test_an_evaluation_of_nine_samples_leaves_none_of_one() -> None:
     [
         TrainOptions(local=True),
         TrainOptions(wait_for=2, planner="pp"),
-        TrainOptions(wait_for=2, planner="pp", asynchrony=AsyncOptions()),
+        TrainOptions(wait_for=2, planner="pp", mode="async"),
     ],
     ids=["local", "rounds", "asynchronous"],
 )

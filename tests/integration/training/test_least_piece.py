@@ -120,8 +120,8 @@ def test_a_piece_of_one_that_plain_torch_computes_is_trained() -> None:
 def test_a_piece_of_one_without_a_barrier_is_refused_or_not_chosen() -> None:
     """Eight pieces of eight samples are made where two versions are kept."""
     with pytest.raises(CaptureError, match="micro-batch of one"):
-        dropping(8, None, asynchrony=DOUBLE)
-    assert dropping(16, None, asynchrony=DOUBLE).least_piece == 2
-    prepared = dropping(8, None, asynchrony=DOUBLE, chooses_mode=True)
+        dropping(8, None, mode="async", asynchrony=DOUBLE)
+    assert dropping(16, None, mode="async", asynchrony=DOUBLE).least_piece == 2
+    prepared = dropping(8, None, mode="auto", asynchrony=DOUBLE)
     assert "a micro-batch would have 1 samples, and the model needs 2" in prepared.only_rounds
-    assert dropping(16, None, asynchrony=DOUBLE, chooses_mode=True).only_rounds == ""
+    assert dropping(16, None, mode="auto", asynchrony=DOUBLE).only_rounds == ""

@@ -52,7 +52,7 @@ def decided(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def may_choose(count: int, **more: object) -> TrainOptions:
-    return options(count, STASHED, STEPS, chooses_mode=True, **more)
+    return options(count, STASHED, STEPS, mode="auto", **more)
 
 
 async def test_what_was_chosen_is_trained_to_the_bit_and_said(decided: Deciding) -> None:
@@ -133,9 +133,7 @@ async def test_a_job_that_needs_the_barrier_keeps_it_and_says_why(
 
 async def test_what_only_misleads_is_never_chosen() -> None:
     with pytest.raises(OptionError, match="not with mode auto"):
-        options(2, AsyncOptions(Weights.UNSTASHED), 1, chooses_mode=True)
-    with pytest.raises(OptionError, match="chooses_mode needs"):
-        TrainOptions(chooses_mode=True)
+        options(2, AsyncOptions(Weights.UNSTASHED), 1, mode="auto")
 
 
 def _warnings(household: Devices, wanted: Callable[[str], bool]) -> list[str]:

@@ -14,7 +14,6 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from p2ptrain.events import Eval, Event, Recovered, Step
-from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
@@ -235,7 +234,7 @@ async def test_a_plateau_is_seen_after_evaluations() -> None:
         assert rates == expected(found)
         assert len({*rates}) == 3, "twice it was no better"
         household.events.clear()
-        options = TrainOptions(wait_for=2, planner="pp", asynchrony=AsyncOptions())
+        options = TrainOptions(wait_for=2, planner="pp", mode="async")
         await household.holder_run(job_with_plateau(), options).run()
         found = [event.metrics["made up"] for event in household.events if isinstance(event, Eval)]
         rates = [event.lrs for event in household.events if isinstance(event, Step)]

@@ -13,7 +13,6 @@ from torch import Tensor
 import p2ptrain
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Step
-from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.train_options import TrainOptions
@@ -142,6 +141,6 @@ async def test_a_device_that_dies_before_the_state_is_brought_changes_nothing() 
 
 
 async def test_training_without_barriers_has_no_state_of_a_step() -> None:
-    options = TrainOptions(wait_for=3, planner="pp", asynchrony=AsyncOptions())
+    options = TrainOptions(wait_for=3, planner="pp", mode="async")
     with pytest.raises(OptionError, match="the callback Taker works with the state"):
         await run(taking(Taker(2)), 3, options)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from p2ptrain.coordinator import plan_cluster
 from p2ptrain.errors import Error
 from p2ptrain.events import Eval, Event, Step
-from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -307,9 +306,7 @@ async def test_where_the_mode_is_open_rounds_may_be_in_tiles(
 
     monkeypatch.setattr(plan_cluster, "make_plan", plan)
     monkeypatch.setattr(plan_cluster, "choose_mode", lambda rounds, seconds, free, weights: rounds)
-    options = TrainOptions(
-        wait_for=2, steps=6, asynchrony=AsyncOptions(), chooses_mode=True, replan=False
-    )
+    options = TrainOptions(wait_for=2, steps=6, mode="auto", replan=False)
     what = job(steps=6)
     async with devices(2) as household:
         await household.holder_run(what, options).run()

@@ -15,7 +15,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import p2ptrain
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Eval, Event, Step
-from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from tests.integration.training.household import OFTEN_COPIED, Devices, devices
@@ -142,7 +141,7 @@ async def test_evaluations_and_the_best_take_the_average_where_asked(tmp_path: P
 
 async def test_without_barriers_there_is_an_average_of_the_updates_made(tmp_path: Path) -> None:
     out = tmp_path / "weights.safetensors"
-    options = TrainOptions(wait_for=2, planner="pp", asynchrony=AsyncOptions(), out=out)
+    options = TrainOptions(wait_for=2, planner="pp", mode="async", out=out)
     async with devices(2) as household:
         await household.holder_run(make_job(ema=DECAY), options).run()
     found, weights = load_file(tmp_path / "weights.ema.safetensors"), load_file(out)

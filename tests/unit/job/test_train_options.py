@@ -32,8 +32,15 @@ def test_a_mode_by_its_name_is_the_same_as_by_its_parts() -> None:
     assert TrainOptions(mode="async").asynchrony == AsyncOptions()
     assert TrainOptions(mode="async", asynchrony=how).asynchrony == how
     auto = TrainOptions(mode="auto")
-    assert (auto.asynchrony, auto.chooses_mode) == (AsyncOptions(), True)
-    assert not TrainOptions(mode="async").chooses_mode
+    assert (auto.asynchrony, auto.mode) == (AsyncOptions(), "auto")
+
+
+def test_older_ways_to_say_the_mode_work_and_name_the_new_one() -> None:
+    with pytest.warns(DeprecationWarning, match="write mode='async' too") as seen:
+        assert TrainOptions(asynchrony=AsyncOptions()) == TrainOptions(mode="async")
+    assert seen[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="write mode='auto' too"):
+        assert TrainOptions(chooses_mode=True) == TrainOptions(mode="auto")
 
 
 @pytest.mark.parametrize(

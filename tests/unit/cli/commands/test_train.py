@@ -88,7 +88,7 @@ def test_without_a_barrier_where_that_is_asked_for(
 ) -> None:
     assert main.main(["train", script, *argv, "--state-dir", str(tmp_path / "s")]) == 0
     ((_, options),) = node.made[0].trained
-    assert (options.asynchrony, options.chooses_mode) == (wanted, "auto" in argv)
+    assert (options.asynchrony, options.mode == "auto") == (wanted, "auto" in argv)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_ftpipehd_does_what_it_does_as_often_as_published_or_as_asked(
     assert main.main(["train", script, *published, "--state-dir", str(tmp_path / "s")]) == 0
     ((_, options),) = node.made[0].trained
     assert options.as_ftpipehd == wanted
-    assert replace(options, asynchrony=None).as_ftpipehd is None
+    assert replace(options, mode="sync", asynchrony=None).as_ftpipehd is None
     assert replace(options, planner="pp").as_ftpipehd is None
 
 
