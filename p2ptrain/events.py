@@ -157,6 +157,16 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanLink:
+    """One direction of a link between devices of the plan, as it was measured."""
+
+    sender: str = dataclasses.field(metadata={"key": "from"})
+    receiver: str = dataclasses.field(metadata={"key": "to"})
+    bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan(Event):
     """A plan takes effect; `reason` is start, failure, drift, join or leave.
 
@@ -164,7 +174,7 @@ class Plan(Event):
     says how values travel between devices: "exact", or rounded as "bf16" or "int8".
     `predicted_peak_bytes` is the memory each device needs for it, copies included, by name. `mode`
     is sync, or async where no stage waits for another's update; `mode_reason` why, where that was
-    to be chosen.
+    to be chosen. `links` are the measured ones between its devices.
     """
 
     event = "plan"
@@ -180,6 +190,7 @@ class Plan(Event):
     predicted_peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     mode: str = "sync"
     mode_reason: str = ""
+    links: tuple[PlanLink, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

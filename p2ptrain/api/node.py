@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import platform
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,9 @@ from typing import TYPE_CHECKING, Any, Self
 from p2ptrain import torch_version
 from p2ptrain._version import __version__
 from p2ptrain.aio.threads import run_in_background
+from p2ptrain.api.course_desk import CourseDesk
 from p2ptrain.api.event_stream import EventStream, call_watch, check_on_event
+from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.loading import forked_box, import_training, started_box
 from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import Run, asked_options, start_run
@@ -39,7 +42,7 @@ from p2ptrain.api.views import (
 from p2ptrain.control.borrow import own_lease
 from p2ptrain.control.lease import LeasedIdentity
 from p2ptrain.devices.request import AUTO, read_request
-from p2ptrain.errors import Error, OptionError
+from p2ptrain.errors import Error, OptionError, UserError
 from p2ptrain.events import Event
 from p2ptrain.job.train_options import MAX_THREADS, whole
 from p2ptrain.mesh.config import MeshConfig
@@ -144,6 +147,7 @@ class Node:
                 "version": __version__,
                 "threads": threads or os.cpu_count() or 1,
                 "memory_bytes": memory_bytes or usable_memory_bytes(),
+                "system": f"{platform.system()} {platform.machine()}".strip(),
             },
         )
         self._mesh = NetworkMesh(self._config, self._notify)
@@ -153,6 +157,7 @@ class Node:
         self._has_begun = False
         self._member: DeviceServices | None = None
         self._board: ProgressBoard | None = None
+        self._desk: CourseDesk | None = None
         self._run: Run | None = None
         self._own_box: Box | None = None
 
@@ -182,6 +187,7 @@ class Node:
             raise
         try:
             self._board = ProgressBoard(self._mesh)
+            self._desk = CourseDesk(self._mesh, self._board, StateFolder(self._config.state_dir))
             self._member = self._make_member()
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
@@ -276,7 +282,9 @@ class Node:
         if self._member is None:
             raise OptionError(_OUTSIDE)
         folder = self._jobs_folder()
-        self._run = start_run(self._mesh, self._member, job, options, self._emit, folder)
+        self._run = start_run(
+            self._mesh, self._member, job, options, self._emit, folder, self._desk
+        )
         return self._run
 
     def status(self) -> NodeStatus:
@@ -310,6 +318,23 @@ class Node:
             return JobStatus.of({"holder": waiting_for, "waiting_for": waiting_for})
         line = self._board.line if self._board else None
         return None if line is None else JobStatus.of(line)
+
+    async def course(self) -> JobCourse | None:
+        """The course of the job that runs, whichever device holds it, else of the last one known.
+
+        Another device is asked for what is new since the last call.
+        """
+        return None if self._desk is None else await self._desk.read()
+
+    async def stop_job(self) -> None:
+        """End the run of this node: only the device with the data stops its job.
+
+        Raises:
+            UserError: this device trains no job of its own.
+        """
+        if self._run is None or self._run.done:
+            raise UserError("this device trains no job of its own: stop it where its data is")
+        await self._run.cancel()
 
     async def links(self) -> list[LinkStatus]:
         """How fast the links to the other members are, measured now, one after the other.

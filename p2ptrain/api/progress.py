@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from p2ptrain.errors import PeerError
 from p2ptrain.events import Event, Plan, Step
@@ -23,6 +23,10 @@ PROGRESS = "job.progress"
 
 INTERVAL_SECONDS = 1.0
 
+ENDED_LIMIT = 16
+
+Outcome: TypeAlias = Literal["done", "failed", "stopped"]
+
 
 @dataclass(frozen=True, slots=True)
 class JobLine(FrameFields):
@@ -32,6 +36,7 @@ class JobLine(FrameFields):
         model: its name.
         devices: names of those of the plan.
         over: the job has ended.
+        outcome: how.
     """
 
     model: Annotated[str, Text(256, clean=True)] | None = None
@@ -41,13 +46,19 @@ class JobLine(FrameFields):
     samples_per_s: float | None = None
     devices: Annotated[tuple[Annotated[str, Text(64, clean=True)], ...], Length(64)] | None = None
     over: bool | None = None
+    outcome: Outcome | None = None
 
 
 class ProgressBoard:
-    """Keeps the newest line of each holder on this device."""
+    """Keeps the newest line of each holder on this device.
+
+    Attributes:
+        ended: the last line of each job that has ended, by its holder; the newest 16.
+    """
 
     def __init__(self, mesh: Mesh) -> None:
         self._lines: dict[str, dict[str, Any]] = {}  # by holder, the newest last
+        self.ended: dict[str, JobLine] = {}
         self._mesh = mesh
         mesh.route(PROGRESS, self._receive)
         mesh.subscribe(self._on_mesh_event)
@@ -57,10 +68,20 @@ class ProgressBoard:
         """The running job of which a holder has said something last, or None."""
         return next(reversed(self._lines.values()), None)
 
+    @property
+    def holder(self) -> str | None:
+        """The device whose line that is."""
+        return next(reversed(self._lines), None)
+
     async def _receive(self, peer: str, message: Message) -> None:
         said = JobLine.read(message.fields)
         self._lines.pop(peer, None)
-        if not said.over:
+        self.ended.pop(peer, None)
+        if said.over:
+            self.ended[peer] = said
+            while len(self.ended) > ENDED_LIMIT:
+                del self.ended[next(iter(self.ended))]
+        else:
             line = {"holder": display_name(self._mesh, peer), **replace(said, over=None).fields()}
             self._lines[peer] = line
 
@@ -86,9 +107,9 @@ class ProgressReporter:
             speed, step = event.samples_per_s, event.step
             self._line = replace(self._line, step=step, loss=event.loss, samples_per_s=speed)
 
-    def over(self) -> None:
-        """The next line says that the job has ended."""
-        self._line = replace(self._line, over=True)
+    def over(self, outcome: Outcome) -> None:
+        """The next line says that the job has ended, and how."""
+        self._line = replace(self._line, over=True, outcome=outcome)
 
     async def tell(self, now: float) -> None:
         """Send the newest line to every member that is alive, if the last one is old enough."""

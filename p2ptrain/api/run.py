@@ -9,8 +9,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain import events
+from p2ptrain.api.course_desk import CourseDesk
 from p2ptrain.api.event_stream import EventReader, EventStream
-from p2ptrain.api.progress import INTERVAL_SECONDS, ProgressReporter
+from p2ptrain.api.progress import INTERVAL_SECONDS, Outcome, ProgressReporter
 from p2ptrain.api.sinks.open_sinks import RunSinks, asked_sinks
 from p2ptrain.errors import OptionError, RunCancelled, callback_note
 from p2ptrain.events import Event
@@ -137,20 +138,26 @@ def start_run(
     options: TrainOptions,
     emit: Callable[[Event], None],
     folder: StateFolder | None = None,
+    desk: CourseDesk | None = None,
 ) -> Run:
     """Train `job` in a task of its own.
 
     Args:
         emit: takes every event, beside the run itself.
         folder: where the job's journal stands; None = nowhere.
+        desk: has the job's course for those who ask; None = nobody does.
     """
     stream = EventStream(replays=True)
-    reporter = ProgressReporter(mesh, type(job.model).__name__)
+    model = type(job.model).__name__
+    reporter = ProgressReporter(mesh, model)
+    course = None if desk is None else desk.begin(model, job.total_steps(options.steps))
     sinks = RunSinks(asked_sinks(job, options), lambda event: announce(event))
     notified = asyncio.Event()
 
     def announce(event: Event) -> None:
         reporter.note(event)
+        if course is not None:
+            course.note(event)
         notified.set()
         stream.publish(event)
         emit(event)
@@ -166,9 +173,12 @@ def start_run(
 
     async def run() -> None:
         reporting = asyncio.create_task(report(), name="report progress")
+        outcome: Outcome = "stopped"
         try:
             await member.train(job, options, announce, folder)
+            outcome = "done"
         except Exception as error:
+            outcome = "failed"
             announce(events.Error(callback_note(error) or str(error) or type(error).__name__))
             raise
         except asyncio.CancelledError:
@@ -176,7 +186,9 @@ def start_run(
             raise
         finally:
             reporting.cancel()
-            reporter.over()
+            if course is not None:
+                course.end()
+            reporter.over(outcome)
             await reporter.tell(monotonic())
             await sinks.close()
 

@@ -22,6 +22,7 @@ from p2ptrain.cli.commands import (
     doctor,
     invite,
     join,
+    page,
     plan,
     profile,
     remove,
@@ -36,7 +37,7 @@ from p2ptrain.errors import DeviceUnusable, PeerError, UserError, callback_note
 _OWN = Path(__file__).resolve().parent.parent
 
 _COMMANDS = (
-    *(join, train, status, invite, devices, remove),
+    *(join, train, status, page, invite, devices, remove),
     *(profile, plan, simulate, demo, doctor),
 )
 

@@ -11,7 +11,13 @@ from typing import Any, Self
 
 import aiohttp
 
-from p2ptrain.control.lease import OTHER_VERSION, LeasedIdentity, read_place, window_fields
+from p2ptrain.control.lease import (
+    OTHER_VERSION,
+    LeasedIdentity,
+    PageAddress,
+    read_place,
+    window_fields,
+)
 from p2ptrain.control.member_lock import ControlRecord, not_running, read_record
 from p2ptrain.control.server import SOCKET_HOST
 from p2ptrain.errors import UserError
@@ -80,6 +86,15 @@ class ControlClient:
     async def remove(self, name: str) -> None:
         """Revoke the trust in device `name`."""
         await self._ask("POST", "/remove", {"name": name})
+
+    async def open_page(self, *, lan: bool) -> PageAddress:
+        """Have the member serve its page; `lan`: to this network too."""
+        body = await self._ask("POST", "/page?lan=1" if lan else "/page")
+        return PageAddress(str(body["url"]), body["lan_url"])
+
+    async def close_page(self) -> None:
+        """Have the member close its page, to every browser."""
+        await self._ask("POST", "/page/close")
 
     async def step_aside(self) -> LeasedIdentity:
         """Have the member leave its place and let go of the folder's lock.

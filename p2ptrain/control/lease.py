@@ -58,6 +58,29 @@ class ControlledMember(Protocol):
         """Name of the device whose job this one has a part in; None without one."""
 
 
+@dataclass(frozen=True, slots=True)
+class PageAddress:
+    """Where the live page is, each with a token that counts once.
+
+    Attributes:
+        url: for a browser on this device.
+        lan_url: for other devices in this network; None where they may not look.
+    """
+
+    url: str
+    lan_url: str | None = None
+
+
+class PageDoor(Protocol):
+    """The live page of a running member."""
+
+    async def open(self, *, lan: bool) -> PageAddress:
+        """Serve it, from now on."""
+
+    async def close(self) -> None:
+        """End that, for good."""
+
+
 @dataclass(slots=True)
 class LeasedIdentity:
     """What a borrower takes over besides the state folder.
@@ -79,6 +102,7 @@ class Lender:
 
     Attributes:
         member: the member that runs here now, or None while it does not.
+        page: its page.
         wanted: another program asks for the place, or has it.
         window: the pairing window as the last user of the place left it.
     """
@@ -97,6 +121,7 @@ class Lender:
             take_seconds: for a borrower to take what was let go of.
         """
         self.member = member
+        self.page: PageDoor | None = None
         self.wanted = asyncio.Event()
         self.window: PairingWindow | None = None
         self._keeps = keeps

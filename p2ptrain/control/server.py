@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psutil
 from aiohttp import web
@@ -36,6 +36,8 @@ _SOCKET_FOLDER_PREFIX = "p2ptrain-"
 BODY_LIMIT_BYTES = 1024 * 1024
 
 _log = get_logger(__name__)
+
+T = TypeVar("T")
 
 _Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -110,6 +112,8 @@ class ControlServer:
         app.router.add_get("/links", self._links)
         app.router.add_post("/invite", self._invite)
         app.router.add_post("/remove", self._remove)
+        app.router.add_post("/page", self._open_page)
+        app.router.add_post("/page/close", self._close_page)
         app.router.add_post("/step-aside", self._step_aside)
         app.router.add_post("/give-back", self._give_back)
         return app
@@ -134,11 +138,7 @@ class ControlServer:
         )
 
     def _member(self) -> ControlledMember:
-        if self._lender.member is None:
-            raise UserError(
-                "p2ptrain on this device is starting or stopping: try again in a moment"
-            )
-        return self._lender.member
+        return _there(self._lender.member)
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.json_response(dict(self._member().status()))
@@ -156,6 +156,14 @@ class ControlServer:
         name = await _text_field(request, "name")
         await self._member().remove(name)
         return web.json_response({"removed": name})
+
+    async def _open_page(self, request: web.Request) -> web.Response:
+        address = await _there(self._lender.page).open(lan=bool(request.query.get("lan")))
+        return web.json_response({"url": address.url, "lan_url": address.lan_url})
+
+    async def _close_page(self, request: web.Request) -> web.Response:
+        await _there(self._lender.page).close()
+        return web.json_response({})
 
     async def _step_aside(self, request: web.Request) -> web.Response:
         """The place, as soon as the member has left it."""
@@ -178,6 +186,13 @@ def sweep(folder: Path) -> None:
     )
     if ours and not psutil.pid_exists(record.pid):
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _there(part: T | None) -> T:
+    """A part of the member that runs here. Raises UserError: there is none now."""
+    if part is None:
+        raise UserError("p2ptrain on this device is starting or stopping: try again in a moment")
+    return part
 
 
 def _now() -> float:

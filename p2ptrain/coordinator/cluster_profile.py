@@ -64,6 +64,13 @@ class ClusterProfiler:
             for (one, other), speed in self._links.speeds(list(names)).items()
         }
 
+    def measured_links(self, names: Mapping[str, str]) -> dict[tuple[str, str], ClusterLink]:
+        """As `links`, and nothing of what was not measured."""
+        return {
+            (names[one], names[other]): ClusterLink(speed.bytes_per_s, speed.latency_s)
+            for (one, other), speed in self._links.measured(names).items()
+        }
+
     def learn(self, sender: str, speeds: Sequence[tuple[str, float, float]]) -> None:
         """What a device measured before, perhaps for an earlier coordinator.
 

@@ -9,7 +9,7 @@ A link clearly slower than its estimate is measured once more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -109,6 +109,14 @@ class MeasuredLinks:
     def speeds(self, devices: Sequence[str]) -> Mapping[Pair, LinkSpeed]:
         """Every direction between `devices`, estimated where it was not measured."""
         return {(a, b): self._speed(a, b) for a in devices for b in devices if a != b}
+
+    def measured(self, devices: Collection[str]) -> Mapping[Pair, LinkSpeed]:
+        """Every direction between `devices` that was measured, whenever that was."""
+        return {
+            pair: found.speed
+            for pair, found in self._measured.items()
+            if pair[0] in devices and pair[1] in devices
+        }
 
     def _fresh(self, pair: Pair, now: float) -> bool:
         found = self._measured.get(pair)

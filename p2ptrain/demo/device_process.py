@@ -155,9 +155,14 @@ def _left_out(body: Mapping[str, Any]) -> ev.LeftOut:
     return ev.LeftOut(body["name"], body["reason"])
 
 
+def _link(body: Mapping[str, Any]) -> ev.PlanEventLink:
+    return ev.PlanEventLink(body["from"], body["to"], body["bytes_per_s"], body["latency_s"])
+
+
 _NESTED: dict[str, Callable[[Any], Any]] = {
     "stages": lambda bodies: tuple(map(_stage, bodies)),
     "changes_results": tuple,
     "lrs": tuple,
     "left_out": lambda bodies: tuple(map(_left_out, bodies)),
+    "links": lambda bodies: tuple(map(_link, bodies)),
 }

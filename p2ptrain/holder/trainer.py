@@ -21,7 +21,7 @@ from p2ptrain import events, failpoints
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import ProtocolError, TrainingError, note_callback
-from p2ptrain.events import Done, Event, LeftOut, Stopped
+from p2ptrain.events import Done, Event, LeftOut, PlanLink, Stopped
 from p2ptrain.holder import callback_memory, loader_memory
 from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
@@ -58,6 +58,7 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.job.user_code import doings
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.interface import display_name
 from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import FETCH_MODEL
 from p2ptrain.messages.plan_request import JobPlanRequest
@@ -269,7 +270,8 @@ class JobTrainer:
         left_out = (LeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
         own = *prepared.changes, *self._differs
         changes = (*own, *event.changes_results, *answer.kinds)
-        event = replace(event, changes_results=changes, left_out=tuple(left_out))
+        links = self._measured_links(answer)
+        event = replace(event, changes_results=changes, left_out=tuple(left_out), links=links)
         if self._stopped_at is None:  # else nothing is trained by it
             self._emit(event)
         for change in answer.changes_results:
@@ -281,6 +283,16 @@ class JobTrainer:
                 self._emit(events.Warning(change))
         for warning in answer.warnings:
             self._emit(events.Warning(warning))
+
+    def _measured_links(self, answer: ReconfigureReply) -> tuple[PlanLink, ...]:
+        """Between the plan's devices and this one."""
+        devices = {self._mesh.self_id, *answer.assignment.devices}
+        names = {device: display_name(self._mesh, device) for device in devices}
+        links = self._surveyor.measured_links(names)
+        return tuple(
+            PlanLink(*ends, links[ends].bytes_per_s, links[ends].latency_s)
+            for ends in sorted(links)
+        )
 
     async def _send_model(self, digest: str, model: bytes, peer: str, message: Message) -> Message:
         if ModelRequest.read(message.fields).digest != digest:

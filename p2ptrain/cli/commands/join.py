@@ -113,16 +113,18 @@ async def _be_member(
 ) -> LeasedIdentity:
     """A member until `stop`, or until a train asks for the place; returns what it left."""
     from p2ptrain.api.node import Node
+    from p2ptrain.page.server import PageServer
 
     show = _shown(output)
-    async with Node(
-        **options, window=lender.window, role="member", on_event=show, has_place=True
-    ) as node:
-        lender.member = node
+    async with (
+        Node(**options, window=lender.window, role="member", on_event=show, has_place=True) as node,
+        PageServer(options["state_dir"], node) as page,
+    ):
+        lender.member, lender.page = node, page
         try:
             await first_of(stop, lender.wanted)
         finally:
-            lender.member = None
+            lender.member = lender.page = None
         status = node.status()
     # The window is asked for last: while the node leaves, tries count and removals close it.
     return LeasedIdentity(str(status["name"]), int(status["port"]), node.window)

@@ -25,6 +25,7 @@ from p2ptrain.cli.script import load_job
 from p2ptrain.cli.signals import sigterm_interrupts
 from p2ptrain.cli.usage import DONE, Experimental, Interrupted
 from p2ptrain.control.lease import NodeOptions
+from p2ptrain.errors import RunCancelled
 from p2ptrain.events import Event, Step, Stopped
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 _train_here(job, chosen, args, shown)
             else:
                 event_loop.run(_train(job, chosen, arguments.node_options(args), shown))
-        except KeyboardInterrupt as error:
+        except (KeyboardInterrupt, RunCancelled) as error:  # by a signal, or on the page
             raise Interrupted(_stopped_at(shown.step, steps, args.checkpoint)) from error
     return DONE
 
@@ -140,14 +141,16 @@ async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, show
     from p2ptrain.api.node import Node
     from p2ptrain.control.lease import Lender
     from p2ptrain.control.server import ControlServer
+    from p2ptrain.page.server import PageServer
 
     await load_training(exporting=True)
-    async with (
-        Node(**node_options, role="holder", on_event=shown) as node,
-        ControlServer(node_options["state_dir"], Lender(node, keeps=True)),
-    ):
-        run = await node.train(job, chosen)
-        await run.result()
+    folder = node_options["state_dir"]
+    async with Node(**node_options, role="holder", on_event=shown) as node:
+        lender = Lender(node, keeps=True)
+        async with ControlServer(folder, lender), PageServer(folder, node) as page:
+            lender.page = page
+            run = await node.train(job, chosen)
+            await run.result()
 
 
 class _Shown:

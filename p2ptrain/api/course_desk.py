@@ -1,0 +1,163 @@
+"""The course of the household's job, on every member: the holder keeps it, others ask for it.
+
+A member asks only while somebody looks at its page, once for all who look, and for what is new. The
+course of this device's own last job stays in its state folder, for after the `train` that made it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+
+from p2ptrain.api.job_course import (
+    ENDED,
+    CourseAsked,
+    CourseKeeper,
+    JobCourse,
+    joined,
+    known_of,
+)
+from p2ptrain.api.progress import JobLine, ProgressBoard
+from p2ptrain.errors import Error, PeerError, UserError
+from p2ptrain.events import Event
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.mesh.interface import GONE, Mesh
+from p2ptrain.net.message import Message, Priority
+from p2ptrain.net.parts import LARGE, limited, part_of
+from p2ptrain.net.write_form import write_form
+
+log = get_logger(__name__)
+
+COURSE = "job.course"
+
+COURSE_FILE = "course.json"
+
+ANSWER_SECONDS = 5.0
+
+
+class CourseRecorder:
+    """The course of a job of this device, with the clock and the file."""
+
+    def __init__(self, keeper: CourseKeeper, folder: StateFolder | None) -> None:
+        self._keeper = keeper
+        self._folder = folder
+        self._began_at = monotonic()
+        self._ended_at: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """The job has ended."""
+        return self._ended_at is not None
+
+    def note(self, event: Event) -> None:
+        """An event of the job."""
+        self._keeper.note(event, self._seconds())
+
+    def end(self) -> None:
+        """The job has ended. The course is written down; where that fails the job is no worse."""
+        self._keeper.stopped()
+        self._ended_at = monotonic()
+        if self._folder is not None:
+            try:
+                self._folder.write_json(COURSE_FILE, write_form(self.whole()))
+            except UserError as error:
+                log.warning("course_not_written", why=str(error))
+
+    def whole(self) -> JobCourse:
+        """All of it."""
+        return self.since(CourseAsked())
+
+    def since(self, asked: CourseAsked) -> JobCourse:
+        """What is new for a device that has what `asked` says."""
+        return self._keeper.since(asked, self._seconds())
+
+    def _seconds(self) -> float:
+        return (self._ended_at or monotonic()) - self._began_at
+
+
+class CourseDesk:
+    """One a member."""
+
+    def __init__(self, mesh: Mesh, board: ProgressBoard, folder: StateFolder | None) -> None:
+        """`folder`: where the course of this device's own last job stands; None: nowhere."""
+        self._mesh = mesh
+        self._board = board
+        self._folder = folder
+        self._own: CourseRecorder | None = None
+        self._known: JobCourse | None = None  # of another device's job
+        self._known_of: str | None = None  # that device
+        self._earlier: JobCourse | None = None  # from the file
+        self._has_looked = False
+        mesh.route(COURSE, self._answer)
+
+    def begin(self, model: str, steps: int | None) -> CourseRecorder:
+        """This device begins to train a job of so many steps, if that is known."""
+        keeper = CourseKeeper(secrets.token_hex(8), self._mesh.name, model, steps)
+        self._own = CourseRecorder(keeper, self._folder)
+        return self._own
+
+    async def read(self) -> JobCourse | None:
+        """The course of the job that runs, else of the last one that this device knows of."""
+        holder = self._board.holder
+        if self._own is not None and not self._own.is_over:
+            return self._own.whole()
+        if holder is not None and holder != self._mesh.self_id:
+            await self._ask(holder)
+            return self._known
+        if self._known is not None:
+            return self._after_its_end(self._known)
+        return self._own.whole() if self._own is not None else self._last_here()
+
+    async def _ask(self, holder: str) -> None:
+        """Where no answer comes, what is known stays as it is."""
+        known = self._known if holder == self._known_of else None
+        question = Message(COURSE, known_of(known).fields())
+        with suppress(Error, TimeoutError):
+            reply = await self._mesh.call(
+                holder,
+                question,
+                timeout_seconds=ANSWER_SECONDS,
+                priority=Priority.BULK,
+                reply_parts=limited(LARGE.most_bytes),
+            )
+            answer = JobCourse.from_bytes(part_of(reply))
+            self._known, self._known_of = joined(known, answer), holder
+
+    def _after_its_end(self, known: JobCourse) -> JobCourse:
+        """Of a job of another device that is not reported any more."""
+        holder = self._known_of or ""
+        line = self._board.ended.get(holder)
+        if known.state not in ENDED and line is not None:
+            self._known = _ended_by(known, line)
+            return self._known
+        member = self._mesh.members.get(holder)
+        if known.state not in ENDED and (member is None or member.state in GONE):
+            return replace(known, state="waiting", message=known.holder)
+        return known
+
+    def _last_here(self) -> JobCourse | None:
+        if not self._has_looked and self._folder is not None:
+            self._has_looked = True
+            try:
+                self._earlier = self._folder.read_form(COURSE_FILE, JobCourse)
+            except UserError as error:
+                log.warning("course_not_read", why=str(error))
+        return self._earlier
+
+    async def _answer(self, peer: str, message: Message) -> Message:
+        if self._own is None:
+            raise PeerError(f"{self._mesh.name} trains no job of its own")
+        asked = CourseAsked.read(message.fields)
+        return Message(COURSE, {}, (self._own.since(asked).to_part(),))
+
+
+def _ended_by(known: JobCourse, line: JobLine) -> JobCourse:
+    """As the holder's last line says: the answers before it were some steps behind."""
+    last = known.last
+    if last is not None and line.step is not None and line.step > last.step:
+        loss, speed = line.loss, line.samples_per_s
+        last = replace(last, step=line.step, loss=loss, samples_per_s=speed)
+    return replace(known, state=line.outcome or "done", message="", last=last)

@@ -1,0 +1,246 @@
+"""The page's routes for browsers of one reach: this device's own, or those of its network.
+
+Nothing is answered to those without a cookie but the exchange of a token for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from aiohttp import web
+
+from p2ptrain.errors import PeerError, UserError
+from p2ptrain.logs import get_logger
+from p2ptrain.page.guard import HEADERS, MAX_BODY_BYTES, why_refused
+from p2ptrain.page.metrics import CONTENT_TYPE, metrics_text
+from p2ptrain.page.sessions import COOKIE_SECONDS, GuessLimit, Reach, Sessions
+from p2ptrain.page.source import PageSource
+from p2ptrain.page.stream import TooManyBrowsers, as_json
+
+log = get_logger(__name__)
+
+_FILES = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "chart.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+
+_SHELL = "page.html"
+
+_STRANGER = (
+    "This page is not open to this browser, or its address was used already.\n"
+    "Run  p2ptrain page  on the device and open the address that it prints.\n"
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteSettings:
+    """Times of a site.
+
+    Attributes:
+        write_seconds: for a browser to take what was sent.
+        quiet_seconds: until a sign of life is sent on a stream.
+    """
+
+    write_seconds: float = 10.0
+    quiet_seconds: float = 15.0
+
+
+class PageSite:
+    """The application of one reach.
+
+    Attributes:
+        hosts: what Host may be; set once the site listens.
+        port: where it listens.
+        proved: ids of the connections on which a browser has shown its cookie.
+    """
+
+    def __init__(
+        self,
+        source: PageSource,
+        sessions: Sessions,
+        reach: Reach,
+        stop: Callable[[], None],
+        metrics_token: str = "",
+        settings: SiteSettings | None = None,
+    ) -> None:
+        """`stop`: begins to end this device's job; `metrics_token`: lets a scraper in."""
+        self.hosts: Collection[str] = ()
+        self.port = 0
+        self.proved: set[int] = set()
+        self._source = source
+        self._sessions = sessions
+        self._reach = reach
+        self._stop = stop
+        self._metrics_token = metrics_token
+        self._settings = settings or SiteSettings()
+        self._guesses = GuessLimit()
+        folder = resources.files(__package__) / "static"
+        self._shell = (folder / _SHELL).read_text("utf-8")
+        self._files = {name: (folder / name).read_bytes() for name in _FILES}
+
+    def application(self) -> web.Application:
+        """For a runner, once."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        app.on_response_prepare.append(_add_headers)
+        app.router.add_get("/", self._page, allow_head=False)
+        app.router.add_get("/static/{name}", self._file)
+        app.router.add_get("/state", self._state)
+        app.router.add_get("/events", self._events, allow_head=False)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/api/invite", self._invite)
+        app.router.add_post("/api/remove", self._remove)
+        app.router.add_post("/api/stop", self._stop_job)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        why = why_refused(request.method, request.path, request.host, request.headers, self.hosts)
+        if why is not None:
+            log.warning("page_request_refused", path=request.path[:100], why=why)
+            raise web.HTTPForbidden(text=f"refused: {why}\n")
+        if self._is_scraper(request):
+            return await handler(request)
+        if not self._is_known(request):
+            return self._exchange(request)
+        self.proved.add(id(request.protocol))
+        try:
+            return await handler(request)
+        except (UserError, PeerError) as error:
+            return web.json_response({"error": str(error)}, status=409)
+
+    # -- who asks --------------------------------------------------------------------------------
+
+    @property
+    def cookie_name(self) -> str:
+        """Cookies do not know ports, and a machine may have several pages."""
+        return f"p2ptrain_page_{self.port}"
+
+    def _is_known(self, request: web.Request) -> bool:
+        cookie = request.cookies.get(self.cookie_name)
+        return self._sessions.is_known(cookie, self._reach, int(time.time()))
+
+    def _is_scraper(self, request: web.Request) -> bool:
+        if request.path != "/metrics" or not self._metrics_token:
+            return False
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(given, f"Bearer {self._metrics_token}".encode())
+
+    def _exchange(self, request: web.Request) -> web.Response:
+        """The page and a cookie for a token, once."""
+        token, address = request.query.get("token"), request.remote or ""
+        now = asyncio.get_running_loop().time()
+        if token is None or request.method != "GET" or request.path != "/":
+            raise web.HTTPForbidden(text=_STRANGER)
+        if self._guesses.is_over(address, now):
+            raise web.HTTPTooManyRequests(text="too many wrong tokens: wait a minute\n")
+        cookie = self._sessions.redeem(token[:100], self._reach, now, int(time.time()))
+        if cookie is None:
+            self._guesses.wrong(address, now)
+            raise web.HTTPForbidden(text=_STRANGER)
+        response = self._shell_response()
+        response.set_cookie(
+            self.cookie_name,
+            cookie,
+            max_age=COOKIE_SECONDS,
+            path="/",
+            httponly=True,
+            samesite="Strict",
+        )
+        return response
+
+    # -- what is shown ---------------------------------------------------------------------------
+
+    def _shell_response(self) -> web.Response:
+        return web.Response(text=self._shell, content_type="text/html")
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return self._shell_response()
+
+    async def _file(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in _FILES:
+            raise web.HTTPNotFound
+        return web.Response(body=self._files[name], content_type=_FILES[name], charset="utf-8")
+
+    async def _state(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._source.sections(self._reach), dumps=as_json)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        text = metrics_text(await self._source.state(self._reach))
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """The state, then its changes. A browser that takes nothing is let go of."""
+        settings = self._settings
+        try:
+            async with self._source.watching(self._reach) as watcher:
+                response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+                await response.prepare(request)
+                await response.write(b"retry: 1000\n\n")
+                async for frame in watcher.frames(settings.quiet_seconds):
+                    async with asyncio.timeout(settings.write_seconds):
+                        await response.write(frame)
+                    if watcher.is_gone:
+                        break
+        except TooManyBrowsers:
+            raise web.HTTPServiceUnavailable(text="too many browsers look already\n") from None
+        except (TimeoutError, ConnectionError):  # it stalls, or is gone
+            if request.transport is not None:
+                request.transport.abort()
+        return response
+
+    # -- what is changed -------------------------------------------------------------------------
+
+    async def _invite(self, request: web.Request) -> web.Response:
+        self._check_may_change()
+        self._source.member.invite()
+        return await self._changed()
+
+    async def _remove(self, request: web.Request) -> web.Response:
+        self._check_may_change()
+        await self._source.member.remove(await _text(request, "name"))
+        return await self._changed()
+
+    async def _stop_job(self, request: web.Request) -> web.Response:
+        self._check_may_change()
+        run = await _text(request, "run")
+        course = await self._source.member.course()
+        if course is None or course.run != run:
+            raise UserError("another job runs now: look again before you stop it")
+        self._stop()
+        return await self._changed()
+
+    def _check_may_change(self) -> None:
+        if self._reach is not Reach.HERE:
+            raise web.HTTPForbidden(text="refused: this browser may only look\n")
+
+    async def _changed(self) -> web.Response:
+        self._source.look_again()
+        return web.json_response({})
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+
+
+async def _text(request: web.Request, key: str) -> str:
+    try:
+        body: Any = json.loads(await request.read())
+        value = body[key] if isinstance(body, Mapping) else None
+    except (ValueError, KeyError, RecursionError):
+        value = None
+    if not isinstance(value, str):
+        raise UserError(f"the request needs a text {key!r}")
+    return value
