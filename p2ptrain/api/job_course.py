@@ -201,7 +201,7 @@ class CourseKeeper:
         """`event` has happened, so many seconds after the job began."""
         if isinstance(event, events.Step):
             return self._step(event, seconds)
-        if isinstance(event, events.PlanEvent):
+        if isinstance(event, events.Plan):
             self._change(plan=_plan(event))
         elif isinstance(event, events.Eval):
             finite = {name: v for name, v in event.metrics.items() if math.isfinite(v)}
@@ -213,9 +213,9 @@ class CourseKeeper:
             self._change(state="waiting", message=event.waiting_for)
         elif isinstance(event, events.Done):
             self._change(state="done", message="")
-        elif isinstance(event, events.Failed):
+        elif isinstance(event, events.Error):
             self._change(state="failed", message=event.message[:TEXT_LIMIT_CHARACTERS])
-        text = plan_head(event) if isinstance(event, events.PlanEvent) else describe(event)
+        text = plan_head(event) if isinstance(event, events.Plan) else describe(event)
         if text and not isinstance(event, events.Eval):
             note = CourseNote(seconds, event.event, text[:TEXT_LIMIT_CHARACTERS])
             self._change(notes=(*self.course.notes, note)[-NOTES_LIMIT:])
@@ -275,7 +275,7 @@ def known_of(course: JobCourse | None) -> CourseAsked:
     return CourseAsked(course.run, course.stride, course.points[-1].step if course.points else 0)
 
 
-def _plan(event: events.PlanEvent) -> CoursePlan:
+def _plan(event: events.Plan) -> CoursePlan:
     return CoursePlan(
         epoch=event.epoch,
         head=plan_head(event)[:TEXT_LIMIT_CHARACTERS],
@@ -296,7 +296,7 @@ def _plan(event: events.PlanEvent) -> CoursePlan:
     )
 
 
-def _stage(stage: events.PlanEventStage) -> CourseStage:
+def _stage(stage: events.PlanStage) -> CourseStage:
     devices = tuple(CourseShare(device.name, device.share) for device in stage.devices[:256])
     layers = layers_text(stage)[:TEXT_LIMIT_CHARACTERS]
     return CourseStage(stage.units, devices, layers, stage.allocation)

@@ -155,8 +155,8 @@ def _left_out(body: Mapping[str, Any]) -> ev.LeftOut:
     return ev.LeftOut(body["name"], body["reason"])
 
 
-def _link(body: Mapping[str, Any]) -> ev.PlanEventLink:
-    return ev.PlanEventLink(body["from"], body["to"], body["bytes_per_s"], body["latency_s"])
+def _link(body: Mapping[str, Any]) -> ev.PlanLink:
+    return ev.PlanLink(body["from"], body["to"], body["bytes_per_s"], body["latency_s"])
 
 
 _NESTED: dict[str, Callable[[Any], Any]] = {

@@ -107,7 +107,7 @@ class PageSite:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         why = why_refused(request.method, request.path, request.host, request.headers, self.hosts)
         if why is not None:
-            log.warning("page_request_refused", path=request.path[:100], why=why)
+            log.info("page_request_refused", path=request.path[:100], why=why)
             raise web.HTTPForbidden(text=f"refused: {why}\n")
         if self._is_scraper(request):
             return await handler(request)

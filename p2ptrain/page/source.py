@@ -38,11 +38,11 @@ FRESH_SECONDS = 0.25
 NOTES_LIMIT = 100
 
 _HOUSEHOLD = (
-    events.MemberEvent,
+    events.Member,
     events.PairingFailed,
     events.PairingClosed,
     events.Renamed,
-    events.Warned,
+    events.Warning,
 )
 """What the job's own notes do not say."""
 

@@ -62,7 +62,7 @@ const show = {
       ["Samples a second", job.samples_per_s === null ? "–" : speed(job.samples_per_s), job.predicted_samples_per_s ? `predicted ${speed(job.predicted_samples_per_s)}` : null],
       job.lr === null ? null : ["Learning rate", small(job.lr), null],
       job.seconds_left === null ? null : ["Time left", duration(job.seconds_left), null],
-      ...Object.entries(state.curve?.evals?.at(-1)?.metrics ?? {}).slice(0, 3).map(([name, value]) => [measured(name), small(value), `after step ${state.curve.evals.at(-1).step.toLocaleString("en")}`]),
+      ...Object.entries(state.curve?.evals?.at(-1)?.metrics ?? {}).slice(0, 3).map(([name, value]) => [measured(name), small(value), `evaluated after step ${state.curve.evals.at(-1).step.toLocaleString("en")}`]),
     ].filter((f) => f !== null);
     $("figures").replaceChildren(...figures.map(([name, value, more]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, more ? el("small", {}, more) : null))));
     const part = job && job.steps ? Math.min(100, 100 * job.step / job.steps) : null;

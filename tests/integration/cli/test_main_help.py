@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-_COMMANDS = ("", "train", "join", "plan")
+_COMMANDS = ("", "train", "join", "page", "plan")
 
 
 def test_help_loads_no_heavy_library() -> None:

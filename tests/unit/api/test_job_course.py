@@ -1,0 +1,119 @@
+"""The course of a job: small however long it is, and whole for who asks in pieces."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain import events
+from p2ptrain.api.course_desk import CourseDesk
+from p2ptrain.api.job_course import CourseAsked, CourseKeeper, JobCourse, joined, known_of
+from p2ptrain.api.progress import PROGRESS, JobLine, ProgressBoard
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.net.message import Message
+from tests.support.memory_household import MemoryHousehold
+from tests.support.page_member import PLAN, step
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+def test_what_is_asked_for_in_pieces_is_the_whole(bursts: list[int]) -> None:
+    keeper = CourseKeeper("r", "laptop", "Net", None, limit=16)
+    known: JobCourse | None = None
+    made = 0
+    for burst in bursts:
+        for _ in range(burst):
+            made += 1
+            keeper.note(step(made), made / 10)
+        answer = JobCourse.from_bytes(keeper.since(known_of(known), made / 10).to_bytes())
+        known = joined(known, answer)
+        assert known == keeper.since(CourseAsked(), made / 10)
+        assert len(known.points) <= 16
+        assert [p.step for p in known.points] == list(range(known.stride, made + 1, known.stride))
+        assert known.last is not None
+        assert known.last.step == made
+
+
+def test_another_run_begins_anew() -> None:
+    keeper = CourseKeeper("r2", "laptop", "Net", None)
+    keeper.note(step(7), 1.0)
+    answer = keeper.since(CourseAsked("r1", 1, 90), 1.0)
+    assert [p.step for p in answer.points] == [7]
+    assert not answer.is_rest
+
+
+@pytest.mark.parametrize(
+    ("happened", "state", "message"),
+    [
+        ([], "starting", ""),
+        ([PLAN, step(1)], "training", ""),
+        ([step(1), events.Waiting("pi")], "waiting", "pi"),
+        ([step(1), events.Waiting("pi"), step(2)], "training", ""),
+        ([step(1), events.Done(1, 1.0, 1.0, None)], "done", ""),
+        ([step(1), events.Error("no memory")], "failed", "no memory"),
+    ],
+)
+def test_the_state_follows_the_events(
+    happened: list[events.Event], state: str, message: str
+) -> None:
+    keeper = CourseKeeper("r", "laptop", "Net", 10)
+    for event in happened:
+        keeper.note(event, 1.0)
+    assert (keeper.course.state, keeper.course.message) == (state, message)
+    keeper.stopped()
+    assert keeper.course.state == (state if state in ("done", "failed") else "stopped")
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    keeper = CourseKeeper("r", "laptop", "Net", None)
+    keeper.note(step(1, math.nan), 0.1)
+    keeper.note(events.Eval(1, {"accuracy": 0.5, "loss": math.inf}), 0.2)
+    answer = JobCourse.from_bytes(keeper.since(CourseAsked(), 1.0).to_bytes())
+    assert answer.points[0].loss is None
+    assert answer.evals[0].metrics == {"accuracy": 0.5}
+
+
+async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        desks = {n: CourseDesk(mesh[n], ProgressBoard(mesh[n]), None) for n in ("a", "b")}
+        desks["a"] = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
+        assert await desks["b"].read() is None
+        course = desks["a"].begin("Net", 10)
+        course.note(PLAN)
+        course.note(step(1))
+
+        async def say(line: JobLine) -> None:
+            said = Message(PROGRESS, line.fields())
+            await mesh["a"].call(mesh["b"].self_id, said, timeout_seconds=10.0)
+
+        await say(JobLine("Net", step=1))
+        seen = await desks["b"].read()
+        assert seen is not None
+        assert (seen.holder, seen.state, seen.steps) == ("a", "training", 10)
+        assert seen.plan == course.whole().plan
+        course.note(step(2))
+        course.end()
+        await say(JobLine("Net", step=2, loss=0.5, over=True, outcome="stopped"))
+        seen = await desks["b"].read()
+        assert seen is not None
+        assert seen.state == "stopped"
+        assert seen.last is not None
+        assert seen.last.step == 2
+        later = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
+        assert await later.read() == course.whole()
+
+
+async def test_a_holder_that_is_gone_is_waited_for() -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        desks = {n: CourseDesk(mesh[n], ProgressBoard(mesh[n]), None) for n in ("a", "b")}
+        desks["a"].begin("Net", None).note(step(1))
+        said = Message(PROGRESS, JobLine("Net", step=1).fields())
+        await mesh["a"].call(mesh["b"].self_id, said, timeout_seconds=10.0)
+        await desks["b"].read()
+        await mesh.kill("a")
+        seen = await desks["b"].read()
+        assert seen is not None
+        assert (seen.state, seen.message) == ("waiting", "a")
