@@ -11,7 +11,6 @@ events of pinned blocks).
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,12 +64,10 @@ class StreamedDevice(ComputeDevice):
 
     def _spread(self, source: Tensor) -> Tensor:
         """With its strides, which decide what operators compute with, and the order of sums."""
-        extent = _extent(source)
-        if extent > 2 * source.numel() or source.is_sparse:
+        flat = _flat(source)
+        if flat is None:
             return source.to(self.place, non_blocking=True)
-        flat = source.as_strided((extent,), (1,)).to(self.place, non_blocking=True)
-        spread = torch.empty(0, dtype=source.dtype, device=self.place)  # no view: a leaf
-        return spread.set_(flat.untyped_storage(), 0, source.shape, source.stride())
+        return _laid_out(flat.to(self.place, non_blocking=True), source)
 
     def copy_out(
         self,
@@ -98,17 +95,18 @@ class StreamedDevice(ComputeDevice):
         if tensor.device == self.place:
             source = tensor.detach().resolve_conj().resolve_neg()
             source.record_stream(self._out)
-            copy = self._host_like(source) if slot is None else slot
-            return copy.copy_(source, non_blocking=True)
+            if slot is not None:
+                return slot.copy_(source, non_blocking=True)
+            return self._new_copy(source)
         return tensor if slot is None else slot.copy_(tensor)
 
-    def _host_like(self, tensor: Tensor) -> Tensor:
-        extent = _extent(tensor)
-        if extent > 2 * tensor.numel() or tensor.numel() != math.prod(tensor.shape):
-            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        flat = self.host_buffer(extent, tensor.dtype)
-        spread = torch.empty(0, dtype=tensor.dtype)
-        return spread.set_(flat.untyped_storage(), 0, tensor.shape, tensor.stride())
+    def _new_copy(self, source: Tensor) -> Tensor:
+        flat = _flat(source)
+        if flat is None:
+            made = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            return made.copy_(source, non_blocking=True)
+        copy = self.host_buffer(flat.numel(), source.dtype).copy_(flat, non_blocking=True)
+        return _laid_out(copy, source)
 
     def wait(self) -> None:
         """For all streams."""
@@ -182,18 +180,23 @@ class _EventWatch(DeviceWatch):
 
 @contextmanager
 def _failing(name: str) -> Iterator[None]:
-    """What the driver reports as ours; where memory lacks, torch's own error."""
+    """What the driver reports, as ours; where memory lacks, torch's own error."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
+    except torch.AcceleratorError as error:
         raise AcceleratorFailed(f"{name} has failed: {error}".splitlines()[0]) from error
 
 
-def _extent(tensor: Tensor) -> int:
-    """Elements from the first to the last that it has."""
+def _flat(tensor: Tensor) -> Tensor | None:
+    """Its memory from the first to the last element, 1-D; None where most of that is others'."""
     if not tensor.numel():
-        return 0
+        return tensor.reshape(-1)
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in pairs)
+    extent = 1 + sum((size - 1) * stride for size, stride in pairs)
+    return tensor.as_strided((extent,), (1,)) if extent <= 2 * tensor.numel() else None
+
+
+def _laid_out(flat: Tensor, tensor: Tensor) -> Tensor:
+    """The memory of `flat` with the tensor's shape and strides; no view, so that it is a leaf."""
+    made = torch.empty(0, dtype=flat.dtype, device=flat.device)
+    return made.set_(flat.untyped_storage(), 0, tensor.shape, tensor.stride())

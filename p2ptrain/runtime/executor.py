@@ -141,6 +141,9 @@ class StageExecutor(ABC):
         self._watches: list[
             tuple[DeviceWatch, _StageTask, float]
         ] = []  # of an accelerator: since when
+        # An accelerator goes on with the backward while its loss is on the way.
+        self._reads_losses_late = False
+        self._late_losses: list[tuple[MicroBatchSlice, HostCopies, float]] = []
         self._is_finite = True  # all of this round
         self.round = 0  # that was begun last
         self.waits_for_group = False
@@ -229,6 +232,22 @@ class StageExecutor(ABC):
             return 0.0
         if not weight:  # of nothing there is no mean
             return 0.0
+        if self._reads_losses_late:
+            self._late_losses.append((piece, outputs, weight))
+            return 0.0
+        return await self._read_loss(order, piece, outputs) * weight
+
+    async def _read_late_losses(self, order: RoundOrder) -> float:
+        """This device's part of the round's loss, as far as it has not been read yet."""
+        late, self._late_losses = self._late_losses, []
+        loss = 0.0
+        for piece, outputs, weight in late:
+            loss += await self._read_loss(order, piece, outputs) * weight
+        return loss
+
+    async def _read_loss(
+        self, order: RoundOrder, piece: MicroBatchSlice, outputs: HostCopies
+    ) -> float:
         loss = await _number(outputs)
         if not math.isfinite(loss):
             number, shape = piece.key.micro_batch, order.round
@@ -241,7 +260,7 @@ class StageExecutor(ABC):
                     micro_batch=number - shape.first,
                     micro_batch_number=number,
                 )
-        return loss * weight
+        return loss
 
     async def _compute_backward(
         self, order: RoundOrder, piece: MicroBatchSlice, compute: Backward

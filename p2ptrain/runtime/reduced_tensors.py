@@ -26,10 +26,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from p2ptrain.devices.processor import HOST
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import StateRef
 from p2ptrain.model.stage.finite import Broken
 from p2ptrain.model.stage.stage import Stage
+from p2ptrain.model.wire.tensor_codec import HostBuffer
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.plan.types.bucket_sizes import USUAL
 from p2ptrain.runtime.allreduce_buckets import (
@@ -64,6 +66,7 @@ class ReducedTensors:
         *,
         parameters: Mapping[str, Tensor] | None = None,
         sums: Mapping[str, Tensor] | None = None,
+        buffer: HostBuffer = HOST.host_buffer,
     ) -> None:
         """The sums of a stage that was built with `shared=True`.
 
@@ -74,6 +77,7 @@ class ReducedTensors:
             turned_bytes: of the buckets of those.
             parameters, sums: with the gradients, and of the running statistics, where they are not
                 the stage's own tensors.
+            buffer: gives the memory of buckets.
         """
         self._description, self._units = stage.description, (stage.first, stage.end)
         parameters = parameters or stage.parameters()
@@ -103,6 +107,7 @@ class ReducedTensors:
             WireFormat.EXACT if bucket.names & self.statistics_names else wire
             for bucket in self.buckets
         ]
+        self._buffer = buffer
         self.norm = 0.0
         self.leaves_out = False
         self._given: set[str] = set()  # whose gradient of this round comes from other devices only
@@ -143,7 +148,7 @@ class ReducedTensors:
         Raises:
             MicroBatchNotFinite: some value is NaN or infinite, and no update is left out for that.
         """
-        flat = torch.empty(bucket.elements, dtype=bucket.dtype)
+        flat = self._buffer(bucket.elements, bucket.dtype)
         present = 0
         for bit, entry in enumerate(bucket.entries):
             value = self._own_value(entry)

@@ -86,6 +86,7 @@ class SyncStageExecutor(StageExecutor):
             goes_ahead=task.goes_ahead,
             spans=lines.spans,
         )
+        self._reads_losses_late = not self._device.is_host
         self._is_first = True
         self._micro_batches = 0  # of this round
         self._is_saved = False  # what the forwards of this round write
@@ -127,6 +128,7 @@ class SyncStageExecutor(StageExecutor):
             loss = await self._in_strict_order(order)
         else:
             loss = await self._in_two_parts(order, self.task.held)
+        loss += await self._late_losses_of(order)
         if self._trailing is not None:  # this device has no part in the round
             await self._end_trailing(order, asyncio.Event())
         if not self._is_saved:
@@ -136,6 +138,13 @@ class SyncStageExecutor(StageExecutor):
             return
         await self._complete(order)
         await self.update.make(order, partial(self._report, order, loss))
+
+    async def _late_losses_of(self, order: RoundOrder) -> float:
+        try:
+            return await self._read_late_losses(order)
+        except MicroBatchNotFinite:
+            await self.update.counted()  # the update before it is reported first
+            raise
 
     async def _trails(self, order: RoundOrder) -> bool:
         """Whether the next round begins before this one's sums are there; its update then has."""

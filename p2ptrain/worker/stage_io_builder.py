@@ -269,4 +269,5 @@ class StageIoBuilder:
             *(stage, sizes.next_bytes, wire, self._turn, sizes.turned_bytes),
             parameters=None if host is None else host.parameters,
             sums=None if host is None else host.statistics,
+            buffer=stage.device.host_buffer,
         )
