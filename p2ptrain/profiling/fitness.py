@@ -1,0 +1,151 @@
+"""Whether an accelerator may compute a model: by the kinds of its operators, then by its own units.
+
+`devices.check` knows which kinds of computations an accelerator gets wrong. A model may have others,
+and sizes of its own, so its units run once on both, with made-up weights and samples:
+
+    unit 0    here, there: forward, made-up gradients, backward; compared
+    unit 1    the same, with what unit 0 gave here
+    ...       until all have run, or the time is over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from p2ptrain.devices.interface import ComputeDevice, Value
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.nodes import Argument, BackwardGraph, GraphNode
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
+from p2ptrain.process.memory_budget import is_out_of_memory
+from p2ptrain.profiling.unit_chain import UnitChain
+
+
+@dataclass(frozen=True, slots=True)
+class FitnessLimits:
+    """How units are compared.
+
+    Attributes:
+        seconds: after which units that are left count as right.
+        tolerance: the norm of the difference, as a part of the number's own; sums are made in
+            another order, and a unit has many.
+        half_tolerance: where a model computes in 16 bits.
+    """
+
+    seconds: float = 3.0
+    tolerance: float = 2e-3
+    half_tolerance: float = 5e-2
+
+
+def operators_of(description: ModelDescription) -> frozenset[str]:
+    """Of its graphs, such as "aten.linear.default"; of backwards that it brings too."""
+    return frozenset(node.operator for node in _nodes(description))
+
+
+def dtypes_of(description: ModelDescription) -> frozenset[str]:
+    """Of its state and of what it converts to, such as "bfloat16"."""
+    converted = (
+        argument
+        for node in _nodes(description)
+        for argument in (*node.args, *(value for _, value in node.kwargs))
+        if isinstance(argument, torch.dtype)
+    )
+    return frozenset(
+        str(dtype).removeprefix("torch.")
+        for dtype in (*(tensor.dtype for tensor in description.tensors), *converted)
+    )
+
+
+def _nodes(description: ModelDescription) -> Iterator[GraphNode]:
+    for graph in (description.train, description.evaluate):
+        yield from _with_backwards(graph.nodes)
+
+
+def _with_backwards(nodes: Iterable[GraphNode]) -> Iterator[GraphNode]:
+    for node in nodes:
+        yield node
+        for argument in node.args:
+            yield from _within(argument)
+
+
+def _within(argument: Argument) -> Iterator[GraphNode]:
+    if isinstance(argument, BackwardGraph):
+        yield from _with_backwards(argument.nodes)
+
+
+def disagreement(
+    description: ModelDescription,
+    device: ComputeDevice,
+    samples: int,
+    limits: FitnessLimits | None = None,
+    clock: Callable[[], float] = perf_counter,
+) -> str | None:
+    """What a unit computes in another way on the device than here; None where nothing was seen.
+
+    In the compute thread. What does not fit the memory of one of them is not compared.
+
+    Args:
+        samples: of the made-up batch.
+
+    Raises:
+        AcceleratorFailed: the device fails altogether.
+    """
+    bounds = limits or FitnessLimits()
+    halves = dtypes_of(description) & {"bfloat16", "float16"}
+    tolerance = bounds.half_tolerance if halves else bounds.tolerance
+    started = clock()
+    here = UnitChain(description, keep=False)
+    there = UnitChain(description, keep=False, device=device)
+    for chain in (here, there):
+        chain.begin(samples, apart=True)
+    for unit in range(here.unit_count):
+        if clock() - started > bounds.seconds:
+            return None
+        try:
+            expected = _pass(here, unit)
+        except OPERATORS_RAISE:
+            return None  # so it does on every device, and the training says so
+        try:
+            found = device.fetched(_pass(there, unit))
+        except torch.AcceleratorError:
+            raise
+        except OPERATORS_RAISE as error:
+            if is_out_of_memory(error):
+                return None
+            return f"{description.units[unit].name}: {failure_text(error)[:200]}"
+        off = max((_distance(a, b) for a, b in zip(found, expected, strict=True)), default=0.0)
+        if not off <= tolerance:
+            wrong = "gives NaN" if off != off else f"is off by {off:.1g} of its numbers"
+            return f"{description.units[unit].name} {wrong}"
+        there.values = [device.copy_in(value) for value in here.values]
+    return None
+
+
+def _pass(chain: UnitChain, unit: int) -> list[Value]:
+    """What a unit gives, and the gradients of its inputs and parameters."""
+    chain.forward(unit)
+    values = [value.detach() for value in chain.values]
+    chain.backward(unit)
+    return [*values, *chain.gradients(unit)]
+
+
+def _distance(found: Value, expected: Value) -> float:
+    """0 where equal; NaN where one has it and the other does not."""
+    if found is None or expected is None:
+        return 0.0 if found is expected else float("inf")
+    if found.shape != expected.shape:
+        return float("inf")
+    if not expected.is_floating_point():
+        return _part(found != expected)
+    a, b = found.double(), expected.double()
+    if not bool(torch.isfinite(b).all()):
+        return 0.0 if bool((torch.isfinite(a) == torch.isfinite(b)).all()) else float("nan")
+    return float((a - b).norm()) / (float(b.norm()) or 1.0)
+
+
+def _part(differs: Tensor) -> float:
+    return float(differs.double().mean()) if differs.numel() else 0.0
