@@ -21,6 +21,7 @@ from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.host_process import use_threads
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
+from p2ptrain.worker.device_profile import Unfit, fit_for_all
 from p2ptrain.worker.leave import OrphanedJobs, hand_over
 from p2ptrain.worker.service import WorkerService
 
@@ -37,6 +38,7 @@ class DeviceServices:
         emit: called when a job that this device has a part in stands still, or cannot let it go.
         box: where models of others are measured; None: in the thread that computes.
         device: what it computes on.
+        unfit: (operators, types) of a model -> why the device may not compute it, or None.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class DeviceServices:
         emit: Callable[[Event], None] | None = None,
         box: Box | None = None,
         device: ComputeDevice = HOST,
+        unfit: Unfit = fit_for_all,
     ) -> None:
         if threads is not None:
             use_threads(threads)
@@ -60,7 +63,7 @@ class DeviceServices:
         self.compute = ComputeThread(after=ceiling.look, device=device, lost=self._lost)
         cache = profiles or ProfileCache(None)
         self.service = WorkerService(
-            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box
+            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box, unfit
         )
         self._coordinator = CoordinatorService(mesh, self.service.due)
         self._parked = OrphanedJobs(mesh, self.service, jobs)

@@ -118,6 +118,8 @@ async def _train_alone(
         memory_bytes=node_options.get("memory_bytes"),
         threads=threads,
         device=chosen.device,
+        unfit=chosen.unfit,
+        emit=emit,
     )
     for kind, route in member.routes.items():
         mesh.route(kind, route.handler, route.parts)

@@ -72,7 +72,8 @@ class ComputeThread:
     The queue is bounded by its callers: each stage has at most one task in it at a time.
 
     Attributes:
-        device: what it computes on; the processor, once an accelerator has failed.
+        device: what it computes on; the processor, once an accelerator has failed, or for a model
+            that it may not compute.
         finished: tasks so far.
     """
 
@@ -88,7 +89,7 @@ class ComputeThread:
         Args:
             lost: called on the event loop with an accelerator that has failed.
         """
-        self.device = device
+        self.device = self._best = device
         self._lost = lost
         self._after = after
         self._tasks: list[_Task] = []
@@ -140,10 +141,14 @@ class ComputeThread:
         return self._is_busy or bool(self._tasks)
 
     def give_up_device(self, failed: AcceleratorFailed) -> None:
-        """The accelerator has failed: from now on the processor computes. On the event loop."""
-        if not self.device.is_host:
-            device, self.device = self.device, HOST
+        """The accelerator has failed: the processor computes for good. On the event loop."""
+        if not self._best.is_host:
+            device, self.device, self._best = self._best, HOST, HOST
             self._lost(device, failed)
+
+    def use_processor(self, instead: bool) -> None:
+        """For the tasks from now on: instead of the accelerator, or no more."""
+        self.device = HOST if instead else self._best
 
     async def flush(self) -> None:
         """Wait until nothing runs that had begun before.

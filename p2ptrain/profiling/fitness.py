@@ -1,6 +1,6 @@
 """Whether an accelerator may compute a model: by the kinds of its operators, then by its own units.
 
-`devices.check` knows which kinds of computations an accelerator gets wrong. A model may have others,
+`devices.check` knows which kinds of computations an accelerator gets wrong. A model may have others
 and sizes of its own, so its units run once on both, with made-up weights and samples:
 
     unit 0    here, there: forward, made-up gradients, backward; compared

@@ -188,6 +188,11 @@ class UnitChain:
         self._mark(unit)
         self._gradients = self._stages[unit].backward(_KEY, self._gradients)
 
+    def gradients(self, unit: int) -> list[Tensor | None]:
+        """Of the unit's inputs, then of its parameters, after its backward."""
+        parameters = self._stages[unit].parameters().values()
+        return [*self._gradients, *(parameter.grad for parameter in parameters)]
+
     def backward_inputs(self, unit: int) -> None:
         """As `backward`, of a split pass: the first part."""
         self._mark(unit)

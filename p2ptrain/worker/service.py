@@ -76,7 +76,7 @@ from p2ptrain.runtime.io.arrival_norms import ARRIVALS_LIMIT, Arrivals
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.context import WorkerContext
-from p2ptrain.worker.device_profile import DeviceProfiler
+from p2ptrain.worker.device_profile import DeviceProfiler, Unfit, fit_for_all
 from p2ptrain.worker.hosted_stages import failure_report
 from p2ptrain.worker.job_slot import JobSlot
 from p2ptrain.worker.rebuild import send_logged
@@ -103,6 +103,7 @@ class WorkerService:
         ceiling: MemoryCeiling | None = None,
         only_for: Collection[str] = (),
         box: Box | None = None,
+        unfit: Unfit = fit_for_all,
     ) -> None:
         """Serve a device's part.
 
@@ -111,13 +112,14 @@ class WorkerService:
             emit: called when a job here stands still.
             ceiling: memory that jobs may take here.
             box: where models of others are measured; None: in the thread that computes.
+            unfit: as `DeviceProfiler`.
         """
         self.mesh = mesh
         self.compute = compute
         self.slot = JobSlot(mesh)
         known = KnownModel()
         self.measures = DeviceProfiler(
-            mesh, compute, profiles, memory_bytes, ceiling, box, emit, known
+            mesh, compute, profiles, memory_bytes, ceiling, box, emit, known, unfit
         )
         budget_bytes = self.measures.memory.whole_budget_bytes
         self.device = LocalDevice(

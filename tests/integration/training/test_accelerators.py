@@ -192,6 +192,22 @@ async def test_a_card_fails_and_its_device_computes_on_its_processor(whose: str)
     assert "the card has fallen off the bus; this device computes on its CPU from now on" in text
 
 
+async def test_a_model_that_a_card_computes_wrong_is_its_processors() -> None:
+    """It is found before the job begins; the next job may have the card again."""
+    job, wanted = momentum_job(), undisturbed(momentum_job())
+    async with accelerated(2, "b") as (household, compute):
+        compute["b"].compute_wrong("aten.addmm.default")
+        await household.holder_run(job, one_stage_each(2)).run()
+        assert_undisturbed(household, job, wanted)
+        ((who, text),) = household.warned
+        assert who == "b"
+        assert "does not compute this model, the CPU does" in text
+        assert household.members["b"].compute.device is HOST
+        compute["b"].compute_wrong("aten.addmm.default", how=lambda tensor: tensor)
+        await household.holder_run(make_job("custom_loss"), one_stage_each(2)).run()
+        assert household.members["b"].compute.device is compute["b"]
+
+
 async def test_devices_of_different_kinds_are_no_group() -> None:
     async with accelerated(3, "c") as (household, _):
         chosen = TrainOptions(wait_for=3, planner="dp", steps=3)
