@@ -10,8 +10,9 @@ and sizes of its own, so its units run once on both, with made-up weights and sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import isnan
 from time import perf_counter
 
 import torch
@@ -23,6 +24,9 @@ from p2ptrain.model.graph.nodes import Argument, BackwardGraph, GraphNode
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.profiling.unit_chain import UnitChain
+
+NEXT_TO_NOTHING = 0.05
+"""Of the largest numbers of a unit's gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,9 @@ def disagreement(
             if is_out_of_memory(error):
                 return None
             return f"{description.units[unit].name}: {failure_text(error)[:200]}"
-        off = max((_distance(a, b) for a, b in zip(found, expected, strict=True)), default=0.0)
+        off = _off(found, expected, len(here.values))
         if not off <= tolerance:
-            wrong = "gives NaN" if off != off else f"is off by {off:.1g} of its numbers"
+            wrong = "gives NaN" if isnan(off) else f"is off by {off:.1g} of its numbers"
             return f"{description.units[unit].name} {wrong}"
         there.values = [device.copy_in(value) for value in here.values]
     return None
@@ -133,19 +137,35 @@ def _pass(chain: UnitChain, unit: int) -> list[Value]:
     return [*values, *chain.gradients(unit)]
 
 
-def _distance(found: Value, expected: Value) -> float:
-    """0 where equal; NaN where one has it and the other does not."""
-    if found is None or expected is None:
-        return 0.0 if found is expected else float("inf")
-    if found.shape != expected.shape:
+def _off(found: Sequence[Value], expected: Sequence[Value], outputs: int) -> float:
+    """Of what a unit gives, `outputs` tensors, and of its gradients; NaN where one of them is."""
+    pairs = list(zip(found, expected, strict=True))
+    given, gradients = (_largest_distance(part) for part in (pairs[:outputs], pairs[outputs:]))
+    return given + gradients if isnan(given + gradients) else max(given, gradients)
+
+
+def _largest_distance(pairs: Sequence[tuple[Value, Value]]) -> float:
+    """As a part of each one's numbers, or of the largest one's where those are next to nothing.
+
+    A gradient may be nothing but rounding: of a bias before a norm.
+    """
+    if any((a is None) is not (b is None) for a, b in pairs):
         return float("inf")
-    if not expected.is_floating_point():
-        return _part(found != expected)
-    a, b = found.double(), expected.double()
-    if not bool(torch.isfinite(b).all()):
-        return 0.0 if bool((torch.isfinite(a) == torch.isfinite(b)).all()) else float("nan")
-    return float((a - b).norm()) / (float(b.norm()) or 1.0)
+    floats = [(a, b) for a, b in pairs if a is not None and b is not None and b.numel()]
+    floats = [(a.double(), b.double()) for a, b in floats if b.is_floating_point()]
+    if any(a.shape != b.shape for a, b in floats):
+        return float("inf")
+    if any(bool((torch.isfinite(a) != torch.isfinite(b)).any()) for a, b in floats):
+        return float("nan")
+    finite = [(a.nan_to_num(), b.nan_to_num()) for a, b in floats]
+    sizes = [_size(b) for _, b in finite]
+    least = NEXT_TO_NOTHING * max(sizes, default=0.0)
+    parts = [
+        _size(a - b) / (max(size, least) or 1.0) for (a, b), size in zip(finite, sizes, strict=True)
+    ]
+    return max(parts, default=0.0)
 
 
-def _part(differs: Tensor) -> float:
-    return float(differs.double().mean()) if differs.numel() else 0.0
+def _size(tensor: Tensor) -> float:
+    """The root of its mean square."""
+    return float(tensor.square().mean().sqrt())

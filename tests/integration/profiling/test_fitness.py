@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import nn
 
+from p2ptrain.model.capture.capture import capture
 from p2ptrain.profiling.fitness import FitnessLimits, disagreement, dtypes_of, operators_of
 from tests.support.prepared_models import Get
 from tests.support.twin_device import TwinDevice
@@ -47,6 +49,36 @@ def test_a_unit_that_differs_is_named(
     description = prepared("mlp").model.description
     twin.compute_wrong(operator, backward=backward, how=doubled)
     assert words in str(disagreement(description, twin, 4))
+
+
+class _Block(nn.Module):
+    """One unit, as what skips it joins in again at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x)) + x.sum(1, keepdim=True)
+
+
+def test_rounding_is_no_difference_even_where_a_gradient_is_nothing_else(
+    twin: TwinDevice,
+) -> None:
+    """As of the bias of a convolution before a norm."""
+    batch = torch.randn(4, 3, 9, 9), torch.tensor([0, 1, 2, 0])
+    model = nn.Sequential(_Block(), nn.Flatten(), nn.Linear(8 * 81, 3))
+    description = capture(model, nn.functional.cross_entropy, batch, evaluation=False).description
+    noise = torch.Generator().manual_seed(3)
+
+    def rounded(tensor: torch.Tensor) -> object:
+        return tensor.mul_(1 + 1e-6 * torch.randn(tensor.shape, generator=noise))
+
+    twin.compute_wrong("aten.convolution.default", how=rounded)
+    twin.compute_wrong("aten.native_batch_norm.default", how=rounded)
+    twin.compute_wrong("aten.native_batch_norm_backward.default", how=rounded)
+    twin.compute_wrong("aten.convolution_backward.default", how=rounded)
+    assert disagreement(description, twin, 4) is None
 
 
 def test_nan_is_seen_and_the_time_is_bounded(prepared: Get, twin: TwinDevice) -> None:
