@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from p2ptrain import events
 from p2ptrain.coordinator.service import CoordinatorService
@@ -19,9 +20,9 @@ from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.host_process import use_threads
+from p2ptrain.profiling.fitness import UnfitKind, misfit, no_kind
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
-from p2ptrain.worker.device_profile import Unfit, fit_for_all
 from p2ptrain.worker.leave import OrphanedJobs, hand_over
 from p2ptrain.worker.service import WorkerService
 
@@ -53,7 +54,7 @@ class DeviceServices:
         emit: Callable[[Event], None] | None = None,
         box: Box | None = None,
         device: ComputeDevice = HOST,
-        unfit: Unfit = fit_for_all,
+        unfit: UnfitKind = no_kind,
     ) -> None:
         if threads is not None:
             use_threads(threads)
@@ -62,8 +63,9 @@ class DeviceServices:
         ceiling = MemoryCeiling()
         self.compute = ComputeThread(after=ceiling.look, device=device, lost=self._lost)
         cache = profiles or ProfileCache(None)
+        judge = partial(misfit, unfit)
         self.service = WorkerService(
-            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box, unfit
+            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box, judge
         )
         self._coordinator = CoordinatorService(mesh, self.service.due)
         self._parked = OrphanedJobs(mesh, self.service, jobs)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 from time import perf_counter
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +25,15 @@ from p2ptrain.model.graph.nodes import Argument, BackwardGraph, GraphNode
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.profiling.unit_chain import UnitChain
+
+UnfitKind: TypeAlias = Callable[[Iterable[str], Iterable[str]], str | None]
+"""(operators, types) of a model -> which kind of computation in it a device has wrong."""
+
+Judge: TypeAlias = Callable[[ModelDescription, ComputeDevice], str | None]
+"""Why a device may not compute a model; None where it may."""
+
+COMPARED_SAMPLES = 4
+"""Of the batch that shows it."""
 
 NEXT_TO_NOTHING = 0.05
 """Of the largest numbers of a unit's gradients."""
@@ -43,6 +53,26 @@ class FitnessLimits:
     seconds: float = 3.0
     tolerance: float = 2e-3
     half_tolerance: float = 5e-2
+
+
+def no_kind(_operators: Iterable[str], _dtypes: Iterable[str]) -> str | None:
+    """No kind of computation is known to be wrong."""
+    return None
+
+
+def fit_for_all(_description: ModelDescription, _device: ComputeDevice) -> str | None:
+    """It may compute every model."""
+    return None
+
+
+def misfit(unfit: UnfitKind, description: ModelDescription, device: ComputeDevice) -> str | None:
+    """Why the device may not compute that model; None where it may. In the compute thread.
+
+    Raises:
+        AcceleratorFailed: the device fails altogether.
+    """
+    by_kind = unfit(operators_of(description), dtypes_of(description))
+    return by_kind or disagreement(description, device, COMPARED_SAMPLES)
 
 
 def operators_of(description: ModelDescription) -> frozenset[str]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from p2ptrain import events
 from p2ptrain.aio.tasks import TaskOwner
@@ -35,7 +35,7 @@ from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.memory_budget import is_out_of_memory
-from p2ptrain.profiling.fitness import disagreement, dtypes_of, operators_of
+from p2ptrain.profiling.fitness import Judge, fit_for_all
 from p2ptrain.profiling.measure_units import work_on
 from p2ptrain.profiling.profile_cache import (
     MAX_SECONDS,
@@ -51,18 +51,7 @@ from p2ptrain.worker.unasked_models import FetchedModel, UnaskedWork
 
 log = get_logger(__name__)
 
-Unfit: TypeAlias = Callable[[Iterable[str], Iterable[str]], str | None]
-
-
-def fit_for_all(_operators: Iterable[str], _dtypes: Iterable[str]) -> str | None:
-    """No model is known that it computes wrong."""
-    return None
-
-
 FETCH_TIMEOUT_SECONDS = 120.0
-
-COMPARED_SAMPLES = 4
-"""Of the batch that shows whether an accelerator computes a model right."""
 
 LINK_SECONDS = 0.12
 """How long one direction of a link is measured: 1.5 MB at 100 Mbit/s, well past its slow start."""
@@ -77,7 +66,7 @@ class DeviceProfiler:
         box: where models of others are measured; None: in the thread that computes.
         emit: called with a model that has ended its process there.
         known: where the model of this device's own job is found.
-        unfit: (operators, types) of a model -> why the accelerator may not compute it.
+        judge: why an accelerator may not compute a model; called where it computes.
     """
 
     def __init__(
@@ -90,13 +79,13 @@ class DeviceProfiler:
         box: Box | None = None,
         emit: Callable[[Event], None] | None = None,
         known: KnownModel | None = None,
-        unfit: Unfit = fit_for_all,
+        judge: Judge = fit_for_all,
     ) -> None:
         self._mesh = mesh
         self._compute = compute
         self._profiles = profiles
         self.memory = JobMemory(compute, memory_bytes, ceiling)
-        self._unfit = unfit
+        self._judges = judge
         self._verdicts: dict[str, str | None] = {}  # by digest: why the processor computes it
         self._known = known or KnownModel()
         self._fetched: dict[str, FetchedModel] = {}  # by digest
@@ -287,10 +276,7 @@ class DeviceProfiler:
         """A model that the accelerator computes wrong is the processor's, here and in training."""
         compute, digest = self._compute, description.digest
         if digest not in self._verdicts and not compute.device.is_host:
-            why = self._unfit(operators_of(description), dtypes_of(description))
-            if why is None:
-                look = partial(disagreement, description, compute.device, COMPARED_SAMPLES)
-                why = await compute.run((1,), look)
+            why = await compute.run((1,), partial(self._judges, description, compute.device))
             self._verdicts = {digest: why}
             if why is not None and self._emit is not None:
                 text = f"{compute.device.title} does not compute this model, the CPU does: {why}"

@@ -66,6 +66,7 @@ from p2ptrain.net.parts import SMALL, limited
 from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.profiling.fitness import Judge, fit_for_all
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.cores.worker_events import HolderState
 from p2ptrain.recovery.stall_detector import ProgressCounters
@@ -76,7 +77,7 @@ from p2ptrain.runtime.io.arrival_norms import ARRIVALS_LIMIT, Arrivals
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.context import WorkerContext
-from p2ptrain.worker.device_profile import DeviceProfiler, Unfit, fit_for_all
+from p2ptrain.worker.device_profile import DeviceProfiler
 from p2ptrain.worker.hosted_stages import failure_report
 from p2ptrain.worker.job_slot import JobSlot
 from p2ptrain.worker.rebuild import send_logged
@@ -103,7 +104,7 @@ class WorkerService:
         ceiling: MemoryCeiling | None = None,
         only_for: Collection[str] = (),
         box: Box | None = None,
-        unfit: Unfit = fit_for_all,
+        judge: Judge = fit_for_all,
     ) -> None:
         """Serve a device's part.
 
@@ -112,14 +113,14 @@ class WorkerService:
             emit: called when a job here stands still.
             ceiling: memory that jobs may take here.
             box: where models of others are measured; None: in the thread that computes.
-            unfit: as `DeviceProfiler`.
+            judge: as `DeviceProfiler`.
         """
         self.mesh = mesh
         self.compute = compute
         self.slot = JobSlot(mesh)
         known = KnownModel()
         self.measures = DeviceProfiler(
-            mesh, compute, profiles, memory_bytes, ceiling, box, emit, known, unfit
+            mesh, compute, profiles, memory_bytes, ceiling, box, emit, known, judge
         )
         budget_bytes = self.measures.memory.whole_budget_bytes
         self.device = LocalDevice(
