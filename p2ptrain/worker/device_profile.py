@@ -280,7 +280,7 @@ class DeviceProfiler:
             self._verdicts = {digest: why}
             if why is not None and self._emit is not None:
                 text = f"{compute.device.title} does not compute this model, the CPU does: {why}"
-                self._emit(Warned(text))
+                self._emit(events.Warning(text))
         compute.use_processor(self._verdicts.get(digest) is not None)
 
     async def _fetch(self, digest: str, holder: str) -> FetchedModel:
