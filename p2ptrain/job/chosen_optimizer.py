@@ -214,7 +214,7 @@ def _check_groups(optimizer: torch.optim.Optimizer) -> None:
         for key in _SWITCHED_OFF:
             if group.get(key):
                 raise OptionError(
-                    f"{where}: {key}=True is for CUDA graphs and gradients of the "
+                    f"{where}: {key}=True is for captured graphs and gradients of the "
                     f"optimizer itself, which devices do not make: leave it out"
                 )
         for key, value in group.items():
