@@ -24,7 +24,7 @@ START_SECONDS = 90.0
 NOTICE_SECONDS = 20.0
 """A silent device is dead after 4 to 5 s, and the holder's kernel may hold on a little longer."""
 WHOLE_SECONDS = 60.0
-STEPS_BEFORE, STEPS_AFTER = 20, 20
+STEPS_BEFORE, STEPS_AFTER = 10, 10
 
 
 @dataclass(frozen=True)

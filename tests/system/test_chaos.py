@@ -12,7 +12,7 @@ from tools.chaos.misfortunes import LEAST_DEVICES, Fate, Kind
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(300)]
 
-SHORT = Settings(devices=5, share=0.3, every=9.0, seconds=30.0, calm=3.0, longest=5.0, seed=3)
+SHORT = Settings(devices=5, share=0.3, every=7.0, seconds=24.0, calm=3.0, longest=5.0, seed=3)
 
 
 def test_every_kind_of_misfortune_comes_as_often_and_the_same_every_time() -> None:

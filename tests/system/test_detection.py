@@ -54,8 +54,8 @@ async def test_killed_and_frozen_processes_are_missed_by_all_and_replaced(tmp_pa
 
 async def test_freezes_under_full_load_are_no_deaths(tmp_path: Path) -> None:
     async with Members(tmp_path, 4, LOOPBACK, _settings(load="hash")) as members:
-        freezes, deaths = await measure_freezes(members, Random(3), 6, _later(120))
-    assert freezes >= 6
+        freezes, deaths = await measure_freezes(members, Random(3), 4, _later(120))
+    assert freezes >= 4
     assert deaths == []
 
 

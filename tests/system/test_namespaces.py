@@ -50,7 +50,7 @@ async def test_training_over_slow_cables_gives_the_losses_of_one_device(tmp_path
 async def test_a_device_whose_cable_is_pulled_is_missed_by_nobody(
     network: Network, tmp_path: Path
 ) -> None:
-    job = (SCRIPT, "-o", "epochs=1000", "--steps", "60")
+    job = (SCRIPT, "-o", "epochs=1000", "--steps", "40")
     async with _household(tmp_path, network) as household:
         reference = await household.start("a", "train", *job, "--local")
         await reference.succeed()

@@ -32,10 +32,10 @@ def _losses(holder: Device) -> list[float]:
 
 
 async def test_a_holder_that_was_asleep_goes_on_where_it_was(household: Household) -> None:
-    wanted = await _undisturbed(household, 60)
+    wanted = await _undisturbed(household, 40)
     members = [await household.start(name, "join", "--code", CODE) for name in ("a", "b")]
-    holder = await _train(household, 60)
-    await holder.expect("step", step=20)
+    holder = await _train(household, 40)
+    await holder.expect("step", step=10)
     holder.freeze()
     for member in members:
         await member.expect("waiting", **{"for": "desk"})
@@ -48,12 +48,12 @@ async def test_who_wakes_up_when_the_job_has_ended_is_free_for_the_next(
     household: Household,
 ) -> None:
     """A `join` has had the holder's place since, and the device never left."""
-    wanted = await _undisturbed(household, 60)
+    wanted = await _undisturbed(household, 40)
     first, second = [await household.start(name, "join", "--code", CODE) for name in ("a", "b")]
     desk = await household.start("desk", "join", "--code", CODE)
     await desk.expect("ready")
-    holder = await _train(household, 60)
-    await holder.expect("step", step=20)
+    holder = await _train(household, 40)
+    await holder.expect("step", step=10)
     first.freeze()
     await holder.expect("failure", name="a")
     await holder.succeed()
@@ -64,6 +64,6 @@ async def test_who_wakes_up_when_the_job_has_ended_is_free_for_the_next(
     first.thaw()
     since = len(second.said)
     await second.expect("member", since=since, name="a", state="alive")
-    again = await _train(household, 60)  # it looks just like the one before
+    again = await _train(household, 40)  # it looks just like the one before
     await again.succeed()
     assert _losses(again) == wanted
