@@ -118,9 +118,14 @@ class Copies:
     def copy_out(
         self, source: Tensor, span: Span, target: Tensor, *, written: bool, keep: object
     ) -> CopyOut:
-        """Begin one; the target holds no numbers before it has run."""
-        poison(target)
+        """Begin one; the target holds no numbers before it has run.
+
+        It runs behind all copies in that were asked for before, so it may fill what they read.
+        """
         with self.lock:
+            while any(_share(copy.source, target) for copy in self._in):
+                self._next_in()
+            poison(target)
             last = self._out[-1].due if self._out else self.now
             due = max(last, self.now) + self._drawn.randint(0, self.most_ticks)
             copy = CopyOut(source, span, target, written, due, keep)
@@ -182,6 +187,10 @@ class Copies:
             copy.target.copy_(copy.source)
         copy.is_done = True
         copy.keep = None
+
+
+def _share(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def poison(tensor: Tensor) -> None:

@@ -46,7 +46,7 @@ class TwinDevice(ComputeDevice):
         name: str = "twin:0",
         kind: str = "twin",
         total_bytes: int = 1 << 33,
-        most_ticks: int = 8,
+        most_ticks: int = 32,
         seed: int = 0,
     ) -> None:
         """Make one, with nothing in it.
