@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from p2ptrain import events
 from p2ptrain.coordinator.service import CoordinatorService
@@ -25,6 +26,9 @@ from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.worker.leave import OrphanedJobs, hand_over
 from p2ptrain.worker.service import WorkerService
+
+if TYPE_CHECKING:
+    from p2ptrain.holder.trainer import JobTrainer
 
 
 class DeviceServices:
@@ -60,6 +64,7 @@ class DeviceServices:
             use_threads(threads)
         self._mesh = mesh
         self._emit = emit
+        self._trainer: JobTrainer | None = None  # of the job that it trains
         ceiling = MemoryCeiling()
         self.compute = ComputeThread(after=ceiling.look, device=device, lost=self._lost)
         cache = profiles or ProfileCache(None)
@@ -74,6 +79,11 @@ class DeviceServices:
     def routes(self) -> Mapping[str, MessageRoute]:
         """What this device answers, by kind."""
         return {**self.service.routes, **self._coordinator.routes, **self._parked.routes}
+
+    @property
+    def waits(self) -> str | None:
+        """What the job of this device waits for that is no device: see `JobTrainer`."""
+        return None if self._trainer is None else self._trainer.waits
 
     async def train(
         self,
@@ -100,9 +110,11 @@ class DeviceServices:
                 f"this device is computing for {holder}'s training: wait until that ends"
             )
         trainer = JobTrainer(self.service.device, job, options, emit, folder, settings)
+        self._trainer = trainer
         try:
             await trainer.run()
         finally:
+            self._trainer = None
             await self.service.slot.drop(trainer.job_id)
 
     async def hand_over(self, seconds: float) -> None:

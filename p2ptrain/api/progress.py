@@ -7,7 +7,7 @@ gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from p2ptrain.errors import PeerError
 from p2ptrain.events import Event, Plan, Step
 from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent, display_name
-from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.fields import FrameFields, printable
 from p2ptrain.net.forms import Count, Length, Text
 from p2ptrain.net.message import Message
 
@@ -27,6 +27,8 @@ ENDED_LIMIT = 16
 
 Outcome: TypeAlias = Literal["done", "failed", "stopped"]
 
+NOW_LIMIT = 256
+
 
 @dataclass(frozen=True, slots=True)
 class JobLine(FrameFields):
@@ -37,6 +39,7 @@ class JobLine(FrameFields):
         devices: names of those of the plan.
         over: the job has ended.
         outcome: how.
+        now: what all wait for, where that is no device.
     """
 
     model: Annotated[str, Text(256, clean=True)] | None = None
@@ -47,6 +50,7 @@ class JobLine(FrameFields):
     devices: Annotated[tuple[Annotated[str, Text(64, clean=True)], ...], Length(64)] | None = None
     over: bool | None = None
     outcome: Outcome | None = None
+    now: Annotated[str, Text(NOW_LIMIT, clean=True)] | None = None
 
 
 class ProgressBoard:
@@ -91,10 +95,16 @@ class ProgressBoard:
 
 
 class ProgressReporter:
-    """The holder's side: turns its events into lines for all members."""
+    """The holder's side: turns its events into lines for all members.
 
-    def __init__(self, mesh: Mesh, model: str) -> None:
+    Args:
+        model: its name.
+        waits: what all wait for now, where that is no device.
+    """
+
+    def __init__(self, mesh: Mesh, model: str, waits: Callable[[], str | None]) -> None:
         self._mesh = mesh
+        self._waits = waits
         self._line = JobLine(model)
         self._reported_at = float("-inf")
 
@@ -116,6 +126,8 @@ class ProgressReporter:
         if now - self._reported_at < INTERVAL_SECONDS and not self._line.over:
             return
         self._reported_at = now
+        waits = self._waits()
+        self._line = replace(self._line, now=None if waits is None else printable(waits, NOW_LIMIT))
         alive = [m.id for m in self._mesh.members.values() if m.state is MemberState.ALIVE]
         await asyncio.gather(*map(self._send, alive))
 

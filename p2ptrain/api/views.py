@@ -122,6 +122,7 @@ class JobStatus(TypedAnswer):
         step: updates that count.
         devices: of the plan.
         waiting_for: the device without which the job stands still.
+        now: what all wait for, where that is no device: a read of the data, a callback.
     """
 
     holder: str
@@ -132,6 +133,7 @@ class JobStatus(TypedAnswer):
     samples_per_s: float | None = None
     devices: tuple[str, ...] | None = None
     waiting_for: str | None = None
+    now: str | None = None
     line: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod

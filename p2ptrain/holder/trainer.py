@@ -55,7 +55,7 @@ from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import LENGTHS_ROOM, RoundSequence
 from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.job.user_code import doings
+from p2ptrain.job.user_code import READING, doings
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import display_name
@@ -83,6 +83,9 @@ log = get_logger(__name__)
 
 INTERRUPT_SECONDS = 30.0
 """For the rounds under way and the weights' way home, after an interrupt."""
+
+WAITED_SECONDS = 3.0
+"""For a read or a callback, until it is said to others."""
 
 HOME_SHARE = 0.25
 """Of free memory, for the trained weights beside those that the job began with."""
@@ -136,6 +139,16 @@ class JobTrainer:
     def job_id(self) -> str:
         """Which job this is; empty until the members have been asked for an unfinished one."""
         return self._id
+
+    @property
+    def waits(self) -> str | None:
+        """What the job waits for now that is no device: a read, a callback; None = nothing."""
+        if self._epoch is not None and not self._epoch.waits_for_user:
+            return None
+        doing = doings.longest(WAITED_SECONDS)
+        if doing is None:
+            return None
+        return f"waiting for data: {doing}" if doing.startswith(READING) else f"waiting: {doing}"
 
     async def run(self) -> None:
         """Train; in the end the weights are in the user's module and in `options.out`.

@@ -28,6 +28,9 @@ def describe_user_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" + (f" (at {place})" if place else "")
 
 
+READING = "reading"
+"""What calls of the user's data begin with."""
+
 FIRST_SECONDS = 8.0
 """Before it is said for the first time; then each time after three times as long as before."""
 
@@ -76,6 +79,15 @@ class Doings:
                     doing.due = doing.since + LONGER * seconds
                     said.append(f"{doing.what.format(*doing.values)} has taken {seconds:.0f} s")
         return said
+
+    def longest(self, least_seconds: float) -> str | None:
+        """What has taken longest, where that is so many seconds, with these."""
+        now = self._clock()
+        with self._lock:
+            first = min(self._now.values(), key=lambda doing: doing.since, default=None)
+        if first is None or now - first.since < least_seconds:
+            return None
+        return f"{first.what.format(*first.values)}, for {now - first.since:.0f} s"
 
     async def say(self, warn: Callable[[str], None]) -> None:
         """Until cancelled."""

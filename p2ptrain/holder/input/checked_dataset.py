@@ -29,7 +29,7 @@ from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.random_streams import RandomStreams
 from p2ptrain.job.batch_parts import BatchParts, shown, split_batch
 from p2ptrain.job.data_kinds import MapDataset
-from p2ptrain.job.user_code import RAISED, describe_user_error, doings
+from p2ptrain.job.user_code import RAISED, READING, describe_user_error, doings
 from p2ptrain.process.memory_budget import is_out_of_memory
 
 Collated: TypeAlias = Any
@@ -169,7 +169,7 @@ class CheckedDataset:
     def _read(self, index: int) -> BatchParts:
         """Sample `index` as the user's code gives it."""
         try:
-            with doings.doing("reading sample {} of {}", index, self._described):
+            with doings.doing(READING + " sample {} of {}", index, self._described):
                 sample = self._data[index]
         except RAISED as error:
             raise ScriptError(

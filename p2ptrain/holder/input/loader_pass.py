@@ -22,7 +22,7 @@ from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_layout import BatchLayout, ReadBatch
 from p2ptrain.holder.input.loader_workers import LoaderWorkers, close_network_sockets, end_workers
 from p2ptrain.holder.input.random_streams import RandomStreams, States
-from p2ptrain.job.user_code import RAISED, describe_user_error, doings
+from p2ptrain.job.user_code import RAISED, READING, describe_user_error, doings
 from p2ptrain.process.memory_budget import is_out_of_memory
 
 
@@ -183,7 +183,7 @@ class LoaderPass:
     @contextmanager
     def _user_code(self, place: str) -> Iterator[None]:
         try:
-            with doings.doing("reading {} of {}", place, self._described):
+            with doings.doing(READING + " {} of {}", place, self._described):
                 yield
         except RAISED as error:
             if is_out_of_memory(error):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from p2ptrain.api.progress import PROGRESS, JobLine, ProgressBoard
+import asyncio
+
+from p2ptrain.api.progress import PROGRESS, JobLine, ProgressBoard, ProgressReporter
 from p2ptrain.net.message import Message
 from tests.support.memory_household import MemoryHousehold
 
@@ -38,3 +40,19 @@ async def test_a_holder_that_is_gone_takes_its_line_alone() -> None:
         assert _shown(board) == ("a", 3)
         await mesh.kill("a")
         assert _shown(board) is None
+
+
+async def test_what_all_wait_for_is_said_as_long_as_it_lasts() -> None:
+    heard: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def hear(_: str, message: Message) -> None:
+        await heard.put(JobLine.read(message.fields).now)
+
+    async with MemoryHousehold(["a", "c"]) as mesh:
+        mesh["c"].route(PROGRESS, hear)
+        ProgressBoard(mesh["a"])
+        waits: str | None = None
+        reporter = ProgressReporter(mesh["a"], "net", lambda: waits)
+        for second, waits in enumerate((None, "waiting for data: reading sample 3", None)):
+            await reporter.tell(10.0 * second)
+            assert await heard.get() == waits
