@@ -115,6 +115,7 @@ class JobTrainer:
         self._averages: Mapping[str, Tensor] | None = None  # of the weights, once they are here
         self._captured_state: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
         self._stopped_at: int | None = None  # updates after which a callback has ended the job
+        self._has_announced = False  # a plan
         self._tell = emit
         self._folder = None if options.local or options.dry_run else folder
         self._elsewhere = None if folder is None else folder.path
@@ -188,7 +189,7 @@ class JobTrainer:
 
     async def _run(self) -> None:
         started = await self._start.run(self._job)
-        self._id = started.entry.job
+        self._id, self._stopped_at = started.entry.job, started.entry.stopped
         callback_memory.recall(self._folder, self._id, self._job.callbacks)
         loader_memory.recall(self._folder, self._id, started.prepared.batches)
         for warning in started.prepared.warnings:
@@ -285,8 +286,9 @@ class JobTrainer:
         changes = (*own, *event.changes_results, *answer.kinds)
         links = self._measured_links(answer)
         event = replace(event, changes_results=changes, left_out=tuple(left_out), links=links)
-        if self._stopped_at is None:  # else nothing is trained by it
+        if self._stopped_at is None or not self._has_announced:  # else nothing is trained by it
             self._emit(event)
+        self._has_announced = True
         for change in answer.changes_results:
             self._emit(
                 events.Warning(f"this plan divides micro-batches, which changes results: {change}")
@@ -434,7 +436,9 @@ class JobTrainer:
                 self._spoiled.begin(await noted(prepared, epoch, error, shape))
                 raise SentWrong(None, str(error), self._mesh.self_id) from None
             except StoppedEarly:
+                await self._note_stop(journal)
                 raise SentWrong(None, "stopped", self._mesh.self_id) from None
+            await self._note_stop(journal)
             if self._interrupted is not None:
                 await self._bring_home(prepared, epoch, lambda: None)
                 self._interrupted.set_result(epochs.reports.reported.step)
@@ -631,6 +635,10 @@ class JobTrainer:
         """A callback has ended the job with so many updates."""
         self._stopped_at = step
         log.info("stopped_by_callback", step=step, why=self._callbacks.stopped)
+
+    async def _note_stop(self, journal: Journal) -> None:
+        if self._stopped_at is not None:
+            await journal.stopped(self._stopped_at)
 
     async def _save_best(
         self, prepared: PreparedJob, epoch: HolderGeneration, best: SaveBest

@@ -150,6 +150,7 @@ class TrainingLoop:
         )
         self._evaluating: _Evaluation | None = None
         self._data_watch = DataWatch()
+        self._has_named_torn = False
         self._stepped_at: float | None = None
         last = epoch.assignment.stages[-1]
         self._division = SampleDivision(last)
@@ -288,6 +289,7 @@ class TrainingLoop:
                     self._data_watch.waited(monotonic() - asked_at)
                 if loaded.planned.round.index > last:
                     last = loaded.planned.round.index
+                    self._check_whole(loaded.planned.round)
                     weights = loaded.feed.weights
                     is_nothing = weights is not None and weights.counts_nothing
                     await self._found.put((loaded.planned, is_nothing))
@@ -303,6 +305,25 @@ class TrainingLoop:
         """Metrics need it when the output is back; the queue bounds the pieces under way."""
         if loaded.feed.piece.mode is RoundMode.EVAL and self._prepared.job.metrics:
             await self._targets.put((loaded.feed.piece.key, loaded.target))
+
+    def _check_whole(self, shape: Round) -> None:
+        """Of batches that a loader makes larger than those that were looked at.
+
+        Raises:
+            ScriptError: the loss is a sum, whose parts would be weighed as of a mean.
+        """
+        across = self._prepared.across
+        if not self._prepared.is_torn(shape) or (self._has_named_torn and not across.sum_of):
+            return
+        self._has_named_torn = True
+        said = (
+            f"the mini-batch of step {shape.step + 1} has {shape.samples} samples, more than the "
+            f"{shape.micro_batch} of the batches that were looked at before training, and must be "
+            f"computed as a whole: {across.samples}. Let one of the first batches be the largest"
+        )
+        if across.sum_of:
+            raise ScriptError(said)
+        self._reports.warn(f"{said}; it is computed in parts, which trains something else")
 
     def _warn_of_ignored(self, feed: FeedItem) -> None:
         """Once, of targets left out that were not among the samples seen before the plan."""

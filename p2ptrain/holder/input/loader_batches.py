@@ -108,7 +108,7 @@ class LoaderBatches:
             ):
                 break
             sizes.append(batch.read.samples)
-        self.batch_size = loader.batch_size or max(sizes)
+        self.batch_size = loader.batch_size or max(*sizes, loader.largest)
         self.fewest = min([*sizes, *([loader.last_batch] if loader.last_batch else [])])
 
     def batches(self, first_step: int) -> Iterator[MiniBatch]:
@@ -314,7 +314,8 @@ class LookedAt:
         steps = [self._place(index) for index in indices]
         if len({step for step, _ in steps}) == 1 and seed != EXAMPLE:
             return self._read(steps[0][0]).chosen([row for _, row in steps])
-        return self._usual.chosen([index % self._usual.samples for index in indices])
+        many, wanted = self._usual.samples, len(indices)  # of few the halves are others still
+        return self._usual.chosen([k * many // wanted for k in range(wanted)])
 
     def ready_pieces(self) -> Iterator[Sequence[int]]:
         return iter(())

@@ -83,6 +83,12 @@ class LoaderPass:
         return size if isinstance(size, int) else None
 
     @property
+    def largest(self) -> int:
+        """Samples of the largest batch, where all are listed; else 0."""
+        listed = getattr(self._loader, "batch_sampler", None)
+        return max(map(len, listed), default=0) if isinstance(listed, list | tuple) else 0
+
+    @property
     def workers(self) -> int | None:
         """Processes that read; None where the loader is none of torch's."""
         found = getattr(self._loader, "num_workers", None)

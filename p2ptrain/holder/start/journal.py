@@ -72,6 +72,7 @@ class JournalEntry:
         took_part: devices that had a part, each with its last epoch.
         reported: what the user has seen.
         measured: what a scheduler has seen of evaluations.
+        stopped: updates with which a callback has ended it; None = none has.
     """
 
     job: str
@@ -85,6 +86,7 @@ class JournalEntry:
     stable: Version | None = None
     took_part: tuple[tuple[str, int], ...] = ()
     measured: Measured = ()
+    stopped: int | None = None
 
     def got_somewhere(self, weights: str) -> bool:
         """Whether anything would be lost by starting again from the weights of that digest.
@@ -172,6 +174,15 @@ class Journal:
         An evaluation that was reported is not made again, so this comes before.
         """
         self._entry = replace(self._entry, measured=measured)
+        await self._write_now()
+
+    async def stopped(self, step: int) -> None:
+        """The same for the end that a callback has set: the weights are still on their way."""
+        if self._entry.stopped is None:
+            self._entry = replace(self._entry, stopped=step)
+            await self._write_now()
+
+    async def _write_now(self) -> None:
         if self._folder is not None and self._failed_at is None:
             await self._write_whole()
 
@@ -302,6 +313,7 @@ class _JobFile:
     stable: VersionRow | None
     took_part: Mapping[str, Count]
     measured: Annotated[tuple[tuple[Count, str], ...], Rare()] = ()
+    stopped: Count | None = None
 
 
 def _to_json(entry: JournalEntry) -> dict[str, Any]:
@@ -314,6 +326,7 @@ def _to_json(entry: JournalEntry) -> dict[str, Any]:
         stable=entry.stable,
         took_part=dict(entry.took_part),
         measured=tuple((step, metric.hex()) for step, metric in entry.measured),
+        stopped=entry.stopped,
     )
     return write_form(job)
 
@@ -331,6 +344,7 @@ def _entry(job: _JobFile, reported: bytes | None) -> JournalEntry:
         *(job.next_epoch, job.lineage, in_force, job.stable),
         tuple(sorted(job.took_part.items())),
         tuple((step, _read_metric(text)) for step, text in job.measured),
+        job.stopped,
     )
 
 

@@ -165,6 +165,9 @@ class Across:
     leaves_out: bool = False
 
 
+NOWHERE = Across()
+
+
 def uncounted(losses: ClassLosses, *, ignored: bool) -> tuple[str, ...]:
     """How torch's losses over classes look across samples, where nothing counts their targets.
 

@@ -197,6 +197,7 @@ def _prepared(
         only_rounds=only_rounds,
         maps=maps,
         changes=(changed,) if changed else (),
+        across=across,
         over_all=over_all,
         count=found.count,
         unweighed=found.unweighed,

@@ -12,7 +12,9 @@ from p2ptrain.holder import loader_memory
 from p2ptrain.holder.input.batch_counts import BatchCount, Slices
 from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource
+from p2ptrain.holder.start.model_limits import NOWHERE, Across
 from p2ptrain.job.job import Job
+from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.plan_request import SharingLimits
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.capture.stale_globals import Outdated
@@ -52,6 +54,7 @@ class PreparedJob:
         count: what weighs micro-batches; None = their samples do.
         unweighed: losses that may leave targets out for which `count` does not account.
         over_all: metrics that are computed over all of `eval_data`, being no means over samples.
+        across: where model or loss look across samples.
         changes: how results differ from plain torch's on any plan; empty if not at all.
     """
 
@@ -78,6 +81,7 @@ class PreparedJob:
     over_all: frozenset[str] = frozenset()
     count: BatchCount | None = None
     unweighed: ClassLosses | None = None
+    across: Across = NOWHERE
 
     def progress(self, step: int) -> CheckpointProgress:
         """What a checkpoint of update `step` says of the job."""
@@ -91,6 +95,12 @@ class PreparedJob:
             measured=tuple((step, metric.hex()) for step, metric in self.job.numbers.measured),
             loader=loader_memory.of_checkpoint(self.batches, step),
         )
+
+    def is_torn(self, shape: Round) -> bool:
+        """Whether a batch is larger than the whole mini-batch that must be computed at once."""
+        is_whole = self.job.fixed_micro_batch == self.job.batch_size
+        trains = shape.mode is RoundMode.TRAIN
+        return bool(self.across.samples) and is_whole and trains and shape.micro_batches > 1
 
     @property
     def optimizer_state_ratio(self) -> float:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import p2ptrain
-from p2ptrain import events
+from p2ptrain import events, failpoints
 from p2ptrain.events import Done, Eval, Event, Plan, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -27,7 +27,7 @@ from tests.integration.training.jobs import (
     steps_of,
     undisturbed,
 )
-from tests.integration.training.test_recovery_holder import killed
+from tests.integration.training.test_recovery_holder import Process, again, killed
 
 
 class Probe:
@@ -243,6 +243,22 @@ async def test_steps_come_once_across_a_restart_of_the_holder(tmp_path: Path) ->
     assert [event.step for event in second.of("on_step")] == list(range(5, 13))  # type: ignore[attr-defined]
     assert len(second.of("on_start")) == 1
     assert_same_weights(goes_on, undisturbed(evaluated(epochs=4)))
+
+
+async def test_a_stop_survives_a_restart_of_the_holder(tmp_path: Path) -> None:
+    """It dies while the weights come home: the next process brings them, and trains no further."""
+    second = Probe()
+    async with devices(3) as household:
+        stopping = evaluated(Probe(stops_at(5)), epochs=4)
+        process = Process(household, tmp_path, stopping, one_stage_each(3, 99))
+        process.at("home.between")
+        await process.ended()
+        failpoints.disarm()
+        goes_on = evaluated(second, epochs=4)
+        await again(household, process, goes_on, one_stage_each(3, 99))
+    assert steps_of(household) == [1, 2, 3, 4, 5]
+    assert [hook for hook, _ in second.seen] == ["on_start", "on_end"]
+    assert_same_weights(goes_on, undisturbed(evaluated(epochs=4), 5))
 
 
 async def test_a_holder_that_is_started_again_keeps_the_best_and_goes_on_waiting(

@@ -22,6 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from p2ptrain import events
 from p2ptrain.errors import CaptureError, OptionError, ScriptError
 from p2ptrain.events import Event, Failure, Plan, Step
 from p2ptrain.job.job import Job
@@ -328,3 +329,47 @@ async def test_a_model_for_one_length_says_which_dimension_to_pad() -> None:
 async def test_the_size_of_batches_is_the_loaders() -> None:
     data = DataLoader(table(), batch_sampler=[[0, 1, 2], [3, 4]])
     assert "leave it out" in await refused(job("ragged", data=data, batch_size=4))
+
+
+def hardest(output: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(output, y, reduction="none").amax()
+
+
+def summed(output: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(output, y, reduction="sum")
+
+
+class Growing:
+    """Batches of four, and one of eight that nobody has seen before training."""
+
+    def __iter__(self) -> Iterator[Any]:
+        x, y = table().tensors
+        yield from ((x[:4], y[:4]) for _ in range(18))
+        yield x[:8], y[:8]
+
+
+@pytest.mark.parametrize("loss", [hardest, summed])
+async def test_a_larger_batch_of_a_loss_that_needs_it_whole_is_named(loss: Any) -> None:
+    given = job("ragged", data=Growing(), loss=loss, micro_batch=None, epochs=1)
+    async with devices(1) as household:
+        running = household.holder_run(given, TrainOptions(local=True)).run()
+        if loss is summed:
+            with pytest.raises(ScriptError, match="step 19 has 8 samples, more than the 4"):
+                await running
+            return
+        await running
+    (said,) = [
+        e.message
+        for e in household.events
+        if isinstance(e, events.Warning)
+        if "step 19" in e.message
+    ]
+    assert "computed in parts, which trains something else" in said
+
+
+async def test_the_largest_of_listed_batches_is_known() -> None:
+    listed = DataLoader(table(), batch_sampler=[[k, k + 1] for k in range(20)] + [list(range(6))])
+    given = job("ragged", data=listed, loss=hardest, micro_batch=None, epochs=1)
+    async with devices(1) as household:
+        await household.holder_run(given, TrainOptions(local=True)).run()
+    assert household.plan.micro_batch == 6
