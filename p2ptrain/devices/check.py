@@ -101,7 +101,7 @@ class CheckLimits:
     """
 
     tolerance: float = 1e-4
-    half_tolerance: float = 3e-2
+    half_tolerance: float = 6e-2
     repeats: int = 4
     seconds: float = 4.0
     race_elements: int = 1024

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import re
 import socket
+import sys
 import types
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
@@ -21,13 +22,17 @@ from p2ptrain.api.views import MemberStatus
 from p2ptrain.control.lease import LeasedIdentity, Lender
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.control.server import ControlServer
-from p2ptrain.errors import OptionError, PlanError, RunCancelled, ScriptError
+from p2ptrain.devices.check import CheckReport
+from p2ptrain.devices.probes import Accelerator, FamilyProbe
+from p2ptrain.devices.selection import DeviceChooser
+from p2ptrain.errors import DeviceUnusable, OptionError, PlanError, RunCancelled, ScriptError
 from p2ptrain.events import Done, Event, Plan, Ready, Step
 from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE
 from p2ptrain.mesh.interface import Member, MemberState
 from p2ptrain.mesh.network_mesh import NetworkMesh
 from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from tests.support.mesh_household import CODE, FakeDiscovery, FakeNetwork
+from tests.support.twin_device import TwinDevice
 
 
 class Start(Protocol):
@@ -450,6 +455,35 @@ def local_losses(job: p2ptrain.Job) -> list[float]:
     assert p2ptrain.train(job, options=options, on_event=events.append) is job.model
     assert not any(isinstance(event, Ready) for event in events)
     return [event.loss for event in events if isinstance(event, Step)]
+
+
+async def test_a_node_computes_on_the_accelerator_that_was_chosen(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = TwinDevice()
+    card = FamilyProbe((Accelerator("cuda:0", twin.title, 1 << 33),))
+    monkeypatch.setattr(
+        "p2ptrain.api.choosing.DeviceChooser",
+        lambda check: DeviceChooser(
+            lambda device, software: CheckReport(), {"cuda": lambda: card}, lambda name: twin
+        ),
+    )
+    node = await start("a")
+    (member,) = node.status().members
+    assert member.device == twin.title
+    run = await node.train(make_job(), over(1))
+    losses = [event.loss async for event in run if isinstance(event, Step)]
+    assert len(losses) == 4
+    assert twin.call_names
+
+
+def test_an_accelerator_that_is_not_here_ends_it_before_anything_begins(tmp_path: Path) -> None:
+    absent = "mps" if sys.platform != "darwin" else "xpu"
+    for local in (True, False):
+        with pytest.raises(DeviceUnusable, match=f"device {absent}: this torch"):
+            p2ptrain.train(make_job(), device=absent, local=local, state_dir=tmp_path)
+    with pytest.raises(OptionError, match="'tpu' is no device"):
+        p2ptrain.train(make_job(), device="tpu", local=True)
 
 
 @pytest.mark.usefixtures("no_network")
