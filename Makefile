@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo install test test-unit lint clean
+.PHONY: demo install test test-unit test-gpu lint clean
 
 demo: $(INSTALLED)
 	$(BIN)/p2ptrain demo
@@ -33,6 +33,10 @@ test: $(INSTALLED)
 # less than a minute: what one runs while working
 test-unit: $(INSTALLED)
 	$(PYTEST) -n 2 tests/unit
+
+# on a device with an accelerator: some minutes; P2PTRAIN_TEST_DEVICE=cpu runs the tests without one
+test-gpu: $(INSTALLED)
+	$(BIN)/python -m pytest tests/gpu
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -35,7 +35,7 @@ settings.load_profile("ci" if IN_CI else "here")
 
 _NEEDED_TOOLS = ("ip", "tc", "nsenter", "unshare")
 _TESTS = Path(__file__).parent
-_ROOMS = ("system", "integration/model", "unit/model", "simulation", "integration", "unit")
+_ROOMS = ("system", "integration/model", "unit/model", "simulation", "integration", "gpu", "unit")
 """In the order in which they begin, what takes longest first (`pytest -n 3`)."""
 _TOGETHER = ("integration/model", "unit/model", "system")
 """Their tests share models that are captured once, or must not run side by side; others go by file.
@@ -140,4 +140,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"NOT TESTED: {skipped} tests on separate networks ({_namespaces_missing()})",
             red=True,
             bold=True,
+        )
+    skipped = [report for report in reports if "gpu" in report.keywords]
+    if skipped:
+        terminalreporter.write_line(
+            f"NOT TESTED: {len(skipped)} tests on an accelerator", red=True, bold=True
         )

@@ -1,0 +1,175 @@
+"""What counts of training, on a real accelerator: `make test-gpu`, some minutes.
+
+Everything else is tested on a twin of an accelerator (`tests/support/twin_device.py`), which cannot
+show what a real one computes, and when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2ptrain.devices.check import check_device
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
+from p2ptrain.events import Recovered, Step
+from p2ptrain.job.job import Job
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.model.capture.capture import capture
+from p2ptrain.model.stage.optimizer_form import OptimizerSpec
+from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
+from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.profiling.profile_cache import ProfileCache, measure
+from tests.integration.training.household import OFTEN_COPIED, Devices, devices
+from tests.integration.training.jobs import (
+    STEPS,
+    make_job,
+    momentum_job,
+    on_step,
+    one_stage_each,
+    undisturbed,
+)
+from tests.support import reference
+from tests.support.reference import Outcome
+from tools.gpu_bench import copies
+from tools.gpu_models import workloads
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+T = TypeVar("T")
+
+TOLERANCE = 2e-4
+"""Of a loss after a dozen updates that ran on two kinds of devices: sums in another order."""
+
+
+async def computed_on(device: ComputeDevice, function: Callable[[], T]) -> T:
+    """In a thread as jobs have it."""
+    thread = ComputeThread(device=device)
+    try:
+        return await thread.run((0,), function)
+    finally:
+        await thread.close()
+
+
+def plain_torch_on(device: ComputeDevice, job: Job, steps: int) -> Outcome:
+    """The contract's loop, with everything in the device's memory."""
+    assert isinstance(job.optimizer, OptimizerSpec)
+    spec, place = job.optimizer, device.place
+    recipe = reference.Recipe(
+        optimizer=lambda parameters: spec.build(list(parameters)),
+        batch_size=job.batch_size,
+        micro_batch=job.micro_batch,
+        epochs=job.epochs,
+        steps=steps,
+        seed=job.seed,
+        clip_grad_norm=job.clip_grad_norm,
+    )
+    data = [(_on(place, x), _on(place, y)) for x, y in job.data]
+    found = reference.train(job.model.to(place), data, job.loss, recipe)
+    return Outcome(found.losses, {name: tensor.cpu() for name, tensor in found.state_dict.items()})
+
+
+def _on(place: torch.device, value: object) -> object:
+    return torch.as_tensor(value).to(place)
+
+
+async def trained(job: Job, options: TrainOptions, compute: Mapping[str, ComputeDevice]) -> Devices:
+    """Of as many devices as the options wait for; the others compute on their processors."""
+    async with devices(options.wait_for, compute=compute) as household:
+        await household.holder_run(job, options).run()
+    return household
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])
+@pytest.mark.parametrize(
+    "optimizer", [SGD(lr=0.05, momentum=0.9), AdamW(lr=0.01)], ids=["sgd", "adamw"]
+)
+async def test_one_stage_trains_as_plain_torch_on_the_same_card(
+    card: ComputeDevice, name: str, optimizer: OptimizerSpec
+) -> None:
+    """To the bit."""
+    jobs = [make_job(name, optimizer=optimizer, epochs=4, clip_grad_norm=1.0) for _ in range(2)]
+    wanted = await computed_on(card, partial(plain_torch_on, card, jobs[0], STEPS))
+    alone = TrainOptions(1, planner="single", steps=STEPS)
+    household = await trained(jobs[1], alone, {"a": card})
+    assert household.losses == wanted.losses
+    for tensor, found in jobs[1].model.state_dict().items():
+        assert found.device.type == "cpu"
+        assert torch.equal(found, wanted.state_dict[tensor]), tensor
+
+
+@pytest.mark.parametrize("name", ["cnn", "gpt"])
+async def test_a_pipeline_of_a_card_and_a_processor_computes_the_same_curve(
+    card: ComputeDevice, name: str
+) -> None:
+    """As the processor alone, but for last bits; and every time the same bits."""
+    pipeline = one_stage_each(2)
+    wanted = undisturbed(make_job(name, epochs=4)).losses
+    once, again = [
+        (await trained(make_job(name, epochs=4), pipeline, {"b": card})).losses for _ in range(2)
+    ]
+    assert once == pytest.approx(wanted, rel=TOLERANCE)
+    assert once == again
+
+
+@pytest.mark.parametrize("dies", ["b", "c"])
+async def test_a_member_dies(card: ComputeDevice, dies: str) -> None:
+    """The card's (b), or a processor's beside it."""
+    job, wanted = momentum_job(), undisturbed(momentum_job()).losses
+    killing: list[asyncio.Task[None]] = []
+    async with devices(3, settings=OFTEN_COPIED, compute={"b": card}) as household:
+
+        def kill() -> None:
+            killing.append(asyncio.create_task(household.mesh.kill(dies)))
+
+        await household.holder_run(job, one_stage_each(3), on_step(household, 5, kill)).run()
+        await asyncio.gather(*killing)
+        await household.members[dies].close()
+    assert household.losses == pytest.approx(wanted, rel=TOLERANCE)
+    steps = [event.step for event in household.events if isinstance(event, Step)]
+    assert steps == list(range(1, STEPS + 1))
+    assert any(isinstance(event, Recovered) for event in household.events)
+    left = {device.name for stage in household.plan.stages for device in stage.devices}
+    assert dies not in left
+
+
+async def test_a_model_of_the_benchmark_is_measured_and_trained(card: ComputeDevice) -> None:
+    (workload,) = [one for one in workloads(small=card is HOST) if one.name == "mobilenet"]
+    captured = capture(workload.make(), workload.loss, workload.batch(0), evaluation=False)
+    thread, sizes = ComputeThread(device=card), [4, 16, workload.batch_size]
+    found = await measure(captured.description, sizes, thread, ProfileCache(None), 8 << 30)
+    await thread.close()
+    sample = [sum(found["times"][size]["forward"]) / int(size) for size in found["times"]]
+    assert found["processor"] == card.kind or card is HOST
+    assert sample[-1] < sample[0], "a sample of a large batch is cheaper"
+    alone = TrainOptions(1, planner="single")
+    losses = (await trained(workload.job(6), alone, {"a": card})).losses
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
+
+
+def test_units_of_every_kind_compute_right(card: ComputeDevice) -> None:
+    if card is HOST:
+        pytest.skip("nothing to compare the processor with")
+    report = check_device(card)
+    assert report.useless is None
+    assert not report.failures
+
+
+def test_what_is_copied_arrives(card: ComputeDevice) -> None:
+    """With strides, in both directions, while it computes."""
+    card.prepare_thread()
+    drawn: list[Tensor] = [torch.randn(64, 128).t(), torch.arange(10), torch.randn(4, 3, 8, 8)]
+    drawn[2] = drawn[2].contiguous(memory_format=torch.channels_last)
+    inside = card.copied_in(drawn)
+    for before, after in zip(drawn, card.fetched(inside), strict=True):
+        assert after is not None
+        assert torch.equal(before, after)
+        assert before.stride() == after.stride()
+    assert len(copies(card)) == 2
