@@ -7,10 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2ptrain.devices.check import CheckLimits, CheckReport, check_device, difference
-from p2ptrain.devices.check_cases import CASES
+from p2ptrain.devices.check import (
+    CheckLimits,
+    CheckReport,
+    check_device,
+    difference,
+    forward_and_backward,
+)
+from p2ptrain.devices.check_cases import CASES, CheckCase
 from p2ptrain.devices.interface import HostCopies, Value
-from p2ptrain.devices.processor import Processor
+from p2ptrain.devices.processor import HOST, Processor
 from p2ptrain.errors import AcceleratorFailed
 
 FEW = CheckLimits(repeats=2, race_elements=32)
@@ -50,6 +56,16 @@ def test_a_right_device_passes_every_kind_on_both_passes() -> None:
     assert set(report.largest) >= {case.kind for case in CASES}
     assert report.useless is None
     assert report.speedup > 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.kind)
+def test_rounding_alone_is_far_from_the_tolerance(case: CheckCase) -> None:
+    """Else a right device would fail: a gradient that is nothing but rounding is in no case."""
+    inputs = case.inputs()
+    wide = [t.double() if t.is_floating_point() else t for t in inputs]
+    found, exact = (forward_and_backward(case, given, HOST) for given in (inputs, wide))
+    off = max(difference(a, b) for a, b in zip(found, exact, strict=True))
+    assert off < CheckLimits().tolerance / 20
 
 
 @pytest.mark.parametrize(
