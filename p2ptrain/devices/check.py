@@ -220,7 +220,7 @@ def forward_and_backward(
 
 
 def _made_up(root: Tensor) -> Tensor:
-    """What comes back for a result; not all alike, as a norm or a softmax gives nothing for that."""
+    """What comes back for a result; not all alike, for which norms and softmax give nothing."""
     generator = torch.Generator().manual_seed(root.numel())
     return torch.randn(root.shape, generator=generator).to(root.dtype)
 
