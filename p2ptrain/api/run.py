@@ -88,7 +88,7 @@ class Run:
             asyncio.CancelledError: the task that waits here was; the job goes on.
         """
         await _ended(self._task)
-        return self._job.model
+        return self._job.users_model
 
     async def cancel(self) -> None:
         """Stop training; the other devices are let go. Harmless after the end, and repeated."""

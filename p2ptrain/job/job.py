@@ -154,6 +154,12 @@ class Job:
         return updates_in(self.data, self.batch_size)
 
     @property
+    def users_model(self) -> torch.nn.Module:
+        """What the user knows as the model: of what is made of it for training, that."""
+        users: torch.nn.Module = getattr(self.model, "users_own", self.model)
+        return users
+
+    @property
     def loss_function(self) -> Callable[[Any, Any], torch.Tensor]:
         """(model output, target) -> the loss, the model's own too."""
         return own_loss if self.loss is None else self.loss

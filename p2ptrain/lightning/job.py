@@ -8,7 +8,7 @@ from typing import Any
 from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.job.callbacks import BestValue
 from p2ptrain.job.job import Job
-from p2ptrain.lightning.loaders import FoundLoaders, prepared_loaders
+from p2ptrain.lightning.loaders import FoundLoaders, UsersCount, prepared_loaders
 from p2ptrain.lightning.optimizers import ConfiguredOptimizer, configured
 from p2ptrain.lightning.refusals import lightning_base, refuse_hooks, refuse_manual, refused
 from p2ptrain.lightning.trainer_facts import TrainerFacts, attached
@@ -27,6 +27,7 @@ _SETTLED = {
     "eval_data": "give val_dataloaders, or let the datamodule have val_dataloader",
     "metrics": "let validation_step log them",
     "batch_size": "the loader's own batches are the mini-batches",
+    "eval_with_ema": "validation takes the weights",
 }
 """Fields of a Job that follow from the module."""
 
@@ -73,16 +74,19 @@ def job(
     if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
         raise OptionError(f"p2ptrain.lightning.job: epochs must be 1 or more, not {epochs!r}")
     refuse_hooks(module, base)
-    trainer = TrainerFacts(module, datamodule, epochs)
+    is_module = lightning_base(datamodule, "LightningDataModule") is not None
+    trainer = TrainerFacts(module, datamodule if is_module else None, epochs)
     found = prepared_loaders(module, datamodule, val_dataloaders, base, trainer)
     with attached(trainer, module):
         chosen = configured(module)
     refuse_manual(module)
     step = TrainingStep(module, trainer)
     callbacks = list(fields.pop("callbacks", ()))
-    how = (step.logged, val_check_interval, callbacks)
+    how = (step.logged, val_check_interval, callbacks, fields.get("autocast"))
     validating = _validating(module, base, found, chosen, *how)
-    torn_down = [module, datamodule if trainer.datamodule is not None else None]
+    if callable(fields.get("normalizer")):
+        fields["normalizer"] = UsersCount(fields["normalizer"])
+    torn_down = [module, trainer.datamodule]
     return Job(
         model=step,
         data=found.train,
@@ -104,6 +108,7 @@ def _validating(
     logged: LoggedNames,
     every: int | None,
     callbacks: Sequence[Any],
+    autocast: object,
 ) -> list[Validation]:
     watching = [one for one in callbacks if isinstance(one, BestValue)]
     if found.validation is None:
@@ -128,6 +133,6 @@ def _validating(
     return [
         Validation(
             *(module, base, found.validation, every, found.updates),
-            *(chosen.monitor, watching, logged),
+            *(chosen.monitor, watching, logged, None if autocast is None else "bf16-mixed"),
         )
     ]

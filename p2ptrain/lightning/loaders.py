@@ -132,3 +132,19 @@ class _Named:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self._loader:
             yield {BATCH: batch}
+
+    def __getattr__(self, name: str) -> Any:
+        """What else it has, such as its place (`state_dict`)."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+class UsersCount:
+    """The user's normalizer, which is given the batch itself."""
+
+    def __init__(self, count: Callable[[Any], Any]) -> None:
+        self._count = count
+
+    def __call__(self, batch: Any) -> Any:
+        return self._count(batch[BATCH])

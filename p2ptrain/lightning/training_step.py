@@ -96,13 +96,23 @@ def _fixed_property(name: str) -> property:
     return property(read)
 
 
+def _fixed_method(name: str) -> Callable[..., NoReturn]:
+    def call(*_: Any, **__: Any) -> NoReturn:
+        raise _fixed_value(f"self.{name}()", _caller())
+
+    return call
+
+
 class _AsTraced:
     """What a module is, beside the user's own class, while its training_step is traced."""
 
     current_epoch = _fixed_property("current_epoch")
     global_step = _fixed_property("global_step")
-    logger = _fixed_property("logger")
-    loggers = _fixed_property("loggers")
+    logger = None
+    loggers = ()
+    optimizers = _fixed_method("optimizers")
+    lr_schedulers = _fixed_method("lr_schedulers")
+    manual_backward = _fixed_method("manual_backward")
 
     @property
     def trainer(self) -> Any:
@@ -196,7 +206,10 @@ class TrainingStep(nn.Module):
 
     Attributes:
         logged: what training_step logs.
+        users_own: the user's module.
     """
+
+    users_own: nn.Module
 
     def __init__(self, module: Any, trainer: object) -> None:
         self.__dict__["_seen"] = seen = _seen(module, LoggedNames())
@@ -205,6 +218,8 @@ class TrainingStep(nn.Module):
         self.__dict__.update({name: seen.__dict__[name] for name in _SHARED})
         self.training = module.training
         self.__dict__["_call"] = _call_of(module)
+        self.__dict__["users_own"] = module
+        self.__class__ = type(type(module).__name__, (type(self),), {"__module__": __name__})
 
     @property
     def logged(self) -> LoggedNames:
@@ -247,16 +262,15 @@ def _shown(result: object) -> str:
 
 def _call_of(module: Any) -> Callable[[Any, Any], Any]:
     """How training_step is called: with the batch, or with its index too."""
-    names = list(inspect.signature(module.training_step).parameters)
-    if "dataloader_iter" in names:
+    parameters = inspect.signature(module.training_step).parameters
+    if "dataloader_iter" in parameters:
         raise refused(
             module,
             f"training_step ({place_of(type(module).training_step)}) takes dataloader_iter: let it "
             "take the batch",
         )
-    if len(names) < 2:
-        return _with_batch
-    return _with_index
+    takes_many = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    return _with_index if takes_many or len(parameters) > 1 else _with_batch
 
 
 def _with_batch(seen: Any, batch: Any) -> Any:

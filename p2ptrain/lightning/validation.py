@@ -42,6 +42,7 @@ class Validation(StateCallback):
         monitor: what a ReduceLROnPlateau is stepped with.
         watching: the job's callbacks that wait for what is logged.
         logged: what training_step logs.
+        precision: as Lightning's Trainer takes it.
     """
 
     measures = True
@@ -56,6 +57,7 @@ class Validation(StateCallback):
         monitor: str | None,
         watching: Sequence[BestValue],
         logged: LoggedNames,
+        precision: str | None,
     ) -> None:
         self._module = module
         self._base = base
@@ -65,6 +67,7 @@ class Validation(StateCallback):
         self._monitor = monitor
         self._watching = watching
         self._logged = logged
+        self._precision = precision
         self._loss = 0.0
         self._copy: Any = None  # the household may go back to the weights that the user's own has
 
@@ -116,6 +119,7 @@ class Validation(StateCallback):
         with _quiet():
             trainer = importlib.import_module(package).Trainer(
                 devices=1,
+                precision=self._precision,
                 logger=False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,

@@ -17,7 +17,7 @@ import pytest
 
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import PlanError
-from p2ptrain.events import Eval, PlanEvent
+from p2ptrain.events import Eval, Plan
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import AdamW
@@ -57,7 +57,7 @@ async def accelerated(
 
 def _reasons(household: Devices) -> list[str]:
     """Of its plans: one that fails is planned around, and the curve does not show it."""
-    return [event.reason for event in household.events if isinstance(event, PlanEvent)]
+    return [event.reason for event in household.events if isinstance(event, Plan)]
 
 
 async def _curve(case: Case, twins: str, chosen: TrainOptions) -> Outcome:
