@@ -100,6 +100,7 @@ FORMS: Mapping[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
     kinds.ARRIVED: ((GenerationKey, RoundQuestion), ()),
     kinds.STANDING: ((GenerationKey,), ()),
     kinds.SPANS: ((SpansRequest,), (SpansReply,)),
+    kinds.EXPLAIN: ((), ()),
     kinds.REPLICA_OFFER: ((GenerationKey, SnapshotOffer), ()),
     kinds.REPLICA_KEPT: ((GenerationKey, SnapshotKept), ()),
     kinds.REPLICA_KEEPER: ((GenerationKey, BackupAssignment), ()),

@@ -42,14 +42,20 @@ from p2ptrain.api.views import (
 from p2ptrain.control.borrow import own_lease
 from p2ptrain.control.lease import LeasedIdentity
 from p2ptrain.devices.request import AUTO, read_request
-from p2ptrain.errors import Error, OptionError, UserError
+from p2ptrain.errors import Error, OptionError, PeerError, UserError
 from p2ptrain.events import Event
+from p2ptrain.job.last_job import JOB_FOLDER, last_facts
 from p2ptrain.job.train_options import MAX_THREADS, whole
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.identity.state_folder import StateFolder, default_state_dir
-from p2ptrain.mesh.interface import MemberState
+from p2ptrain.mesh.interface import MemberState, display_name
 from p2ptrain.mesh.network_mesh import NetworkMesh
+from p2ptrain.messages.kinds import EXPLAIN
 from p2ptrain.net.fields import checked_name
+from p2ptrain.net.message import Message
+from p2ptrain.net.parts import limited, part_of
+from p2ptrain.plan.explain import explained
+from p2ptrain.plan.types.job_facts import JobFacts
 from p2ptrain.process.box import Box
 from p2ptrain.process.host_process import keep_freed_memory, leave_alone
 from p2ptrain.process.memory_budget import usable_memory_bytes
@@ -64,6 +70,9 @@ if TYPE_CHECKING:
 
 LEAVE_SECONDS = 30.0
 """Longest wait until the others have taken over what this device did for them."""
+
+EXPLAIN_SECONDS = 60.0
+"""Rounds are watched, and plans searched."""
 
 LINK_SECONDS = 3.0
 """For the measuring of one link: several may be slow, and a user waits."""
@@ -355,6 +364,33 @@ class Node:
             return dataclasses.replace(place, error=str(error) or "it took too long")
         return dataclasses.replace(place, bytes_per_s=speed.bytes_per_s, latency_s=speed.latency_s)
 
+    async def explain(self) -> dict[str, Any]:
+        """What limits the job that runs, or that this device's last one was limited by.
+
+        Takes some seconds: rounds are watched, and the planner is asked. The facts, and "points"
+        with a "text" each.
+
+        Raises:
+            UserError: nothing trains here and nothing has.
+            PeerError: the job's holder is out of reach, or has no plan yet.
+        """
+        holder = self._board.holder if self._board else None
+        if holder is None:
+            facts = await run_in_background(lambda: last_facts(self._config.state_dir))
+            if facts is None:
+                raise UserError("nothing trains now, and this device has held no training before")
+            return explained(facts)
+        try:
+            reply = await self._joined.call(
+                holder,
+                Message(EXPLAIN),
+                timeout_seconds=EXPLAIN_SECONDS,
+                reply_parts=limited(JobFacts.LIMIT.most_bytes),
+            )
+        except TimeoutError as error:
+            raise PeerError(f"{display_name(self._mesh, holder)} does not answer") from error
+        return explained(JobFacts.from_bytes(part_of(reply)))
+
     def trains_for(self) -> str | None:
         """Name of the device whose job this one has a part in now; None without one."""
         return self._member.service.slot.holder_name if self._member is not None else None
@@ -403,7 +439,7 @@ class Node:
             loop.call_exception_handler({"message": message, "exception": error})
 
     def _jobs_folder(self) -> StateFolder:
-        return StateFolder(self._config.state_dir / "job")
+        return StateFolder(self._config.state_dir / JOB_FOLDER)
 
     def _make_member(self) -> DeviceServices:
         from p2ptrain.api.device_services import DeviceServices

@@ -20,6 +20,7 @@ from p2ptrain.cli.commands import (
     demo,
     devices,
     doctor,
+    explain,
     invite,
     join,
     page,
@@ -37,7 +38,7 @@ from p2ptrain.errors import DeviceUnusable, PeerError, UserError, callback_note
 _OWN = Path(__file__).resolve().parent.parent
 
 _COMMANDS = (
-    *(join, train, status, page, invite, devices, remove),
+    *(join, train, status, explain, page, invite, devices, remove),
     *(profile, plan, simulate, demo, doctor),
 )
 

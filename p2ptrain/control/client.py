@@ -29,6 +29,9 @@ _NO_ANSWER = (ValueError, RecursionError)
 REQUEST_TIMEOUT_SECONDS = 30.0
 """The member answers at once; a removal waits for the others' answers."""
 
+EXPLAIN_TIMEOUT_SECONDS = 90.0
+"""The job's holder watches rounds and asks the planner."""
+
 STEP_ASIDE_TIMEOUT_SECONDS = 120.0
 """A member that computes for another device's job moves its work away before it leaves."""
 
@@ -78,6 +81,10 @@ class ControlClient:
     async def links(self) -> list[dict[str, Any]]:
         """`Node.links()` of the member."""
         return list(await self._ask("GET", "/links"))
+
+    async def explain(self) -> dict[str, Any]:
+        """`Node.explain()` of the member."""
+        return dict(await self._ask("GET", "/explain", seconds=EXPLAIN_TIMEOUT_SECONDS))
 
     async def invite(self) -> str:
         """Open the member's pairing window; returns the code."""

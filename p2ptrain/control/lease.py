@@ -51,6 +51,9 @@ class ControlledMember(Protocol):
     async def links(self) -> Sequence[Mapping[str, Any]]:
         """How fast the links to the other members are, measured now."""
 
+    async def explain(self) -> Mapping[str, Any]:
+        """What limits the job that runs or ran last."""
+
     async def remove(self, name: str) -> None:
         """Revoke a device at once."""
 

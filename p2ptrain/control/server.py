@@ -110,6 +110,7 @@ class ControlServer:
         app.router.add_get("/status", self._status)
         app.router.add_get("/devices", self._devices)
         app.router.add_get("/links", self._links)
+        app.router.add_get("/explain", self._explain)
         app.router.add_post("/invite", self._invite)
         app.router.add_post("/remove", self._remove)
         app.router.add_post("/page", self._open_page)
@@ -148,6 +149,9 @@ class ControlServer:
 
     async def _links(self, request: web.Request) -> web.Response:
         return web.json_response([dict(link) for link in await self._member().links()])
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        return web.json_response(dict(await self._member().explain()))
 
     async def _invite(self, request: web.Request) -> web.Response:
         return web.json_response({"code": self._member().invite()})

@@ -20,6 +20,7 @@ from typing import Any
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
+from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import Error, InternalError, PeerError, PlanError, TrainingError
 from p2ptrain.events import Event
 from p2ptrain.holder.generation_runner import GenerationRunner, GenerationWork
@@ -178,6 +179,11 @@ class JobDriver:
             self._runs.close()
 
     # -- what happens ----------------------------------------------------------------------------
+
+    @property
+    def question(self) -> PlanQuestion | None:
+        """The last one that was asked for a plan."""
+        return self._planner.question
 
     def counts(self, step: int) -> None:
         """`step` updates count."""

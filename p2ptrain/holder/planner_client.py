@@ -57,6 +57,9 @@ class Planner:
 
     Args:
         pass_over: called with the id of a coordinator not to be asked any more, and why.
+
+    Attributes:
+        question: the last one for a plan.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Planner:
         self._surveyor = surveyor
         self._pass_over = pass_over
         self._core = planner_core.PlannerCore(mesh.self_id, patience)
+        self.question: PlanQuestion | None = None
 
     @property
     def coordinator(self) -> str | None:
@@ -84,6 +88,7 @@ class Planner:
             PlanError, OptionError: nothing fits; checked here, whichever device says so.
         """
         device = self.coordinator
+        self.question = question
         asked = _PlannerQuestion(
             Message(PLAN, {}, (memoryview(question.to_bytes()),)),
             question.answered,

@@ -8,6 +8,7 @@ a device sends `job.leaving` ───────► answered once nothing depe
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -43,6 +44,8 @@ from p2ptrain.recovery.profile_corrections import (
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 
 log = get_logger(__name__)
+
+RECENT_ROUNDS = 20
 
 LOOK_SECONDS = 120.0
 """A newcomer fetches the model and measures it, and plans are searched for on a busy device."""
@@ -82,6 +85,7 @@ class ReplanWatcher:
 
     Attributes:
         corrections: what training has shown of the profiles.
+        recent: seconds of the last rounds of the plan in force, and what its tasks took.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class ReplanWatcher:
         if wished is not None:
             self._repartition = RepartitionSchedule(wished.first_repartition, wished.repartition)
         self._round_at = monotonic()
+        self.recent: deque[tuple[float, Mapping[Seat, CpuSpan]]] = deque(maxlen=RECENT_ROUNDS)
         self._proposed: tuple[ReconfigureReason, Mapping[str, Any]] | None = None
         self._was_asked_for: ReconfigureReason | None = None
         self._tasks = TaskOwner(_on_failed)
@@ -149,6 +154,11 @@ class ReplanWatcher:
                 self._post(replan_trigger.DeviceGone(device))
 
     @property
+    def promised(self) -> Mapping[Seat, ExpectedSeconds]:
+        """What rounds should take as the plan in force was made."""
+        return self._promised
+
+    @property
     def knows_plan(self) -> bool:
         """Whether a plan has come into force in this process, and so what rounds should take."""
         return self._answer is not None
@@ -169,6 +179,7 @@ class ReplanWatcher:
 
     def began(self, answer: ReconfigureReply) -> None:
         """A generation is in force."""
+        self.recent.clear()
         is_new = bool(answer.considered)
         if is_new or self._answer is None:
             self._expected = self._promised = answer.expected  # of some tiles nothing is
@@ -192,6 +203,7 @@ class ReplanWatcher:
         """What a round of training has taken; `copying`: beside copies of stages on their way."""
         now = monotonic()
         seconds, self._round_at = now - self._round_at, now
+        self.recent.append((seconds, spans))
         busy = {seat: StageSeconds(span.wall, span.cpu) for seat, span in spans.items()}
         if self._repartition is not None:
             self._compare_capacities(self._repartition.observe(busy, seconds))

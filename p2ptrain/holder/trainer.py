@@ -20,13 +20,14 @@ from torch import Tensor
 from p2ptrain import events, failpoints
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
-from p2ptrain.errors import ProtocolError, TrainingError, note_callback
+from p2ptrain.errors import PeerError, ProtocolError, TrainingError, UserError, note_callback
 from p2ptrain.events import Done, Event, LeftOut, PlanLink, Stopped
 from p2ptrain.holder import callback_memory, loader_memory
 from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.dry_run import plan_only
+from p2ptrain.holder.fact_gatherer import FactGatherer
 from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.generation import HolderGeneration, SentWrong, UpdateNotFinite
 from p2ptrain.holder.generation_runner import GenerationWork
@@ -52,6 +53,7 @@ from p2ptrain.holder.training_loop import (
 from p2ptrain.job.asynchrony import is_due
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.job import Job
+from p2ptrain.job.last_job import keep_facts
 from p2ptrain.job.rounds import LENGTHS_ROOM, RoundSequence
 from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.train_options import TrainOptions
@@ -60,7 +62,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import display_name
 from p2ptrain.messages.job_requests import ModelRequest
-from p2ptrain.messages.kinds import FETCH_MODEL
+from p2ptrain.messages.kinds import EXPLAIN, FETCH_MODEL
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.model.graph.description import ModelDescription
@@ -130,9 +132,13 @@ class JobTrainer:
         self._epoch: HolderGeneration | None = None
         self._in_force: PlanInForce | None = None
         self._feeding: ReplayFeed | None = None
-        self._tracing: SpanCollector | None = None
-        if options.trace is not None:
-            self._tracing = SpanCollector(mesh, device.switchboard.spans, self._trained_on)
+        self._spans = SpanCollector(mesh, device.switchboard.spans, self._trained_on)
+        self._running: JobDriver | None = None
+        self._facts = FactGatherer(
+            *(mesh, type(job.model).__name__, self._spans),
+            lambda: None if self._running is None else self._running.elastic,
+            lambda: None if self._running is None else self._running.question,
+        )
         self._spoiled = SpoiledUpdates()
         self._faulty: Mapping[str, str] = {}  # names of devices that get no more work, and why
 
@@ -184,6 +190,7 @@ class JobTrainer:
             saying.cancel()
 
     def _emit(self, event: Event) -> None:
+        self._facts.note(event)
         self._tell(event)
         self._callbacks.put(event)
 
@@ -220,15 +227,32 @@ class JobTrainer:
             loader_memory.forget(self._folder)
             self._device.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
+            self._mesh.unroute(EXPLAIN)
+            self._keep_facts()
             if self._feeding is not None:
                 self._feeding.close()
             seconds = self._settings.answer_seconds
             await job_registry.end_job(self._mesh, self._id, reason, seconds)
 
+    async def _explain(self, peer: str, message: Message) -> Message:
+        facts = await self._facts.facts()
+        if facts is None:
+            raise PeerError(f"{self._mesh.name} has no plan for its training yet")
+        return Message(EXPLAIN, {}, (facts.to_part(),))
+
+    def _keep_facts(self) -> None:
+        """For `p2ptrain explain` afterwards."""
+        facts = self._facts.known(is_over=True)
+        if facts is not None and self._folder is not None:
+            try:
+                keep_facts(self._folder, facts)
+            except UserError as error:
+                self._warn(f"what limited this training is not written down: {error}")
+
     def _traced(self) -> AbstractAsyncContextManager[None]:
-        if self._tracing is None or self._options.trace is None:
+        if self._options.trace is None:
             return nullcontext()
-        return traced(self._tracing, self._options.trace, self._warn)
+        return traced(self._spans, self._options.trace, self._warn)
 
     # -- before ----------------------------------------------------------------------------------
 
@@ -256,6 +280,7 @@ class JobTrainer:
         if started.has_first_weights:
             first = version_source(Version(prepared.first_step, 0))
             self._device.states.hold(self._id, first, in_memory(prepared.slice_state))
+        self._mesh.route(EXPLAIN, self._explain)
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
         self._feeding = ReplayFeed(
             self._mesh,
@@ -408,8 +433,8 @@ class JobTrainer:
         )
 
         async def train(epoch: HolderGeneration, start: int, evaluated: int) -> bool:
-            if self._tracing is not None:
-                await self._tracing.begin()
+            if self._options.trace is not None:
+                await self._spans.begin()
             if self._callbacks.stopped and self._stopped_at is None:
                 self._stop_after(epochs.reports.reported.step)
             asynchronous = epoch.assignment.asynchrony is not None
@@ -488,7 +513,7 @@ class JobTrainer:
             leaves_out=self._job.skip_nonfinite,
             given=self._given,
         )
-        self._faulty = epochs.reports.faulty
+        self._faulty, self._running = epochs.reports.faulty, epochs
         if checkpointer is not None:
             epochs.copies.readers.append(partial(self._checkpointed, checkpointer))
         whole = memory.whole = self._whole_copies(prepared)

@@ -28,6 +28,7 @@ are dropped and counted, from any sender. docs/internals/protocol.md has the fie
 #     |-- train.arrived ----------------------------->|   what arrived in a round that failed?
 #     |-- train.standing ---------------------------->|   nothing moves: what do you wait for?
 #     |-- trace.spans ------------------------------->|   what did you do when? (train --trace)
+#     |<- job.explain --------------------------------|   any member: what limits it?
 #     |-- job.alive --------------------------------->|   how far are you? (each second of a call)
 #     |-- job.find ---------------------------------->|   to all members: what do you keep for me?
 #     |        replica.offer: a stage's device -> its backup peer (reads: state.read)
@@ -108,6 +109,8 @@ CONSIDER = "job.consider"
 CONSIDER_END = "job.consider.end"
 
 FACTS = "job.facts"
+
+EXPLAIN = "job.explain"
 
 LEAVING = "job.leaving"
 

@@ -20,7 +20,7 @@ from p2ptrain.events import Event
 
 PROJECT = "p2ptrain"
 
-FLUSH_SECONDS = 5
+FLUSH_SECONDS = 1
 
 
 class TensorBoardSink:

@@ -1,0 +1,284 @@
+"""Gathers what is known of the job that this device holds, for `p2ptrain explain`.
+
+It watches some rounds as a trace does, and asks the planner what other households would give, in a
+process beside training. What is known is written down when the job ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+from typing import Protocol
+
+from p2ptrain import events
+from p2ptrain.coordinator.measured_cluster import MeasuredDevice
+from p2ptrain.coordinator.plan_question import PlanQuestion
+from p2ptrain.coordinator.plan_search import search
+from p2ptrain.errors import Error
+from p2ptrain.events import Event
+from p2ptrain.holder.trace.span_collector import SpanCollector
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import MemberState, Mesh, display_name
+from p2ptrain.plan.explain import TimeUse, time_use
+from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.types.job_facts import DeviceFacts, IdleDevice, JobFacts, LinkFacts, WhatIf
+from p2ptrain.process.child_process import SearchPriority
+from p2ptrain.process.cpu_share import CpuSpan
+from p2ptrain.recovery.commit import Seat
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GatherSettings:
+    """Attributes:
+    rounds: to be watched.
+    least_watch_seconds, most_watch_seconds: for them.
+    plan_seconds: for all questions to the planner.
+    most_without: devices of which it is asked what would be without them.
+    fresh_seconds: an answer as old is given again.
+    """
+
+    rounds: int = 3
+    least_watch_seconds: float = 0.5
+    most_watch_seconds: float = 8.0
+    plan_seconds: float = 25.0
+    most_without: int = 4
+    fresh_seconds: float = 3.0
+
+
+class RunningRounds(Protocol):
+    """What the holder knows of its rounds: `ReplanWatcher`."""
+
+    @property
+    def recent(self) -> Collection[tuple[float, Mapping[Seat, CpuSpan]]]:
+        """Seconds of the last rounds, and what tasks took."""
+
+    @property
+    def promised(self) -> Mapping[Seat, ExpectedSeconds]:
+        """What they should take."""
+
+
+_NOTHING = TimeUse({}, {})
+
+
+class FactGatherer:
+    """Of one job. `note` its events.
+
+    Args:
+        rounds: None before the first generation.
+        question: what the plan in force was asked with; None where it was given.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        model: str,
+        collector: SpanCollector,
+        rounds: Callable[[], RunningRounds | None],
+        question: Callable[[], PlanQuestion | None],
+        settings: GatherSettings | None = None,
+    ) -> None:
+        self._mesh = mesh
+        self._model = model
+        self._collector = collector
+        self._rounds = rounds
+        self._question = question
+        self._settings = settings or GatherSettings()
+        self._plan: events.Plan | None = None
+        self._step = 0
+        self._is_asked = asyncio.Lock()
+        self._answer: tuple[float, JobFacts] | None = None
+
+    def note(self, event: Event) -> None:
+        """What has happened."""
+        if isinstance(event, events.Plan):
+            self._plan, self._answer = event, None
+        elif isinstance(event, events.Step):
+            self._step = event.step
+
+    async def facts(self) -> JobFacts | None:
+        """After some rounds and questions to the planner; None before the first plan."""
+        async with self._is_asked:
+            now = perf_counter()
+            if self._answer and now - self._answer[0] < self._settings.fresh_seconds:
+                return self._answer[1]
+            known = self.known()
+            if known is None:
+                return None
+            use, rounds = await self._watched(known.round_seconds)
+            known = self._with_use(self.known() or known, use, rounds)
+            what_ifs, unasked = await self._asked(known)
+            found = replace(known, what_ifs=what_ifs, unasked=unasked)
+            self._answer = perf_counter(), found
+            return found
+
+    def known(self, *, is_over: bool = False) -> JobFacts | None:
+        """What is known without waiting; None before the first plan."""
+        plan, rounds = self._plan, self._rounds()
+        if plan is None:
+            return None
+        recent = [] if rounds is None else list(rounds.recent)
+        seconds = median(one for one, _ in recent) if recent else None
+        predicted = plan.predicted_samples_per_s
+        return JobFacts(
+            model=self._model,
+            holder=self._mesh.name,
+            is_over=is_over,
+            step=self._step,
+            samples_per_s=self._samples(plan) / seconds if seconds else None,
+            predicted_samples_per_s=predicted,
+            round_seconds=seconds,
+            watched_rounds=0,
+            devices=self._devices(recent, {} if rounds is None else rounds.promised),
+            idle=self._idle(plan),
+        )
+
+    def _samples(self, plan: events.Plan) -> int:
+        question = self._question()
+        if question is not None:
+            return question.request.batch_size
+        return plan.micro_batch * plan.micro_batches
+
+    def _devices(
+        self,
+        recent: Sequence[tuple[float, Mapping[Seat, CpuSpan]]],
+        promised: Mapping[Seat, ExpectedSeconds],
+    ) -> tuple[DeviceFacts, ...]:
+        seats = recent[-1][1].keys() if recent else promised.keys()
+        stages: dict[str, list[int]] = {}
+        for stage, device in sorted(seats):
+            stages.setdefault(device, []).append(stage)
+        found = []
+        for device, numbers in stages.items():
+            own = [(stage, device) for stage in numbers]
+            busy = sum(
+                median(spans[seat].wall for _, spans in recent if seat in spans)
+                for seat in own
+                if recent
+            )
+            expected = None
+            if all(seat in promised for seat in own):
+                expected = sum(promised[seat].wall for seat in own)
+            name = display_name(self._mesh, device)
+            found.append(DeviceFacts(name, tuple(numbers), float(busy), expected))
+        return tuple(found)
+
+    def _idle(self, plan: events.Plan) -> tuple[IdleDevice, ...]:
+        found = [IdleDevice(out.name, out.reason[:500]) for out in plan.left_out]
+        known = {one.name for one in found}
+        known |= {device.name for stage in plan.stages for device in stage.devices}
+        found += [
+            IdleDevice(member.name, "it has come since the plan was made")
+            for member in self._mesh.members.values()
+            if member.state is MemberState.ALIVE and member.name not in known
+        ]
+        return tuple(found)
+
+    # -- watching --------------------------------------------------------------------------------
+
+    async def _watched(self, round_seconds: float | None) -> tuple[TimeUse, int]:
+        """What some rounds were spent on, and how many they were."""
+        if round_seconds is None:
+            return _NOTHING, 0
+        settings = self._settings
+        wanted = settings.rounds * round_seconds
+        await self._collector.begin()
+        began, first = perf_counter(), self._step
+        await asyncio.sleep(
+            min(max(wanted, settings.least_watch_seconds), settings.most_watch_seconds)
+        )
+        await self._collector.fetch()
+        rounds = (perf_counter() - began) / round_seconds
+        if self._step == first or rounds <= 0:
+            return _NOTHING, 0
+        entries = (e for e in self._collector.entries() if e.start_seconds >= began)
+        use = time_use(entries)
+        waits = {
+            device: {what: seconds / rounds for what, seconds in of.items()}
+            for device, of in use.waits.items()
+        }
+        links = {ends: seconds / rounds for ends, seconds in use.links.items()}
+        return TimeUse(waits, links), self._step - first
+
+    def _with_use(self, known: JobFacts, use: TimeUse, rounds: int) -> JobFacts:
+        question = self._question()
+        rates = {} if question is None else question.household.links
+        links = []
+        for (sender, receiver), seconds in sorted(use.links.items()):
+            rate = rates.get((sender, receiver))
+            links.append(
+                LinkFacts(sender, receiver, seconds, None if rate is None else rate.bytes_per_s)
+            )
+        devices = [
+            replace(device, waits=use.waits.get(device.name, {})) for device in known.devices
+        ]
+        return replace(known, devices=tuple(devices), links=tuple(links), watched_rounds=rounds)
+
+    # -- asking the planner ----------------------------------------------------------------------
+
+    async def _asked(self, known: JobFacts) -> tuple[tuple[WhatIf, ...], str]:
+        question = self._question()
+        if question is None:
+            return (), "the plan in force was not made by it"
+        found = [WhatIf("now", "", known.predicted_samples_per_s)]
+        used = [device.name for device in known.devices]
+        changes = other_households(question, used, self._settings.most_without)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.plan_seconds):
+                for what, changed in changes:
+                    found.append(replace(what, samples_per_s=await _predicted(changed)))
+        return tuple(found), ""
+
+
+async def _predicted(question: PlanQuestion) -> float | None:
+    try:
+        plan = await search(question, SearchPriority.PROMPT)
+    except Error as error:
+        log.info("not_planned", why=str(error))
+        return None
+    return plan.predicted.samples_per_s
+
+
+def other_households(
+    question: PlanQuestion, used: Sequence[str], most_without: int
+) -> Iterator[tuple[WhatIf, PlanQuestion]]:
+    """Each with what is different; `used`: devices of the plan in force."""
+    household, question = question.household, replace(question, near=None)
+    candidates, links = household.candidates, household.links
+    if links:
+        doubled = {
+            ends: ClusterLink(2 * link.bytes_per_s, link.latency_s) for ends, link in links.items()
+        }
+        changed = replace(household, links=doubled)
+        yield WhatIf("faster links", "", None), replace(question, household=changed)
+    others = [one for one in candidates if one.name in used and one.name != household.holder]
+    for one in others[:most_without]:
+        rest = tuple(other for other in candidates if other is not one)
+        kept = {ends: link for ends, link in links.items() if one.name not in ends}
+        changed = replace(household, candidates=rest, links=kept)
+        yield WhatIf("without", one.name, None), replace(question, household=changed)
+    for one in sorted(others, key=_slowness)[:1]:
+        name = f"{one.name}+"
+        more = dict(links)
+        for (sender, receiver), link in links.items():
+            if sender == one.name:
+                more[name, receiver] = link
+                more[name, one.name] = more[one.name, name] = link
+            elif receiver == one.name:
+                more[sender, name] = link
+        both = (*candidates, replace(one, id=one.id[:-1] + "+", name=name))
+        changed = replace(household, candidates=both, links=more)
+        yield WhatIf("one more", one.name, None), replace(question, household=changed)
+
+
+def _slowness(device: MeasuredDevice) -> float:
+    """Seconds of the whole model, for the largest pieces that were measured."""
+    times = device.measured.get("times") or {"0": {}}
+    largest = times[max(times, key=int)]
+    return sum(sum(seconds) for seconds in largest.values())

@@ -1,0 +1,76 @@
+"""Any member learns what limits a job; afterwards the holder's folder has it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.errors import PeerError
+from p2ptrain.events import Event, Step
+from p2ptrain.job.last_job import last_facts
+from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.messages.kinds import EXPLAIN
+from p2ptrain.net.message import Message
+from p2ptrain.net.parts import limited, part_of
+from p2ptrain.plan.explain import explain
+from p2ptrain.plan.types.job_facts import JobFacts
+from tests.integration.training.household import Devices, devices, hold_rounds
+from tests.integration.training.jobs import momentum_job
+from tests.support.memory_household import memory_id
+
+
+async def asked(household: Devices, of: str, holder: str) -> JobFacts:
+    reply = await household.mesh[of].call(
+        memory_id(holder),
+        Message(EXPLAIN),
+        timeout_seconds=60.0,
+        reply_parts=limited(JobFacts.LIMIT.most_bytes),
+    )
+    return JobFacts.from_bytes(part_of(reply))
+
+
+async def test_any_member_learns_what_limits_a_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: list[JobFacts] = []
+    hold_rounds(monkeypatch, 8, lambda: bool(found))
+    async with devices(3) as household:
+        options = TrainOptions(wait_for=3, planner="pp")
+        begun = asyncio.Event()
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, Step):
+                begun.set()
+
+        folder = StateFolder(tmp_path / "job")
+        run = household.holder_run(momentum_job(), options, listen, folder)
+
+        async def ask() -> None:
+            await begun.wait()
+            found.append(await asked(household, "b", "a"))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run.run())
+            group.create_task(ask())
+        with pytest.raises(PeerError):
+            await asked(household, "b", "a")
+    (facts,) = found
+    assert [device.name for device in facts.devices] == ["a", "b", "c"]
+    assert facts.round_seconds
+    assert all(device.busy_seconds > 0 for device in facts.devices)
+    assert all(device.expected_seconds for device in facts.devices)
+    changes = [(one.change, one.name) for one in facts.what_ifs]
+    assert changes[0] == ("now", "")
+    assert {("without", "b"), ("without", "c"), ("faster links", "")} <= set(changes)
+    assert "one more" in dict(changes)
+    texts = [point.text for point in explain(facts)]
+    assert any(text.startswith("without c: ") for text in texts)
+    last = last_facts(tmp_path)
+    assert last is not None
+    assert last.is_over
+    assert last.step == len(household.losses)
+    assert "trained at" in explain(last)[0].text
