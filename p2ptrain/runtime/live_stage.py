@@ -106,7 +106,9 @@ class TrainedStage(ABC):
             [*wanted.values()], [_fitting(slot.get(n), t) for n, t in wanted.items()], written=True
         )
         copies.wait()
-        made = {n: t for n, t in zip(wanted, copies.tensors, strict=True) if t is not None}
+        pairs = zip(wanted.items(), copies.tensors, strict=True)
+        # torch keeps counters on the host, where they are changed in place.
+        made = {n: t.clone() if c is None or c is t else c for (n, t), c in pairs}
         self._unchanging |= {n: tensor for n, tensor in made.items() if not self._changes(n)}
         here = self._unchanging | made
         return {name: here[name] for name in tensors}

@@ -23,6 +23,8 @@ from p2ptrain.model.stage.stage import Stage
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime import live_stage
 from p2ptrain.runtime.live_stage import LiveStage
+from tests.support.twin_device import TwinDevice
+from tests.support.twin_tensor import TwinTensor
 
 torch.set_num_threads(1)
 MICRO_BATCHES, MICRO_BATCH = 3, 4
@@ -361,3 +363,33 @@ def test_the_first_update_finds_memory_or_is_not_promised(captured: Captured) ->
     huge.grad = huge.detach()
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
         optimizer.reserve()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_copies_of_a_stage_on_an_accelerator_stay_as_they_are(
+    captured: Captured, kept: bool
+) -> None:
+    """The optimizer's counters are in host memory already, and change in place.
+
+    `kept`: in the memory of an older copy.
+    """
+    device, units = TwinDevice(), len(captured.description.units)
+    device.prepare_thread()
+    stage = Stage(captured.description, 0, units, captured.state(), device=device)
+    optimizer = StageOptimizer(Adam(lr=0.1), stage.parameters(), device=device)
+    live = LiveStage(stage, optimizer, Version(0, 0), EPOCH)
+    seen: list[dict[str, Tensor]] = []
+    for step in range(3):
+        live.save(MICRO_BATCHES)
+        x, y = device.copied_in(data())
+        live.stage.forward(0, [x], [y], weight=1.0)
+        live.stage.backward(0)
+        live.get_ready(make_order(step))
+        live.apply(None)
+        copy = live.copied(seen.pop(0) if kept and len(seen) == 2 else {})
+        assert not any(isinstance(tensor, TwinTensor) for tensor in copy.values())
+        assert float(copy["optimizer:head.weight.step"]) == step + 1
+        seen.append(copy)
+    before = seen[-2]
+    assert float(before["optimizer:head.weight.step"]) == 2
+    assert not torch.equal(before["model:head.weight"], seen[-1]["model:head.weight"])
