@@ -98,8 +98,14 @@ def _group(nodeid: str) -> str:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Deal the groups out in order. xdist's own groups are ignored by pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import WorkerController
 
     class Groups(LoadScopeScheduling):
+        @property
+        def nodes(self) -> list[WorkerController]:
+            """The first process gets the first group."""
+            return sorted(super().nodes, key=lambda node: str(node.gateway.id))
+
         def _split_scope(self, nodeid: str) -> str:
             return _group(nodeid)
 
@@ -114,6 +120,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """In CI on Linux a test that cannot run has failed."""
     if item.get_closest_marker("namespaces") and _must_run() and _namespaces_missing():
         pytest.fail(f"CI=true, but {_namespaces_missing()}", pytrace=False)
+
+
+def pytest_runtest_teardown() -> None:
+    """What computes as a card does flushes numbers near zero, in the thread that calls it: here."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
 
 
 @pytest.hookimpl(wrapper=True)
