@@ -21,7 +21,6 @@ from p2ptrain.coordinator.plan_search import search
 from p2ptrain.errors import Error
 from p2ptrain.events import Event
 from p2ptrain.holder.trace.span_collector import SpanCollector
-from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import MemberState, Mesh, display_name
 from p2ptrain.plan.explain import TimeUse, time_use
 from p2ptrain.plan.types.cluster import ClusterLink
@@ -30,8 +29,6 @@ from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds
-
-log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,17 +229,16 @@ class FactGatherer:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._settings.plan_seconds):
                 for what, changed in changes:
-                    found.append(replace(what, samples_per_s=await _predicted(changed)))
+                    found.append(await _predicted(what, changed))
         return tuple(found), ""
 
 
-async def _predicted(question: PlanQuestion) -> float | None:
+async def _predicted(what: WhatIf, question: PlanQuestion) -> WhatIf:
     try:
         plan = await search(question, SearchPriority.PROMPT)
     except Error as error:
-        log.info("not_planned", why=str(error))
-        return None
-    return plan.predicted.samples_per_s
+        return replace(what, reason=str(error)[:500])
+    return replace(what, samples_per_s=plan.predicted.samples_per_s)
 
 
 def other_households(

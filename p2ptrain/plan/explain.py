@@ -179,7 +179,8 @@ def _changes(facts: JobFacts) -> Iterator[ExplainedPoint]:
         words = _change_words(one)
         numbers = {"now": now, "then": one.samples_per_s or 0.0}
         if one.samples_per_s is None:
-            yield ExplainedPoint("change", f"{words}: no plan fits", one.name, numbers)
+            text = f"{words}: no plan fits{': ' if one.reason else ''}{one.reason}"
+            yield ExplainedPoint("change", text, one.name, numbers)
             continue
         gain = one.samples_per_s / now - 1
         if abs(gain) < WORTH:

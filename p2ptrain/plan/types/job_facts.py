@@ -65,12 +65,13 @@ class WhatIf:
 
     Attributes:
         change: without `name`, with one more device like `name`, or with links twice as fast.
-        samples_per_s: None: no plan fits.
+        samples_per_s: None: no plan fits, for that reason.
     """
 
     change: Literal["now", "without", "one more", "faster links"]
     name: _Name
     samples_per_s: _Number | None
+    reason: _Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
