@@ -15,7 +15,9 @@ from p2ptrain.api.job_course import (
     ENDED,
     CourseAsked,
     CourseKeeper,
+    CoursePoint,
     JobCourse,
+    JobState,
     joined,
     known_of,
 )
@@ -24,7 +26,7 @@ from p2ptrain.errors import Error, PeerError, UserError
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.interface import GONE, Mesh
+from p2ptrain.mesh.interface import GONE, Mesh, display_name
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.parts import LARGE, limited, part_of
 from p2ptrain.net.write_form import write_form
@@ -106,7 +108,7 @@ class CourseDesk:
             return self._own.whole()
         if holder is not None and holder != self._mesh.self_id:
             await self._ask(holder)
-            return self._known
+            return self._known if holder == self._known_of else self._as_reported(holder)
         if self._known is not None:
             return self._after_its_end(self._known)
         return self._own.whole() if self._own is not None else self._last_here()
@@ -125,6 +127,16 @@ class CourseDesk:
             )
             answer = JobCourse.from_bytes(part_of(reply))
             self._known, self._known_of = joined(known, answer), holder
+
+    def _as_reported(self, holder: str) -> JobCourse:
+        """What the holder's progress says, where it gives no course (an older p2ptrain)."""
+        line = self._board.line or {}
+        step, last = line.get("step"), None
+        if step is not None:
+            last = CoursePoint(step, 0.0, line.get("loss"), line.get("samples_per_s"), None)
+        name = display_name(self._mesh, holder)
+        state: JobState = "starting" if last is None else "training"
+        return JobCourse(f"of {name}", name, line.get("model") or "a model", state, last=last)
 
     def _after_its_end(self, known: JobCourse) -> JobCourse:
         """Of a job of another device that is not reported any more."""

@@ -2,7 +2,7 @@
 import { Chart, svg } from "/static/chart.js";
 
 const $ = (id) => document.getElementById(id);
-const SILENT_MS = 40000, AGAIN_MS = 3000;
+const SILENT_MS = 40000, AGAIN_MS = 3000, HIDDEN_MS = 5000;
 
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -344,14 +344,22 @@ function connect() {
 async function lost() {
   setLive("lost", "Not connected. Trying again");
   if (stream.readyState !== EventSource.CLOSED || isLost) return;
-  isLost = true;
+  isLost = true;  // and the browser does not try again by itself
   const answer = await fetch("/state").catch(() => null);
   if (answer?.status === 403) notice("This browser is not let in any more.\nRun  p2ptrain page  on the device and open the address that it prints.");
   else if (answer?.status === 503) notice("Too many browsers look at this page already.");
-  setTimeout(() => { isLost = false; connect(); }, AGAIN_MS);
+  setTimeout(() => { isLost = false; if (!document.hidden) connect(); }, AGAIN_MS);
 }
 
-setInterval(() => { if (Date.now() - heardAt > SILENT_MS) { setLive("lost", "Not connected. Trying again"); connect(); } }, 5000);
+// A browser has six connections to a device: tabs that nobody sees leave theirs to others.
+let resting = null;
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(resting);
+  if (document.hidden) resting = setTimeout(() => { stream.close(); setLive("resting", "Paused"); }, HIDDEN_MS);
+  else if (stream.readyState === EventSource.CLOSED) connect();
+});
+
+setInterval(() => { if (!document.hidden && Date.now() - heardAt > SILENT_MS) { setLive("lost", "Not connected. Trying again"); connect(); } }, 5000);
 
 if (location.search) history.replaceState(null, "", "/");
 connect();

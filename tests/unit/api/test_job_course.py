@@ -117,3 +117,15 @@ async def test_a_holder_that_is_gone_is_waited_for() -> None:
         seen = await desks["b"].read()
         assert seen is not None
         assert (seen.state, seen.message) == ("waiting", "a")
+
+
+async def test_of_a_holder_that_gives_no_course_its_progress_is_shown() -> None:
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        desk = CourseDesk(mesh["b"], ProgressBoard(mesh["b"]), None)
+        said = Message(PROGRESS, JobLine("Net", step=7, loss=0.5).fields())
+        await mesh["a"].call(mesh["b"].self_id, said, timeout_seconds=10.0)
+        seen = await desk.read()
+        assert seen is not None
+        assert (seen.holder, seen.model, seen.state) == ("a", "Net", "training")
+        assert seen.last is not None
+        assert (seen.last.step, seen.last.loss) == (7, 0.5)
