@@ -174,7 +174,8 @@ class Plan(Event):
     says how values travel between devices: "exact", or rounded as "bf16" or "int8".
     `predicted_peak_bytes` is the memory each device needs for it, copies included, by name. `mode`
     is sync, or async where no stage waits for another's update; `mode_reason` why, where that was
-    to be chosen. `links` are the measured ones between its devices.
+    to be chosen. `links` are the measured ones between its devices, `alone_samples_per_s` what each
+    device that was measured for it would do alone, by name.
     """
 
     event = "plan"
@@ -191,6 +192,7 @@ class Plan(Event):
     mode: str = "sync"
     mode_reason: str = ""
     links: tuple[PlanLink, ...] = ()
+    alone_samples_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

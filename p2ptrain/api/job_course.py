@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeAlias
 
 from p2ptrain import events
@@ -125,6 +125,7 @@ class CoursePlan:
     Attributes:
         head: why there is a plan, how a batch is computed, how fast that should be.
         peak_bytes: by device, the memory it needs.
+        alone_samples_per_s: by device, what it would do without the others.
     """
 
     epoch: Count
@@ -137,6 +138,7 @@ class CoursePlan:
     peak_bytes: Annotated[Mapping[str, Bytes], Length(256)]
     changes_results: Annotated[tuple[_Sentence, ...], Length(64)] = ()
     links: Annotated[tuple[Annotated[CourseLink, Row()], ...], Length(LINKS_LIMIT)] = ()
+    alone_samples_per_s: Annotated[Mapping[str, _Rate], Length(256)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,7 @@ class CourseKeeper:
         if isinstance(event, events.Step):
             return self._step(event, seconds)
         if isinstance(event, events.Plan):
-            self._change(plan=_plan(event))
+            self._change(plan=self._with_speeds(_plan(event)))
         elif isinstance(event, events.Eval):
             finite = {name: v for name, v in event.metrics.items() if math.isfinite(v)}
             metrics = dict(list(finite.items())[:NAMES_LIMIT])
@@ -255,6 +257,13 @@ class CourseKeeper:
             self._points = [point for point in self._points if point.step % stride == 0]
             self._change(stride=stride)
 
+    def _with_speeds(self, plan: CoursePlan) -> CoursePlan:
+        """A plan that is not a new one says no speeds: they are those of the one before."""
+        before = self.course.plan
+        if plan.alone_samples_per_s or before is None:
+            return plan
+        return replace(plan, alone_samples_per_s=before.alone_samples_per_s)
+
     def _change(self, **fields: object) -> None:
         self.course = replace(self.course, **fields)  # type: ignore[arg-type]
 
@@ -293,6 +302,7 @@ def _plan(event: events.Plan) -> CoursePlan:
             CourseLink(link.sender, link.receiver, link.bytes_per_s, link.latency_s)
             for link in event.links[:LINKS_LIMIT]
         ),
+        alone_samples_per_s=dict(list(event.alone_samples_per_s.items())[:256]),
     )
 
 

@@ -49,6 +49,16 @@ class MeasuredDevice:
         measured = stock.measured or {}
         return cls(device, name, measured, stock.budget_bytes, stock.taken_bytes, stock.compute)
 
+    @property
+    def samples_per_s(self) -> float | None:
+        """What it would do alone, in its largest measured batch; None where it was not measured."""
+        times = self.measured.get("times")
+        if not times:
+            return None
+        size = max(times, key=int)
+        seconds = sum(sum(times[size][part]) for part in ("forward", "backward"))
+        return int(size) / seconds if seconds > 0 else None
+
     def with_less_memory(
         self, found_bytes: int | None, share: float = HOME.less_memory_share
     ) -> MeasuredDevice:

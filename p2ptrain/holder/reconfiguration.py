@@ -309,6 +309,11 @@ def plan_reply(
             c.name: taken_beside_bytes(c.taken_bytes) + made.protected.taken_bytes.get(device, 0)
             for device, c in made.candidates.items()
         },
+        alone={
+            c.name: speed
+            for c in made.candidates.values()
+            if (speed := c.samples_per_s) is not None
+        },
         planning_seconds=made.seconds,
         moved_bytes=moved_bytes,
         expected=made.expected,

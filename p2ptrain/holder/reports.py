@@ -265,6 +265,7 @@ def plan_event(
             name: peak + answer.beside_bytes.get(name, 0) + kept_bytes.get(name, 0)
             for name, peak in plan.predicted.peak_bytes.items()
         },
+        alone_samples_per_s=answer.alone,
     )
 
 

@@ -70,6 +70,7 @@ class ReconfigureReply:
             where the holder wants to know.
         copy_cost: of one kept version, known as `expected`; None too where nothing is kept.
         warnings: for the user, shortcomings of the plan.
+        alone: by device name, the samples/s that it would do alone; empty = it is the one before.
         considered: ids of the devices that the plan was chosen from; empty = it is the one before.
     """
 
@@ -85,3 +86,4 @@ class ReconfigureReply:
     warnings: tuple[str, ...] = ()
     considered: frozenset[str] = frozenset()
     kinds: tuple[str, ...] = ()
+    alone: Mapping[str, float] = field(default_factory=dict)

@@ -34,6 +34,11 @@ def metrics_text(state: PageState) -> str:
         [({"device": d.name}, d.needed_bytes) for d in state.devices],
     )
     lines += _gauge(
+        "p2ptrain_device_alone_samples_per_second",
+        "What a device would do of the job without the others, as measured.",
+        [({"device": d.name}, d.alone_samples_per_s) for d in state.devices],
+    )
+    lines += _gauge(
         "p2ptrain_device_has_part",
         "1 where a device has a part of the plan.",
         [({"device": d.name}, d.part is not None) for d in state.devices],

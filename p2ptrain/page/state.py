@@ -39,6 +39,7 @@ class DeviceView:
         state: "alive", "suspect", "dead", "left", "away" (paired, not here) or "cut_off".
         is_here: this device shows the page.
         kind: what it is, in words; None where it has not said.
+        alone_samples_per_s: of the job, without the others; None where it was not measured.
         color: 0 to 7, the same for its part of the model and its links.
         part: its layers and share; None without a part.
         tone: "busy", "ready", "idle", "trouble" or "gone", for the eye.
@@ -54,6 +55,7 @@ class DeviceView:
     threads: int | None
     memory_bytes: int | None
     needed_bytes: int | None
+    alone_samples_per_s: float | None
     address: str | None
     interface: str | None
     version: str | None

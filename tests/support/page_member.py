@@ -34,6 +34,7 @@ PLAN = events.Plan(
     left_out=(events.LeftOut("phone", "its link is too slow"),),
     predicted_peak_bytes={"laptop": 1000, "pi": 2000},
     links=(events.PlanLink("laptop", "pi", 1e7, 0.001),),
+    alone_samples_per_s={"laptop": 80.0, "phone": 3.5},
 )
 
 

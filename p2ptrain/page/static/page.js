@@ -210,6 +210,7 @@ const BADGES = { busy: "at work", ready: "ready", idle: "idle", trouble: "troubl
 function card(device) {
   const facts = [
     ["Kind", device.kind], ["Threads", device.threads],
+    ["Alone", device.alone_samples_per_s === null ? null : `${speed(device.alone_samples_per_s)} samples/s`],
     ["Memory", device.memory_bytes === null ? null : device.needed_bytes === null ? bytes(device.memory_bytes) : `${bytes(device.needed_bytes)} of ${bytes(device.memory_bytes)}`],
     ["Address", device.address === null ? null : device.interface ? `${device.address} (${device.interface})` : device.address],
     ["Role", [device.role === "holder" ? "has the data" : null, state.household.coordinator === device.name ? "plans the work" : null].filter(Boolean).join(", ") || null],

@@ -46,6 +46,7 @@ def _device(state: PageState, name: str) -> DeviceView:
 def test_each_device_says_what_it_does(name: str, tone: str, sentence: str) -> None:
     device = _device(_state(RUNNING), name)
     assert (device.tone, device.sentence) == (tone, sentence)
+    assert device.alone_samples_per_s == {"laptop": 80.0, "phone": 3.5}.get(name)
 
 
 def test_devices_that_are_not_here_say_so() -> None:
