@@ -35,9 +35,6 @@ Judge: TypeAlias = Callable[[ModelDescription, ComputeDevice], str | None]
 COMPARED_SAMPLES = 4
 """Of the batch that shows it."""
 
-NEXT_TO_NOTHING = 0.05
-"""Of the largest numbers of a unit's gradients."""
-
 
 @dataclass(frozen=True, slots=True)
 class FitnessLimits:
@@ -47,12 +44,16 @@ class FitnessLimits:
         seconds: after which units that are left count as right.
         tolerance: the norm of the difference, as a part of the number's own; sums are made in
             another order, and a unit has many.
-        half_tolerance: where a model computes in 16 bits.
+        least: what counts as nothing but rounding, as a part of the unit's largest numbers: as
+            the gradient of a bias before a norm.
+        half_tolerance, half_least: where a model computes in 16 bits.
     """
 
     seconds: float = 3.0
     tolerance: float = 2e-3
-    half_tolerance: float = 5e-2
+    least: float = 0.05
+    half_tolerance: float = 0.2
+    half_least: float = 0.5
 
 
 def no_kind(_operators: Iterable[str], _dtypes: Iterable[str]) -> str | None:
@@ -131,6 +132,7 @@ def disagreement(
     bounds = limits or FitnessLimits()
     halves = dtypes_of(description) & {"bfloat16", "float16"}
     tolerance = bounds.half_tolerance if halves else bounds.tolerance
+    least = bounds.half_least if halves else bounds.least
     started = clock()
     here = UnitChain(description, keep=False)
     there = UnitChain(description, keep=False, device=device)
@@ -151,7 +153,7 @@ def disagreement(
             if is_out_of_memory(error):
                 return None
             return f"{description.units[unit].name}: {failure_text(error)[:200]}"
-        off = _off(found, expected, len(here.values))
+        off = _off(found, expected, len(here.values), least)
         if not off <= tolerance:
             wrong = "gives NaN" if isnan(off) else f"is off by {off:.1g} of its numbers"
             return f"{description.units[unit].name} {wrong}"
@@ -167,18 +169,16 @@ def _pass(chain: UnitChain, unit: int) -> list[Value]:
     return [*values, *chain.gradients(unit)]
 
 
-def _off(found: Sequence[Value], expected: Sequence[Value], outputs: int) -> float:
+def _off(found: Sequence[Value], expected: Sequence[Value], outputs: int, least: float) -> float:
     """Of what a unit gives, `outputs` tensors, and of its gradients; NaN where one of them is."""
     pairs = list(zip(found, expected, strict=True))
-    given, gradients = (_largest_distance(part) for part in (pairs[:outputs], pairs[outputs:]))
+    parts = (pairs[:outputs], pairs[outputs:])
+    given, gradients = (_largest_distance(part, least) for part in parts)
     return given + gradients if isnan(given + gradients) else max(given, gradients)
 
 
-def _largest_distance(pairs: Sequence[tuple[Value, Value]]) -> float:
-    """As a part of each one's numbers, or of the largest one's where those are next to nothing.
-
-    A gradient may be nothing but rounding: of a bias before a norm.
-    """
+def _largest_distance(pairs: Sequence[tuple[Value, Value]], least: float) -> float:
+    """As a part of each one's numbers, but at least of that part of the largest one's."""
     if any((a is None) is not (b is None) for a, b in pairs):
         return float("inf")
     floats = [(a, b) for a, b in pairs if a is not None and b is not None and b.numel()]
@@ -189,9 +189,9 @@ def _largest_distance(pairs: Sequence[tuple[Value, Value]]) -> float:
         return float("nan")
     finite = [(a.nan_to_num(), b.nan_to_num()) for a, b in floats]
     sizes = [_size(b) for _, b in finite]
-    least = NEXT_TO_NOTHING * max(sizes, default=0.0)
+    floor = least * max(sizes, default=0.0)
     parts = [
-        _size(a - b) / (max(size, least) or 1.0) for (a, b), size in zip(finite, sizes, strict=True)
+        _size(a - b) / (max(size, floor) or 1.0) for (a, b), size in zip(finite, sizes, strict=True)
     ]
     return max(parts, default=0.0)
 

@@ -192,7 +192,9 @@ class MutatedParameters:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    copy = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
     copy.copy_(tensor.detach())
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(copy, requires_grad=tensor.requires_grad)

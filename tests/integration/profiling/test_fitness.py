@@ -24,7 +24,7 @@ def twin() -> Iterator[TwinDevice]:
     device.assert_empty()
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])
+@pytest.mark.parametrize("name", ["cnn", "gpt", "decayed_weight", "reassigned_buffer"])
 def test_what_computes_the_same_may_compute_a_model(
     name: str, prepared: Get, twin: TwinDevice
 ) -> None:
