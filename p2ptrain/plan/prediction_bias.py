@@ -40,7 +40,8 @@ def bias_checked_plan(
 ) -> Plan:
     """The plan of `planner`; for `auto` all devices in one stage, unless others gain DOUBT.
 
-    One device alone is not doubted either, and is taken where all in one stage would be slower.
+    One device alone is not doubted either, and is taken where all in one stage would be slower, or
+    where devices of different kinds, which are no such stage, gain less together.
 
     Raises:
         OptionError, PlanError: as `planner`.
@@ -50,6 +51,10 @@ def bias_checked_plan(
         return plan
 
     asked = profile, cluster, request
+    if _is_mixed(plan, cluster):
+        with suppress(PlanError):  # no device can
+            return _without_small_gain(plan, _found_by("single", planner, *asked))
+        return plan
     with suppress(PlanError):  # not every device can hold the whole model
         whole = _found_by("dp", planner, *asked)
         if whole.predicted.round_seconds <= bias_corrected_seconds(plan) and not is_doubted(whole):
@@ -85,6 +90,20 @@ def bias_checked_change(
             others = tuple(replace(out, reason=NOT_THERE) for out in whole.left_out)
             return replace(whole, left_out=others)
     return found
+
+
+def _is_mixed(plan: Plan, cluster: Cluster) -> bool:
+    return len({cluster.device(name).compute for name in plan.device_names}) > 1
+
+
+def _without_small_gain(plan: Plan, alone: Plan) -> Plan:
+    if alone.predicted.round_seconds > bias_corrected_seconds(plan):
+        return plan
+    gain = alone.predicted.round_seconds / plan.predicted.round_seconds - 1
+    reasons = {out.name: out.reason for out in plan.left_out}
+    small = f"with it a step may gain {max(gain, 0.0):.1%}, less than a prediction is worth"
+    left_out = tuple(replace(out, reason=reasons.get(out.name) or small) for out in alone.left_out)
+    return replace(alone, left_out=left_out)
 
 
 def _found_by(

@@ -1,6 +1,7 @@
 """`p2ptrain plan`: from a profile and a cluster to a plan, without a network.
 
-With `--compare`, every planner on one question, beside the best plan found.
+With `--compare`, every planner on one question, beside the best plan found, and what each device
+adds to that.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ _TITLES = (
     *("planner", "seconds", "samples/s", "of auto", "stages", "devices"),
     *("micro-batches", "peak memory"),
 )
+
+_DEVICE_TITLES = ("device", "samples/s without it", "it adds", "")
+
+MOST_WITHOUT = 16
+"""Devices without which a plan is looked for: each takes as long as `auto`."""
 
 
 def add_parser(commands: Any) -> None:
@@ -227,15 +233,24 @@ class PlannerComparison:
     Attributes:
         plans: of those that have one; `auto` first, then the fastest first.
         refused: why the others have none, by name.
+        without: by name of a device that `auto` uses, its plan without it, or why there is none.
     """
 
     plans: tuple[Plan, ...]
     refused: Mapping[str, str]
+    without: Mapping[str, Plan | str]
 
     def of_auto(self, plan: Plan) -> float:
         """The plan's samples/s by those of `auto`; 1 where nothing takes time."""
         best = self.plans[0].predicted.samples_per_s
         return plan.predicted.samples_per_s / best if best else 1.0
+
+    def added_by(self, device: str) -> float | None:
+        """The part of the speed without the device that it adds; None: there is no plan then."""
+        without = self.without[device]
+        if isinstance(without, str) or not without.predicted.samples_per_s:
+            return None
+        return self.plans[0].predicted.samples_per_s / without.predicted.samples_per_s - 1
 
 
 def compare(profile: Profile, cluster: Cluster, request: PlanRequest) -> PlannerComparison:
@@ -257,12 +272,30 @@ def compare(profile: Profile, cluster: Cluster, request: PlanRequest) -> Planner
         except PlanError as error:
             refused[name] = str(error)
     plans.sort(key=lambda plan: -plan.predicted.samples_per_s)
-    return PlannerComparison((best, *plans), refused)
+    used = sorted(best.device_names - request.required)[:MOST_WITHOUT]
+    without = {name: _without(name, profile, cluster, request) for name in used}
+    return PlannerComparison((best, *plans), refused, without)
+
+
+def _without(name: str, profile: Profile, cluster: Cluster, request: PlanRequest) -> Plan | str:
+    """The plan of `auto` without that device, or why there is none."""
+    from p2ptrain.plan.types.request import all_but
+    from p2ptrain.tiling.planning.make_plan import make_plan
+
+    only = all_but(cluster, [name]) if request.only is None else request.only - {name}
+    try:
+        return make_plan(profile, cluster, replace(request, planner="auto", only=only))
+    except PlanError as error:
+        return str(error)
 
 
 def comparison_json(comparison: PlannerComparison) -> Iterator[Mapping[str, Any]]:
-    """One object a planner: its plan and figures, or why it has none."""
+    """One object a planner: its plan and figures, or why it has none.
+
+    That of `auto` says what each of its devices adds.
+    """
     for plan in comparison.plans:
+        added = {name: comparison.added_by(name) for name in comparison.without}
         yield {
             "planner": plan.planner,
             "round_seconds": plan.predicted.round_seconds,
@@ -271,18 +304,32 @@ def comparison_json(comparison: PlannerComparison) -> Iterator[Mapping[str, Any]
             "devices": len(plan.predicted.peak_bytes),
             "peak_bytes": max(plan.predicted.peak_bytes.values()),
             "plan": plan.to_json(),
+            **({"added_by": added} if plan is comparison.plans[0] else {}),
         }
     for name, reason in comparison.refused.items():
         yield {"planner": name, "error": reason}
 
 
 def comparison_text(comparison: PlannerComparison) -> str:
-    """A table of the plans, and why the other planners have none."""
+    """A table of the plans, why the other planners have none, and what each device adds."""
     lines = aligned([_TITLES, *(_row(comparison, plan) for plan in comparison.plans)])
     if comparison.refused:
         reasons = (f"  {name}: {reason}" for name, reason in comparison.refused.items())
         lines += ["", "no plan:", *reasons]
+    lines += ["", *aligned([_DEVICE_TITLES, *_device_rows(comparison)])]
     return "\n".join(lines)
+
+
+def _device_rows(comparison: PlannerComparison) -> Iterator[Sequence[str]]:
+    for name, without in comparison.without.items():
+        if isinstance(without, str):
+            yield name, "none", "everything", without
+        else:
+            predicted, added = without.predicted, comparison.added_by(name)
+            part = "" if added is None else f"{added:+.1%}"
+            yield name, f"{predicted.samples_per_s:,.1f}", part, ""
+    for out in comparison.plans[0].left_out:
+        yield out.name, "", "not used", out.reason
 
 
 def _row(comparison: PlannerComparison, plan: Plan) -> Sequence[str]:

@@ -110,3 +110,24 @@ def test_a_planner_asked_for_by_name_is_obeyed() -> None:
 
     asked = replace(REQUEST, planner="pp")
     assert bias_checked_plan(planner, PROFILE, CLUSTER, asked) == _plan(TWO, 1.0, "pp")
+
+
+@pytest.mark.parametrize(("gain", "stages"), [(0.9, 1), (1.1, 2)])
+def test_a_processor_is_taken_beside_a_card_where_it_gains_more_than_doubt(
+    gain: float, stages: int
+) -> None:
+    a, b = CLUSTER.devices
+    mixed = replace(CLUSTER, devices=(replace(a, compute="card"), b))
+
+    def planner(_profile: Profile, _cluster: Cluster, asked: PlanRequest) -> Plan:
+        if asked.planner == "auto":
+            return _plan(TWO, 1.0, "auto")
+        assert asked.planner == "single"
+        alone = _plan(ALONE, 1 + gain * DOUBT, "single")
+        return replace(alone, left_out=(LeftOut("b", "it is slower"),))
+
+    plan = bias_checked_plan(planner, PROFILE, mixed, REQUEST)
+    assert len(plan.stages) == stages
+    assert [out.reason for out in plan.left_out] == [
+        "with it a step may gain 10.8%, less than a prediction is worth"
+    ][: 2 - stages]

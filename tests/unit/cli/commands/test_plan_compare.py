@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,27 @@ def test_people_read_a_table(run: Compare) -> None:
     assert (best.split()[0], best.split()[3]) == ("auto", "1.000")
     assert "4 x 2" in best
     assert [line.split()[0] for line in others if line.startswith("single")] == ["single"]
+
+
+def test_what_each_device_adds_is_said(run: Compare) -> None:
+    best = bodies(run("--json"))[0]
+    assert best["added_by"] == {
+        "laptop": pytest.approx(best["samples_per_s"] / (8 / 19.2) - 1, rel=1e-4),
+        "pi": pytest.approx(best["samples_per_s"] / (8 / 9.6) - 1, rel=1e-4),
+    }
+    lines = run().rpartition("\n\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == ["device", "laptop", "pi"]
+    assert f"{best['added_by']['pi']:+.1%}" in lines[2]
+    private = run("--private").rpartition("\n\n")[2]
+    assert "everything  with --private the plan needs laptop" in private
+
+
+def test_a_slow_device_beside_a_card_adds_nothing() -> None:
+    card = ClusterDevice("desktop", 10**6, 0.01, compute="card")
+    found = compare(MODEL, replace(HOUSE, devices=(*HOUSE.devices, card)), quick_request(8))
+    assert (found.added_by("desktop") or 0) > 50
+    assert found.without.keys() <= {"desktop", "laptop"}
+    assert "pi" in {out.name for out in found.plans[0].left_out}
 
 
 def test_units_that_take_no_time_are_compared_too() -> None:
