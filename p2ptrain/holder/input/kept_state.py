@@ -36,8 +36,11 @@ from p2ptrain.model.tracing.python_state import (
     kept_by,
 )
 
-MOST_PLACES = 300_000
-"""Containers, objects and functions that are looked into."""
+MOST_PLACES = 50_000
+"""Containers, objects and functions that are looked into, which takes a second at most."""
+
+LARGE_BYTES = 16 << 20
+"""Of a tensor: that it is changed is counted by torch, and its values are not read."""
 
 MOST_BYTES = 1 << 30
 """Of arrays whose contents are compared."""
@@ -174,7 +177,7 @@ class KeptState:
         return _children(before)
 
     def _array(self, value: Any, read: Callable[[Any], Any]) -> Iterator[object]:
-        self._bytes += value.nbytes
+        self._bytes += value.nbytes if read is _array_values else 0
         if self._bytes > MOST_BYTES:
             raise _Opaque
         return self._read(value, read)
@@ -254,6 +257,8 @@ def _slots(base: type) -> tuple[str, ...]:
 def _tensor_values(value: Tensor) -> tuple[object, ...]:
     if value.layout is not torch.strided or value.device.type != "cpu":
         raise _Opaque
+    if value.nbytes > LARGE_BYTES:
+        return tuple(value.shape), str(value.dtype), value.data_ptr(), value._version
     plain = value.detach().contiguous().reshape(-1).view(torch.uint8)
     return tuple(value.shape), str(value.dtype), zlib.crc32(plain.numpy().data)
 

@@ -168,6 +168,14 @@ def made(kind: str) -> dict[str, Any]:
         return {"model": small(), "data": data, "loss": cross_entropy}
     if kind == "stream":
         return {"model": small(), "data": DataLoader(Rows(), batch_size=8), "loss": cross_entropy}
+    if kind == "pictures":
+        torch.manual_seed(7)
+        maps = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()
+        model = nn.Sequential(*maps, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3))
+        draw = torch.Generator().manual_seed(4)
+        pictures = torch.randn(26, 3, 16, 16, generator=draw)
+        data = DataLoader(TensorDataset(pictures, table().tensors[1]), batch_size=8, shuffle=True)
+        return {"model": model, "data": data, "loss": cross_entropy}
     if kind == "stateful":
         return {"model": small(), "data": Stateful(), "loss": cross_entropy}
     if kind == "lengths":
@@ -240,6 +248,32 @@ async def test_the_curve_is_plain_torchs(kind: str, count: int) -> None:
     assert_plain(household, trained, kind)
     plans = [event.reason for event in household.events if isinstance(event, Plan)]
     assert plans == (["start", "drift", "drift"] if kind == "longer" else ["start"])
+
+
+WAYS: dict[str, tuple[str, TrainOptions]] = {
+    "replicated": ("lengths", TrainOptions(wait_for=3, planner="dp")),
+    "tiled": ("pictures", TrainOptions(wait_for=3, planner="tiles")),
+    "private": ("stream", TrainOptions(wait_for=3, private=True)),
+    "asynchronous": ("longer", TrainOptions(wait_for=3, planner="pp", mode="async")),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_loaders_go_with_every_way_to_train(way: str) -> None:
+    """Where devices add up in another order, or use older weights, curves are alike."""
+    kind, options = WAYS[way]
+    async with devices(3) as household:
+        await household.holder_run(job(kind), options).run()
+    stages = household.plan.stages
+    assert {
+        "replicated": len(stages) == 1 and len(stages[0].devices) == 3,
+        "tiled": stages[0].allocation == "tiles",
+        "private": {stages[0].devices[0].name, stages[-1].devices[0].name} == {"a"},
+        "asynchronous": len(stages) == 3,
+    }[way]
+    expected, _ = plain(kind)
+    near = 0.1 if way == "asynchronous" else 1e-5
+    assert household.losses == pytest.approx(expected, abs=near)
 
 
 @pytest.mark.parametrize("kind", ["stream", "lengths", "dicts"])
