@@ -3,22 +3,20 @@
     p2ptrain train examples/digits_cnn.py --local
     p2ptrain train examples/digits_cnn.py --wait-for 3 -o width=32 --out digits.safetensors
 
-Shows what a Job can say besides model and data: a learning-rate schedule, clipped gradients,
+Shows what a Job can say besides model and data: a scheduler, clipped gradients,
 metrics on data the network has not seen, and options for the command line (`-o width=32`).
 Needs scikit-learn: pip install 'p2ptrain[examples]'
 
-Measured on x86-64 with `--threads 1`: test accuracy 0.986 after 8 epochs, the same on this device
-alone (11 s of one core, starting included) as on three (`--wait-for 3 --planner pp`).
+Measured on x86-64 with `--threads 1`: test accuracy 0.989 after 8 epochs, the same on this device
+alone (14 s of one core, starting included) as on three (`--wait-for 3 --planner pp`).
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import p2ptrain
 
@@ -28,32 +26,38 @@ BATCH_SIZE = 64
 
 def job(width: int = 16, epochs: int = 8, lr: float = 0.1) -> p2ptrain.Job:
     """`width`: channels of the first half; `lr`: the highest learning rate."""
-    train, test = load()
-    updates = epochs * (len(train) // BATCH_SIZE)
+    images, test = load()
+    train = DataLoader(images, batch_size=BATCH_SIZE, shuffle=True, drop_last=True)
     torch.manual_seed(0)
+    model = network(width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
     return p2ptrain.Job(
-        model=nn.Sequential(
-            nn.Conv2d(1, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            Residual(width),
-            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
-            Residual(2 * width),
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-            nn.Dropout(0.1),
-            nn.Linear(2 * width * 4, 10),
-        ),
+        model=model,
         data=train,
         loss=nn.functional.cross_entropy,
-        optimizer=p2ptrain.SGD(lr=lr, momentum=0.9, weight_decay=1e-4),
-        batch_size=BATCH_SIZE,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(train)),
         micro_batch=16,
         epochs=epochs,
-        schedule=lambda update: 0.5 * (1 + math.cos(math.pi * update / updates)),
         clip_grad_norm=5.0,
-        eval_data=test,
+        eval_data=DataLoader(test, batch_size=BATCH_SIZE),
         metrics={"accuracy": lambda output, target: (output.argmax(1) == target).float().mean()},
+    )
+
+
+def network(width: int) -> nn.Sequential:
+    """(n, 1, 8, 8) -> (n, 10)."""
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        Residual(width),
+        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+        Residual(2 * width),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(2 * width * 4, 10),
     )
 
 
