@@ -257,3 +257,15 @@ class Household:
             environment={**ENVIRONMENT, **(environment or {})},
         )
         return Device(process)
+
+
+_ALONE: dict[tuple[str, ...], list[float]] = {}
+
+
+async def losses_alone(household: Household, *job: str) -> list[float]:
+    """Of a job on one device, by a process that trains it once for all tests."""
+    if job not in _ALONE:
+        reference = await household.start("alone", "train", *job, "--local")
+        await reference.succeed()
+        _ALONE[job] = [step["loss"] for step in reference.events("step")]
+    return _ALONE[job]

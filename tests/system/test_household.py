@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.household import EXPECT_SECONDS, Device, Household
+from tests.system.household import EXPECT_SECONDS, Device, Household, losses_alone
 
 pytestmark = [pytest.mark.household, pytest.mark.timeout(300)]
 
@@ -51,8 +51,7 @@ async def _goes_on(holder: Device) -> None:
 async def test_training_gives_the_losses_of_one_device(
     household: Household, tmp_path: Path, holder_first: bool
 ) -> None:
-    reference = await household.start("alone", "train", SCRIPT, "--local")
-    await reference.succeed()
+    wanted = await losses_alone(household, SCRIPT)
     out = tmp_path / "weights.safetensors"
     train = ["train", SCRIPT, "--wait-for", "3", "--wait-timeout", "120", "--planner", "pp"]
     train += ["--code", CODE, "--out", str(out)]
@@ -65,7 +64,7 @@ async def test_training_gives_the_losses_of_one_device(
             await member.expect("ready")
         holder = await household.start("desk", *train)
     await holder.succeed()
-    assert _losses(holder) == _losses(reference)
+    assert _losses(holder) == wanted
     (plan,) = holder.events("plan")
     names = [device["name"] for stage in plan["stages"] for device in stage["devices"]]
     assert sorted(names) == ["a", "b", "desk"]

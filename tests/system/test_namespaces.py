@@ -1,4 +1,4 @@
-"""Training over real cables: slow ones, and one that is pulled."""
+"""Training over real cables, of which one is pulled; slow ones are in `test_testbed_training`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.thorough import examples_of
-from tests.system.household import Household
+from tests.system.household import Household, losses_alone
 from tests.system.split_network import split
 from tools.testbed.network import Network
 from tools.testbed.splits import SHAPES
@@ -32,28 +32,12 @@ def _household(folder: Path, network: Network) -> Household:
     return Household(folder, prefixes, load=False)
 
 
-async def test_training_over_slow_cables_gives_the_losses_of_one_device(tmp_path: Path) -> None:
-    with Network(len(NAMES), rate="100mbit") as network:
-        async with _household(tmp_path, network) as household:
-            reference = await household.start("a", "train", SCRIPT, "--local")
-            await reference.succeed()
-            for name in ("b", "c"):
-                await household.start(name, "join", "--code", CODE)
-            arguments = ("--wait-for", "3", "--planner", "pp", "--code", CODE)
-            holder = await household.start("a", "train", SCRIPT, *arguments)
-            await holder.succeed()
-            assert [e["loss"] for e in holder.events("step")] == [
-                e["loss"] for e in reference.events("step")
-            ]
-
-
 async def test_a_device_whose_cable_is_pulled_is_missed_by_nobody(
     network: Network, tmp_path: Path
 ) -> None:
     job = (SCRIPT, "-o", "epochs=1000", "--steps", "40")
     async with _household(tmp_path, network) as household:
-        reference = await household.start("a", "train", *job, "--local")
-        await reference.succeed()
+        wanted = await losses_alone(household, *job)
         for name in ("b", "c"):
             await household.start(name, "join", "--code", CODE)
         arguments = ("--wait-for", "3", "--planner", "pp", "--code", CODE)
@@ -63,9 +47,7 @@ async def test_a_device_whose_cable_is_pulled_is_missed_by_nobody(
         await holder.expect("failure", name="c")
         await holder.expect("recovered")
         await holder.succeed()
-        assert [e["loss"] for e in holder.events("step")] == [
-            e["loss"] for e in reference.events("step")
-        ]
+        assert [e["loss"] for e in holder.events("step")] == wanted
 
 
 @pytest.mark.parametrize("shape", SPLITS)

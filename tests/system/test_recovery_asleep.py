@@ -6,23 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.household import Device, Household
+from tests.system.household import Device, Household, losses_alone
 
 pytestmark = [pytest.mark.household, pytest.mark.timeout(300)]
 
-JOB = ("train", str(Path(__file__).parent / "jobs" / "small.py"), "-o", "epochs=1000")
+JOB = (str(Path(__file__).parent / "jobs" / "small.py"), "-o", "epochs=1000", "--steps", "40")
 CODE = "48151623"
 
 
-async def _undisturbed(household: Household, steps: int) -> list[float]:
-    reference = await household.start("alone", *JOB, "--local", "--steps", str(steps))
-    await reference.succeed()
-    return [step["loss"] for step in reference.events("step")]
-
-
-async def _train(household: Household, steps: int) -> Device:
-    arguments = ("--wait-for", "3", "--planner", "pp", "--code", CODE, "--steps", str(steps))
-    return await household.start("desk", *JOB, *arguments)
+async def _train(household: Household) -> Device:
+    arguments = ("--wait-for", "3", "--planner", "pp", "--code", CODE)
+    return await household.start("desk", "train", *JOB, *arguments)
 
 
 def _losses(holder: Device) -> list[float]:
@@ -32,9 +26,9 @@ def _losses(holder: Device) -> list[float]:
 
 
 async def test_a_holder_that_was_asleep_goes_on_where_it_was(household: Household) -> None:
-    wanted = await _undisturbed(household, 40)
+    wanted = await losses_alone(household, *JOB)
     members = [await household.start(name, "join", "--code", CODE) for name in ("a", "b")]
-    holder = await _train(household, 40)
+    holder = await _train(household)
     await holder.expect("step", step=10)
     holder.freeze()
     for member in members:
@@ -48,11 +42,11 @@ async def test_who_wakes_up_when_the_job_has_ended_is_free_for_the_next(
     household: Household,
 ) -> None:
     """A `join` has had the holder's place since, and the device never left."""
-    wanted = await _undisturbed(household, 40)
+    wanted = await losses_alone(household, *JOB)
     first, second = [await household.start(name, "join", "--code", CODE) for name in ("a", "b")]
     desk = await household.start("desk", "join", "--code", CODE)
     await desk.expect("ready")
-    holder = await _train(household, 40)
+    holder = await _train(household)
     await holder.expect("step", step=10)
     first.freeze()
     await holder.expect("failure", name="a")
@@ -64,6 +58,6 @@ async def test_who_wakes_up_when_the_job_has_ended_is_free_for_the_next(
     first.thaw()
     since = len(second.said)
     await second.expect("member", since=since, name="a", state="alive")
-    again = await _train(household, 40)  # it looks just like the one before
+    again = await _train(household)  # it looks just like the one before
     await again.succeed()
     assert _losses(again) == wanted

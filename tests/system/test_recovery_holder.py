@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.household, pytest.mark.timeout(300)]
 
 SMALL_JOB = str(Path(__file__).parent / "jobs" / "small.py")
 CODE = "48151623"
-STEPS = ("-o", "epochs=1000", "--steps", "120")
+STEPS = ("-o", "epochs=1000", "--steps", "60")
 
 
 def _losses(*devices: Device) -> dict[int, float]:
