@@ -221,3 +221,11 @@ async def test_devices_of_different_kinds_are_no_group() -> None:
         chosen = TrainOptions(wait_for=3, planner="dp", steps=3)
         with pytest.raises(PlanError, match=r"a: cpu, b: cpu, c: twin\) cannot share layers"):
             await household.holder_run(make_job(), chosen).run()
+
+
+async def test_a_plan_says_where_kinds_meet() -> None:
+    async with accelerated(2, "b") as (household, _):
+        await household.holder_run(make_job(), one_stage_each(2, 2)).run()
+        (change,) = household.plan.changes_results
+    assert "b: twin" in change
+    assert "the last bits of a result depend on which device has which layer" in change
