@@ -218,7 +218,7 @@ def measure(device: str, *, small: bool, steps: int, seconds: float, household: 
         ours = [our_step_seconds(w, device, steps, Path(folder) / "alone") for w in chosen]
         others: dict[str, tuple[float, str]] = {}
         if household:
-            running = in_household(chosen, device, steps, Path(folder), until - seconds / 4)
+            running = in_household(chosen, device, steps, Path(folder), until - 0.4 * seconds)
             others = asyncio.run(running)
     print(HEADER)
     for workload, *taken in zip(chosen, plain, exact, ours, strict=True):
