@@ -47,6 +47,7 @@ class FitnessLimits:
         least: what counts as nothing but rounding, as a part of the unit's largest numbers: as
             the gradient of a bias before a norm.
         half_tolerance, half_least: where a model computes in 16 bits.
+        draws: of weights and samples, before a difference is believed.
     """
 
     seconds: float = 3.0
@@ -54,6 +55,7 @@ class FitnessLimits:
     least: float = 0.05
     half_tolerance: float = 0.2
     half_least: float = 0.5
+    draws: int = 2
 
 
 def no_kind(_operators: Iterable[str], _dtypes: Iterable[str]) -> str | None:
@@ -121,7 +123,8 @@ def disagreement(
 ) -> str | None:
     """What a unit computes in another way on the device than here; None where nothing was seen.
 
-    In the compute thread. What does not fit the memory of one of them is not compared.
+    In the compute thread. What does not fit the memory of one of them is not compared. Where
+    numbers differ, others are drawn, as one that rounding moves past a kink differs much.
 
     Args:
         samples: of the made-up batch.
@@ -130,15 +133,39 @@ def disagreement(
         AcceleratorFailed: the device fails altogether.
     """
     bounds = limits or FitnessLimits()
+    found: _Disagreement | None = None
+    for seed in range(bounds.draws):
+        found = _first(description, device, samples, bounds, clock, seed)
+        if found is None or not found.may_be_chance:
+            break
+    return None if found is None else found.text
+
+
+@dataclass(frozen=True, slots=True)
+class _Disagreement:
+    text: str
+    may_be_chance: bool = False
+
+
+def _first(
+    description: ModelDescription,
+    device: ComputeDevice,
+    samples: int,
+    bounds: FitnessLimits,
+    clock: Callable[[], float],
+    seed: int,
+) -> _Disagreement | None:
+    """Of the units in their order, with the weights and samples of that seed."""
     halves = dtypes_of(description) & {"bfloat16", "float16"}
     tolerance = bounds.half_tolerance if halves else bounds.tolerance
     least = bounds.half_least if halves else bounds.least
     started = clock()
-    here = UnitChain(description, keep=False)
-    there = UnitChain(description, keep=False, device=device)
+    here = UnitChain(description, seed, keep=False)
+    there = UnitChain(description, seed, keep=False, device=device)
     for chain in (here, there):
         chain.begin(samples, apart=True)
     for unit in range(here.unit_count):
+        name = description.units[unit].name
         if clock() - started > bounds.seconds:
             return None
         try:
@@ -152,11 +179,13 @@ def disagreement(
         except OPERATORS_RAISE as error:
             if is_out_of_memory(error):
                 return None
-            return f"{description.units[unit].name}: {failure_text(error)[:200]}"
+            return _Disagreement(f"{name}: {failure_text(error)[:200]}")
         off = _off(found, expected, len(here.values), least)
-        if not off <= tolerance:
-            wrong = "gives NaN" if isnan(off) else f"is off by {off:.1g} of its numbers"
-            return f"{description.units[unit].name} {wrong}"
+        if isnan(off):
+            return _Disagreement(f"{name} gives NaN")
+        if off > tolerance:
+            text = f"{name} is off by {off:.1g} of its numbers"
+            return _Disagreement(text, may_be_chance=True)
         there.values = [device.copy_in(value) for value in here.values]
     return None
 

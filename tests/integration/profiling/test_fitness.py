@@ -81,6 +81,16 @@ def test_rounding_is_no_difference_even_where_a_gradient_is_nothing_else(
     assert disagreement(description, twin, 4) is None
 
 
+def test_what_differs_with_one_draw_alone_is_chance(prepared: Get, twin: TwinDevice) -> None:
+    """A number near the kink of a ReLU."""
+    description = prepared("mlp").model.description
+    once = iter([1.01])
+    twin.compute_wrong("aten.addmm.default", how=lambda tensor: tensor.mul_(next(once, 1.0)))
+    assert disagreement(description, twin, 4) is None
+    once = iter([1.01])
+    assert disagreement(description, twin, 4, FitnessLimits(draws=1)) is not None
+
+
 def test_nan_is_seen_and_the_time_is_bounded(prepared: Get, twin: TwinDevice) -> None:
     description = prepared("mlp").model.description
     twin.compute_wrong("aten.addmm.default")
