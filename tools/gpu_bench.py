@@ -44,6 +44,9 @@ COPIED_BYTES = 10 << 20
 COMPUTING_SECONDS = 0.01
 """Of a product, beside which copies should not be seen."""
 
+IN_A_ROW = 8
+"""Products: what one needs is copied while the one before is computed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -165,7 +168,8 @@ def copies(device: ComputeDevice) -> list[str]:
 
     incoming = _seconds(device, lambda: device.copy_in(source))
     outgoing = _seconds(device, lambda: device.copy_out([inside], [slot]))
-    alone, both = _seconds(device, product), _seconds(device, lambda: (copied(), product()))
+    alone = _seconds(device, product, IN_A_ROW)
+    both = _seconds(device, lambda: (copied(), product()), IN_A_ROW)
     seen = max(0.0, both - alone) / (incoming + outgoing)
     size = COPIED_BYTES >> 20
     return [
@@ -189,15 +193,16 @@ def _square(device: ComputeDevice, side: int) -> Callable[[], object]:
     return lambda: matrix @ matrix
 
 
-def _seconds(device: ComputeDevice, run: Callable[[], object]) -> float:
-    """The median of some."""
+def _seconds(device: ComputeDevice, run: Callable[[], object], times: int = 1) -> float:
+    """Of one run: the median of some tries, each of so many in a row."""
     taken = []
     for _ in range(8):
         device.wait()
         before = perf_counter()
-        run()
+        for _ in range(times):
+            run()
         device.wait()
-        taken.append(perf_counter() - before)
+        taken.append((perf_counter() - before) / times)
     return statistics.median(taken[2:])
 
 

@@ -93,15 +93,18 @@ async def trained(job: Job, options: TrainOptions, compute: Mapping[str, Compute
 async def test_one_stage_trains_as_plain_torch_on_the_same_card(
     card: ComputeDevice, name: str, optimizer: OptimizerSpec
 ) -> None:
-    """To the bit."""
+    """To the bit, where torch has one order of sums; pooling to a size has none backwards."""
     jobs = [make_job(name, optimizer=optimizer, epochs=4, clip_grad_norm=1.0) for _ in range(2)]
     wanted = await computed_on(card, partial(plain_torch_on, card, jobs[0], STEPS))
     alone = TrainOptions(1, planner="single", steps=STEPS)
     household = await trained(jobs[1], alone, {"a": card})
-    assert household.losses == wanted.losses
+    tolerance = TOLERANCE if name == "cnn" and card is not HOST else 0.0
+    assert household.losses == pytest.approx(wanted.losses, rel=tolerance, abs=0.0)
     for tensor, found in jobs[1].model.state_dict().items():
         assert found.device.type == "cpu"
-        assert torch.equal(found, wanted.state_dict[tensor]), tensor
+        torch.testing.assert_close(
+            found, wanted.state_dict[tensor], rtol=100 * tolerance, atol=10 * tolerance
+        )
 
 
 @pytest.mark.parametrize("name", ["cnn", "gpt"])
