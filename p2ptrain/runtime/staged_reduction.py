@@ -150,7 +150,8 @@ class StagedReduction:
 
     async def _hand_over(self) -> None:
         """The oldest gradient that leaves, once it has arrived."""
-        name, copies = next(iter(self._leaving.items()))
+        with self._lock:
+            name, copies = next(iter(self._leaving.items()))
         await copies.arrived()
         if self._statistics is not None:
             await self._statistics.arrived()

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.stage.cross_stage_gradients import merge
@@ -68,15 +70,21 @@ def pipeline_step(
     *,
     split: bool = False,
     ahead: bool = False,
+    device: ComputeDevice = HOST,
 ) -> Result:
-    """The same step through stages with the given boundaries.
+    """The same step through stages with the given boundaries, on a device; what it gives is copied
+    out.
 
     With `split` the inputs' gradients of all micro-batches come first, then those of the weights;
     with `ahead` all forwards come before all backwards.
     """
     shared = model.description.shared_between(boundaries)
     stages = [
-        Stage(model.description, first, end, model.state(), separate=_names(shared, number))
+        Stage(
+            *(model.description, first, end, model.state()),
+            separate=_names(shared, number),
+            device=device,
+        )
         for number, (first, end) in enumerate(pairwise(boundaries))
     ]
     losses: list[Tensor] = []
@@ -85,21 +93,23 @@ def pipeline_step(
         gradients: Sequence[Tensor | None] = ()
         for stage in reversed(stages):
             backward = stage.backward_inputs if split else stage.backward
-            gradients = transport(backward(key, gradients))
+            made = backward(key, device.copied_in(gradients))
+            gradients = transport(device.fetched(made))
 
     for key, (x, y, weight) in enumerate(micro_batches(made)):
         values: list[Tensor] = model.entering(x, "train")
         targets = model.flatten_target(y)
         for stage in stages:
             last = stage is stages[-1]
-            values = stage.forward(
+            outputs = stage.forward(
                 key,
-                transport(values),
-                targets,
+                _present(device.copied_in(transport(values))),
+                _present(device.copied_in(targets)),
                 weight=weight if last else None,
                 seed=(0, 0, key),
                 split=split,
             )
+            values = _present(device.fetched(outputs))
         losses.append(values[0])
         if not ahead:
             backwards(key)
@@ -109,7 +119,16 @@ def pipeline_step(
         stage.backward_weights(0)
         stage.backward_weights(*range(1, len(losses)))
     assert not any(stage.held() for stage in stages)
-    return Result(losses, _gradients(stages, shared), joined_state(stages))
+    gradients, state = _gradients(stages, shared), joined_state(stages)
+    return Result(losses, _fetched(device, gradients), _fetched(device, state))
+
+
+def _present(values: Sequence[Tensor | None]) -> list[Tensor]:
+    return [value for value in values if value is not None]
+
+
+def _fetched(device: ComputeDevice, named: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(zip(named, device.fetched(list(named.values())), strict=True))
 
 
 def evaluate(model: Captured, boundaries: Sequence[int], x: object, y: object) -> list[Tensor]:

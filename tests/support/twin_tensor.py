@@ -197,6 +197,12 @@ _HOST_INDICES = {
     "aten.index_put.default",
     "aten._index_put_impl_.default",
 }
+_UNFLAGGED = {
+    torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
+    torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
+}
+"""Views that are a flag to torch, which nothing looks at here, below its dispatcher."""
+
 _WAITS = {
     "aten._local_scalar_dense.default",
     "aten.equal.default",
@@ -277,7 +283,8 @@ def _dispatched(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         kwargs["device"] = torch.device("cpu")
     kwargs.pop("pin_memory", None)
     inner_kwargs = {name: _inside(value) for name, value in kwargs.items()}
-    out = _drawing(func, form, space, _inside(tuple(args)), inner_kwargs)
+    call = _UNFLAGGED.get(func, func)
+    out = _drawing(call, form, space, _inside(tuple(args)), inner_kwargs)
     results = out if isinstance(out, tuple) else (out,)
     if computes:
         space.results(form.name, list(_tensors(results)))

@@ -34,6 +34,7 @@ from tests.integration.training.jobs import (
     one_stage_each,
     undisturbed,
 )
+from tests.integration.training.test_asynchronous_groups import force as force_turns
 from tests.support import zoo
 from tests.support.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.support.reference import Outcome
@@ -127,6 +128,17 @@ async def test_without_a_barrier_it_is_what_the_formula_says(how: AsyncOptions) 
         wanted = by_formula(delayed_job("cnn"), names, how, steps)
         assert_undisturbed(household, job, wanted)
         assert _reasons(household) == ["start"]
+
+
+async def test_a_group_takes_turns_without_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    force_turns(monkeypatch, [(8,), (4, 4)])
+    job, how, steps = delayed_job(), AsyncOptions(), 20
+    async with accelerated(3, "bc") as (household, _):
+        await household.holder_run(job, options(3, how, steps, planner="auto")).run()
+        names = cut_of(household)
+        assert _reasons(household) == ["start"]
+    wanted = by_formula(delayed_job(), names, how, steps, devices={0: [1, 2]})
+    assert_undisturbed(household, job, wanted)
 
 
 async def test_an_evaluation_sees_the_weights_of_its_update() -> None:
