@@ -41,16 +41,23 @@ def job(
     """`text`: the file to learn from; the rest is the network's size."""
     characters = Characters(read(text), context)
     torch.manual_seed(0)
+    model = GPT(len(characters.alphabet), context, width, layers, heads)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     return p2ptrain.Job(
-        model=GPT(len(characters.alphabet), context, width, layers, heads),
+        model=model,
         data=characters,
         loss=next_character_loss,
-        optimizer=p2ptrain.AdamW(lr=3e-3, weight_decay=0.01),
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up),
         batch_size=32,
         epochs=epochs,
-        schedule=lambda update: min(1.0, (update + 1) / 20),
         clip_grad_norm=1.0,
     )
+
+
+def warm_up(update: int) -> float:
+    """The part of the learning rate that an update uses."""
+    return min(1.0, (update + 1) / 20)
 
 
 def read(text: Path | None) -> str:

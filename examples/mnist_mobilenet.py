@@ -37,14 +37,17 @@ def job(epochs: int = 5, batch_size: int = 128, lr: float = 3e-3) -> p2ptrain.Jo
     train, test = load()
     updates = epochs * (len(train) // batch_size)
     torch.manual_seed(0)
+    model = mobilenet()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=1e-3)
+    fall = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1 - 0.9 * update / updates)
     return p2ptrain.Job(
-        model=mobilenet(),
+        model=model,
         data=train,
         loss=nn.functional.cross_entropy,
-        optimizer=p2ptrain.AdamW(lr=lr, weight_decay=1e-3),
+        optimizer=optimizer,
+        scheduler=fall,
         batch_size=batch_size,
         epochs=epochs,
-        schedule=lambda update: 1 - 0.9 * update / updates,
         eval_data=test,
         metrics={"accuracy": lambda output, target: (output.argmax(1) == target).float().mean()},
     )
