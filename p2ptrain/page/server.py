@@ -175,8 +175,8 @@ class PageServer:
         address = self._member.status().address
         if _is_loopback(address):
             raise UserError(
-                f"this device is known to the others as {address}, which other devices cannot "
-                "reach: start join without --interface to use the network"
+                f"other devices cannot reach this one at {address}: it has no network, or join was "
+                f"started with --interface {address}"
             )
         listening = self._listening.get(Reach.LAN)
         if listening is not None:

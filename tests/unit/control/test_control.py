@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from p2ptrain.control.client import ControlClient
-from p2ptrain.control.lease import LeasedIdentity, Lender, PageAddress
+from p2ptrain.control.lease import LeasedIdentity, Lender
 from p2ptrain.control.member_lock import (
     ControlRecord,
     FolderLock,
@@ -298,24 +298,6 @@ async def test_a_member_that_stops_while_stepping_aside_is_reported(
         await stopping
 
 
-class FakePage:
-    def __init__(self) -> None:
-        self.is_open = False
-
-    async def open(self, *, lan: bool) -> PageAddress:
-        self.is_open = True
-        return PageAddress("http://127.0.0.1:1/?token=t", "http://10.0.0.2:1/" if lan else None)
-
-    async def close(self) -> None:
-        self.is_open = False
-
-
-async def test_the_page_is_opened_and_closed(client: ControlClient, lender: Lender) -> None:
+async def test_a_page_of_a_member_that_is_starting(client: ControlClient) -> None:
     with pytest.raises(UserError, match="starting or stopping"):
         await client.open_page(lan=False)
-    lender.page = page = FakePage()
-    assert await client.open_page(lan=False) == PageAddress("http://127.0.0.1:1/?token=t")
-    assert (await client.open_page(lan=True)).lan_url == "http://10.0.0.2:1/"
-    assert page.is_open
-    await client.close_page()
-    assert not page.is_open

@@ -1,0 +1,55 @@
+"""`p2ptrain page` asks the member that runs here, and says where the page is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.cli.main import main
+from p2ptrain.control.lease import Lender, PageAddress
+from p2ptrain.control.server import ControlServer
+
+HERE, LAN = "http://127.0.0.1:1/?token=a", "http://10.0.0.2:1/?token=b"
+
+
+class _FakePage:
+    def __init__(self) -> None:
+        self.is_open = False
+
+    async def open(self, *, lan: bool) -> PageAddress:
+        self.is_open = True
+        return PageAddress(HERE, LAN if lan else None)
+
+    async def close(self) -> None:
+        self.is_open = False
+
+
+async def test_addresses_are_printed_and_the_page_is_closed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lender, page = Lender(), _FakePage()
+    lender.page = page
+
+    async def asked(*arguments: str) -> str:
+        argv = ["page", *arguments, "--state-dir", str(tmp_path)]
+        assert await asyncio.to_thread(main, argv) == 0
+        return capfd.readouterr().out
+
+    async with ControlServer(tmp_path, lender):
+        assert HERE in await asked()
+        assert json.loads(await asked("--json")) == {"event": "page", "url": HERE}
+        both = json.loads(await asked("--lan", "--json"))
+        assert both == {"event": "page", "url": LAN, "local_url": HERE}
+        assert page.is_open
+        assert json.loads(await asked("--close", "--json")) == {"event": "page_closed"}
+        assert not page.is_open
+
+
+def test_without_a_member_it_says_what_to_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["page", "--state-dir", str(tmp_path)]) == 1
+    assert "Start it: p2ptrain join" in capfd.readouterr().err
