@@ -152,7 +152,9 @@ async def test_a_model_of_the_benchmark_is_measured_and_trained(card: ComputeDev
     assert found["processor"] == card.kind or card is HOST
     assert sample[-1] < sample[0], "a sample of a large batch is cheaper"
     alone = TrainOptions(1, planner="single")
-    losses = (await trained(workload.job(6), alone, {"a": card})).losses
+    async with devices(1, memory_bytes=None, compute={"a": card}) as household:
+        await household.holder_run(workload.job(6), alone).run()
+    losses = household.losses
     assert len(losses) == 6
     assert losses[-1] < losses[0]
 
