@@ -123,12 +123,26 @@ class DeviceProfiler:
             if box is not None:
                 await self._try_in_box(asked, box)
             await self.model(digest, asked.holder)  # here it is judged
+            measured, memory_bytes = await self._measure_somewhere(asked)
             kind = self._kind
-            measured, memory_bytes = await self._measure_here(asked, self._compute.device)
         taken = self.memory.note_taken()
         self._offers = {digest: _MemoryOffer(measured, memory_bytes, taken, kind)}
         answer = ProfileAnswer(measured, memory_bytes, taken, kind)
         return Message(MEASURE_PROFILE, {}, (answer.to_part(),))
+
+    async def _measure_somewhere(self, asked: ProfileAsked) -> tuple[Mapping[str, Any], int]:
+        """On the processor, where the accelerator has not all that the model needs."""
+        try:
+            return await self._measure_here(asked, self._compute.device)
+        except TrainingError as error:
+            if self._compute.device.is_host:
+                raise
+            title, why = self._compute.device.title, str(error)
+        self._verdicts = {asked.digest: why}
+        self._compute.use_processor(True)
+        measured = await self._measure_here(asked, self._compute.device)
+        self._warn_misfit(title, why)
+        return measured
 
     async def _measure_here(
         self, asked: ProfileAsked, device: ComputeDevice
@@ -278,10 +292,14 @@ class DeviceProfiler:
         if digest not in self._verdicts and not compute.device.is_host:
             why = await compute.run((1,), partial(self._judges, description, compute.device))
             self._verdicts = {digest: why}
-            if why is not None and self._emit is not None:
-                text = f"{compute.device.title} does not compute this model, the CPU does: {why}"
-                self._emit(events.Warning(text))
+            if why is not None:
+                self._warn_misfit(compute.device.title, why)
         compute.use_processor(self._verdicts.get(digest) is not None)
+
+    def _warn_misfit(self, title: str, why: str) -> None:
+        if self._emit is not None:
+            text = f"{title} does not compute this model, the CPU does: {why}"
+            self._emit(events.Warning(text))
 
     async def _fetch(self, digest: str, holder: str) -> FetchedModel:
         """What the holder sends, kept until another model is fetched; nothing of it is read."""

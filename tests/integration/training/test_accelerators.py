@@ -35,7 +35,7 @@ from tests.integration.training.jobs import (
     undisturbed,
 )
 from tests.integration.training.test_asynchronous_groups import force as force_turns
-from tests.support import zoo
+from tests.support import model_idioms, zoo
 from tests.support.curves import Case, difference, job_of, outcome_of, plain_torch
 from tests.support.reference import Outcome
 from tests.support.twin_device import TwinDevice
@@ -226,6 +226,18 @@ async def test_a_model_that_a_card_computes_wrong_is_its_processors() -> None:
         compute["b"].compute_wrong("aten.addmm.default", how=lambda tensor: tensor)
         await household.holder_run(make_job("custom_loss"), one_stage_each(2)).run()
         assert household.members["b"].compute.device is compute["b"]
+
+
+async def test_a_model_that_a_card_cannot_compute_is_its_processors() -> None:
+    """Lengths of packed sequences are on the host; made-up ones do not show that."""
+    made = model_idioms.make("packed_gru", 32)
+    case = Case("packed_gru", devices=2, batch_size=8, steps=3)
+    async with accelerated(2, "ab") as (household, _):
+        await household.holder_run(job_of(case, made), one_stage_each(2, 3)).run()
+        assert _reasons(household) == ["start"]
+        assert [household.members[name].compute.device for name in "ab"] == [HOST, HOST]
+    assert sorted(who for who, _ in household.warned) == ["a", "b"]
+    assert all("does not compute this model, the CPU does" in text for _, text in household.warned)
 
 
 async def test_devices_of_different_kinds_are_no_group() -> None:
