@@ -68,7 +68,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """From here on garbage is looked for, among what the tests make."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # traces are many small objects: a fifth of their time
     gc.enable()
     for logger in logging.getLogger().manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
