@@ -20,6 +20,8 @@ import lz4.block
 import torch
 from zeroconf import DNSIncoming
 
+from p2ptrain import events
+from p2ptrain.api.job_course import CourseAsked, CourseKeeper, JobCourse
 from p2ptrain.api.progress import JobLine
 from p2ptrain.control.lease import LeasedIdentity, place_fields, read_place
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
@@ -363,6 +365,17 @@ def _mdns_record(value: Any) -> object:
     return None
 
 
+def _course() -> JobCourse:
+    keeper = CourseKeeper("r", "pi", "Net", 9)
+    for number in (1, 2):
+        keeper.note(events.Step(number, 0.5, 9.0, 0.1, 0.01, (0.01,)), float(number))
+    keeper.note(events.Eval(2, {"accuracy": 0.5}), 2.5)
+    stage = events.PlanStage((0, 4), (events.PlanDevice("pi", 1),), ("a.weight",))
+    left_out = (events.LeftOut("phone", "it is slow"),)
+    keeper.note(events.Plan(1, "start", (stage,), 8, 4, 9.0, left_out), 3.0)
+    return keeper.since(CourseAsked(), 4.0)
+
+
 def _training() -> list[Target]:
     key, line = GenerationKey("j", 3), StreamId(GenerationKey("j", 3), 1, "activations")
     shape = Round(4, RoundMode.TRAIN, 4, 32, 8)
@@ -382,6 +395,7 @@ def _training() -> list[Target]:
         *(
             ResendSamples(line, shape),
             JobLine("m", 3, 4, 0.5, 9.0, ("pi",)),
+            CourseAsked("r", 2, 40),
             ProgressCounters(3, 1 << 40, 2.5),
             LinksAsked((ME,), again=True),
         ),
@@ -390,6 +404,7 @@ def _training() -> list[Target]:
     return [
         *(_of_frame(order) for order in orders),
         Target("assignment", Assignment.from_bytes, [assignment().to_bytes()]),
+        Target("job_course", JobCourse.from_bytes, [_course().to_bytes()]),
         Target("inventory", StateReport.from_bytes, [inventory().to_bytes()]),
         Target(
             "fetches",
