@@ -160,7 +160,7 @@ def _first(
     tolerance = bounds.half_tolerance if halves else bounds.tolerance
     least = bounds.half_least if halves else bounds.least
     started = clock()
-    here = UnitChain(description, seed, keep=False)
+    here = UnitChain(description, seed, keep=False, hashes=True)  # masks as the device has them
     there = UnitChain(description, seed, keep=False, device=device)
     for chain in (here, there):
         chain.begin(samples, apart=True)

@@ -73,8 +73,10 @@ class UnitChain:
         whole: int = 0,
         mark: Callable[[int], None] = unmarked,
         device: ComputeDevice = HOST,
+        hashes: bool = False,
     ) -> None:
         self._description, self._mark, self._device = description, mark, device
+        self._hashes = hashes
         self._deviates = torch.randn(_DEVIATES, generator=torch.Generator().manual_seed(seed))
         self._inside: Tensor | None = None
         self._keep, self._whole_number = keep, whole
@@ -165,7 +167,12 @@ class UnitChain:
         """With gradients to add to, as all micro-batches of a round find them but the first."""
         names = self._description.state_names(first, end)
         state = {name: self._tensor(name) for name in names}
-        stage = Stage(self._description, first, end, state, copy=False, device=self._device)
+        stage = Stage(
+            *(self._description, first, end, state),
+            copy=False,
+            device=self._device,
+            hashes=self._hashes,
+        )
         for parameter in stage.parameters().values():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)

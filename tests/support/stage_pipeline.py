@@ -71,6 +71,7 @@ def pipeline_step(
     split: bool = False,
     ahead: bool = False,
     device: ComputeDevice = HOST,
+    hashes: bool = False,
 ) -> Result:
     """The same step through stages with the given boundaries, on a device; what it gives is copied
     out.
@@ -84,6 +85,7 @@ def pipeline_step(
             *(model.description, first, end, model.state()),
             separate=_names(shared, number),
             device=device,
+            hashes=hashes,
         )
         for number, (first, end) in enumerate(pairwise(boundaries))
     ]

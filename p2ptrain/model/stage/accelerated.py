@@ -1,12 +1,8 @@
-"""What an accelerator computes in another way than the processor.
+"""What an accelerator does not compute itself: random numbers.
 
-Random numbers are drawn on the host, by the one generator that all devices have: a unit gets the
-same masks wherever it runs, and a stage may move between devices of different kinds. Dropout needs
-the shape alone from the accelerator, so that only the mask travels; of other operators that draw,
-the arguments do.
-
-    host      noise = dropout(1, 1, ...) ---+
-    device    input ------------------------+--> input * noise
+They are drawn on the host, by the one generator that all devices have: a unit gets the same numbers
+wherever it runs, and a stage may move between devices of different kinds. The operator's arguments
+travel there, and its result back. Dropout has its own, fast way: `hashed_masks`.
 """
 
 from __future__ import annotations
@@ -23,61 +19,13 @@ from p2ptrain.model.graph.nodes import GraphNode
 from p2ptrain.model.graph.operators import resolve
 from p2ptrain.model.stage.instructions import call_of
 
-_DROPOUT = "aten.dropout.default"
-
-_ATTENTION = "aten.scaled_dot_product_attention.default"
-
 
 def call_on(device: ComputeDevice, node: GraphNode) -> Callable[..., Any]:
     """What computes a node on an accelerator."""
     call = call_of(node)
     if not draws_random_numbers(node):
         return call
-    if node.operator == _DROPOUT:
-        return lambda tensor, p, train: tensor * _noise(device, tensor, p)
-    if node.operator == _ATTENTION:
-        return _Attention(device)
     return _OnHost(device, call, resolve(node.operator).mutates)
-
-
-def _noise(device: ComputeDevice, tensor: Tensor, p: float) -> Tensor:
-    """What dropout multiplies a tensor with: 0, or 1 / (1 - p)."""
-    shape, strides = tuple(tensor.shape), tensor.stride()
-    ones = torch.empty_strided(shape, strides, dtype=tensor.dtype).fill_(1)
-    with torch.no_grad():
-        return device.copy_in(torch.ops.aten.dropout.default(ones, p, True))
-
-
-class _Attention:
-    """Attention with dropout, by the steps of the processor."""
-
-    def __init__(self, device: ComputeDevice) -> None:
-        self._device = device
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """(..., queries, wide), (..., keys, wide), (..., keys, out) -> (..., queries, out)."""
-        shape = (*query.shape[:-1], key.shape[-2])
-        ones = torch.ones(shape, dtype=query.dtype)
-        with torch.no_grad():
-            drawn = torch.ops.aten.dropout.default(ones, dropout_p, True) != 0
-        kept = self._device.copy_in(drawn)
-        result: Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(
-            *(query, key, value, attn_mask, dropout_p, is_causal, kept),
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )[0]
-        return result
 
 
 class _OnHost:

@@ -25,6 +25,7 @@ from p2ptrain.model.graph.values import sizes_of
 from p2ptrain.model.stage.accelerated import call_on
 from p2ptrain.model.stage.determinism import seeded
 from p2ptrain.model.stage.embedding_rows import EMBEDDING, embedding
+from p2ptrain.model.stage.hashed_masks import dropout_by_hash
 from p2ptrain.model.stage.instructions import (
     GraphInstruction,
     Registers,
@@ -100,6 +101,7 @@ class Program:
         separate: Collection[str] = (),
         hiding: Collection[str] = (),
         device: ComputeDevice = HOST,
+        hashes: bool = False,
     ) -> None:
         """Prepare them.
 
@@ -107,8 +109,10 @@ class Program:
             separate: parameters whose gradients are taken from `.grad` between two updates.
             hiding: tensors of the state to which nodes write unnoticed by autograd (`rewritten`).
             device: where they run, and `state` is.
+            hashes: masks of dropout are hashed (`hashed_masks`); on an accelerator they always are.
         """
         self._device = device
+        self._hashes = hashes or not device.is_host
         self._separate = separate
         self._lengths = len(description.longest)
         self._names = [unit.name for unit in description.units]
@@ -226,6 +230,8 @@ class Program:
     def _call(self, index: int) -> Callable[..., Any]:
         """What computes the node of that index."""
         node = self._nodes[index]
+        if self._hashes and (call := dropout_by_hash(node, self._device.place)) is not None:
+            return call
         if not self._device.is_host:
             return call_on(self._device, node)
         return embedding if self._adds_rows(node) else call_of(node)

@@ -88,6 +88,7 @@ class Stage:
         separate: Collection[str] = (),
         shared: bool = False,
         device: ComputeDevice = HOST,
+        hashes: bool = False,
     ) -> None:
         """Build the stage.
 
@@ -101,6 +102,8 @@ class Stage:
                 for `take_separate`: what `ties.merge` needs of a tensor shared between stages.
             shared: several devices hold this stage. What training writes to buffers is then kept
                 in `statistics`, until the group has added it up.
+            device: see the class.
+            hashes: as `Program` has it.
 
         Raises:
             NotShareable: `shared`, and it writes what a group cannot add up.
@@ -108,6 +111,7 @@ class Stage:
         self.description = description
         self.first, self.end = first, end
         self.device = device
+        self._hashes = hashes
         self._is_last = end == len(description.units)
         self._state = {
             name: _own(description, name, state, copy, device)
@@ -122,7 +126,7 @@ class Stage:
         rewritten = frozenset[str]() if shared else rewritten_names(description, first, end)
         self._rewritten = MutatedParameters(rewritten, self._state)
         self._train = Program(
-            *(description, first, end, "train", training_state, separate, rewritten, device)
+            *(description, first, end, "train", training_state, separate, rewritten, device, hashes)
         )
         self._evaluate: Program | None = None
         self._uses = {
@@ -413,7 +417,9 @@ class Stage:
         if self._evaluate is None:
             units = (self.first, self.end)
             self._evaluate = Program(
-                self.description, *units, "eval", self._state, device=self.device
+                *(self.description, *units, "eval", self._state),
+                device=self.device,
+                hashes=self._hashes,
             )
         tensors = (*self._state.values(), *(instead or {}).values())
         own = {tensor.untyped_storage().data_ptr() for tensor in tensors}

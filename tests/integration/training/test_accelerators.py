@@ -67,6 +67,7 @@ async def _curve(case: Case, twins: str, chosen: TrainOptions) -> Outcome:
         await household.holder_run(job_of(case, made), chosen).run()
         assert all(twin.call_names for twin in compute.values())
         assert _reasons(household) == ["start"]
+        assert not household.warned, "an accelerator was given up"
     return outcome_of(household.losses, made)
 
 
@@ -88,9 +89,12 @@ async def test_a_pipeline_trains_as_plain_torch(twins: str, case: Case) -> None:
     assert difference(ours, reference).state == 0.0
 
 
-async def test_masks_are_the_same_wherever_they_are_drawn() -> None:
+async def test_masks_are_the_same_on_every_kind_of_device() -> None:
+    """Beside an accelerator: processors alone draw plain torch's."""
     case, chosen = Case("dropout", devices=2, steps=4), TrainOptions(2, planner="pp", steps=4)
-    assert (await _curve(case, "ab", chosen)).losses == (await _curve(case, "", chosen)).losses
+    one, other, both = [(await _curve(case, twins, chosen)).losses for twins in ("a", "b", "ab")]
+    assert one == other == both
+    assert one != (await _curve(case, "", chosen)).losses
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_step_is_the_processors(made: tuple[object, str], split: bool) -> None
     units = len(model.description.units)
     boundaries = sorted({0, units // 2, units})
     torch.manual_seed(0)
-    here = pipeline_step(example, model, boundaries, split=split)
+    here = pipeline_step(example, model, boundaries, split=split, hashes=True)
     twin = TwinDevice()
     twin.prepare_thread()
     torch.manual_seed(0)

@@ -1,0 +1,80 @@
+"""Masks of dropout that are the same on a processor and on an accelerator."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2ptrain.devices.processor import HOST
+from p2ptrain.model.stage.hashed_masks import mask
+from p2ptrain.model.stage.stage import Stage
+from tests.support import zoo
+from tests.support.reference import stack
+from tests.support.stage_pipeline import captured
+from tests.support.twin_device import TwinDevice
+
+SHAPE = (3, 41, 1000)  # several spans on a processor, the last one short
+
+
+def seeded_mask(seed: int, p: float, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    torch.manual_seed(seed)
+    return mask(shape, p, HOST.place)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_so_many_stay(p: float) -> None:
+    kept = seeded_mask(1, p)
+    assert kept.shape == SHAPE
+    spread = math.sqrt(p * (1 - p) / kept.numel())
+    assert abs(float(kept.double().mean()) - (1 - p)) < 5 * spread
+
+
+def test_all_are_dropped_with_one_and_none_with_zero() -> None:
+    assert not seeded_mask(1, 1.0).any()
+    assert seeded_mask(1, 0.0).all()
+    assert seeded_mask(1, 0.5, ()).shape == ()
+    assert seeded_mask(1, 0.5, (0, 3)).shape == (0, 3)
+
+
+def test_masks_have_nothing_to_do_with_each_other() -> None:
+    """Nor with themselves, shifted or from element to element."""
+    torch.manual_seed(2)
+    first, second = (mask((60_000,), 0.5, HOST.place).double() - 0.5 for _ in range(2))
+    bound = 5 * 0.25 / math.sqrt(60_000)
+    for shift in (0, 1, 2, 64, 1000):
+        assert abs(float((first * second.roll(shift)).mean())) < bound
+        if shift:
+            assert abs(float((first * first.roll(shift)).mean())) < bound
+
+
+def test_an_accelerator_makes_the_same_mask() -> None:
+    device = TwinDevice()
+    device.prepare_thread()
+    torch.manual_seed(3)
+    (made,) = device.fetched([mask(SHAPE, 0.3, device.place)])
+    assert made is not None
+    assert torch.equal(made, seeded_mask(3, 0.3))
+
+
+def test_a_stage_with_dropout_computes_the_same_on_both() -> None:
+    made = zoo.make("dropout")
+    model = captured(made)
+    x, y = stack(made.data[:8])
+    found = []
+    for device in (HOST, TwinDevice()):
+        device.prepare_thread()
+        units = len(model.description.units)
+        stage = Stage(model.description, 0, units, model.state(), device=device, hashes=True)
+        losses = [
+            stage.forward(k, [device.copy_in(x)], [device.copy_in(y)], weight=1.0, seed=(0, k, 0))
+            for k in range(2)
+        ]
+        stage.backward(0)
+        gradients = [parameter.grad for parameter in stage.parameters().values()]
+        found.append(device.fetched([*losses[0], *losses[1], *gradients]))
+    assert float(found[0][0]) != float(found[0][1]), "masks differ from step to step"
+    for on_host, on_twin in zip(*found, strict=True):
+        assert torch.equal(on_host, on_twin)
