@@ -144,7 +144,8 @@ def pytest_runtest_makereport(
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in a line of its own what was not tested."""
-    reports = terminalreporter.stats.get("skipped", [])
+    every = terminalreporter.stats.get("skipped", [])
+    reports = [report for report in every if isinstance(report, pytest.TestReport)]
     skipped = sum("namespaces" in report.keywords for report in reports)
     if skipped:
         terminalreporter.write_line(
