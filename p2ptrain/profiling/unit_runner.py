@@ -71,8 +71,8 @@ class CpuClock:
     def of(cls, device: ComputeDevice) -> CpuClock:
         """For passes on `device`.
 
-        An accelerator computes while the thread goes on: both clocks are the world's, once it has
-        done everything. It is ours alone, so that nothing has to be told apart.
+        An accelerator computes while the thread continues: both clocks are the world's, once it has
+        done everything. It shares no core with other programs.
         """
         if device.is_host:
             return cls()
@@ -82,6 +82,11 @@ class CpuClock:
             return time.perf_counter()
 
         return cls(done, done)
+
+    @property
+    def is_one(self) -> bool:
+        """Both are the same: a second of computing takes a second."""
+        return self.wall is self.cpu
 
 
 def never(_error: BaseException) -> bool:

@@ -140,7 +140,8 @@ def time_units(
     course.run_again()
     course.fill()
     found = [course.done[batch] for batch in sorted(course.done)]
-    factor, passes = wall_by_cpu(course.spans), informative_passes(found)
+    factor = 1.0 if course.clock.is_one else wall_by_cpu(course.spans)
+    passes = informative_passes(found)
     cold = tuple(found.batch for found in passes if found.is_cold)
     return UnitTimings(unit_times(passes, factor), factor, cold)
 

@@ -98,7 +98,7 @@ async def test_an_accelerator_s_profile_is_kept_by_its_kind(
     assert [one["processor"] for one in found[:4]] == ["card"] * 2 + ["other card"] * 2
     assert found[0] == found[1] != found[2]
     assert found[0]["units"] == found[4]["units"], "it keeps as much for the backward"
-    assert found[0]["wall_by_cpu"] == pytest.approx(1.0, rel=0.01)
+    assert found[0]["wall_by_cpu"] == 1.0
 
 
 @lru_cache
