@@ -2,8 +2,7 @@
 
     Error
     ├── UserError: the user must change something
-    │   ├── OptionError     a command-line option, a field of a Job or of a file;
-    │   │                   DeviceUnusable: the accelerator that was asked for
+    │   ├── OptionError     an option, a field of a Job or file; DeviceUnusable: a `--device`
     │   ├── ScriptError     the training script or the data set
     │   ├── CaptureError    the model cannot be exported; names the user's own line
     │   ├── PlanError       no plan fits the devices; names the unit or the budget
@@ -20,6 +19,8 @@
 A message says what happened, to which device, and what the user can do. `UserError` and `PeerError`
 are shown without a traceback; `InternalError` and every other exception are bugs.
 """
+
+from __future__ import annotations
 
 
 class Error(Exception):
@@ -104,6 +105,14 @@ class DeviceLost(PeerError):
 
 class AcceleratorFailed(Error):
     """An accelerator of this device, or its driver, has stopped working."""
+
+    @classmethod
+    def of(cls, name: str, error: BaseException) -> AcceleratorFailed:
+        """From what torch raises of it."""
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        failed = cls(f"{name} has failed: {first}")
+        failed.__cause__ = error
+        return failed
 
 
 class RunCancelled(Error):

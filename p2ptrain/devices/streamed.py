@@ -184,7 +184,7 @@ def _failing(name: str) -> Iterator[None]:
     try:
         yield
     except torch.AcceleratorError as error:
-        raise AcceleratorFailed(f"{name} has failed: {error}".splitlines()[0]) from error
+        raise AcceleratorFailed.of(name, error) from error
 
 
 def _flat(tensor: Tensor) -> Tensor | None:

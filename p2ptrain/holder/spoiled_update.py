@@ -168,6 +168,7 @@ def judged(
         lambda border, backward, number, values: comparison.crossed(
             border, backward, number + first, values
         ),
+        hashes=spoiled.assignment.hashes,
     )
     for loaded in prepared.loader().now([shape]):
         piece = loaded.feed.piece

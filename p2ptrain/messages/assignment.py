@@ -134,6 +134,11 @@ class Assignment(Blob):
     longest: Annotated[tuple[Count, ...], Length(MOST_LENGTHS), Rare()] = ()
 
     @property
+    def hashes(self) -> bool:
+        """Whether masks of dropout are hashed: an accelerator has a part."""
+        return any(place.kind != PROCESSOR.kind for place in self.stages)
+
+    @property
     def largest(self) -> int:
         """Most samples of any piece."""
         return max(self.micro_batch, self.evaluated)

@@ -213,12 +213,8 @@ class ComputeThread:
 
 def _understood(error: BaseException, device: ComputeDevice) -> BaseException:
     """What torch raises where an operator finds that the card or its driver has failed, as ours."""
-    if not isinstance(error, torch.AcceleratorError):
-        return error
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    failed = AcceleratorFailed(f"{device.name} has failed: {first}")
-    failed.__cause__ = error
-    return failed
+    is_failure = isinstance(error, torch.AcceleratorError)
+    return AcceleratorFailed.of(device.name, error) if is_failure else error
 
 
 @contextmanager

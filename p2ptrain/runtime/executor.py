@@ -138,10 +138,9 @@ class StageExecutor(ABC):
         self._log = log
         self._device = live.stage.device
         self._busy = CpuSpan(0.0, 0.0)
-        self._watches: list[
-            tuple[DeviceWatch, _StageTask, float]
-        ] = []  # of an accelerator: since when
-        # An accelerator goes on with the backward while its loss is on the way.
+        # What an accelerator still computes, and since when.
+        self._watches: list[tuple[DeviceWatch, _StageTask, float]] = []
+        # An accelerator begins the backward while its loss is on the way.
         self._reads_losses_late = False
         self._late_losses: list[tuple[MicroBatchSlice, HostCopies, float]] = []
         self._is_finite = True  # all of this round

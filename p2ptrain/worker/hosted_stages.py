@@ -32,7 +32,6 @@ from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.tensor_codec import copy_into
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.commit import Coefficient
-from p2ptrain.recovery.compute_kind import PROCESSOR
 from p2ptrain.recovery.rebuild_plan import replay_log_bytes
 from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind
 from p2ptrain.recovery.version import Version
@@ -336,7 +335,7 @@ def built_stage(
             separate=here,
             shared=adds_up,
             device=device,
-            hashes=any(one.kind != PROCESSOR.kind for one in assignment.stages),
+            hashes=assignment.hashes,
         )
     group_of = spec.group_of(list(trained_parameters(description)))
     optimizer = StageOptimizer(spec, stage.parameters(), group_of, stage.device)

@@ -42,17 +42,22 @@ def find_non_finite(
     targets: Sequence[Tensor],
     seed: Seed,
     device: ComputeDevice = HOST,
+    *,
+    hashes: bool = False,
 ) -> NonFiniteUnit | None:
     """Run `units` one by one without gradients; None where all that crosses is finite.
 
-    All tensors are on `device`. Buffers are copied first, so that running statistics do not move.
+    All tensors are on `device`; `hashes` as `Program` has it. Buffers are copied first, so that
+    running statistics do not move.
     """
     private = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
     values = list(inputs)
     if not all_finite(description.crossing(units.start, "train"), values):
         return NonFiniteUnit(None, any_broken(private.values()))
     for unit in units:
-        program = Program(description, unit, unit + 1, "train", private, device=device)
+        program = Program(
+            description, unit, unit + 1, "train", private, device=device, hashes=hashes
+        )
         needed = targets if description.target_uses(unit, unit + 1, "train") else ()
         with torch.no_grad():
             values = program.run(values, needed, seed)

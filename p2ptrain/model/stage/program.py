@@ -22,10 +22,8 @@ from p2ptrain.model.graph.description import Mode, ModelDescription
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references, written_leaves
 from p2ptrain.model.graph.nodes import GraphNode, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.graph.values import sizes_of
-from p2ptrain.model.stage.accelerated import call_on
 from p2ptrain.model.stage.determinism import seeded
 from p2ptrain.model.stage.embedding_rows import EMBEDDING, embedding
-from p2ptrain.model.stage.hashed_masks import dropout_by_hash
 from p2ptrain.model.stage.instructions import (
     GraphInstruction,
     Registers,
@@ -36,6 +34,7 @@ from p2ptrain.model.stage.instructions import (
     frees,
 )
 from p2ptrain.model.stage.mutated_state import hidden, state_views
+from p2ptrain.model.stage.random_operators import drawing_call
 
 Seed: TypeAlias = tuple[int, int, int]
 """(the job's seed, step, micro-batch)."""
@@ -109,10 +108,10 @@ class Program:
             separate: parameters whose gradients are taken from `.grad` between two updates.
             hiding: tensors of the state to which nodes write unnoticed by autograd (`rewritten`).
             device: where they run, and `state` is.
-            hashes: masks of dropout are hashed (`hashed_masks`); on an accelerator they always are.
+            hashes: masks of dropout are hashed (`random_operators`).
         """
         self._device = device
-        self._hashes = hashes or not device.is_host
+        self._hashes = hashes
         self._separate = separate
         self._lengths = len(description.longest)
         self._names = [unit.name for unit in description.units]
@@ -230,11 +229,11 @@ class Program:
     def _call(self, index: int) -> Callable[..., Any]:
         """What computes the node of that index."""
         node = self._nodes[index]
-        if self._hashes and (call := dropout_by_hash(node, self._device.place)) is not None:
-            return call
-        if not self._device.is_host:
-            return call_on(self._device, node)
-        return embedding if self._adds_rows(node) else call_of(node)
+        drawing = drawing_call(node, self._device, hashes=self._hashes)
+        if drawing is not None:
+            return drawing
+        adds_rows = self._device.is_host and self._adds_rows(node)
+        return embedding if adds_rows else call_of(node)
 
     def _adds_rows(self, node: GraphNode) -> bool:
         """Whether it reads a table that takes gradients, and is all that does."""

@@ -66,6 +66,7 @@ class Replay:
         seed: of the job.
         step: updates before the round.
         crossed: receives what crosses each border of units.
+        hashes: as the stages of the round had it.
     """
 
     def __init__(
@@ -75,14 +76,17 @@ class Replay:
         seed: int,
         step: int,
         crossed: Crossed | None = None,
+        *,
+        hashes: bool = False,
     ) -> None:
         self._description = description
         self._state = state
         self._seed, self._step = seed, step
         self._crossed = crossed
+        self._hashes = hashes
         private = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
         self._units = [
-            Stage(description, unit, unit + 1, private, copy=False)
+            Stage(description, unit, unit + 1, private, copy=False, hashes=hashes)
             for unit in range(len(description.units))
         ]
 
@@ -163,7 +167,8 @@ class Replay:
         samples = len(batch.inputs[0])
         broken = []
         for row in range(samples):
-            alone = Replay(self._description, self._state, self._seed, self._step)
+            round_of = (self._description, self._state, self._seed, self._step)
+            alone = Replay(*round_of, hashes=self._hashes)
             one = ReplayBatch(
                 [value[row : row + 1] for value in batch.inputs],
                 [value[row : row + 1] for value in batch.targets],

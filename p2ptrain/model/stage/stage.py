@@ -440,6 +440,7 @@ class Stage:
         return find_non_finite(
             *(self.description, units, state, held.inputs, held.targets, held.seed or NO_SEED),
             device=self.device,
+            hashes=self._hashes,
         )
 
     def take_separate(self) -> dict[str, list[Tensor | None]]:

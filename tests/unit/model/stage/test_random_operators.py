@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.devices.processor import HOST
-from p2ptrain.model.stage.hashed_masks import mask
+from p2ptrain.model.stage.random_operators import mask
+from p2ptrain.model.stage.round_replay import Replay, ReplayBatch
 from p2ptrain.model.stage.stage import Stage
 from tests.support import zoo
 from tests.support.reference import stack
@@ -78,3 +79,26 @@ def test_a_stage_with_dropout_computes_the_same_on_both() -> None:
     assert float(found[0][0]) != float(found[0][1]), "masks differ from step to step"
     for on_host, on_twin in zip(*found, strict=True):
         assert torch.equal(on_host, on_twin)
+
+
+def test_a_round_is_done_again_with_the_masks_that_it_had() -> None:
+    """Else what devices have sent would not be what the holder computes, and one be blamed."""
+    made = zoo.make("dropout")
+    model = captured(made)
+    x, y = stack(made.data[:4])
+    units = len(model.description.units)
+    crossed: list[list[Tensor]] = []
+
+    def note(_unit: int, backward: bool, _number: int, values: object) -> None:
+        if not backward:
+            crossed.append([value.detach().clone() for value in values])
+
+    replay = Replay(model.description, model.state(), 5, 0, note, hashes=True)
+    assert replay.find(0, ReplayBatch([x], [y], 1.0)) is None
+    values = [x]
+    for unit in range(units):
+        assert len(crossed[unit]) == len(values)
+        assert all(map(torch.equal, crossed[unit], values))
+        stage = Stage(model.description, unit, unit + 1, model.state(), hashes=True)
+        uses = model.description.target_uses(unit, unit + 1, "train")
+        values = stage.forward(0, values, [y] if uses else [], seed=(5, 0, 0))

@@ -1,0 +1,213 @@
+"""Operators that draw random numbers, where an accelerator has a part in a plan.
+
+A processor's generator and an accelerator's draw other numbers from one seed. So that a stage may
+move between kinds of devices, and a fast card does not wait:
+
+    dropout, and attention's    each element of a mask is a hash of its number in the tensor and of
+                                two keys, made where the mask is needed, on processors too
+    other operators             computed on the host: their arguments travel there, results back
+
+The keys come from the generator that the unit has been seeded with (`determinism`):
+
+    generator of the unit -- k1, k2        number of the element -- mix(number, k1, k2) < 1 - p ?
+
+The mix is the finalizer of MurmurHash3 (32 bits, Appleby 2008) with the second key between its two
+products, so that masks of two keys are no shifted copies of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.model.graph.effects import draws_random_numbers
+from p2ptrain.model.graph.nodes import GraphNode
+from p2ptrain.model.graph.operators import resolve
+from p2ptrain.model.stage.instructions import call_of
+
+_DROPOUT = "aten.dropout.default"
+
+_ATTENTION = "aten.scaled_dot_product_attention.default"
+
+_HOST_ELEMENTS = 1 << 15
+"""At a time on a processor, whose cache they fit."""
+
+_BITS = 24
+"""Of a hash that are compared with the probability."""
+
+
+def drawing_call(
+    node: GraphNode, device: ComputeDevice, *, hashes: bool
+) -> Callable[..., Any] | None:
+    """What computes a node that draws, where that is not its operator there; None: it is.
+
+    Args:
+        device: where the node runs.
+        hashes: masks of dropout are hashed; on an accelerator they always are.
+    """
+    if (device.is_host and not hashes) or not draws_random_numbers(node):
+        return None
+    if node.operator == _DROPOUT:
+        return _dropout
+    if node.operator == _ATTENTION:
+        return _Attention(device.place)
+    if device.is_host:
+        return None
+    return _OnHost(device, call_of(node), resolve(node.operator).mutates)
+
+
+def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
+    with torch.no_grad():
+        kept = mask(tuple(tensor.shape), p, tensor.device)
+        noise = kept.to(tensor.dtype) if p == 1 else kept.to(tensor.dtype).div_(1 - p)
+    return tensor * noise
+
+
+class _Attention:
+    """Attention whose weights are dropped, by the steps that torch takes on a processor."""
+
+    def __init__(self, place: torch.device) -> None:
+        self._place = place
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """(..., queries, wide), (..., keys, wide), (..., keys, out) -> (..., queries, out)."""
+        with torch.no_grad():
+            kept = mask((*query.shape[:-1], key.shape[-2]), dropout_p, self._place)
+        result: Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(
+            *(query, key, value, attn_mask, dropout_p, is_causal, kept),
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )[0]
+        return result
+
+
+def mask(shape: tuple[int, ...], p: float, place: torch.device) -> Tensor:
+    """Which elements stay, each with probability 1 - p; torch's generator gives the keys.
+
+    Args:
+        p: of an element to be dropped.
+        place: where the mask is made.
+
+    Returns:
+        bool, of that shape.
+    """
+    keys = (int(torch.randint(1 << 32, ())), int(torch.randint(1 << 32, ())))
+    elements = torch.Size(shape).numel()
+    least = round(p * (1 << _BITS)) - (1 << (_BITS - 1))
+    parts = [
+        _mixed(first, end, keys, place) >> (32 - _BITS) >= least
+        for first, end in _spans(elements, place)
+    ]
+    return (torch.cat(parts) if len(parts) > 1 else parts[0]).view(shape)
+
+
+def _spans(elements: int, place: torch.device) -> Iterator[tuple[int, int]]:
+    step = _HOST_ELEMENTS if place.type == "cpu" else max(elements, 1)
+    for first in range(0, max(elements, 1), step):
+        yield first, min(first + step, elements)
+
+
+def _mixed(first: int, end: int, keys: tuple[int, int], place: torch.device) -> Tensor:
+    """int32, all bits of which depend on the number and on both keys."""
+    numbers = torch.arange(_signed(first), _signed(first) + end - first, device=place)
+    mixed = numbers.to(torch.int32)
+    mixed.mul_(_signed(0x9E3779B1)).add_(_signed(keys[0]))
+    mixed.bitwise_xor_(_shifted(mixed, 16))
+    mixed.mul_(_signed(0x85EBCA6B)).add_(_signed(keys[1]))
+    mixed.bitwise_xor_(_shifted(mixed, 13))
+    return mixed.mul_(_signed(0xC2B2AE35))
+
+
+def _shifted(numbers: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros from the left."""
+    return (numbers >> bits).bitwise_and_((1 << (32 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    """The same 32 bits as a number of int32."""
+    number &= 0xFFFFFFFF
+    return number - (1 << 32) if number >> 31 else number
+
+
+class _OnHost:
+    """An operator computed on the host, with arguments from the accelerator.
+
+    Args:
+        mutates: positions of the arguments that it writes to.
+    """
+
+    def __init__(
+        self, device: ComputeDevice, call: Callable[..., Any], mutates: frozenset[int]
+    ) -> None:
+        self._device = device
+        self._call = call
+        self._mutates = mutates
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As the operator."""
+        here = [self._outside(value) for value in args]
+        placed = {name: self._outside(value) for name, value in kwargs.items()}
+        result = self._call(*here, **placed)
+        for position in self._mutates:
+            args[position].copy_(self._inside(here[position]))
+        return self._inside(result)
+
+    def _outside(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return _Leaving.apply(value, self._device)  # type: ignore[no-untyped-call]
+        if isinstance(value, list | tuple):
+            return [self._outside(item) for item in value]
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    def _inside(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return _Entering.apply(value, self._device)  # type: ignore[no-untyped-call]
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return [self._inside(item) for item in value]
+        return value
+
+
+class _Leaving(torch.autograd.Function):
+    """To the host; the gradient comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, device: ComputeDevice) -> Tensor:
+        ctx.device = device
+        (copy,) = device.fetched([value])
+        assert copy is not None
+        return copy.clone() if copy is value else copy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        inside: Tensor = ctx.device.copy_in(gradients[0])
+        return inside, None
+
+
+class _Entering(torch.autograd.Function):
+    """To the device; the gradient comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, device: ComputeDevice) -> Tensor:
+        ctx.device = device
+        copy = device.copy_in(value)
+        return copy.clone() if copy is value else copy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (copy,) = ctx.device.fetched(gradients)
+        return copy, None
