@@ -44,7 +44,6 @@ PLACES = 64
 """Of a loader that says how far it is, that are kept."""
 
 PLACES_SHARE = 0.1
-"""Most of the time that goes into asking it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,19 @@ class LoaderBatch:
 class LoaderBatches:
     """The mini-batches of training. Thread-safe; one thread reads at a time."""
 
-    def __init__(self, loader: LoaderPass, epochs: int, *, kept_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        loader: LoaderPass,
+        epochs: int,
+        *,
+        kept_bytes: int | None = None,
+        places_share: float = PLACES_SHARE,
+    ) -> None:
         """Reads the first batches.
+
+        Args:
+            kept_bytes: most that kept batches take; None = a share of free memory.
+            places_share: most of the time that goes into asking the loader how far it is.
 
         Raises:
             ScriptError: there is none, or it is unusable.
@@ -86,6 +96,7 @@ class LoaderBatches:
         self._known = loader.batches
         self._skips = loader.are_epochs_alike
         self._kept_bytes = kept_bytes
+        self._places_share = places_share
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, LoaderBatch] = OrderedDict()
         self._ends: set[int] = set()  # numbers of updates that complete an epoch
@@ -230,6 +241,8 @@ class LoaderBatches:
                     step += 1
                 before, is_first = read, False
                 self._note_place(step + 1, epoch, number + 1)
+            if at is not None and before is None:  # the place was behind the epoch's last batch
+                self._ends.add(step)
         if before is not None:
             shape = BatchShape(step, before.samples, ends_epoch=True, is_last=True)
             yield self._batch(shape, before)
@@ -243,7 +256,7 @@ class LoaderBatches:
         ends = tuple(end for end in sorted(self._ends) if end < step)
         self._places.append(LoaderPlace(step, epoch, number, ends, loader, streams))
         now = monotonic()
-        self._place_due = now + (now - since) / PLACES_SHARE
+        self._place_due = now + (now - since) / self._places_share
 
     def _batch(self, place: BatchShape, read: ReadBatch) -> LoaderBatch:
         return LoaderBatch(place, read, self.layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import stat
@@ -194,27 +195,22 @@ def test_batches_that_are_not_kept_are_read_again(name: str) -> None:
     assert same(inputs(batches, len(expected) - 2), expected[-2:])
 
 
-@pytest.mark.parametrize("step", [16, 18, 20, 21])
-def test_a_loader_that_says_its_place_goes_on_from_there(step: int) -> None:
+@pytest.mark.parametrize("place", range(1, 28))
+def test_a_loader_that_says_its_place_goes_on_from_there(place: int) -> None:
     expected = [batch for epoch in plain(Stateful(), 4) for batch in epoch]
-    batches = opened(Stateful(), 4, kept_bytes=1)
+    batches = LoaderBatches(passing(Stateful()), 4, kept_bytes=1, places_share=math.inf)
     assert len(inputs(batches)) == 28
-    written = [to_plain(place.loader) for place in batches.places]
-    given, again = Stateful(), json.loads(json.dumps(written))
+    noted = next(one for one in batches.places if one.step == place)
+    written = json.loads(json.dumps([to_plain(noted.loader), to_plain(noted.streams)]))
+    given = Stateful()
     later = opened(given, 4, kept_bytes=1)
-    later.recall(
-        [
-            replace(place, loader=from_plain(said), streams=from_plain(to_plain(place.streams)))
-            for place, said in zip(batches.places, again, strict=True)
-        ]
-    )
-    before = given.read
-    assert later.ends_epoch(step) == (step % 7 == 0)
-    assert later.epochs_before(step) == step // 7
+    loader, streams = map(from_plain, written)
+    later.recall([replace(noted, loader=loader, streams=streams)])
+    before, step = given.read, min(place + 2, 27)
     assert same(inputs(later, step), expected[step:])
-    nearest = loader_memory.newest_before(batches.places, step - 1)
-    assert nearest is not None
-    assert given.read - before <= 28 - nearest.step
+    assert given.read - before <= 28 - place
+    assert later.epochs_before(28) == 4
+    assert [end for end in range(1, 29) if later.ends_epoch(end)] == [7, 14, 21, 28]
 
 
 async def test_its_place_is_written_down_for_the_next_process(tmp_path: Path) -> None:
