@@ -25,16 +25,28 @@ HEADERS = {
 }
 """Of every answer."""
 
+JSON_ALONE = frozenset({"application/json"})
+"""What a form of another site's page cannot send."""
+
 _LOOKING = frozenset({"GET", "HEAD"})
 
 
 def why_refused(
-    method: str, path: str, host: str, headers: Mapping[str, str], hosts: Collection[str]
+    method: str,
+    path: str,
+    host: str,
+    headers: Mapping[str, str],
+    hosts: Collection[str],
+    *,
+    entrances: Collection[str] = ("/",),
+    content_types: Collection[str] = JSON_ALONE,
 ) -> str | None:
     """The reason, or None: its sender may be asked who it is.
 
     Args:
         hosts: what Host may be.
+        entrances: paths that links of other sites may lead to.
+        content_types: of a body that changes something.
     """
     if host not in hosts:
         return "this page is not known by that name"
@@ -42,19 +54,21 @@ def why_refused(
     if origin is not None and origin != f"http://{host}":
         return "another site's page may not ask here"
     site = headers.get("Sec-Fetch-Site", "none")
-    if site not in ("none", "same-origin") and not _is_link(method, path, headers):
+    if site not in ("none", "same-origin") and not (
+        path in entrances and _is_link(method, headers)
+    ):
         return "another site's page may not ask here"
     if method not in _LOOKING:
         if origin is None:
             return "only this page itself may change something"
-        if headers.get("Content-Type", "").partition(";")[0] != "application/json":
-            return "what changes something is JSON"
+        if headers.get("Content-Type", "").partition(";")[0] not in content_types:
+            return f"what changes something is {' or '.join(sorted(content_types))}"
     return None
 
 
-def _is_link(method: str, path: str, headers: Mapping[str, str]) -> bool:
+def _is_link(method: str, headers: Mapping[str, str]) -> bool:
     """Whether a person has followed a link to the page."""
     is_top = headers.get("Sec-Fetch-Mode") == "navigate" and (
         headers.get("Sec-Fetch-Dest", "document") == "document"
     )
-    return method == "GET" and path == "/" and is_top
+    return method == "GET" and is_top

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.net.forms import Range, Text
 from p2ptrain.net.write_form import write_form
+from p2ptrain.page.mount import Mount
 from p2ptrain.page.sessions import Reach, Sessions
 from p2ptrain.page.site import PageSite
 from p2ptrain.page.source import PageMember, PageSource
@@ -96,7 +98,10 @@ class PageServer:
         *,
         source: PageSource | None = None,
         limits: ServerLimits | None = None,
+        mounts: Sequence[Mount] = (),
     ) -> None:
+        """`mounts`: what other rooms show on it."""
+        self._mounts = mounts
         self._state = StateFolder(folder)
         self._member = member
         self._source = source or PageSource(member)
@@ -128,8 +133,11 @@ class PageServer:
         await self._stop_listening()
         await self._tasks.cancel()
 
-    async def open(self, *, lan: bool) -> PageAddress:
+    async def open(self, *, lan: bool, path: str = "/") -> PageAddress:
         """The page's address, with a token that counts once; `lan`: for other devices too.
+
+        Args:
+            path: of what is opened: "/", or that of a mount.
 
         Raises:
             UserError: it cannot be opened.
@@ -142,7 +150,7 @@ class PageServer:
                 await self._open_lan()
         assert self._file is not None
         self._keep(replace(self._file, lan=self._file.lan or lan))
-        return PageAddress(self._url(Reach.HERE), self._url(Reach.LAN) if lan else None)
+        return PageAddress(self._url(Reach.HERE, path), self._url(Reach.LAN, path) if lan else None)
 
     async def close(self) -> None:
         """Close the page; every browser has to be let in again."""
@@ -189,7 +197,9 @@ class PageServer:
         """Listen there, on another port where that one is taken; returns the port."""
         assert self._sessions is not None
         token = self._scraper if reach is Reach.HERE else ""
-        site = PageSite(self._source, self._sessions, reach, self._stop_job, token)
+        site = PageSite(
+            *(self._source, self._sessions, reach, self._stop_job, token), mounts=self._mounts
+        )
         runner = web.AppRunner(
             site.application(),
             access_log=None,
@@ -237,12 +247,12 @@ class PageServer:
         """In a task: it takes as long as the devices' letting go."""
         self._tasks.spawn(self._member.stop_job(), "stop the job")
 
-    def _url(self, reach: Reach) -> str:
+    def _url(self, reach: Reach, path: str) -> str:
         assert self._sessions is not None
         listening = self._listening[reach]
         token = self._sessions.new_token(reach, asyncio.get_running_loop().time())
         host = listening.runner.addresses[0][0]
-        return f"http://{_with_port(host, listening.site.port)}/?token={token}"
+        return f"http://{_with_port(host, listening.site.port)}{path}?token={token}"
 
     def _metrics_token(self) -> str:
         known = self._state.read(METRICS_TOKEN_FILE)

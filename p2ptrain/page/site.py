@@ -9,7 +9,7 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -18,8 +18,9 @@ from aiohttp import web
 
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.page.guard import HEADERS, MAX_BODY_BYTES, why_refused
+from p2ptrain.page.guard import HEADERS, JSON_ALONE, MAX_BODY_BYTES, why_refused
 from p2ptrain.page.metrics import CONTENT_TYPE, metrics_text
+from p2ptrain.page.mount import Mount
 from p2ptrain.page.sessions import COOKIE_SECONDS, GuessLimit, Reach, Sessions
 from p2ptrain.page.source import PageSource
 from p2ptrain.page.stream import TooManyBrowsers, as_json
@@ -73,8 +74,11 @@ class PageSite:
         stop: Callable[[], None],
         metrics_token: str = "",
         settings: SiteSettings | None = None,
+        mounts: Sequence[Mount] = (),
     ) -> None:
         """`stop`: begins to end this device's job; `metrics_token`: lets a scraper in."""
+        self._mounts = mounts
+        self._entrances = ("/", *(mount.path for mount in mounts))
         self.hosts: Collection[str] = ()
         self.port = 0
         self.proved: set[int] = set()
@@ -101,18 +105,25 @@ class PageSite:
         app.router.add_post("/api/invite", self._invite)
         app.router.add_post("/api/remove", self._remove)
         app.router.add_post("/api/stop", self._stop_job)
+        for mount in self._mounts:
+            mount.add_routes(app.router, self._reach)
         return app
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        why = why_refused(request.method, request.path, request.host, request.headers, self.hosts)
+        types = (mount.content_types for mount in self._mounts if mount.has(request.path))
+        why = why_refused(
+            *(request.method, request.path, request.host, request.headers, self.hosts),
+            entrances=self._entrances,
+            content_types=next(types, JSON_ALONE),
+        )
         if why is not None:
             log.info("page_request_refused", path=request.path[:100], why=why)
             raise web.HTTPForbidden(text=f"refused: {why}\n")
         if self._is_scraper(request):
             return await handler(request)
         if not self._is_known(request):
-            return self._exchange(request)
+            return await self._exchange(request, handler)
         self.proved.add(id(request.protocol))
         try:
             return await handler(request)
@@ -136,11 +147,11 @@ class PageSite:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         return hmac.compare_digest(given, f"Bearer {self._metrics_token}".encode())
 
-    def _exchange(self, request: web.Request) -> web.Response:
+    async def _exchange(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """The page and a cookie for a token, once."""
         token, address = request.query.get("token"), request.remote or ""
         now = asyncio.get_running_loop().time()
-        if token is None or request.method != "GET" or request.path != "/":
+        if token is None or request.method != "GET" or request.path not in self._entrances:
             raise web.HTTPForbidden(text=_STRANGER)
         if self._guesses.is_over(address, now):
             raise web.HTTPTooManyRequests(text="too many wrong tokens: wait a minute\n")
@@ -148,7 +159,7 @@ class PageSite:
         if cookie is None:
             self._guesses.wrong(address, now)
             raise web.HTTPForbidden(text=_STRANGER)
-        response = self._shell_response()
+        response = await handler(request)
         response.set_cookie(
             self.cookie_name,
             cookie,
@@ -161,11 +172,8 @@ class PageSite:
 
     # -- what is shown ---------------------------------------------------------------------------
 
-    def _shell_response(self) -> web.Response:
-        return web.Response(text=self._shell, content_type="text/html")
-
     async def _page(self, request: web.Request) -> web.Response:
-        return self._shell_response()
+        return web.Response(text=self._shell, content_type="text/html")
 
     async def _file(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]

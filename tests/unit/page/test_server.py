@@ -12,12 +12,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from yarl import URL
 
 from p2ptrain import events
 from p2ptrain.errors import UserError
 from p2ptrain.page import server as page_server
+from p2ptrain.page.mount import Mount
 from p2ptrain.page.server import PAGE_FILE, PageServer, ServerLimits
+from p2ptrain.page.sessions import Reach
 from p2ptrain.page.source import PageSource
 from tests.support.page_member import PLAN, FakePageMember, course, step
 
@@ -306,3 +309,41 @@ def test_the_page_is_small_and_loads_nothing_from_elsewhere() -> None:
         assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text), name
         assert "innerHTML" not in text, name
     assert not re.search(r"<script(?![^>]* src=)|style=|\son\w+=", files["page.html"])
+
+
+async def test_another_rooms_routes_stand_behind_the_same_checks(
+    tmp_path: Path, member: FakePageMember, browser: aiohttp.ClientSession
+) -> None:
+    taken: list[bytes] = []
+
+    async def shown(request: web.Request) -> web.Response:
+        return web.Response(text="add pictures")
+
+    async def take(request: web.Request) -> web.Response:
+        taken.append(await request.content.read(9))
+        return web.json_response({})
+
+    def add_routes(router: web.UrlDispatcher, reach: Reach) -> None:
+        router.add_get("/add", shown)
+        router.add_post("/add/picture", take)
+
+    mount = Mount("/add", add_routes, frozenset({"image/jpeg"}))
+    async with PageServer(tmp_path, member, mounts=[mount]) as page:
+        url = (await page.open(lan=False, path="/add")).url
+        async with browser.get(url) as answer:
+            assert await answer.text() == "add pictures"
+        origin = str(URL(url).origin())
+        own = {"Origin": origin}
+        picture = f"{origin}/add/picture"
+        for kind, expected in (("image/jpeg", 200), ("application/json", 403)):
+            headers = {**own, "Content-Type": kind}
+            async with browser.post(picture, data=b"a picture", headers=headers) as answer:
+                assert answer.status == expected
+        headers = {"Origin": "http://evil.example", "Content-Type": "image/jpeg"}
+        async with browser.post(picture, data=b"theirs", headers=headers) as answer:
+            assert answer.status == 403
+        async with aiohttp.ClientSession() as stranger:
+            headers = {**own, "Content-Type": "image/jpeg"}
+            async with stranger.post(picture, data=b"theirs", headers=headers) as answer:
+                assert answer.status == 403
+    assert taken == [b"a picture"]
