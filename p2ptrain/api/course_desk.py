@@ -7,6 +7,7 @@ course of this device's own last job stays in its state folder, for after the `t
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
@@ -43,8 +44,11 @@ ANSWER_SECONDS = 5.0
 class CourseRecorder:
     """The course of a job of this device, with the clock and the file."""
 
-    def __init__(self, keeper: CourseKeeper, folder: StateFolder | None) -> None:
+    def __init__(
+        self, keeper: CourseKeeper, folder: StateFolder | None, limit: Callable[[], str]
+    ) -> None:
         self._keeper = keeper
+        self._limit = limit
         self._folder = folder
         self._began_at = monotonic()
         self._ended_at: float | None = None
@@ -74,7 +78,7 @@ class CourseRecorder:
 
     def since(self, asked: CourseAsked) -> JobCourse:
         """What is new for a device that has what `asked` says."""
-        return self._keeper.since(asked, self._seconds())
+        return self._keeper.since(asked, self._seconds(), self._limit())
 
     def _seconds(self) -> float:
         return (self._ended_at or monotonic()) - self._began_at
@@ -95,10 +99,16 @@ class CourseDesk:
         self._has_looked = False
         mesh.route(COURSE, self._answer)
 
-    def begin(self, model: str, steps: int | None) -> CourseRecorder:
-        """This device begins to train a job of so many steps, if that is known."""
+    def begin(
+        self, model: str, steps: int | None, limit: Callable[[], str] = str
+    ) -> CourseRecorder:
+        """This device begins to train a job of so many steps, if that is known.
+
+        Args:
+            limit: what limits it now, in a sentence.
+        """
         keeper = CourseKeeper(secrets.token_hex(8), self._mesh.name, model, steps)
-        self._own = CourseRecorder(keeper, self._folder)
+        self._own = CourseRecorder(keeper, self._folder, limit)
         return self._own
 
     async def read(self) -> JobCourse | None:

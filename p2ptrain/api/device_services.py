@@ -85,6 +85,11 @@ class DeviceServices:
         """What the job of this device waits for that is no device: see `JobTrainer`."""
         return None if self._trainer is None else self._trainer.waits
 
+    @property
+    def limit(self) -> str:
+        """What limits the job of this device now, in a sentence; "" where it is not known."""
+        return "" if self._trainer is None else self._trainer.limit
+
     async def train(
         self,
         job: Job,

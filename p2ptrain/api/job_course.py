@@ -154,6 +154,7 @@ class JobCourse(Blob):
         steps: of the whole job; None where that is not known.
         last: the newest step.
         first: updates that were made before this run.
+        limit: what limits it now, in a sentence.
         is_rest: `points` are only those after what was asked for.
     """
 
@@ -173,6 +174,7 @@ class JobCourse(Blob):
     evals: Annotated[tuple[CourseMetrics, ...], Length(EVALS_LIMIT)] = ()
     notes: Annotated[tuple[CourseNote, ...], Length(NOTES_LIMIT)] = ()
     plan: CoursePlan | None = None
+    limit: Annotated[_Sentence, Rare()] = ""
     is_rest: Annotated[bool, Rare()] = False
 
 
@@ -228,15 +230,19 @@ class CourseKeeper:
         if self.course.state not in ENDED:
             self._change(state="stopped", message="")
 
-    def since(self, asked: CourseAsked, seconds: float) -> JobCourse:
+    def since(self, asked: CourseAsked, seconds: float, limit: str = "") -> JobCourse:
         """What one who has that of the course lacks of it.
 
         Args:
             seconds: since the job began.
+            limit: what limits it now.
         """
         knows = asked.run == self.course.run and asked.stride == self.course.stride
         points = self._points[self._index_after(asked.step) :] if knows else self._points
-        return replace(self.course, seconds=seconds, points=tuple(points), is_rest=knows)
+        limit = limit[:TEXT_LIMIT_CHARACTERS] if self.course.state == "training" else ""
+        return replace(
+            self.course, seconds=seconds, points=tuple(points), limit=limit, is_rest=knows
+        )
 
     def _index_after(self, step: int) -> int:
         """Of the first point after that step; new ones stand at the end."""

@@ -150,7 +150,8 @@ def start_run(
     stream = EventStream(replays=True)
     model = type(job.model).__name__
     reporter = ProgressReporter(mesh, model, lambda: member.waits)
-    course = None if desk is None else desk.begin(model, job.total_steps(options.steps))
+    steps = job.total_steps(options.steps)
+    course = None if desk is None else desk.begin(model, steps, lambda: member.limit)
     sinks = RunSinks(asked_sinks(job, options), lambda event: announce(event))
     notified = asyncio.Event()
 

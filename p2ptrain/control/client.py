@@ -86,6 +86,10 @@ class ControlClient:
         """`Node.explain()` of the member."""
         return dict(await self._ask("GET", "/explain", seconds=EXPLAIN_TIMEOUT_SECONDS))
 
+    async def state(self) -> dict[str, Any]:
+        """What the member's page shows: `p2ptrain.page.state.PageState`, as plain data."""
+        return dict(await self._ask("GET", "/state"))
+
     async def invite(self) -> str:
         """Open the member's pairing window; returns the code."""
         return str((await self._ask("POST", "/invite"))["code"])

@@ -111,6 +111,7 @@ class ControlServer:
         app.router.add_get("/devices", self._devices)
         app.router.add_get("/links", self._links)
         app.router.add_get("/explain", self._explain)
+        app.router.add_get("/state", self._state)
         app.router.add_post("/invite", self._invite)
         app.router.add_post("/remove", self._remove)
         app.router.add_post("/page", self._open_page)
@@ -152,6 +153,9 @@ class ControlServer:
 
     async def _explain(self, request: web.Request) -> web.Response:
         return web.json_response(dict(await self._member().explain()))
+
+    async def _state(self, request: web.Request) -> web.Response:
+        return web.json_response(dict(await _there(self._lender.page).state()))
 
     async def _invite(self, request: web.Request) -> web.Response:
         return web.json_response({"code": self._member().invite()})

@@ -68,6 +68,7 @@ from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import AVERAGE
 from p2ptrain.net.message import Message, PartKind
+from p2ptrain.plan.explain import limit_words
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.compute_thread import as_other_threads
@@ -156,6 +157,12 @@ class JobTrainer:
         if doing is None:
             return None
         return f"waiting for data: {doing}" if doing.startswith(READING) else f"waiting: {doing}"
+
+    @property
+    def limit(self) -> str:
+        """What limits it now, in a sentence, as far as rounds show without being watched."""
+        facts = self._facts.known()
+        return self.waits or ("" if facts is None else limit_words(facts))
 
     async def run(self) -> None:
         """Train; in the end the weights are in the user's module and in `options.out`.

@@ -28,6 +28,7 @@ from p2ptrain.page.mount import Mount
 from p2ptrain.page.sessions import Reach, Sessions
 from p2ptrain.page.site import PageSite
 from p2ptrain.page.source import PageMember, PageSource
+from p2ptrain.page.state import Sections
 
 log = get_logger(__name__)
 
@@ -159,6 +160,10 @@ class PageServer:
             await self._tasks.cancel()
             self._state.remove(PAGE_FILE)
             self._state.remove(METRICS_TOKEN_FILE)
+
+    async def state(self) -> Sections:
+        """What the page shows now, for this device's own commands."""
+        return await self._source.sections(Reach.HERE)
 
     # -- listening -------------------------------------------------------------------------------
 

@@ -90,6 +90,7 @@ class JobView:
         samples_per_s: lately.
         seconds_left: as fast as lately; None where that is not known.
         headline, sentence: for people.
+        limit: what limits it now, in a sentence; None where that is not known.
         why_not_stop: None where this browser may stop it.
     """
 
@@ -107,6 +108,7 @@ class JobView:
     predicted_samples_per_s: float | None
     begun_at: float
     seconds_left: float | None
+    limit: str | None
     why_not_stop: str | None
 
 

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import segno
 
+from p2ptrain.api import course_sentences as sentences
 from p2ptrain.api.job_course import ENDED, CourseLink, CoursePlan, CourseStage, JobCourse
 from p2ptrain.api.views import DeviceStatus, MemberStatus, NodeStatus
-from p2ptrain.page import sentences
 from p2ptrain.page.state import (
     CurveView,
     DeviceView,
@@ -201,6 +201,7 @@ def _job(seen: Seen, course: JobCourse, *, may_change: bool) -> JobView:
         predicted_samples_per_s=None if plan is None else plan.predicted_samples_per_s,
         begun_at=seen.begun_at,
         seconds_left=left,
+        limit=course.limit or None,
         why_not_stop=_why_not_stop(seen.status.name, course, may_change=may_change),
     )
 

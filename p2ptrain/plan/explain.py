@@ -84,6 +84,13 @@ def _speed(facts: JobFacts) -> ExplainedPoint:
     return ExplainedPoint("speed", text, because=numbers)
 
 
+def limit_words(facts: JobFacts) -> str:
+    """What limits the job, in a sentence; "" before a round was measured."""
+    if not facts.round_seconds or not facts.devices:
+        return ""
+    return _limit(facts, facts.round_seconds).text
+
+
 def explained(facts: JobFacts) -> dict[str, Any]:
     """The facts and what they show, as `--json` prints them."""
     points = [write_form(point) for point in explain(facts)]
@@ -125,7 +132,8 @@ def _limit(facts: JobFacts, round_seconds: float) -> ExplainedPoint:
         )
         return ExplainedPoint("limit", text, first.name, numbers)
     text = (
-        f"no device and no link is busy all the time: {first.words} for {_part(first.part)} of "
+        f"{'no device and no link' if facts.watched_rounds else 'no device'} is busy all the time: "
+        f"{first.words} for {_part(first.part)} of "
         f"each round of {_seconds(round_seconds)}{after}"
     )
     device = next((one for one in facts.devices if one.name == first.name), None)

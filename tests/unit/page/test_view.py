@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain import events
+from p2ptrain.api.course_sentences import duration, seconds_left
 from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.views import CutOffDevice
 from p2ptrain.net.write_form import write_form
 from p2ptrain.page.metrics import metrics_text
-from p2ptrain.page.sentences import duration, seconds_left
 from p2ptrain.page.state import DeviceView, PageState, changes
 from p2ptrain.page.view import Seen, page_state
 from tests.support.page_member import PLAN, course, member, status, step, trusted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2ptrain.plan.explain import ExplainedPoint, explain, time_use
+from p2ptrain.plan.explain import ExplainedPoint, explain, limit_words, time_use
 from p2ptrain.plan.types.job_facts import DeviceFacts, IdleDevice, JobFacts, LinkFacts, WhatIf
 from p2ptrain.plan.types.timeline import TimelineEntry
 
@@ -57,6 +57,10 @@ def test_where_nothing_is_full_the_waits_are_named() -> None:
     (limit,) = about(replace(FACTS, devices=devices, links=()), "limit")
     assert "no device and no link is busy all the time" in limit.text
     assert "gradients from the part of the model after it (40%)" in limit.text
+    blind = tuple(replace(device, waits={}) for device in devices)
+    text = limit_words(replace(FACTS, devices=blind, links=(), watched_rounds=0))
+    assert text == "no device is busy all the time: laptop computes for 50% of each round of 1 s"
+    assert limit_words(replace(FACTS, round_seconds=None)) == ""
 
 
 def test_devices_are_held_against_the_plan() -> None:

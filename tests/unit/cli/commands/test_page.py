@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,9 @@ HERE, LAN = "http://127.0.0.1:1/?token=a", "http://10.0.0.2:1/?token=b"
 class _FakePage:
     def __init__(self) -> None:
         self.is_open = False
+
+    async def state(self) -> Mapping[str, Any]:
+        return {}
 
     async def open(self, *, lan: bool) -> PageAddress:
         self.is_open = True

@@ -1,4 +1,4 @@
-"""One plain sentence for each thing the page shows. Pure, so that tests can check the words."""
+"""One plain sentence for each thing that the page, a terminal or a notebook shows. Pure."""
 
 from __future__ import annotations
 
