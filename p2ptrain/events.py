@@ -126,6 +126,22 @@ class Waiting(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Paused(Event):
+    """A person has paused the job, on that device; updates under way still count."""
+
+    event = "paused"
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    """A person has ended the pause, on that device."""
+
+    event = "resumed"
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDevice:
     """A device's part of a stage."""
 

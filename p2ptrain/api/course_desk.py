@@ -14,6 +14,7 @@ from time import monotonic
 
 from p2ptrain.api.job_course import (
     ENDED,
+    REPORTED,
     CourseAsked,
     CourseKeeper,
     CoursePoint,
@@ -52,6 +53,11 @@ class CourseRecorder:
         self._folder = folder
         self._began_at = monotonic()
         self._ended_at: float | None = None
+
+    @property
+    def run(self) -> str:
+        """Which course this is."""
+        return self._keeper.course.run
 
     @property
     def is_over(self) -> bool:
@@ -123,6 +129,13 @@ class CourseDesk:
             return self._after_its_end(self._known)
         return self._own.whole() if self._own is not None else self._last_here()
 
+    def holder_of(self, run: str) -> str | None:
+        """The device that trains that run, as far as this one knows; None where none does now."""
+        if self._own is not None and self._own.run == run and not self._own.is_over:
+            return self._mesh.self_id
+        known = self._known
+        return self._known_of if known is not None and known.run == run else None
+
     async def _ask(self, holder: str) -> None:
         """Where no answer comes, what is known stays as it is."""
         known = self._known if holder == self._known_of else None
@@ -146,7 +159,9 @@ class CourseDesk:
             last = CoursePoint(step, 0.0, line.get("loss"), line.get("samples_per_s"), None)
         name = display_name(self._mesh, holder)
         state: JobState = "starting" if last is None else "training"
-        return JobCourse(f"of {name}", name, line.get("model") or "a model", state, last=last)
+        return JobCourse(
+            f"{REPORTED}{name}", name, line.get("model") or "a model", state, last=last
+        )
 
     def _after_its_end(self, known: JobCourse) -> JobCourse:
         """Of a job of another device that is not reported any more."""

@@ -24,6 +24,7 @@ def headline(course: JobCourse) -> str:
         "starting": f"Getting ready to train {course.model}",
         "training": f"Training {course.model}: step {step:,}{of}",
         "waiting": f"Training {course.model} stands still at step {step:,}{of}",
+        "paused": f"Training {course.model} is paused at step {step:,}{of}",
         "done": f"Done: {course.model}, {counted(step, 'step')}",
         "failed": f"Training {course.model} failed at step {step:,}{of}",
         "stopped": f"Training {course.model} was stopped at step {step:,}{of}",
@@ -39,6 +40,8 @@ def job_sentence(course: JobCourse, left_seconds: float | None) -> str:
             return f"{holder} has the data. Devices are being measured, then the plan is made."
         case "waiting":
             return f"It goes on when {course.message or 'a device'} is back."
+        case "paused":
+            return f"{course.message} has paused it. The weights stay on the devices."
         case "done":
             return f"The trained weights are on {holder}."
         case "failed":
@@ -52,7 +55,7 @@ def job_sentence(course: JobCourse, left_seconds: float | None) -> str:
 
 def seconds_left(course: JobCourse) -> float | None:
     """At the speed of late, pauses included; None where it cannot be known."""
-    if course.state != "training" or course.steps is None or course.last is None:
+    if course.state not in ("training", "paused") or course.steps is None or course.last is None:
         return None
     points = [*course.points[-LATELY_POINTS:], course.last]
     made, took = points[-1].step - points[0].step, points[-1].seconds - points[0].seconds
@@ -145,6 +148,8 @@ def _sentence_of_job(name: str, course: JobCourse) -> str:
     holds = "Has the data. " if name == course.holder else ""
     if course.state == "waiting":
         return f"{holds}Waits until {course.message or 'a device'} is back."
+    if course.state == "paused" and part is not None:
+        return f"{holds}Paused; keeps {part}."
     if course.plan is None:
         return f"{holds}Is being measured for {course.model}."
     if part is not None:

@@ -12,6 +12,7 @@ from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import AcceleratorFailed, OptionError
 from p2ptrain.events import Event
+from p2ptrain.holder.pause import Pause
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -97,6 +98,7 @@ class DeviceServices:
         emit: Callable[[Event], None],
         folder: StateFolder | None = None,
         settings: RecoverySettings = HOME,
+        pause: Pause | None = None,
     ) -> None:
         """Train a job of this device, which may have no part in another device's job.
 
@@ -114,7 +116,7 @@ class DeviceServices:
             raise OptionError(
                 f"this device is computing for {holder}'s training: wait until that ends"
             )
-        trainer = JobTrainer(self.service.device, job, options, emit, folder, settings)
+        trainer = JobTrainer(self.service.device, job, options, emit, folder, settings, pause)
         self._trainer = trainer
         try:
             await trainer.run()

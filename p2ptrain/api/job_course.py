@@ -36,7 +36,12 @@ _Sentence: TypeAlias = Annotated[str, Text(TEXT_LIMIT_CHARACTERS, clean=True)]
 
 _Rate: TypeAlias = Annotated[float, Range(0.0)]
 
-JobState: TypeAlias = Literal["starting", "training", "waiting", "done", "failed", "stopped"]
+JobState: TypeAlias = Literal[
+    "starting", "training", "waiting", "paused", "done", "failed", "stopped"
+]
+
+REPORTED = "of "
+"""How a run begins that has no name of its own."""
 
 ENDED: frozenset[str] = frozenset({"done", "failed", "stopped"})
 
@@ -46,7 +51,7 @@ class CoursePoint:
     """One step; what is not a number is None.
 
     Attributes:
-        seconds: since the job began.
+        seconds: since the job began, without a person's pauses.
     """
 
     step: Count
@@ -148,8 +153,8 @@ class JobCourse(Blob):
     Attributes:
         run: of this course; another run of the same job has another one.
         holder: name of the device with the data.
-        state: "waiting": it stands still until a device is back.
-        message: the error of one that failed; the device that is waited for.
+        state: "waiting": it stands still until a device is back; "paused": until a person says so.
+        message: the error of one that failed; the device that is waited for, or that has paused it.
         seconds: since the job began.
         steps: of the whole job; None where that is not known.
         last: the newest step.
@@ -177,6 +182,11 @@ class JobCourse(Blob):
     limit: Annotated[_Sentence, Rare()] = ""
     is_rest: Annotated[bool, Rare()] = False
 
+    @property
+    def is_reported_only(self) -> bool:
+        """Its holder gives no course: this is made of its progress lines."""
+        return self.run.startswith(REPORTED)
+
 
 @dataclass(frozen=True, slots=True)
 class CourseAsked(FrameFields):
@@ -200,6 +210,9 @@ class CourseKeeper:
         self.course = JobCourse(run, holder, model, steps=steps)
         self._points: list[CoursePoint] = []
         self._limit = limit
+        self._paused_at: float | None = None
+        self._paused_by = ""
+        self._paused_seconds = 0.0
 
     def note(self, event: events.Event, seconds: float) -> None:
         """`event` has happened, so many seconds after the job began."""
@@ -215,6 +228,13 @@ class CourseKeeper:
             )
         elif isinstance(event, events.Waiting):
             self._change(state="waiting", message=event.waiting_for)
+        elif isinstance(event, events.Paused):
+            self._paused_at, self._paused_by = seconds, event.by
+            self._change(state="paused", message=event.by)
+        elif isinstance(event, events.Resumed):
+            self._paused_seconds = seconds - self._trained(seconds)
+            self._paused_at = None
+            self._change(state="training" if self.course.last else "starting", message="")
         elif isinstance(event, events.Done):
             self._change(state="done", message="")
         elif isinstance(event, events.Error):
@@ -253,15 +273,23 @@ class CourseKeeper:
 
     def _step(self, event: events.Step, seconds: float) -> None:
         numbers = (_finite(event.loss), _finite(event.samples_per_s), _finite(event.lr))
-        point = CoursePoint(event.step, seconds, *numbers)
+        point = CoursePoint(event.step, self._trained(seconds), *numbers)
         first = event.step - 1 if self.course.last is None else self.course.first
-        self._change(state="training", message="", last=point, first=first)
+        is_paused = self._paused_at is not None  # the updates under way still count
+        state: JobState = "paused" if is_paused else "training"
+        message = self._paused_by if is_paused else ""
+        self._change(state=state, message=message, last=point, first=first)
         if event.step % self.course.stride == 0:
             self._points.append(point)
         if len(self._points) > self._limit:
             stride = 2 * self.course.stride
             self._points = [point for point in self._points if point.step % stride == 0]
             self._change(stride=stride)
+
+    def _trained(self, seconds: float) -> float:
+        """So many seconds without a person's pauses."""
+        until = seconds if self._paused_at is None else self._paused_at
+        return until - self._paused_seconds
 
     def _with_speeds(self, plan: CoursePlan) -> CoursePlan:
         """A plan that is not a new one says no speeds: they are those of the one before."""

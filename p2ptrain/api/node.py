@@ -30,6 +30,7 @@ from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.loading import forked_box, import_training, started_box
 from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import Run, asked_options, start_run
+from p2ptrain.api.steering import Action, SteeringDesk, SteerRequest
 from p2ptrain.api.views import (
     CoordinatorStatus,
     CutOffDevice,
@@ -167,6 +168,7 @@ class Node:
         self._member: DeviceServices | None = None
         self._board: ProgressBoard | None = None
         self._desk: CourseDesk | None = None
+        self._steering: SteeringDesk | None = None
         self._run: Run | None = None
         self._own_box: Box | None = None
 
@@ -197,6 +199,7 @@ class Node:
         try:
             self._board = ProgressBoard(self._mesh)
             self._desk = CourseDesk(self._mesh, self._board, StateFolder(self._config.state_dir))
+            self._steering = SteeringDesk(self._mesh)
             self._member = self._make_member()
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
@@ -259,6 +262,8 @@ class Node:
         may take some seconds; cancel this to leave at once.
         """
         try:
+            if self._steering is not None:
+                await self._steering.close()
             if self._run is not None:
                 await self._run.cancel()
             if self._member is not None:
@@ -292,7 +297,8 @@ class Node:
             raise OptionError(_OUTSIDE)
         folder = self._jobs_folder()
         self._run = start_run(
-            self._mesh, self._member, job, options, self._emit, folder, self._desk
+            *(self._mesh, self._member, job, options, self._emit, folder),
+            *(self._desk, self._steering),
         )
         return self._run
 
@@ -335,15 +341,19 @@ class Node:
         """
         return None if self._desk is None else await self._desk.read()
 
-    async def stop_job(self) -> None:
-        """End the run of this node: only the device with the data stops its job.
+    async def steer_job(self, run: str, action: Action) -> None:
+        """Pause, go on with or stop a training of the household, wherever its data is.
+
+        Args:
+            run: as in its `course`.
 
         Raises:
-            UserError: this device trains no job of its own.
+            UserError, PeerError: that training has ended, or its device does not answer.
         """
-        if self._run is None or self._run.done:
-            raise UserError("this device trains no job of its own: stop it where its data is")
-        await self._run.cancel()
+        holder = None if self._desk is None else self._desk.holder_of(run)
+        if holder is None or self._steering is None:
+            raise UserError("another training runs now, or none: look again")
+        await self._steering.steer(holder, SteerRequest(run, action))
 
     async def links(self) -> list[LinkStatus]:
         """How fast the links to the other members are, measured now, one after the other.

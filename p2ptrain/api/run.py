@@ -13,8 +13,10 @@ from p2ptrain.api.course_desk import CourseDesk
 from p2ptrain.api.event_stream import EventReader, EventStream
 from p2ptrain.api.progress import INTERVAL_SECONDS, Outcome, ProgressReporter
 from p2ptrain.api.sinks.open_sinks import RunSinks, asked_sinks
+from p2ptrain.api.steering import SteeringDesk
 from p2ptrain.errors import OptionError, RunCancelled, callback_note
 from p2ptrain.events import Event
+from p2ptrain.holder.pause import Pause
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
 
@@ -54,8 +56,19 @@ class Run:
     Iteration ends with the job; like `result`, it raises what the job failed with.
     """
 
-    def __init__(self, job: Job, task: asyncio.Task[None], events: EventStream) -> None:
+    def __init__(
+        self,
+        job: Job,
+        task: asyncio.Task[None],
+        events: EventStream,
+        pause: Pause,
+        announce: Callable[[Event], None],
+        here: str,
+    ) -> None:
         self._job = job
+        self._pause = pause
+        self._announce = announce
+        self._here = here
         self._task = task
         self._stream = events
         self._own = self.events()
@@ -90,10 +103,30 @@ class Run:
         await _ended(self._task)
         return self._job.users_model
 
-    async def cancel(self) -> None:
-        """Stop training; the other devices are let go. Harmless after the end, and repeated."""
+    def pause(self, by: str = "") -> None:
+        """Begin no further update; weights and devices are kept. Harmless repeated.
+
+        Args:
+            by: name of the device on which a person wants it; this one by default.
+        """
+        if not self.done and self._pause.begin():
+            self._announce(events.Paused(by or self._here))
+
+    def resume(self, by: str = "") -> None:
+        """Go on after `pause`, with the next update."""
+        if not self.done and self._pause.end():
+            self._announce(events.Resumed(by or self._here))
+
+    async def cancel(self, by: str = "") -> None:
+        """Stop training; the other devices are let go. Harmless after the end, and repeated.
+
+        Args:
+            by: name of the device on which a person wants it, where it is another one.
+        """
         if not self._cancelled:  # a second time would break off the letting go
             self._cancelled = True
+            if by not in ("", self._here) and not self.done:
+                self._announce(events.Warning(f"stopped on {by}", by))
             self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -139,6 +172,7 @@ def start_run(
     emit: Callable[[Event], None],
     folder: StateFolder | None = None,
     desk: CourseDesk | None = None,
+    steering: SteeringDesk | None = None,
 ) -> Run:
     """Train `job` in a task of its own.
 
@@ -146,6 +180,7 @@ def start_run(
         emit: takes every event, beside the run itself.
         folder: where the job's journal stands; None = nowhere.
         desk: has the job's course for those who ask; None = nobody does.
+        steering: pauses and stops it for them.
     """
     stream = EventStream(replays=True)
     model = type(job.model).__name__
@@ -154,6 +189,7 @@ def start_run(
     course = None if desk is None else desk.begin(model, steps, lambda: member.limit)
     sinks = RunSinks(asked_sinks(job, options), lambda event: announce(event))
     notified = asyncio.Event()
+    pause = Pause()
 
     def announce(event: Event) -> None:
         reporter.note(event)
@@ -176,7 +212,7 @@ def start_run(
         reporting = asyncio.create_task(report(), name="report progress")
         outcome: Outcome = "stopped"
         try:
-            await member.train(job, options, announce, folder)
+            await member.train(job, options, announce, folder, pause=pause)
             outcome = "done"
         except Exception as error:
             outcome = "failed"
@@ -195,4 +231,7 @@ def start_run(
 
     task = asyncio.create_task(run(), name="train")
     task.add_done_callback(lambda _: stream.close())  # also of one that is cancelled before it runs
-    return Run(job, task, stream)
+    begun = Run(job, task, stream, pause, announce, mesh.name)
+    if steering is not None and course is not None:
+        steering.begin(course.run, begun)
+    return begun

@@ -43,6 +43,8 @@ def _describe(event: events.Event) -> str:
             events.Step()
             | events.Eval()
             | events.Waiting()
+            | events.Paused()
+            | events.Resumed()
             | events.Failure()
             | events.Recovered()
             | events.Done()
@@ -84,6 +86,8 @@ def _describe_job(
     event: events.Step
     | events.Eval
     | events.Waiting
+    | events.Paused
+    | events.Resumed
     | events.Failure
     | events.Recovered
     | events.Done,
@@ -95,6 +99,10 @@ def _describe_job(
             return f"step {event.step}  {metrics_text(event)}"
         case events.Waiting():
             return f"Training waits until {event.waiting_for} is back."
+        case events.Paused(by=by):
+            return f"Paused on {by}. The weights and the devices are kept."
+        case events.Resumed(by=by):
+            return f"Training goes on, says {by}."
         case events.Failure():
             return f"Lost {event.name}. The others go on without it."
         case events.Recovered():

@@ -46,7 +46,7 @@ class RichRenderer:
                 self._line(describe(event), "bold green")
             case events.Failure() | events.Error():
                 self._line(describe(event), "bold red")
-            case events.Waiting() | events.Warning() | events.PairingFailed():
+            case events.Waiting() | events.Paused() | events.Warning() | events.PairingFailed():
                 self._line(describe(event), "yellow")
             case _:
                 self._line(describe(event), "dim")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -94,7 +95,7 @@ class HolderGeneration:
 
     Attributes:
         evaluated_ahead: pieces of an evaluation that may be under way, or wait to be measured.
-        is_draining: no further round is to be ordered.
+        draining: set where no further round is to be ordered.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class HolderGeneration:
         self._outputs = self._connect_outputs(switchboard)
         self._free_bytes: dict[str, int] = {}
         self._has_begun = False
-        self.is_draining = False
+        self.draining = asyncio.Event()
         mesh.route_now(DONE, self._done)  # all wait for the last one
         mesh.route(FAILED, self._failed)
         mesh.route(NORMS, self._norm)

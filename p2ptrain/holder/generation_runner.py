@@ -113,7 +113,7 @@ class GenerationRunner:
     def drain(self) -> None:
         """Order no further round."""
         if self.epoch is not None:
-            self.epoch.is_draining = True
+            self.epoch.draining.set()
 
     def freeze(self) -> None:
         """End what runs."""

@@ -125,6 +125,13 @@ class JobReports:
         if self._sign_at is None:
             self._sign_at = monotonic() if since is None else since
 
+    def pause_over(self, began_at: float) -> None:
+        """What a recovery took does not count a person's pause, which began then."""
+        now = monotonic()
+        if self._sign_at is not None:
+            self._sign_at += now - max(began_at, self._sign_at)
+        self._resumed_at += now - max(began_at, self._resumed_at)
+
     def step(
         self,
         step: int,

@@ -34,6 +34,7 @@ from p2ptrain.holder.generation_runner import GenerationWork
 from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
+from p2ptrain.holder.pause import Pause
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, judged, noted
 from p2ptrain.holder.start import job_registry
@@ -105,9 +106,11 @@ class JobTrainer:
         emit: Callable[[Event], None],
         folder: StateFolder | None = None,
         settings: RecoverySettings = HOME,
+        pause: Pause | None = None,
     ) -> None:
         """`folder`: where the job's journal stands; None = this job ends with its process."""
         self._settings = settings
+        self._pause = pause or Pause()
         self._device = device
         self._mesh = mesh = device.mesh
         self._given, self._job = given_plan(options.plan, job, options.asynchrony)
@@ -151,6 +154,8 @@ class JobTrainer:
     @property
     def waits(self) -> str | None:
         """What the job waits for now that is no device: a read, a callback; None = nothing."""
+        if self._pause.is_on:
+            return "paused"
         if self._epoch is not None and not self._epoch.waits_for_user:
             return None
         doing = doings.longest(WAITED_SECONDS)
@@ -423,7 +428,7 @@ class JobTrainer:
                 check,
                 epochs.note_link,
                 self._settings,
-                lambda: self._callbacks.is_busy,
+                lambda: self._callbacks.is_busy or self._pause.is_on,
                 frozen,
             )
             if self._job.clip_grad_norm is not None:
@@ -456,6 +461,7 @@ class JobTrainer:
                 *(epochs.reports, epochs.elastic, epochs.copies, epochs.counts, callbacks),
                 journal.measured,
                 partial(self._lengthen, epochs, description),
+                self._pause,
                 start=start,
                 evaluated=evaluated,
             )
@@ -561,7 +567,7 @@ class JobTrainer:
     ) -> None:
         """After the rounds under way."""
         self._interrupted = interrupted = asyncio.get_running_loop().create_future()
-        epoch.is_draining = True
+        epoch.draining.set()
         self._warn(f"stopping: the weights of the last step will be in {out}")
         await asyncio.wait(
             [interrupted, running],

@@ -35,6 +35,7 @@ from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, LongerThanPlanned
 from p2ptrain.holder.input.metrics import MetricValues
 from p2ptrain.holder.input.mini_batches import MiniBatch
+from p2ptrain.holder.pause import Pause
 from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.snapshot_manager import SnapshotManager
@@ -104,6 +105,7 @@ class TrainingLoop:
         callbacks: are waited for: an update counts once they have seen the one before.
         measured: writes down what a scheduler has seen of evaluations.
         lengthen: has another plan made, for batches of such lengths.
+        pause: a person's.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class TrainingLoop:
         callbacks: LoopCallbacks,
         measured: Callable[[Measured], Coroutine[Any, Any, None]],
         lengthen: Callable[[tuple[int, ...]], None],
+        pause: Pause,
         *,
         start: int,
         evaluated: int,
@@ -136,6 +139,7 @@ class TrainingLoop:
         self._may_order = asyncio.Event()  # but for callbacks that work with what came before
         self._was_stopped = callbacks.runner.stopped is not None  # then the course ends with that
         self._measured, self._lengthen = measured, lengthen
+        self._pause = pause
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._found: asyncio.Queue[tuple[PlannedRound[MiniBatch], bool] | None] = asyncio.Queue(
             FOUND_AHEAD
@@ -198,7 +202,8 @@ class TrainingLoop:
                 await run_in_background(partial(self._prepared.numbers_of, shape.step))
             await self._ahead.acquire()
             await self._may_order.wait()
-            if self._epoch.is_draining or self._is_stopped:
+            await self._while_paused()
+            if self._epoch.draining.is_set() or self._is_stopped:
                 await self._no_more(ordered)
                 await self._ordered.put(None)
                 return
@@ -228,6 +233,17 @@ class TrainingLoop:
         self._is_complete = True
         await self._no_more(ordered)
         await self._ordered.put(None)
+
+    async def _while_paused(self) -> None:
+        """Order nothing while a person has paused the job."""
+        pause = self._pause
+        if not pause.is_on:
+            return
+        await pause.wait(self._epoch.draining)
+        self._stepped_at = None
+        self._reports.pause_over(pause.began_at)
+        self._elastic.pause_over()
+        self._copies.pause_over()
 
     def round_of(self, step: int) -> Round | None:
         """The round that makes update `step`, from 1, if it was ordered lately."""
@@ -270,7 +286,7 @@ class TrainingLoop:
                 async for feed in feeds:
                     yield feed
         except LongerThanPlanned as found:
-            self._epoch.is_draining = True
+            self._epoch.draining.set()
             self._lengthen(found.planned.round.lengths)
             await self._found.put((found.planned, False))  # and is not ordered
             return

@@ -202,9 +202,7 @@ class PageServer:
         """Listen there, on another port where that one is taken; returns the port."""
         assert self._sessions is not None
         token = self._scraper if reach is Reach.HERE else ""
-        site = PageSite(
-            *(self._source, self._sessions, reach, self._stop_job, token), mounts=self._mounts
-        )
+        site = PageSite(self._source, self._sessions, reach, token, mounts=self._mounts)
         runner = web.AppRunner(
             site.application(),
             access_log=None,
@@ -247,10 +245,6 @@ class PageServer:
                 listening.sweep(now, self._limits)
 
     # -- the rest --------------------------------------------------------------------------------
-
-    def _stop_job(self) -> None:
-        """In a task: it takes as long as the devices' letting go."""
-        self._tasks.spawn(self._member.stop_job(), "stop the job")
 
     def _url(self, reach: Reach, path: str) -> str:
         assert self._sessions is not None

@@ -11,11 +11,13 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, get_args
 
 from aiohttp import web
 
+from p2ptrain.api.steering import Action
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.page.guard import HEADERS, JSON_ALONE, MAX_BODY_BYTES, why_refused
@@ -71,12 +73,11 @@ class PageSite:
         source: PageSource,
         sessions: Sessions,
         reach: Reach,
-        stop: Callable[[], None],
         metrics_token: str = "",
         settings: SiteSettings | None = None,
         mounts: Sequence[Mount] = (),
     ) -> None:
-        """`stop`: begins to end this device's job; `metrics_token`: lets a scraper in."""
+        """`metrics_token`: lets a scraper in; `mounts`: of other rooms."""
         self._mounts = mounts
         self._entrances = ("/", *(mount.path for mount in mounts))
         self.hosts: Collection[str] = ()
@@ -85,7 +86,6 @@ class PageSite:
         self._source = source
         self._sessions = sessions
         self._reach = reach
-        self._stop = stop
         self._metrics_token = metrics_token
         self._settings = settings or SiteSettings()
         self._guesses = GuessLimit()
@@ -104,7 +104,8 @@ class PageSite:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/api/invite", self._invite)
         app.router.add_post("/api/remove", self._remove)
-        app.router.add_post("/api/stop", self._stop_job)
+        for action in get_args(Action):
+            app.router.add_post(f"/api/{action}", partial(self._steer, action))
         for mount in self._mounts:
             mount.add_routes(app.router, self._reach)
         return app
@@ -220,13 +221,9 @@ class PageSite:
         await self._source.member.remove(await _text(request, "name"))
         return await self._changed()
 
-    async def _stop_job(self, request: web.Request) -> web.Response:
+    async def _steer(self, action: Action, request: web.Request) -> web.Response:
         self._check_may_change()
-        run = await _text(request, "run")
-        course = await self._source.member.course()
-        if course is None or course.run != run:
-            raise UserError("another job runs now: look again before you stop it")
-        self._stop()
+        await self._source.member.steer_job(await _text(request, "run"), action)
         return await self._changed()
 
     def _check_may_change(self) -> None:

@@ -17,6 +17,7 @@ from typing import Protocol
 from p2ptrain import events
 from p2ptrain._version import __version__
 from p2ptrain.api.job_course import JobCourse
+from p2ptrain.api.steering import Action
 from p2ptrain.api.views import DeviceStatus, NodeStatus
 from p2ptrain.console.describe import describe
 from p2ptrain.errors import Error
@@ -72,8 +73,8 @@ class PageMember(Protocol):
     async def remove(self, name: str) -> None:
         """Revoke a device."""
 
-    async def stop_job(self) -> None:
-        """End the run of this device."""
+    async def steer_job(self, run: str, action: Action) -> None:
+        """Pause, go on with or stop a training of the household."""
 
 
 class PageSource:

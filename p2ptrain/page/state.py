@@ -91,7 +91,7 @@ class JobView:
         seconds_left: as fast as lately; None where that is not known.
         headline, sentence: for people.
         limit: what limits it now, in a sentence; None where that is not known.
-        why_not_stop: None where this browser may stop it.
+        why_not_steer: None where this browser may pause and stop it.
     """
 
     run: str
@@ -109,7 +109,7 @@ class JobView:
     begun_at: float
     seconds_left: float | None
     limit: str | None
-    why_not_stop: str | None
+    why_not_steer: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,15 +202,15 @@ def _job(seen: Seen, course: JobCourse, *, may_change: bool) -> JobView:
         begun_at=seen.begun_at,
         seconds_left=left,
         limit=course.limit or None,
-        why_not_stop=_why_not_stop(seen.status.name, course, may_change=may_change),
+        why_not_steer=_why_not_steer(course, may_change=may_change),
     )
 
 
-def _why_not_stop(name: str, course: JobCourse, *, may_change: bool) -> str | None:
+def _why_not_steer(course: JobCourse, *, may_change: bool) -> str | None:
     if course.state in ENDED:
         return "It has ended."
-    if course.holder != name:
-        return f"Only {course.holder} can stop it: its data is there."
+    if course.is_reported_only:
+        return f"{course.holder} runs an older p2ptrain."
     return None if may_change else "This browser may only look."
 
 

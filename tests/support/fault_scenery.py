@@ -51,7 +51,7 @@ class Gate:
         self._changed.set()
 
     def _is_closed(self, epoch: HolderGeneration, step: int, stable: SnapshotManager) -> bool:
-        if epoch.is_draining:
+        if epoch.draining.is_set():
             return False  # a change waits for the rounds that are ordered
         if step >= self._first and stable.stable is None:
             return True

@@ -88,7 +88,7 @@ class FakePageMember:
         self.window: PairingWindow | None = None
         self.happened: asyncio.Queue[events.Event] = asyncio.Queue()
         self.removed: list[str] = []
-        self.stopped = asyncio.Event()
+        self.steered: list[str] = []
 
     def status(self) -> NodeStatus:
         return self.now
@@ -112,5 +112,7 @@ class FakePageMember:
             raise UserError("no paired device is called ghost")
         self.removed.append(name)
 
-    async def stop_job(self) -> None:
-        self.stopped.set()
+    async def steer_job(self, run: str, action: str) -> None:
+        if self.job is None or self.job.run != run:
+            raise UserError("another training runs now, or none: look again")
+        self.steered.append(action)

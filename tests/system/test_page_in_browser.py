@@ -96,10 +96,15 @@ async def test_by_keyboard_alone_a_device_is_removed_and_a_job_stopped(
                     return
             pytest.fail(f"{label!r} cannot be reached by Tab")
 
+        await tab_to("Pause")
+        await shown.keyboard.press("Enter")
+        household.job = replace(household.job, state="paused")
+        await tab_to("Resume")
+        await shown.keyboard.press("Enter")
         await tab_to("Stop")
         await shown.keyboard.press("Enter")
         await shown.keyboard.press("Escape")
-        assert not household.stopped.is_set()
+        assert household.steered == ["pause", "resume"]
         await tab_to("Remove pi")
         await shown.keyboard.press("Enter")
         await tab_to("Remove")

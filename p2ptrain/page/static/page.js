@@ -68,7 +68,8 @@ const show = {
     const part = job && job.steps ? Math.min(100, 100 * job.step / job.steps) : null;
     $("bar").hidden = part === null;
     if (part !== null) { $("bar-fill").style.width = `${part}%`; $("bar").setAttribute("aria-valuenow", Math.round(part)); }
-    $("stop").hidden = !job || job.why_not_stop !== null;
+    $("steer").hidden = !job || job.why_not_steer !== null;
+    $("pause").textContent = job?.state === "paused" ? "Resume" : "Pause";
   },
 
   plan() {
@@ -196,7 +197,7 @@ function merge(changed) {
 function announce(before) {
   if (before === null) return;
   const known = new Set(before.notes.map((n) => `${n.at} ${n.text}`));
-  const loud = new Set(["failure", "recovered", "warning", "done", "error", "plan", "pairing_failed", "waiting"]);
+  const loud = new Set(["failure", "recovered", "warning", "done", "error", "plan", "pairing_failed", "waiting", "paused", "resumed"]);
   const news = state.notes.filter((n) => loud.has(n.kind) && !known.has(`${n.at} ${n.text}`)).map((n) => n.text);
   if (news.length) $("said").textContent = news.slice(-3).join(" ");
 }
@@ -309,9 +310,10 @@ async function removeDevice(device) {
 }
 
 $("invite").addEventListener("click", () => post("/api/invite", {}));
+$("pause").addEventListener("click", () => state?.job && post(state.job.state === "paused" ? "/api/resume" : "/api/pause", { run: state.job.run }));
 $("stop").addEventListener("click", async () => {
   const job = state?.job;
-  if (job && await ask("Stop this training?", "Weights that were not saved with --checkpoint are lost. The other devices are let go.", "Stop")) await post("/api/stop", { run: job.run });
+  if (job && await ask("Stop this training?", `Weights that were not saved with --checkpoint on ${job.holder} are lost. The other devices are let go.`, "Stop")) await post("/api/stop", { run: job.run });
 });
 
 function notice(text) { $("notice").textContent = text; $("notice").hidden = !text; }

@@ -15,6 +15,7 @@ from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.events import Event, Plan, Step, Waiting
 from p2ptrain.holder.generation import HolderGeneration
+from p2ptrain.holder.pause import Pause
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -49,10 +50,12 @@ class LocalJob:
     emit: Callable[[Event], None]
     folder: StateFolder | None = None
     settings: RecoverySettings = HOME
+    pause: Pause = field(default_factory=Pause)
 
     async def run(self) -> None:
         """Train it."""
-        await self.member.train(self.job, self.options, self.emit, self.folder, self.settings)
+        how = self.options, self.emit, self.folder, self.settings, self.pause
+        await self.member.train(self.job, *how)
 
 
 @dataclass
@@ -162,8 +165,8 @@ def hold_rounds(monkeypatch: pytest.MonkeyPatch, step: int, until: Callable[[], 
     order = HolderGeneration.order
 
     async def held(epoch: HolderGeneration, asked: RoundOrder) -> None:
-        # draining is a flag that nobody tells of
-        while asked.round.step >= step and not (until() or epoch.is_draining):  # noqa: ASYNC110
+        # `until` is a question that nobody tells of
+        while asked.round.step >= step and not (until() or epoch.draining.is_set()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await order(epoch, asked)
 

@@ -52,6 +52,8 @@ def test_another_run_begins_anew() -> None:
         ([PLAN, step(1)], "training", ""),
         ([step(1), events.Waiting("pi")], "waiting", "pi"),
         ([step(1), events.Waiting("pi"), step(2)], "training", ""),
+        ([step(1), events.Paused("pi"), step(2)], "paused", "pi"),
+        ([step(1), events.Paused("pi"), events.Resumed("pi")], "training", ""),
         ([step(1), events.Done(1, 1.0, 1.0, None)], "done", ""),
         ([step(1), events.Error("no memory")], "failed", "no memory"),
     ],
@@ -65,6 +67,16 @@ def test_the_state_follows_the_events(
     assert (keeper.course.state, keeper.course.message) == (state, message)
     keeper.stopped()
     assert keeper.course.state == (state if state in ("done", "failed") else "stopped")
+
+
+def test_a_persons_pause_takes_no_time_of_the_training() -> None:
+    keeper = CourseKeeper("r", "laptop", "Net", None)
+    happened = [(step(1), 0.0), (events.Paused("pi"), 1.0), (step(2), 1.5)]
+    happened += [(events.Resumed("pi"), 61.0), (step(3), 62.0)]
+    for event, seconds in happened:
+        keeper.note(event, seconds)
+    course = keeper.since(CourseAsked(), 62.0)
+    assert [point.seconds for point in course.points] == [0.0, 1.0, 2.0]
 
 
 def test_what_is_no_number_is_left_out() -> None:

@@ -37,6 +37,8 @@ EVENTS = [
     events.Member(name="pi", state="suspect"),
     events.Coordinator(name="pi", term=3),
     events.Waiting(waiting_for="desk"),
+    events.Paused(by="desk"),
+    events.Resumed(by="desk"),
     PLAN,
     events.Eval(step=9, metrics={"accuracy": 0.978}),
     events.Warning(message="the disk is nearly full"),

@@ -227,11 +227,11 @@ async def test_what_can_be_done_is_done_and_errors_reach_the_person(
     for wrong in ({}, [], {"name": 3}):
         status, body = await _post(browser, origin, "/api/remove", wrong)
         assert (status, body["error"]) == (409, "the request needs a text 'name'")
-    status, _ = await _post(browser, origin, "/api/stop", {"run": "an earlier one"})
-    assert status == 409
-    assert not member.stopped.is_set()
-    assert await _post(browser, origin, "/api/stop", {"run": "r1"}) == (200, {})
-    await asyncio.wait_for(member.stopped.wait(), 10.0)
+    for action in ("pause", "resume", "stop"):
+        status, _ = await _post(browser, origin, f"/api/{action}", {"run": "an earlier one"})
+        assert status == 409
+        assert await _post(browser, origin, f"/api/{action}", {"run": "r1"}) == (200, {})
+    assert member.steered == ["pause", "resume", "stop"]
 
 
 async def test_metrics_for_a_browser_and_for_a_scraper(
@@ -277,7 +277,7 @@ async def test_the_network_looks_and_changes_nothing(
     state = await _json(browser, f"{origin}/state")
     assert not state["household"]["may_change"]
     assert "pairing" not in state
-    for path in ("/api/invite", "/api/remove", "/api/stop"):
+    for path in ("/api/invite", "/api/remove", "/api/pause", "/api/resume", "/api/stop"):
         headers = {"Origin": origin}
         async with browser.post(origin + path, json={}, headers=headers) as answer:
             assert answer.status == 403

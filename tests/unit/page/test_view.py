@@ -84,19 +84,19 @@ def test_the_job_in_words(job: JobCourse, headline: str, sentence: str) -> None:
     assert view.sentence.startswith(sentence)
 
 
-def test_only_the_holder_stops_its_job_and_only_here() -> None:
+def test_who_may_pause_and_stop_a_job() -> None:
     here = _state(RUNNING).job
     elsewhere = _state(replace(RUNNING, holder="pi")).job
     looking = page_state(_seen(RUNNING), may_change=False).job
     over = _state(replace(RUNNING, state="done")).job
     assert here is not None
-    assert here.why_not_stop is None
+    assert here.why_not_steer is None
     assert elsewhere is not None
-    assert elsewhere.why_not_stop == ("Only pi can stop it: its data is there.")
+    assert elsewhere.why_not_steer is None
     assert looking is not None
-    assert looking.why_not_stop == "This browser may only look."
+    assert looking.why_not_steer == "This browser may only look."
     assert over is not None
-    assert over.why_not_stop == "It has ended."
+    assert over.why_not_steer == "It has ended."
 
 
 def test_who_only_looks_sees_no_pairing_code() -> None:
