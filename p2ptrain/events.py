@@ -219,6 +219,7 @@ class Step(Event):
         lr: the learning rate that it used, of the first group.
         lrs: one of each group of the optimizer.
         grad_norm: of all gradients together, before they are clipped, where the job clips.
+        scale: what its loss was multiplied with, in float16.
     """
 
     event = "step"
@@ -229,6 +230,7 @@ class Step(Event):
     lr: float | None = None
     lrs: tuple[float, ...] = ()
     grad_norm: float | None = None
+    scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ HONOURED: Final = frozenset(
         *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
         *("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
         *("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm"),
-        *("num_train_epochs", "max_steps", "label_smoothing_factor", "bf16", "seed", "data_seed"),
+        *("num_train_epochs", "max_steps", "label_smoothing_factor", "seed"),
+        *("bf16", "fp16", "data_seed"),
         # what is read
         *("dataloader_drop_last", "dataloader_num_workers", "dataloader_persistent_workers"),
         *("dataloader_prefetch_factor", "dataloader_multiprocessing_context"),
@@ -68,7 +69,6 @@ HARMLESS: Final = MEMORY | frozenset(
 """They change no result."""
 
 WHY: Final[Mapping[str, str]] = {
-    "fp16": "use bf16=True, which needs no scaled loss",
     "tf32": "every device computes in the type that the weights have",
     "auto_find_batch_size": "the planner chooses micro-batches that fit; leave it out",
     "torch_compile": "models are captured by torch.export",

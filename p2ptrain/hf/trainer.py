@@ -229,7 +229,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers has n
             clip_grad_norm=args.max_grad_norm if args.max_grad_norm > 0 else None,
             normalizer=getattr(loss, "count", None),
             callbacks=[flow],
-            autocast=torch.bfloat16 if args.bf16 else None,
+            autocast=_autocast(args),
         )
 
     def _loss(self) -> SmoothedLoss | UnshiftedCount | UsersLoss | None:
@@ -352,6 +352,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers has n
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
         """Refused."""
         raise OptionError("p2ptrain.hf.Trainer searches no hyperparameters: train one by one")
+
+
+def _autocast(args: TrainingArguments) -> torch.dtype | None:
+    if args.fp16:
+        return torch.float16
+    return torch.bfloat16 if args.bf16 else None
 
 
 def _device_of(model: nn.Module) -> torch.device:

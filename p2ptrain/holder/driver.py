@@ -74,7 +74,7 @@ class JobDriver:
         surveyor: what is known of the household's links.
         settings: of its recovery rules.
         replans: whether the plan may change while no device joins or leaves.
-        leaves_out: updates that are not finite are left out.
+        leaves_out: updates may be left out, or skipped.
         given: the user's plan, to begin with.
     """
 

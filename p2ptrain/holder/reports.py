@@ -139,8 +139,9 @@ class JobReports:
         samples: int,
         rates: Sequence[float] = (),
         grad_norm: float | None = None,
+        scale: float | None = None,
     ) -> None:
-        """`step` updates count; the last one was of `samples` samples, with these rates."""
+        """`step` updates count; the last one was of `samples` samples, with these numbers."""
         if not self._once.step(step):
             return
         self.samples += samples
@@ -153,7 +154,8 @@ class JobReports:
         self._sign_at, self._recovers = None, False
         seconds, self._last_step_at = now - self._last_step_at, now
         lr = rates[0] if rates else None
-        self._emit(Step(step, loss, rate(samples, seconds), seconds, lr, tuple(rates), grad_norm))
+        speed, lrs = rate(samples, seconds), tuple(rates)
+        self._emit(Step(step, loss, speed, seconds, lr, lrs, grad_norm, scale))
 
     def _recovered(self, answer: ReconfigureReply, sign_at: float, now: float) -> Recovered:
         return Recovered(

@@ -169,6 +169,7 @@ def judged(
             border, backward, number + first, values
         ),
         hashes=spoiled.assignment.hashes,
+        scale=0.0 if prepared.loss_scale is None else prepared.loss_scale.of(shape.step),
     )
     for loaded in prepared.loader().now([shape]):
         piece = loaded.feed.piece

@@ -459,7 +459,7 @@ class JobTrainer:
                 epoch,
                 checkpointer,
                 *(epochs.reports, epochs.elastic, epochs.copies, epochs.counts, callbacks),
-                journal.measured,
+                *(journal.measured, journal.scaled),
                 partial(self._lengthen, epochs, description),
                 self._pause,
                 start=start,
@@ -523,7 +523,7 @@ class JobTrainer:
             surveyor=self._surveyor,
             settings=self._settings,
             replans=self._options.replan and self._given is None,
-            leaves_out=self._job.skip_nonfinite,
+            leaves_out=self._job.skip_nonfinite or prepared.loss_scale is not None,
             given=self._given,
         )
         self._faulty, self._running = epochs.reports.faulty, epochs

@@ -58,7 +58,8 @@ from p2ptrain.model.sample_independence.class_losses import DEFAULT_IGNORED, ent
 from p2ptrain.model.stage.determinism import randomness_lock
 from p2ptrain.model.stage.optimizer_form import AS_GIVEN
 from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, Seat
+from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, SKIPPED, Seat
+from p2ptrain.recovery.loss_scale import LEAST_SCALE, MANY_SKIPPED, LossScale, ScaleRows
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.asynchronous.async_executor import orders_under_way
 from p2ptrain.runtime.io.sample_division import SampleDivision
@@ -104,6 +105,7 @@ class TrainingLoop:
         counts: is called with the updates that count, once each does.
         callbacks: are waited for: an update counts once they have seen the one before.
         measured: writes down what a scheduler has seen of evaluations.
+        scaled: writes down how the loss scale changed.
         lengthen: has another plan made, for batches of such lengths.
         pause: a person's.
     """
@@ -120,6 +122,7 @@ class TrainingLoop:
         counts: Callable[[int], None],
         callbacks: LoopCallbacks,
         measured: Callable[[Measured], Coroutine[Any, Any, None]],
+        scaled: Callable[[ScaleRows], Coroutine[Any, Any, None]],
         lengthen: Callable[[tuple[int, ...]], None],
         pause: Pause,
         *,
@@ -140,6 +143,7 @@ class TrainingLoop:
         self._was_stopped = callbacks.runner.stopped is not None  # then the course ends with that
         self._measured, self._lengthen = measured, lengthen
         self._pause = pause
+        self._scale, self._scaled = prepared.loss_scale, scaled
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._found: asyncio.Queue[tuple[PlannedRound[MiniBatch], bool] | None] = asyncio.Queue(
             FOUND_AHEAD
@@ -165,8 +169,8 @@ class TrainingLoop:
 
     @property
     def _rounds_ahead(self) -> int:
-        """Rounds that may be under way."""
-        return ROUNDS_AHEAD
+        """Rounds that may be under way; a round's scale follows from how the one before ended."""
+        return ROUNDS_AHEAD if self._scale is None else 1
 
     async def run(self) -> bool:
         """Run every round, or until the generation is drained; returns whether every one was run.
@@ -216,6 +220,7 @@ class TrainingLoop:
                 leaves_out=self._prepared.job.skip_nonfinite,
                 averaged=shape.mode is RoundMode.EVAL and self._prepared.job.eval_with_ema,
                 counts_nothing=counts_nothing,
+                scale=self._scale.of(shape.step) if trains and self._scale is not None else 0.0,
             )
             if counts_nothing:
                 self._reports.warn(
@@ -402,6 +407,10 @@ class TrainingLoop:
         if order.leaves_out:
             is_left_out = not all(report.finite for report in reports.values())
             coefficient = LEFT_OUT if is_left_out else coefficient or AS_IT_IS
+        elif self._scale is not None:
+            is_skipped = not all(report.finite for report in reports.values())
+            coefficient = SKIPPED if is_skipped else coefficient or AS_IT_IS
+            await self._rescale(self._scale, order.round.step + 1, is_skipped=is_skipped)
         await self._callbacks.runner.caught_up()
         if self._is_stopped:
             self._callbacks.stop(order.round.step)
@@ -419,12 +428,25 @@ class TrainingLoop:
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
         self._round_over(step, reports)
 
+    async def _rescale(self, scale: LossScale, step: int, *, is_skipped: bool) -> None:
+        if not scale.decided(step, skipped=is_skipped):
+            return
+        await self._scaled(scale.rows)
+        if is_skipped and scale.skipped_in_a_row == MANY_SKIPPED:
+            self._reports.warn(
+                f"the last {MANY_SKIPPED} updates were skipped: in float16 their gradients are "
+                f"infinite or NaN, the last time with a loss scale of {scale.of(step - 1):g}. If "
+                f"that goes on below {LEAST_SCALE:g}, the job ends. Try autocast=torch.bfloat16"
+            )
+
     def _step(self, step: int, order: RoundOrder, reports: Mapping[Seat, RoundReport]) -> None:
         """So many updates count."""
         barriers = self._epoch.assignment.asynchrony is None
         norm = self._epoch.gradient_norm if barriers else None
         rates = self._prepared.job.numbers.rates(order.numbers)
-        self._reports.step(step, loss_of(reports), order.round.samples, rates, norm)
+        self._reports.step(
+            step, loss_of(reports), order.round.samples, rates, norm, order.scale or None
+        )
         self._counts(step)
         self._copies.round_done(step)
 

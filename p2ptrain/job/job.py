@@ -84,8 +84,9 @@ class Job:
         callbacks: functions of an event, or objects with any of `on_start`, `on_step`, `on_eval`
             and `on_end` (`p2ptrain.job.callbacks`). What one raises ends the job with that error;
             `p2ptrain.StopTraining` ends it well.
-        autocast: torch.bfloat16 computes model and loss as under `torch.autocast`; parameters,
-            gradients and updates stay as they are.
+        autocast: torch.bfloat16 or float16 computes model and loss as under `torch.autocast`;
+            parameters, gradients and updates stay as they are. In float16 losses are scaled, and
+            updates skipped, as with `torch.amp.GradScaler()`.
         weights: a safetensors file, or a folder of them with its index, with which training begins:
             then the model may be on "meta".
         ema: decay of an average of the weights, which is kept beside them and written beside
@@ -215,8 +216,26 @@ class Job:
         callbacks = checked_callbacks(self.callbacks, self.metrics, evaluates=evaluates)
         object.__setattr__(self, "callbacks", callbacks)
         self._check_average()
-        if self.autocast not in (None, torch.bfloat16):
-            raise OptionError(f"Job: autocast must be torch.bfloat16, not {self.autocast!r}")
+        self._check_autocast()
+
+    def _check_autocast(self) -> None:
+        if self.autocast not in (None, torch.bfloat16, torch.float16):
+            raise OptionError(
+                f"Job: autocast must be torch.bfloat16 or torch.float16, not {self.autocast!r}"
+            )
+        if self.autocast != torch.float16:
+            return
+        if self.skip_nonfinite:
+            raise OptionError(
+                "Job: with autocast=torch.float16 updates whose gradients are not finite are "
+                "skipped anyway: leave out skip_nonfinite"
+            )
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.dtype == torch.float16:
+                raise OptionError(
+                    f"Job: {name} is in float16, whose gradients cannot be scaled back: keep the "
+                    "model in float32, autocast=torch.float16 computes in float16"
+                )
 
     def _check_scheduler(self) -> None:
         if self.schedule is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from p2ptrain.errors import OptionError, ScriptError
 from p2ptrain.job.callbacks import BestValue
 from p2ptrain.job.job import Job
@@ -108,7 +110,7 @@ def _validating(
     logged: LoggedNames,
     every: int | None,
     callbacks: Sequence[Any],
-    autocast: object,
+    autocast: torch.dtype | None,
 ) -> list[Validation]:
     watching = [one for one in callbacks if isinstance(one, BestValue)]
     if found.validation is None:
@@ -133,6 +135,6 @@ def _validating(
     return [
         Validation(
             *(module, base, found.validation, every, found.updates),
-            *(chosen.monitor, watching, logged, None if autocast is None else "bf16-mixed"),
+            *(chosen.monitor, watching, logged, autocast),
         )
     ]

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from p2ptrain.errors import ScriptError
@@ -42,7 +43,7 @@ class Validation(StateCallback):
         monitor: what a ReduceLROnPlateau is stepped with.
         watching: the job's callbacks that wait for what is logged.
         logged: what training_step logs.
-        precision: as Lightning's Trainer takes it.
+        autocast: the type under which it is computed; None: as it is.
     """
 
     measures = True
@@ -57,7 +58,7 @@ class Validation(StateCallback):
         monitor: str | None,
         watching: Sequence[BestValue],
         logged: LoggedNames,
-        precision: str | None,
+        autocast: torch.dtype | None,
     ) -> None:
         self._module = module
         self._base = base
@@ -67,7 +68,7 @@ class Validation(StateCallback):
         self._monitor = monitor
         self._watching = watching
         self._logged = logged
-        self._precision = precision
+        self._autocast = autocast
         self._loss = 0.0
         self._copy: Any = None  # the household may go back to the weights that the user's own has
 
@@ -106,7 +107,9 @@ class Validation(StateCallback):
 
     def _validate(self, step: int) -> dict[str, float]:
         trainer = self._trainer(step)
-        with _quiet():
+        kind, dtype = trainer.strategy.root_device.type, self._autocast
+        # The Trainer's own "16-mixed" is bfloat16 on a processor.
+        with _quiet(), torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
             results = trainer.validate(self._copy, dataloaders=self._loaders, verbose=False)
         found: dict[str, float] = {}
         for logged in results:
@@ -119,7 +122,6 @@ class Validation(StateCallback):
         with _quiet():
             trainer = importlib.import_module(package).Trainer(
                 devices=1,
-                precision=self._precision,
                 logger=False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,

@@ -10,9 +10,10 @@ from p2ptrain.job.rounds import Round
 from p2ptrain.messages.snapshots import VERSIONS_LIMIT
 from p2ptrain.model.stage.optimizer_form import Columns
 from p2ptrain.net.fields import FrameFields
-from p2ptrain.net.forms import Count, Flat, Id, Key, Length
+from p2ptrain.net.forms import Count, Flat, Id, Key, Length, Range
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.loss_scale import FLOAT32_MAX, LEAST_SCALE
 from p2ptrain.recovery.version import VersionRow
 
 
@@ -39,7 +40,7 @@ class Commit(FrameFields):
     Attributes:
         round: index of the round.
         step: updates applied before this one.
-        coefficient: where the job clips or leaves out updates; else None.
+        coefficient: where the job clips, or leaves out or skips updates; else None.
     """
 
     round: Count
@@ -62,6 +63,7 @@ class RoundOrder(FrameFields):
         leaves_out: an update that is not finite is left out, and the job continues.
         counts_nothing: the mean of its loss is over nothing: an update without a gradient.
         averaged: eval only: with the averages of the weights.
+        scale: what the loss is multiplied with before the backward; 0.0 = with nothing.
     """
 
     round: Annotated[Round, Flat()]
@@ -74,6 +76,17 @@ class RoundOrder(FrameFields):
     leaves_out: bool = False
     counts_nothing: bool = False
     averaged: bool = False
+    scale: Annotated[float, Range(0.0, FLOAT32_MAX)] = 0.0
+
+    @property
+    def may_change_nothing(self) -> bool:
+        """Whether it is decided with all stages' gradients that the update is left out."""
+        return self.leaves_out or self.scale > 0.0
+
+    @property
+    def may_be_skipped(self) -> bool:
+        """Whether gradients that are not finite may be so because of the scale."""
+        return self.scale >= LEAST_SCALE
 
 
 @dataclass(frozen=True, slots=True)

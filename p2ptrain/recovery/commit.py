@@ -75,12 +75,18 @@ class CommitTracker:
 LEFT_OUT = (0.0, "left out")
 """Coefficient of an update that counts and changes nothing."""
 
+SKIPPED = (0.0, "skipped")
+"""Of one whose scaled gradients are not finite: what its forwards have written stays."""
+
 AS_IT_IS = (1.0, "as it is")
 """Of one that is made of the gradients as they are, where some are left out."""
 
 
+_WORDS = (LEFT_OUT[1], SKIPPED[1], AS_IT_IS[1])
+
+
 def _floating(value: object) -> str:
-    known = ("float16", "bfloat16", "float32", "float64", LEFT_OUT[1], AS_IT_IS[1])
+    known = ("float16", "bfloat16", "float32", "float64", *_WORDS)
     if not isinstance(value, str) or value not in known:
         raise ValueError("gradients are clipped by a floating-point number")
     return value
@@ -91,5 +97,5 @@ Coefficient: TypeAlias = tuple[
 ]
 """What gradients are multiplied with so that their norm is clipped, and the name of its dtype.
 
-Of a job that leaves out updates that are not finite also: LEFT_OUT or AS_IT_IS.
+Of a job that leaves out updates that are not finite also: LEFT_OUT, SKIPPED or AS_IT_IS.
 """

@@ -186,7 +186,7 @@ class RingAllReduce:
         self._order, self._since = order, 0.0
         self._ordinal += 1
         self.summed.begin()
-        self.summed.leaves_out = order.leaves_out
+        self.summed.leaves_out, self.summed.skips = order.leaves_out, order.may_be_skipped
         self._begun = 0
         self._arriving.next_round = None
         self._readiness.reset()

@@ -252,7 +252,7 @@ class StageExecutor(ABC):
             number, shape = piece.key.micro_batch, order.round
             if order.leaves_out:
                 self._is_finite = False
-            else:
+            elif not order.may_be_skipped:  # its gradients decide
                 raise MicroBatchNotFinite(
                     f"the loss became {loss} at step {shape.step + 1}",
                     shape.step + 1,

@@ -39,7 +39,7 @@ from p2ptrain.model.stage.mutated_state import SavedBuffers, written_names
 from p2ptrain.model.stage.optimizer import StageOptimizer
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.tensor_codec import copy_into
-from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, Coefficient
+from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, SKIPPED, Coefficient
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.snapshot_store import Named
 
@@ -192,6 +192,9 @@ class LiveStage(TrainedStage):
             summed: norm of the gradients, where the sum over the group has shown it.
         """
         finite, numbers = self.finite, order.numbers
+        if order.scale:
+            self.optimizer.unscale(order.scale)
+            summed = None  # that was of the scaled ones
         norm = finite.gradient_norm(self.optimizer.gradients()) if summed is None else summed
         if isinstance(norm, Broken):
             return norm
@@ -291,6 +294,8 @@ class LiveStage(TrainedStage):
             raise InternalError("an update without gradients")
         if coefficient == LEFT_OUT:
             self._leave_out()
+        elif coefficient == SKIPPED:
+            self._skip()
         elif not self.is_ahead:
             self._step(coefficient)
         self.end_update()
@@ -330,6 +335,13 @@ class LiveStage(TrainedStage):
             for name, before in self._saved.before().items():
                 current[name].detach().copy_(before)
             self._saved.forget()
+
+    def _skip(self) -> None:
+        """The update changes no weight, and what the round's forwards wrote counts."""
+        with self._whole_or_torn():
+            self.optimizer.zero_grad()
+            self.optimizer.skip()
+            self._round_counts()
 
     def _round_counts(self) -> None:
         """What its forwards wrote does."""

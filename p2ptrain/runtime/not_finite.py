@@ -45,11 +45,19 @@ class MicroBatchNotFinite(TrainingError):
 
 
 def broken_update(
-    broken: Broken, step: int, description: ModelDescription, first: int, end: int
+    broken: Broken,
+    step: int,
+    description: ModelDescription,
+    first: int,
+    end: int,
+    *,
+    scale: float = 0.0,
 ) -> MicroBatchNotFinite:
     """What units [first, end) have to say of an update with a tensor that is not finite."""
     unit = f" (layer {first_user(description, first, end, broken.name)})"
     message = _DESCRIPTIONS[broken.what].format(name=broken.name, unit=unit, step=step)
+    if scale and broken.what == "gradient":
+        message += f", even with a loss scale of {scale:.2g}"
     return MicroBatchNotFinite(
         message, step, is_update=broken.what in ("weight", "optimizer state")
     )

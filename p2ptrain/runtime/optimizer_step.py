@@ -95,7 +95,7 @@ class OptimizerStep(StageSnapshots):
         is_ahead = False
         try:
             await say_done()
-            may_go = self._goes_ahead and not order.leaves_out
+            may_go = self._goes_ahead and not order.may_change_nothing
             is_ahead = may_go and await self._go_ahead(order)
             if not is_ahead:
                 began = perf_counter()

@@ -54,6 +54,7 @@ class ReducedTensors:
         statistics_names: of the sums that are theirs.
         norm: of the round's sums of gradients so far; NaN where one was not finite.
         leaves_out: updates that are not finite: nothing is raised.
+        skips: those whose gradients are not: of gradients nothing is raised.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class ReducedTensors:
         ]
         self._buffer = buffer
         self.norm = 0.0
-        self.leaves_out = False
+        self.leaves_out = self.skips = False
         self._given: set[str] = set()  # whose gradient of this round comes from other devices only
 
     @cached_property
@@ -158,7 +159,7 @@ class ReducedTensors:
                 _part(flat, entry).copy_(value[entry.first : entry.end])
                 present |= 1 << bit
         # Any NaN or infinity makes the sum one; a sum of finite values may overflow.
-        if not flat.sum().isfinite() and not self.leaves_out:
+        if not flat.sum().isfinite():
             self._check_entries(bucket, flat, step)
         return flat, present
 
@@ -175,8 +176,7 @@ class ReducedTensors:
         is_whole = not (flat.is_floating_point() or flat.is_complex())
         norm = 0.0 if is_whole else torch.linalg.vector_norm(flat).item()
         if not math.isfinite(norm):
-            if not self.leaves_out:
-                self._check_entries(bucket, flat, step)
+            self._check_entries(bucket, flat, step)
             norm = flat.abs().max().item()
         self.norm = math.hypot(self.norm, norm)
         for bit, entry in enumerate(bucket.entries):
@@ -195,9 +195,11 @@ class ReducedTensors:
         value[entry.first : entry.end].copy_(total)
 
     def _check_entries(self, bucket: GradientBucket, flat: Tensor, step: int) -> None:
-        for entry in bucket.entries:
+        for entry in () if self.leaves_out else bucket.entries:
+            what = "buffer" if entry.name in self.statistics_names else "gradient"
+            if self.skips and what == "gradient":
+                continue
             if not _part(flat, entry).isfinite().all():
-                what = "buffer" if entry.name in self.statistics_names else "gradient"
                 broken = Broken(what, entry.name)
                 raise broken_update(broken, step, self._description, *self._units)
 

@@ -150,7 +150,7 @@ class SyncStageExecutor(StageExecutor):
         """Whether the next round begins before this one's sums are there; its update then has."""
         reduction = self._lines.reduction
         may_trail = self.task.trails and self.update.goes_ahead and self._device.is_host
-        if reduction is None or not may_trail or order.leaves_out:
+        if reduction is None or not may_trail or order.may_change_nothing:
             return False
         reduction.all_final()
         if self._is_first or self._orders.empty():
@@ -234,6 +234,7 @@ class SyncStageExecutor(StageExecutor):
             piece.key.micro_batch,
             seed=(self.task.seed, order.round.step, draw(piece)),
             share=piece.samples / piece.size,
+            scale=order.scale,
             split=self.task.held is not None,
         )
         try:
@@ -340,10 +341,13 @@ class SyncStageExecutor(StageExecutor):
         broken = await self._run((0, self.task.index), partial(live.broken, order, summed))
         if broken is None:
             return
-        if order.leaves_out:
+        is_scaled = order.may_be_skipped and broken.what == "gradient"
+        if order.leaves_out or is_scaled:
             self._is_finite = False
             return
         if self._trailing is None:
             await self.update.counted()  # an update before this one is reported before
         stage, step = live.stage, order.round.step + 1
-        raise broken_update(broken, step, stage.description, stage.first, stage.end)
+        raise broken_update(
+            *(broken, step, stage.description, stage.first, stage.end), scale=order.scale
+        )

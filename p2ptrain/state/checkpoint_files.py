@@ -65,6 +65,7 @@ class CheckpointProgress:
         evaluated: the highest step whose evaluation was reported; None in files that do not say.
         measured: what a scheduler has seen of evaluations: after how many updates, and the metric
             as `float.hex` writes it.
+        scales: where the loss scale changed last: after how many updates, and to what.
         loader: how far the loader was, as the holder writes it.
     """
 
@@ -76,6 +77,7 @@ class CheckpointProgress:
     optimizer: str
     evaluated: int | None = None
     measured: tuple[tuple[int, str], ...] = ()
+    scales: tuple[tuple[int, float], ...] = ()
     loader: Mapping[str, Any] | None = None
 
 
@@ -237,7 +239,8 @@ def _checked(progress: CheckpointProgress) -> CheckpointProgress:
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError(f"{counts} are not whole numbers of at least 0")
     measured = tuple((int(step), float.fromhex(metric).hex()) for step, metric in progress.measured)
-    return replace(progress, measured=measured)
+    scales = tuple((int(step), float(scale)) for step, scale in progress.scales)
+    return replace(progress, measured=measured, scales=scales)
 
 
 def load_written(written: WrittenCheckpoint, wanted: Callable[[str], bool]) -> dict[str, Tensor]:

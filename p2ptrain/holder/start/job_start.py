@@ -109,6 +109,8 @@ class JobStart:
             same = weights == going_on.weights
             prepared = replace(prepared, first_step=going_on.first_step)
             prepared.job.numbers.begin(going_on.measured)
+            if prepared.loss_scale is not None:
+                prepared.loss_scale.begin(going_on.first_step, going_on.scales)
             return StartedJob(prepared, going_on, same)
         if wanted is not None:
             await self._gather(None)

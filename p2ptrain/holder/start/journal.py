@@ -34,6 +34,7 @@ from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
 from p2ptrain.recovery.cores.job_history import ReportedProgress
+from p2ptrain.recovery.loss_scale import ScaleRows
 from p2ptrain.recovery.version import Lineage, LineageRows, Version, VersionRow
 from p2ptrain.state.ended_jobs import note_ended
 
@@ -73,6 +74,7 @@ class JournalEntry:
         reported: what the user has seen.
         measured: what a scheduler has seen of evaluations.
         stopped: updates with which a callback has ended it; None = none has.
+        scales: of the loss, as `LossScale` notes them.
     """
 
     job: str
@@ -87,6 +89,7 @@ class JournalEntry:
     took_part: tuple[tuple[str, int], ...] = ()
     measured: Measured = ()
     stopped: int | None = None
+    scales: ScaleRows = ()
 
     def got_somewhere(self, weights: str) -> bool:
         """Whether anything would be lost by starting again from the weights of that digest.
@@ -174,6 +177,11 @@ class Journal:
         An evaluation that was reported is not made again, so this comes before.
         """
         self._entry = replace(self._entry, measured=measured)
+        await self._write_now()
+
+    async def scaled(self, scales: ScaleRows) -> None:
+        """The same for a change of the loss scale; before the update that it comes from counts."""
+        self._entry = replace(self._entry, scales=scales)
         await self._write_now()
 
     async def stopped(self, step: int) -> None:
@@ -314,6 +322,7 @@ class _JobFile:
     took_part: Mapping[str, Count]
     measured: Annotated[tuple[tuple[Count, str], ...], Rare()] = ()
     stopped: Count | None = None
+    scales: Annotated[tuple[tuple[Count, float], ...], Rare()] = ()
 
 
 def _to_json(entry: JournalEntry) -> dict[str, Any]:
@@ -327,6 +336,7 @@ def _to_json(entry: JournalEntry) -> dict[str, Any]:
         took_part=dict(entry.took_part),
         measured=tuple((step, metric.hex()) for step, metric in entry.measured),
         stopped=entry.stopped,
+        scales=entry.scales,
     )
     return write_form(job)
 
@@ -345,6 +355,7 @@ def _entry(job: _JobFile, reported: bytes | None) -> JournalEntry:
         tuple(sorted(job.took_part.items())),
         tuple((step, _read_metric(text)) for step, text in job.measured),
         job.stopped,
+        job.scales,
     )
 
 

@@ -62,6 +62,12 @@ def check_asynchronous(job: Job, description: ModelDescription, options: TrainOp
             "skip_nonfinite skips an update on all devices at once, and async training does not "
             "wait for them: use --mode sync, or leave it out"
         )
+    if job.autocast == torch.float16:
+        raise OptionError(
+            "autocast=torch.float16 skips an update on all devices at once where its loss scale "
+            "was too large, and async training does not wait for them: use --mode sync, or "
+            "autocast=torch.bfloat16"
+        )
     tied = _tied(description)
     if tied and not options.local:
         raise OptionError(

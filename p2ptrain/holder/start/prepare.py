@@ -56,6 +56,7 @@ from p2ptrain.model.stage.optimizer import optimizer_state_ratio, slots_of, trai
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.state_bytes import StateBytes
+from p2ptrain.recovery.loss_scale import LossScale
 from p2ptrain.runtime.tiled.tile_layout import tileable
 from p2ptrain.state import checkpoint_files
 from p2ptrain.state.snapshot_store import as_laid_out
@@ -201,6 +202,7 @@ def _prepared(
         over_all=over_all,
         count=found.count,
         unweighed=found.unweighed,
+        loss_scale=LossScale() if job.autocast == torch.float16 else None,
         outdated=outdated,
         compare=partial(compared, job.model, captured, plain),
     )

@@ -24,6 +24,7 @@ from p2ptrain.model.stage.mutated_state import unchanging_names
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio, trained_parameters
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec, PlainColumns
 from p2ptrain.plan.types.feature_maps import MapNetwork
+from p2ptrain.recovery.loss_scale import LossScale
 from p2ptrain.state.checkpoint_files import CheckpointProgress
 from p2ptrain.state.checksums import digests_of
 from p2ptrain.state.snapshot_store import tensors_of_units
@@ -55,6 +56,7 @@ class PreparedJob:
         unweighed: losses that may leave targets out for which `count` does not account.
         over_all: metrics that are computed over all of `eval_data`, being no means over samples.
         across: where model or loss look across samples.
+        loss_scale: of a job in float16; else None.
         changes: how results differ from plain torch's on any plan; empty if not at all.
     """
 
@@ -82,6 +84,7 @@ class PreparedJob:
     count: BatchCount | None = None
     unweighed: ClassLosses | None = None
     across: Across = NOWHERE
+    loss_scale: LossScale | None = None
 
     def progress(self, step: int) -> CheckpointProgress:
         """What a checkpoint of update `step` says of the job."""
@@ -93,6 +96,7 @@ class PreparedJob:
             seed=self.job.seed,
             optimizer=self.optimizer.name,
             measured=tuple((step, metric.hex()) for step, metric in self.job.numbers.measured),
+            scales=() if self.loss_scale is None else self.loss_scale.rows_at(step),
             loader=loader_memory.of_checkpoint(self.batches, step),
         )
 

@@ -51,6 +51,8 @@ def resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:
     except ProtocolError as error:  # the batches are passed over
         damages.append(f"{options.resume}: {error}")
     first, evaluated = found.progress.step, found.progress.evaluated
+    if prepared.loss_scale is not None:
+        prepared.loss_scale.begin(first, found.progress.scales)
     if evaluated is None:  # a file that does not say: taken as reported
         evaluated = first
     return replace(

@@ -123,6 +123,19 @@ class StageOptimizer:
         themselves."""
         return self._averages
 
+    def skip(self) -> None:
+        """An update that is skipped: only averages of the weights go on."""
+        if self._optimizer is not None and self._spec.ema is not None:
+            self._average(self._parameters, 1 - self._spec.ema)
+
+    @torch.no_grad()
+    def unscale(self, scale: float) -> None:
+        """Divide the gradients by what their loss was multiplied with, a power of two."""
+        given = [p.grad for p in self._parameters.values() if p.grad is not None]
+        dense = [g if g.layout is torch.strided else g._values() for g in given]
+        if dense:
+            torch._foreach_mul_(dense, 1.0 / scale)
+
     def zero_grad(self, names: Collection[str] | None = None) -> None:
         """Set all gradients, or those of `names`, to None."""
         for name in self._parameters if names is None else names:

@@ -67,6 +67,7 @@ class Replay:
         step: updates before the round.
         crossed: receives what crosses each border of units.
         hashes: as the stages of the round had it.
+        scale: of the losses of the round.
     """
 
     def __init__(
@@ -78,12 +79,13 @@ class Replay:
         crossed: Crossed | None = None,
         *,
         hashes: bool = False,
+        scale: float = 0.0,
     ) -> None:
         self._description = description
         self._state = state
         self._seed, self._step = seed, step
         self._crossed = crossed
-        self._hashes = hashes
+        self._hashes, self._scale = hashes, scale
         private = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
         self._units = [
             Stage(description, unit, unit + 1, private, copy=False, hashes=hashes)
@@ -123,6 +125,7 @@ class Replay:
                 values,
                 batch.targets if uses else (),
                 weight=batch.weight if index == len(self._units) - 1 else None,
+                scale=self._scale,
                 seed=(self._seed, self._step, number),
             )
             if not all_finite(description.crossing(index + 1, "train"), values):
@@ -168,7 +171,7 @@ class Replay:
         broken = []
         for row in range(samples):
             round_of = (self._description, self._state, self._seed, self._step)
-            alone = Replay(*round_of, hashes=self._hashes)
+            alone = Replay(*round_of, hashes=self._hashes, scale=self._scale)
             one = ReplayBatch(
                 [value[row : row + 1] for value in batch.inputs],
                 [value[row : row + 1] for value in batch.targets],

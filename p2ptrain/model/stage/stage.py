@@ -143,6 +143,7 @@ class Stage:
         targets: Sequence[Tensor],
         *,
         weight: float | None = None,
+        scale: float = 0.0,
         seed: Seed | None = NO_SEED,
         share: float = 1.0,
         split: bool = False,
@@ -157,6 +158,7 @@ class Stage:
             targets: all leaves of the loss's target, or none where no unit here uses any.
             weight: of this micro-batch's loss in the backward (last stage only; None is 1). With 0
                 the backward gives zeros, whatever the loss is: the mean of nothing is NaN.
+            scale: of the loss in the backward, beside its weight; 0.0: none.
             seed: (job, step, micro-batch) for dropout and its like; None: torch's generator goes
                 on as it is.
             share: part of the micro-batch's samples that this device of a group takes.
@@ -189,6 +191,8 @@ class Stage:
             roots = list(outputs)
             if self._is_last and weight is not None and counts:
                 roots = [outputs[0] * weight]
+                if scale:  # a tensor, as GradScaler has it: a loss in float16 becomes float32
+                    roots = [roots[0] * torch.tensor(scale, device=outputs[0].device)]
         self._held[key] = _InFlightMicroBatch(
             inputs, targets, seed, roots, gradients, leaves, later, given, copies, counts
         )

@@ -179,6 +179,7 @@ class TiledStage(Stage):
         targets: Sequence[Tensor],
         *,
         weight: float | None = None,
+        scale: float = 0.0,
         seed: Seed | None = NO_SEED,
         share: float = 1.0,
         split: bool = False,

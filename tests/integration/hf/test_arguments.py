@@ -24,12 +24,13 @@ def arguments(**changes: Any) -> TrainingArguments:
 def test_the_usual_arguments_are_taken() -> None:
     check_arguments(TrainingArguments(output_dir="out"))
     check_arguments(arguments(learning_rate=1e-3, bf16=True, label_smoothing_factor=0.1))
+    check_arguments(arguments(fp16=True))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("fp16", True), ("torch_compile", True)),
+        ("torch_compile", True),
         *(("neftune_noise_alpha", 5.0), ("auto_find_batch_size", True), ("push_to_hub", True)),
         *(("include_num_input_tokens_seen", "all"), ("ignore_data_skip", True), ("optim", "lion")),
         *(("skip_memory_metrics", False), ("torch_empty_cache_steps", 5), ("use_cache", True)),
