@@ -7,6 +7,7 @@ are compared with what the layer takes. If it does not, the number of samples is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, ScriptError, UserError
 from p2ptrain.holder.input.checked_dataset import Collated
-from p2ptrain.model.capture.export_errors import FailsItself, user_place
+from p2ptrain.model.capture.export_errors import FailsItself, apart_from, user_place
 from p2ptrain.model.capture.plain_run import left_alone
 from p2ptrain.model.capture.scored_module import call_model
 from p2ptrain.model.capture.trial_runs import silence_torch_logs
@@ -101,6 +102,7 @@ class _FirstRun:
         """What a forward and the loss raise; the module's buffers and layers stay as they were."""
         self._layers.clear()
         self._is_computed = False
+        handled = sys.exception()
         try:
             with (
                 randomness_lock,
@@ -113,7 +115,7 @@ class _FirstRun:
                 self._is_computed = True
                 self._loss(self._output, batch[1])
         except Exception as error:  # whatever the user's code may raise: it is shown
-            return error
+            return apart_from(error, handled)
         return None
 
     def words(self, batch: tuple[Collated, Collated], error: Exception) -> str:

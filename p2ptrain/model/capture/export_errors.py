@@ -3,13 +3,11 @@
 `torch.export` explains itself in terms of its own internals. Here the user's file and line are
 found in the traceback, and the usual causes are named together with what to write instead: for
 batch sizes fixed by the model, for Python that depends on values, and for torch's control flow,
-whose branches and loops are no plain operators. A line that only checks something (an assertion,
-an `if` that ends in `raise`) may simply be left out.
+whose branches and loops are no plain operators.
 """
 
 from __future__ import annotations
 
-import ast
 import linecache
 import re
 import sysconfig
@@ -28,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.trial_runs import BatchSizeRead, TrialRuns
 from p2ptrain.model.tracing.function_modes import BatchLength
+from p2ptrain.model.tracing.value_checks import only_checks
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -54,8 +53,8 @@ _SELECTED = (
 
 _CHECKS_VALUES = (
     "the model checks the values of a tensor in Python (an assertion, an `if` that raises), and a "
-    "trace has no values. Remove the check: a loss that is not finite ends the training anyway, "
-    "with a message that names the layer"
+    "trace has no values. Write the check with tensors, as in `assert (x > 0).all()`, or leave it "
+    "out: a loss that is not finite ends the training anyway, with a message that names the layer"
 )
 
 _FIXED_BATCH = (
@@ -151,7 +150,7 @@ def explain(error: Exception, trials: TrialRuns) -> CaptureError:
     if cause is _NOT_TRACEABLE:
         own = trials.in_plain_torch()
         if own is not None and not isinstance(own, CaptureError):
-            return FailsItself(own)
+            return FailsItself(apart_from(own, error))
     description = f"{where}: " if where else ""
     return CaptureError(
         f"the model cannot be captured: {description}{cause}. ({_informative_line(error)})"
@@ -321,30 +320,20 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or link.__context__
 
 
+def apart_from(error: Exception, handled: BaseException | None) -> Exception:
+    """`error`, raised while another one was handled that it has nothing to do with."""
+    for link in _chain(error):
+        if link.__context__ is handled:
+            link.__context__ = None
+    return error
+
+
 def _informative_line(error: BaseException) -> str:
     """The first; of a batch size that torch.export refuses, the one that says which."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     guards = [line for line in lines if _GUARD in line]
     line = _SIZE.sub("batch", guards[0].lstrip("- ")) if guards else lines[0]
     return f"{type(error).__name__}: {line[:300]}"
-
-
-def only_checks(filename: str, line: int) -> bool:
-    """Whether that line's statement has no effect but to stop; False where that is unknown."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(filename)))
-    except (SyntaxError, ValueError):  # no Python, as the cells of some notebooks
-        return False
-    return any(_is_check(node, line) for node in ast.walk(tree))
-
-
-def _is_check(node: ast.AST, line: int) -> bool:
-    if isinstance(node, ast.Assert):
-        return node.lineno <= line <= (node.end_lineno or node.lineno)
-    if isinstance(node, ast.If):
-        is_condition = node.lineno <= line <= (node.test.end_lineno or node.lineno)
-        return is_condition and not node.orelse and isinstance(node.body[-1], ast.Raise)
-    return False
 
 
 _FOLDER = "_higher_order_ops"

@@ -81,6 +81,7 @@ class ScoredModule(nn.Module):
         undefined: outputs of functions with their own backward for which no gradient arrives.
         copied: paths of buffers that the model computes with a copy of: it replaces them, and its
             backward needs what was there before.
+        passed_checks: lines that check values, which the trace has passed unchecked.
         is_scored: whether the loss is computed in evaluation mode too; a zero stands for it if not.
         autocast: the type under which both are called, as `torch.autocast` has it; None: neither.
     """
@@ -101,6 +102,7 @@ class ScoredModule(nn.Module):
         self.undefined = frozenset[Place]()
         self.copied = frozenset[str]()
         self.is_scored = True
+        self.passed_checks = set[str]()
         self.masks = CausalMasks()
         self._roots = {"": module, "loss": loss}
         self.kept_tensors = HeldTensors(self, self.held())
@@ -112,7 +114,7 @@ class ScoredModule(nn.Module):
         self.masks.begin()
         buffers = ReassignedBuffers(self.held(), self.copied)
         with (
-            calls_as_traced(),
+            calls_as_traced(self.passed_checks),
             reported_as_eager() if self.as_eager else contextlib.nullcontext(),
             derivatives_as_traced(expected=self.differentiates),
             own_backwards_as_traced(self.undefined, training=self.module.training) as calls,
