@@ -27,6 +27,7 @@ from p2ptrain.cli.commands import (
     plan,
     profile,
     remove,
+    service,
     simulate,
     status,
     train,
@@ -38,7 +39,7 @@ from p2ptrain.errors import DeviceUnusable, PeerError, UserError, callback_note
 _OWN = Path(__file__).resolve().parent.parent
 
 _COMMANDS = (
-    *(join, train, status, explain, page, invite, devices, remove),
+    *(join, train, status, explain, page, invite, devices, remove, service),
     *(profile, plan, simulate, demo, doctor),
 )
 

@@ -14,10 +14,11 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from p2ptrain.console.renderers import JsonRenderer, LineWriter, PlainRenderer, Renderer, dump_line
-from p2ptrain.errors import size_text
+from p2ptrain.errors import UserError, size_text
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger
 
@@ -125,6 +126,29 @@ def _stdout_kept_aside(for_good: bool) -> Iterator[TextIO]:
         with contextlib.suppress(OSError):  # a reader that is gone, a full disk: that was said
             stream.close()
         os.close(descriptor)
+
+
+LOG_LIMIT_BYTES = 1_000_000
+
+
+def write_to(file: Path, limit_bytes: int = LOG_LIMIT_BYTES) -> None:
+    """Append all that comes to stdout and stderr to `file` instead; a large one begins again.
+
+    What `--json` prints comes to stdout all the same.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        if os.fstat(descriptor).st_size > limit_bytes:
+            os.ftruncate(descriptor, 0)
+    except OSError as error:
+        raise UserError(f"--log-file {file} cannot be written: {error.strerror}") from error
+    sys.stdout.flush()
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
 
 
 def silence_stdout() -> None:

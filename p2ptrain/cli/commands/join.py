@@ -13,7 +13,7 @@ from p2ptrain.api.loading import load_training
 from p2ptrain.cli import arguments, startup
 from p2ptrain.cli import output as qr
 from p2ptrain.cli.arguments import name as device_name
-from p2ptrain.cli.output import Output
+from p2ptrain.cli.output import Output, write_to
 from p2ptrain.cli.signals import first_of, sigterm_interrupts, stop_event
 from p2ptrain.cli.usage import DONE
 from p2ptrain.control.lease import LeasedIdentity, Lender, NodeOptions
@@ -45,6 +45,19 @@ def add_parser(commands: Any) -> None:
         description=_DESCRIPTION,
         example=_EXAMPLE,
     )
+    add_options(parser)
+    parser.add_argument(
+        "--log-file",
+        metavar="FILE",
+        type=arguments.path,
+        help="append everything that is shown to FILE, which is emptied at a start over 1 MB",
+    )
+    arguments.add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How this device is a member, which a service keeps."""
     arguments.add_node(parser)
     parser.add_argument(
         "--only-for",
@@ -54,12 +67,12 @@ def add_parser(commands: Any) -> None:
         type=device_name,
         help="compute only for trainings started on device NAME; may be repeated",
     )
-    arguments.add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Be a member until Ctrl-C or SIGTERM."""
+    if args.log_file is not None:
+        write_to(args.log_file)
     arguments.find_code(args)
     options = arguments.node_options(args)
     options["only_for"] = tuple(args.only_for)

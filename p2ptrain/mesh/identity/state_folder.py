@@ -217,6 +217,11 @@ def default_state_dir() -> Path:
             return Path(chosen).expanduser().absolute()
         except RuntimeError as error:
             raise OptionError(f"${STATE_DIR_VARIABLE} is {chosen!r}: {error}") from error
+    return usual_state_dir()
+
+
+def usual_state_dir() -> Path:
+    """The system's place for such data."""
     import platformdirs  # here, so that --help need not load it
 
     return Path(platformdirs.user_data_dir("p2ptrain", appauthor=False))

@@ -198,6 +198,11 @@ class _Book:
     devices: tuple[Annotated[TrustedDevice, By(_read_kept, _write_kept)], ...]
 
 
+def is_paired(folder: StateFolder) -> bool:
+    """Whether the device of this folder trusts any other. Raises UserError: as `TrustStore`."""
+    return any(not device.revoked for device in _load(folder).values())
+
+
 def _load(folder: StateFolder) -> dict[str, TrustedDevice]:
     book = folder.read_form(TRUST_FILE, _Book)
     devices = book.devices if book is not None else ()

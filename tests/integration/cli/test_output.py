@@ -68,3 +68,19 @@ def test_what_a_script_writes_past_our_stdout_is_no_json_line_either() -> None:
     )
     assert ended.stdout == '{"name": "pi"}\n'
     assert ended.stderr == "from a script\n"
+
+
+def test_what_is_shown_goes_to_a_file_that_stays_small(tmp_path: Path) -> None:
+    log = tmp_path / "join.log"
+    program = (
+        "import sys, os; from pathlib import Path; from p2ptrain.cli.output import write_to;"
+        "print('before'); write_to(Path(sys.argv[1]), 100);"
+        "print('shown'); sys.stdout.flush(); os.write(2, b'a warning\\n')"
+    )
+    for content in ("x" * 101, "kept\n"):
+        log.write_text(content)
+        command = [sys.executable, "-c", program, str(log)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert (ended.stdout, ended.stderr) == ("before\n", "")
+        kept = content if len(content) < 100 else ""
+        assert log.read_text() == f"{kept}shown\na warning\n"
