@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
+from typing import TextIO
 
 import structlog
 
@@ -46,9 +47,20 @@ def timed(log: structlog.stdlib.BoundLogger, what: str, **fields: object) -> Ite
     log.info(what, seconds=round(monotonic() - started, 3), **fields)
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """To what `sys.stderr` is now: a view on a terminal shows lines above itself."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
 def log_to_stderr(*, debug: bool) -> None:
     """Lines on stderr: warnings, and with `debug` everything. For the command line only."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logger = logging.getLogger(ROOT_NAME)
     logger.handlers[:] = [handler]

@@ -30,6 +30,7 @@ from p2ptrain.cli.commands import (
     service,
     simulate,
     status,
+    top,
     train,
 )
 from p2ptrain.cli.output import Output, configure_logs, open_output, silence_stdout
@@ -39,7 +40,7 @@ from p2ptrain.errors import DeviceUnusable, PeerError, UserError, callback_note
 _OWN = Path(__file__).resolve().parent.parent
 
 _COMMANDS = (
-    *(join, train, status, explain, page, invite, devices, remove, service),
+    *(join, train, status, top, explain, page, invite, devices, remove, service),
     *(profile, plan, simulate, demo, doctor),
 )
 

@@ -15,12 +15,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from p2ptrain.console.renderers import JsonRenderer, LineWriter, PlainRenderer, Renderer, dump_line
 from p2ptrain.errors import UserError, size_text
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger
+
+if TYPE_CHECKING:
+    from p2ptrain.cli.live import LiveRenderer
+    from p2ptrain.page.state import PageState
 
 _log = get_logger(__name__)
 
@@ -30,35 +34,45 @@ class Output:
 
     Attributes:
         json: stdout carries JSON lines.
-        writer: the lines of stdout.
+        stream, writer: stdout, and its lines.
     """
 
     def __init__(self, stream: TextIO, *, json: bool) -> None:
         self.json = json
         self.writer = LineWriter(stream)
-        self._stream = stream
+        self.stream = stream
         self._failing = False  # the last event could not be shown
         self._renderer: Renderer = JsonRenderer(self.writer) if json else PlainRenderer(self.writer)
 
     @property
     def is_terminal(self) -> bool:
         """A user reads this."""
-        return not self.json and self._stream.isatty()
+        return not self.json and self.stream.isatty()
 
     def use(self, renderer: Renderer) -> None:
         """Show events this way from now on."""
         self.close()
         self._renderer = renderer
 
-    def show_progress(self, total_steps: int | None) -> None:
-        """Where a user reads this, show steps as a progress bar and plans as tables."""
+    def show_live(self, model: str, total_steps: int | None) -> LiveRenderer | None:
+        """Where a user reads this, show a job as a view that is drawn again and again."""
         if not self.is_terminal:
-            return
-        from rich.console import Console  # here: most commands need no progress bar
+            return None
+        from p2ptrain.cli.live import LiveRenderer, SeenByEvents  # here: most commands need none
+        from p2ptrain.cli.screen import user_console
 
-        from p2ptrain.console.rich_renderer import RichRenderer
+        console = user_console(self.stream)
+        if console.is_dumb_terminal:
+            return None
+        live = LiveRenderer(console, SeenByEvents(model, total_steps))
+        self.use(live)
+        return live
 
-        self.use(RichRenderer(Console(file=self._stream, highlight=False), total_steps))
+    def draw(self, state: PageState) -> str:
+        """The household as text: in a terminal's columns, or as plain lines."""
+        from p2ptrain.cli.screen import as_text
+
+        return as_text(state, self.stream, is_terminal=self.is_terminal)
 
     def show(self, event: Event) -> None:
         """Show an event; one that cannot be shown is passed over."""

@@ -77,8 +77,8 @@ class PageAddress:
 class PageDoor(Protocol):
     """The live page of a running member."""
 
-    async def state(self) -> Mapping[str, Any]:
-        """What it shows now, as plain data; also where it is not open."""
+    async def state(self) -> object:
+        """What it shows now, also where it is not open: a form (`p2ptrain.page.state`)."""
 
     async def open(self, *, lan: bool) -> PageAddress:
         """Serve it, from now on."""

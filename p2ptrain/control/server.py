@@ -27,6 +27,7 @@ from p2ptrain.control.lease import ControlledMember, Lender, place_fields, read_
 from p2ptrain.control.member_lock import ControlRecord, read_record, remove_record, write_record
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
+from p2ptrain.net.write_form import write_form
 
 SOCKET_HOST = "p2ptrain"
 """The Host header of requests over the unix socket."""
@@ -155,7 +156,7 @@ class ControlServer:
         return web.json_response(dict(await self._member().explain()))
 
     async def _state(self, request: web.Request) -> web.Response:
-        return web.json_response(dict(await _there(self._lender.page).state()))
+        return web.json_response(write_form(await _there(self._lender.page).state()))
 
     async def _invite(self, request: web.Request) -> web.Response:
         return web.json_response({"code": self._member().invite()})

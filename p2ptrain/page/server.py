@@ -28,7 +28,7 @@ from p2ptrain.page.mount import Mount
 from p2ptrain.page.sessions import Reach, Sessions
 from p2ptrain.page.site import PageSite
 from p2ptrain.page.source import PageMember, PageSource
-from p2ptrain.page.state import Sections
+from p2ptrain.page.state import PageState
 
 log = get_logger(__name__)
 
@@ -161,9 +161,9 @@ class PageServer:
             self._state.remove(PAGE_FILE)
             self._state.remove(METRICS_TOKEN_FILE)
 
-    async def state(self) -> Sections:
+    async def state(self) -> PageState:
         """What the page shows now, for this device's own commands."""
-        return await self._source.sections(Reach.HERE)
+        return await self._source.state(Reach.HERE)
 
     # -- listening -------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Train, and say how well."""
     if importlib.util.find_spec("sklearn") is None:
         raise UserError("the demo needs scikit-learn: run  pip install 'p2ptrain[demo]'")
-    output.show_progress(STEPS)
+    output.show_live("the demo's network", STEPS)
     _introduce(output)
     with sigterm_interrupts() as interrupt, tempfile.TemporaryDirectory(prefix="p2ptrain-") as room:
         output.writer.on_closed = interrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,10 @@ from p2ptrain.errors import RunCancelled
 from p2ptrain.events import Event, Step, Stopped
 
 if TYPE_CHECKING:
+    from p2ptrain.cli.live import LiveRenderer
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
+    from p2ptrain.page.server import PageServer
 
 _DESCRIPTION = """\
 Trains the model that SCRIPT's job() returns, on all devices of the household. This device has
@@ -91,7 +94,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     chosen = train_options(args)
     asked_sinks(job, chosen)  # one that is not installed is refused before anybody is asked to help
     steps = job.total_steps(args.steps)
-    output.show_progress(steps)
+    live = output.show_live(type(job.model).__name__, steps)
     shown = _Shown(output)
     with sigterm_interrupts() as interrupt:
         output.writer.on_closed = interrupt
@@ -99,7 +102,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             if args.local:
                 _train_here(job, chosen, args, shown)
             else:
-                event_loop.run(_train(job, chosen, arguments.node_options(args), shown))
+                event_loop.run(_train(job, chosen, arguments.node_options(args), shown, live))
         except (KeyboardInterrupt, RunCancelled) as error:  # by a signal, or on the page
             raise Interrupted(_stopped_at(shown.step, steps, args.checkpoint)) from error
     return DONE
@@ -111,6 +114,8 @@ def _stopped_at(step: int, steps: int | None, checkpoint: Path | None) -> str:
         return f"{where} No weights were saved: use --checkpoint DIR to be able to go on."
     return f"{where} To go on from the last checkpoint, if there is one yet: --resume {checkpoint}"
 
+
+LOOK_SECONDS = 1.0
 
 _WRITTEN = ("write_profile", "write_cluster", "write_plan")
 
@@ -137,7 +142,13 @@ def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, shown:
     )
 
 
-async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, shown: _Shown) -> None:
+async def _train(
+    job: Job,
+    chosen: TrainOptions,
+    node_options: NodeOptions,
+    shown: _Shown,
+    live: LiveRenderer | None,
+) -> None:
     from p2ptrain.api.node import Node
     from p2ptrain.control.lease import Lender
     from p2ptrain.control.server import ControlServer
@@ -150,7 +161,20 @@ async def _train(job: Job, chosen: TrainOptions, node_options: NodeOptions, show
         async with ControlServer(folder, lender), PageServer(folder, node) as page:
             lender.page = page
             run = await node.train(job, chosen)
-            await run.result()
+            looking = None if live is None else asyncio.create_task(_look(page, live))
+            try:
+                await run.result()
+            finally:
+                if live is not None and looking is not None:
+                    looking.cancel()
+                    live.state = await page.state()
+
+
+async def _look(page: PageServer, live: LiveRenderer) -> None:
+    """What the page would show, for the terminal."""
+    while True:
+        live.state = await page.state()
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 class _Shown:

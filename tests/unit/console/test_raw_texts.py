@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from p2ptrain import events
+from p2ptrain.cli.live import LiveRenderer, SeenByEvents
 from p2ptrain.console.renderers import LineWriter, PlainRenderer
-from p2ptrain.console.rich_renderer import RichRenderer
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Failure, LeftOut, Member, PlanDevice, PlanStage
 from p2ptrain.plan.types.plan import Plan
@@ -42,7 +42,11 @@ EVENTS = [PLAN, events.Warning(RAW), events.Error(RAW), Failure(RAW), Member(RAW
 def test_s22_no_event_moves_a_cursor(event: Event) -> None:
     plain, console = io.StringIO(), io.StringIO()
     PlainRenderer(LineWriter(plain)).show(event)
-    RichRenderer(Console(file=console, width=200, color_system=None)).show(event)
+    live = LiveRenderer(
+        Console(file=console, width=200, color_system=None), SeenByEvents(RAW, None, RAW)
+    )
+    live.show(event)
+    live.close()
     for written in (plain.getvalue(), console.getvalue()):
         assert not OBEYED & set(written)
         assert "owned" in written

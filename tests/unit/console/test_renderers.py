@@ -7,12 +7,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from p2ptrain import events
 from p2ptrain.console.describe import describe
 from p2ptrain.console.renderers import JsonRenderer, LineWriter, PlainRenderer
-from p2ptrain.console.rich_renderer import RichRenderer
 from p2ptrain.demo.device_process import parse_event
 
 PLAN = events.Plan(
@@ -137,15 +135,6 @@ def test_a_recovery_says_what_it_cost(steps: int, text: str) -> None:
     assert text in describe(event)
 
 
-def test_an_election_is_no_line() -> None:
-    out, screen = io.StringIO(), io.StringIO()
-    renderers = PlainRenderer(LineWriter(out)), RichRenderer(Console(file=screen))
-    for renderer in renderers:
-        renderer.show(events.Coordinator(name="pi", term=3))
-        renderer.close()
-    assert out.getvalue() + screen.getvalue().strip() == ""
-
-
 def test_plain_lines_hold_at_most_a_step_a_second_and_the_last_one() -> None:
     out = io.StringIO()
     now = [0.0]
@@ -158,19 +147,6 @@ def test_plain_lines_hold_at_most_a_step_a_second_and_the_last_one() -> None:
     steps = [line.split()[1] for line in out.getvalue().splitlines() if "loss" in line]
     assert steps == ["1", "9", "17", "25", "26"]
     assert out.getvalue().endswith("stopped\n")
-
-
-def test_the_console_shows_markup_of_peers_as_it_is() -> None:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=100, color_system=None)
-    renderer = RichRenderer(console, total_steps=2)
-    for event in [PLAN, _step(1), _step(2), events.Member(name="[bold]x", state="alive")]:
-        renderer.show(event)
-    renderer.show(EVENTS[-3])
-    renderer.close()
-    assert "[red]phone" in out.getvalue()
-    assert "[bold]x is here" in out.getvalue()
-    assert "step 2/2" in out.getvalue()
 
 
 class _ClosedPipe(io.StringIO):
@@ -196,14 +172,3 @@ def test_names_that_the_output_s_encoding_lacks_are_spelled_out() -> None:
     PlainRenderer(writer).show(events.Member(name="台所", state="alive"))
     writer.write("Küche")
     assert raw.getvalue().decode("cp1252") == "\\u53f0\\u6240 is here\nKüche\n"
-
-
-def test_a_progress_display_spells_them_out_too() -> None:
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, "cp1252", newline="\n")
-    LineWriter(stream)
-    renderer = RichRenderer(Console(file=stream, width=100, color_system=None), total_steps=2)
-    kitchen = events.PlanStage((0, 3), (events.PlanDevice("台所", 16),), ("0.weight",))
-    renderer.show(replace(PLAN, stages=(kitchen,)))
-    stream.flush()
-    assert "\\u53f0\\u6240" in raw.getvalue().decode("cp1252")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,8 +19,8 @@ class _FakePage:
     def __init__(self) -> None:
         self.is_open = False
 
-    async def state(self) -> Mapping[str, Any]:
-        return {}
+    async def state(self) -> object:
+        return None
 
     async def open(self, *, lan: bool) -> PageAddress:
         self.is_open = True

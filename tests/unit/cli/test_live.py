@@ -1,0 +1,119 @@
+"""A run on a terminal: lines of what happens above a view of the job and its devices."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from p2ptrain import events
+from p2ptrain.cli.live import LiveRenderer, SeenByEvents
+from p2ptrain.cli.screen import Space, as_text, user_console, whole
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
+from p2ptrain.page.state import PageState
+from p2ptrain.page.view import Seen, page_state
+from tests.support.page_member import PLAN, course, status, step, trusted
+
+LIMIT = "pi limits: pi computes for 95% of each round of 0.3 s"
+RUNNING = replace(
+    course(PLAN, *map(step, range(1, 41)), events.Eval(40, {"accuracy": 0.978})), limit=LIMIT
+)
+STATE = page_state(
+    Seen(status(), (trusted("tablet"),), "0.1.0", RUNNING, begun_at=1.0), may_change=True
+)
+
+
+def _shown(*happened: events.Event, columns: int = 80, steps: int | None = 2) -> list[str]:
+    """What a terminal without colours is sent, by its lines."""
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=True, width=columns, height=24, color_system=None, markup=False
+    )
+    live = LiveRenderer(console, SeenByEvents("Net", steps, "laptop"))
+    for event in happened:
+        live.show(event)
+    live.close()
+    return out.getvalue().splitlines()
+
+
+def test_a_run_shows_its_parts_and_stays_on_the_screen() -> None:
+    done = events.Done(steps=2, seconds=1.5, samples_per_s=64.0, out="w.safetensors")
+    lines = _shown(events.Member("[bold]x", "alive"), PLAN, step(1), step(2), done)
+    text = "\n".join(lines)
+    assert lines[0] == "[bold]x is here"
+    for words in (
+        *("First plan: batches in 4 pieces of 8", "Done: Net, 2 steps", "100%", "loss 0.5000"),
+        *("pi ", "desk ", "phone "),
+    ):
+        assert words in text
+    assert (
+        lines[-1].removeprefix("\x1b[?25h")
+        == "done: 2 steps in 1.5 s (64.0 samples/s), weights in w.safetensors"
+    )
+    assert "\x1b[?25l" not in text.partition("\x1b[?25h")[2]  # the cursor is there all the time
+
+
+def test_an_election_is_no_line() -> None:
+    assert _shown(events.Coordinator(name="pi", term=3)) == []
+
+
+def test_a_command_to_be_copied_is_on_a_line_of_its_own() -> None:
+    assert _shown(events.Pairing("31415926"))[1] == "  p2ptrain join --code 31415926"
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_no_line_is_longer_than_the_terminal_is_wide(columns: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=columns, color_system=None)
+    odd = replace(STATE.devices[0], name="x" * 64, sentence="\u53f0\u6240" * 99)
+    many = (*STATE.devices, *(replace(odd, name=f"pi-{n}") for n in range(500)), odd)
+    console.print(whole(replace(STATE, devices=many), Space(columns, 24)))
+    lines = out.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= columns
+    assert any("and 494 more" in line for line in lines)
+    assert _shown(events.Warning("a " * 99), PLAN, step(1), columns=columns)
+
+
+def test_without_a_terminal_a_line_is_a_line() -> None:
+    lines = as_text(STATE, io.StringIO(), is_terminal=False).splitlines()
+    assert "\x1b" not in "".join(lines)
+    assert "Training Net: step 40 of 100" in lines
+    assert any(line.startswith("loss 0.5000   100.0 samples/s (plan: 120)") for line in lines)
+    assert any(line.endswith("accuracy 0.978 after step 40   1 min left") for line in lines)
+    assert f"Now: {LIMIT}" in lines
+    (pi,) = (line for line in lines if line.startswith("pi "))
+    assert pi.endswith("2 kB of 8 GB  Computes layers b to c, 5 of 8 samples.")
+
+
+@pytest.mark.parametrize(
+    ("environment", "encoding"),
+    [
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, "ascii"),  # as Python leaves it
+        ({"LC_ALL": "POSIX", "LANG": "de_DE.UTF-8"}, "ascii"),
+        ({"LANG": "C", "LC_ALL": "C.UTF-8"}, "utf-8"),
+        ({"LANG": "de_DE.UTF-8"}, "utf-8"),
+        ({}, "utf-8"),
+    ],
+)
+def test_where_utf8_is_missing_ascii_is_drawn(
+    environment: dict[str, str], encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, "utf-8")
+    devices = (replace(STATE.devices[0], name="\u53f0\u6240"), *STATE.devices[1:])
+    user_console(stream).print(whole(replace(STATE, devices=devices), Space(80, 24)))
+    stream.flush()
+    shown = raw.getvalue().decode(encoding)
+    assert ("\\u53f0" if encoding == "ascii" else "\u53f0") in shown
+
+
+def test_a_member_s_answer_reads_back_as_the_same_state() -> None:
+    assert read_form(PageState, write_form(STATE), "state", extra=True) == STATE
