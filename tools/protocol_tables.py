@@ -101,6 +101,7 @@ FORMS: Mapping[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
     kinds.STANDING: ((GenerationKey,), ()),
     kinds.SPANS: ((SpansRequest,), (SpansReply,)),
     kinds.EXPLAIN: ((), ()),
+    kinds.ROUND_PICTURE: ((), ()),
     kinds.REPLICA_OFFER: ((GenerationKey, SnapshotOffer), ()),
     kinds.REPLICA_KEPT: ((GenerationKey, SnapshotKept), ()),
     kinds.REPLICA_KEEPER: ((GenerationKey, BackupAssignment), ()),

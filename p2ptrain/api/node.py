@@ -51,11 +51,12 @@ from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.identity.state_folder import StateFolder, default_state_dir
 from p2ptrain.mesh.interface import MemberState, display_name
 from p2ptrain.mesh.network_mesh import NetworkMesh
-from p2ptrain.messages.kinds import EXPLAIN
+from p2ptrain.messages.kinds import EXPLAIN, ROUND_PICTURE
 from p2ptrain.net.fields import checked_name
-from p2ptrain.net.message import Message
+from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.parts import limited, part_of
 from p2ptrain.plan.explain import explained
+from p2ptrain.plan.round_picture import RoundPicture
 from p2ptrain.plan.types.job_facts import JobFacts
 from p2ptrain.process.box import Box
 from p2ptrain.process.host_process import keep_freed_memory, leave_alone
@@ -74,6 +75,8 @@ LEAVE_SECONDS = 30.0
 
 EXPLAIN_SECONDS = 60.0
 """Rounds are watched, and plans searched."""
+
+ROUNDS_SECONDS = 10.0
 
 LINK_SECONDS = 3.0
 """For the measuring of one link: several may be slow, and a user waits."""
@@ -400,6 +403,29 @@ class Node:
         except TimeoutError as error:
             raise PeerError(f"{display_name(self._mesh, holder)} does not answer") from error
         return explained(JobFacts.from_bytes(part_of(reply)))
+
+    async def rounds(self) -> RoundPicture | None:
+        """What each device did in the last rounds of the job that runs; None without one.
+
+        Empty at first: devices record from the first call on, until none came for half a minute.
+
+        Raises:
+            PeerError: the job's holder does not answer, or has an older p2ptrain.
+        """
+        holder = self._board.holder if self._board else None
+        if holder is None:
+            return None
+        try:
+            reply = await self._joined.call(
+                holder,
+                Message(ROUND_PICTURE),
+                timeout_seconds=ROUNDS_SECONDS,
+                priority=Priority.BULK,
+                reply_parts=limited(RoundPicture.LIMIT.most_bytes),
+            )
+        except TimeoutError as error:
+            raise PeerError(f"{display_name(self._mesh, holder)} does not answer") from error
+        return RoundPicture.from_bytes(part_of(reply))
 
     def trains_for(self) -> str | None:
         """Name of the device whose job this one has a part in now; None without one."""

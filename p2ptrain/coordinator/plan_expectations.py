@@ -13,10 +13,12 @@ from typing import Any
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, planner_question
 from p2ptrain.errors import PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.plan.chrome_trace import simulated_transfers
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, message_seconds, place_seconds
 from p2ptrain.plan.cost.overlap import ROUND_MESSAGES
-from p2ptrain.plan.simulation.simulate import draft_of
+from p2ptrain.plan.round_picture import PredictedRound, predicted_round
+from p2ptrain.plan.simulation.simulate import draft_of, simulate
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
@@ -24,6 +26,7 @@ from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds, ProfileCorrections
 from p2ptrain.tiling.planning.round_work import StageWork, round_work
+from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
 
 
 def as_of_now(
@@ -68,6 +71,26 @@ def correct_profiles(
         # processor time that it takes more of is expected as such, or it would be found again
         content["wall_by_cpu"] = corrections.of_share(device) * measured["wall_by_cpu"]
     return content
+
+
+def expected_round(
+    request: JobPlanRequest, household: MeasuredCluster, plan: Plan
+) -> PredictedRound | None:
+    """A round of `plan` as it was simulated; None where there are no rounds.
+
+    Raises:
+        PlanError, OptionError: the plan is not one of this household.
+    """
+    if plan.mode is PlanMode.ASYNC:
+        return None
+    profile, cluster = planner_question(request.settled(asynchronous=False), household)
+    if plan.stages[0].tiling is not None:
+        found = simulate_tiled(plan, profile, cluster, timeline=True, overlap=True)
+    else:
+        ahead = any(stage.goes_ahead for stage in plan.stages)
+        found = simulate(plan, profile, cluster, overlap=True, updates_ahead=ahead)
+    entries = simulated_transfers(found.timeline)
+    return predicted_round(entries, found.round_seconds, sorted(plan.device_names))
 
 
 def expected_seconds(

@@ -159,6 +159,11 @@ class ReplanWatcher:
         return self._promised
 
     @property
+    def plan(self) -> Mapping[str, Any] | None:
+        """The one in force, `p2ptrain.plan/1`."""
+        return None if self._answer is None else self._answer.plan
+
+    @property
     def knows_plan(self) -> bool:
         """Whether a plan has come into force in this process, and so what rounds should take."""
         return self._answer is not None

@@ -36,6 +36,7 @@ from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.pause import Pause
 from p2ptrain.holder.reports import JobReports, plan_event, rate
+from p2ptrain.holder.round_watch import WATCHED, RoundWatch
 from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, judged, noted
 from p2ptrain.holder.start import job_registry
 from p2ptrain.holder.start.given_plan import given_plan
@@ -44,7 +45,7 @@ from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
 from p2ptrain.holder.start.prepare import whole_state
 from p2ptrain.holder.start.prepared_job import PreparedJob
-from p2ptrain.holder.trace.span_collector import SpanCollector, traced
+from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector, traced
 from p2ptrain.holder.training_loop import (
     AsyncTrainingLoop,
     LoopCallbacks,
@@ -63,7 +64,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import display_name
 from p2ptrain.messages.job_requests import ModelRequest
-from p2ptrain.messages.kinds import EXPLAIN, FETCH_MODEL
+from p2ptrain.messages.kinds import EXPLAIN, FETCH_MODEL, ROUND_PICTURE
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.model.graph.description import ModelDescription
@@ -136,11 +137,17 @@ class JobTrainer:
         self._epoch: HolderGeneration | None = None
         self._in_force: PlanInForce | None = None
         self._feeding: ReplayFeed | None = None
-        self._spans = SpanCollector(mesh, device.switchboard.spans, self._trained_on)
+        spans = CollectorSettings() if options.trace is not None else WATCHED
+        self._spans = SpanCollector(mesh, device.switchboard.spans, self._trained_on, spans)
         self._running: JobDriver | None = None
         self._facts = FactGatherer(
             *(mesh, type(job.model).__name__, self._spans),
             lambda: None if self._running is None else self._running.elastic,
+            lambda: None if self._running is None else self._running.question,
+        )
+        self._watch = RoundWatch(
+            *(mesh, self._spans, self._trained_on),
+            lambda: None if self._running is None else self._running.elastic.plan,
             lambda: None if self._running is None else self._running.question,
         )
         self._spoiled = SpoiledUpdates()
@@ -240,6 +247,8 @@ class JobTrainer:
             self._device.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
             self._mesh.unroute(EXPLAIN)
+            self._mesh.unroute(ROUND_PICTURE)
+            await self._watch.close()
             self._keep_facts()
             if self._feeding is not None:
                 self._feeding.close()
@@ -251,6 +260,9 @@ class JobTrainer:
         if facts is None:
             raise PeerError(f"{self._mesh.name} has no plan for its training yet")
         return Message(EXPLAIN, {}, (facts.to_part(),))
+
+    async def _show_rounds(self, peer: str, message: Message) -> Message:
+        return Message(ROUND_PICTURE, {}, ((await self._watch.picture()).to_part(),))
 
     def _keep_facts(self) -> None:
         """For `p2ptrain explain` afterwards."""
@@ -293,6 +305,7 @@ class JobTrainer:
             first = version_source(Version(prepared.first_step, 0))
             self._device.states.hold(self._id, first, in_memory(prepared.slice_state))
         self._mesh.route(EXPLAIN, self._explain)
+        self._mesh.route(ROUND_PICTURE, self._show_rounds)
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
         self._feeding = ReplayFeed(
             self._mesh,

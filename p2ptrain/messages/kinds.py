@@ -112,6 +112,8 @@ FACTS = "job.facts"
 
 EXPLAIN = "job.explain"
 
+ROUND_PICTURE = "job.rounds"
+
 LEAVING = "job.leaving"
 
 LOG_SEND = "log.send"

@@ -20,12 +20,14 @@ from aiohttp import web
 from p2ptrain.api.steering import Action
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
+from p2ptrain.net.write_form import write_form
 from p2ptrain.page.guard import HEADERS, JSON_ALONE, MAX_BODY_BYTES, why_refused
 from p2ptrain.page.metrics import CONTENT_TYPE, metrics_text
 from p2ptrain.page.mount import Mount
 from p2ptrain.page.sessions import COOKIE_SECONDS, GuessLimit, Reach, Sessions
 from p2ptrain.page.source import PageSource
 from p2ptrain.page.stream import TooManyBrowsers, as_json
+from p2ptrain.plan.round_picture import RoundPicture
 
 log = get_logger(__name__)
 
@@ -33,6 +35,7 @@ _FILES = {
     "page.css": "text/css",
     "page.js": "text/javascript",
     "chart.js": "text/javascript",
+    "rounds.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
 
@@ -100,6 +103,8 @@ class PageSite:
         app.router.add_get("/", self._page, allow_head=False)
         app.router.add_get("/static/{name}", self._file)
         app.router.add_get("/state", self._state)
+        app.router.add_get("/rounds", self._rounds)
+        app.router.add_get("/advice", self._advice)
         app.router.add_get("/events", self._events, allow_head=False)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/api/invite", self._invite)
@@ -184,6 +189,16 @@ class PageSite:
 
     async def _state(self, request: web.Request) -> web.Response:
         return web.json_response(await self._source.sections(self._reach), dumps=as_json)
+
+    async def _rounds(self, request: web.Request) -> web.Response:
+        """What pages ask for while they show it."""
+        picture = await self._source.rounds.get()
+        return web.json_response(write_form(picture or RoundPicture()), dumps=as_json)
+
+    async def _advice(self, request: web.Request) -> web.Response:
+        """What limits the job, and what one more or one fewer device would change."""
+        found = await self._source.advice.get()
+        return web.json_response({"points": found["points"]}, dumps=as_json)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         text = metrics_text(await self._source.state(self._reach))

@@ -11,8 +11,8 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from p2ptrain import events
 from p2ptrain._version import __version__
@@ -28,13 +28,22 @@ from p2ptrain.page.sessions import Reach
 from p2ptrain.page.state import NoteView, PageState, Sections
 from p2ptrain.page.stream import StateStream, Watcher
 from p2ptrain.page.view import Seen, page_state
+from p2ptrain.plan.round_picture import RoundPicture
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
 
 LOOK_SECONDS = 1.0
 
 FRESH_SECONDS = 0.25
 """A state that is asked for (`/state`) may be so old."""
+
+ROUNDS_SECONDS = 2.0
+"""The holder's device draws them for all pages of the household."""
+
+ADVICE_SECONDS = 30.0
+"""The planner searches for some seconds."""
 
 NOTES_LIMIT = 100
 
@@ -73,8 +82,33 @@ class PageMember(Protocol):
     async def remove(self, name: str) -> None:
         """Revoke a device."""
 
+    async def rounds(self) -> RoundPicture | None:
+        """What each device did in the last rounds."""
+
+    async def explain(self) -> Mapping[str, Any]:
+        """What limits the job, and what other households would do of it."""
+
     async def steer_job(self, run: str, action: Action) -> None:
         """Pause, go on with or stop a training of the household."""
+
+
+class Shared(Generic[T]):
+    """One answer for all browsers that ask at about the same time: each costs the household."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]], fresh_seconds: float) -> None:
+        self._ask = ask
+        self._fresh_seconds = fresh_seconds
+        self._asking = asyncio.Lock()
+        self._answer: tuple[float, T] | None = None
+
+    async def get(self) -> T:
+        """The newest one, if it is no older than that. Raises what asking raises."""
+        async with self._asking:
+            now = asyncio.get_running_loop().time()
+            if self._answer is None or now - self._answer[0] >= self._fresh_seconds:
+                found = await self._ask()
+                self._answer = asyncio.get_running_loop().time(), found
+            return self._answer[1]
 
 
 class PageSource:
@@ -100,6 +134,8 @@ class PageSource:
         self._rates: dict[str, tuple[float, float]] = {}
         self._seen: tuple[float, Seen] | None = None
         self._looking = asyncio.Lock()
+        self.rounds = Shared(member.rounds, ROUNDS_SECONDS)
+        self.advice = Shared(member.explain, ADVICE_SECONDS)
         self._wanted = asyncio.Event()
 
     async def state(self, reach: Reach) -> PageState:

@@ -16,6 +16,7 @@ from p2ptrain.api.views import (
 )
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.trust.pairing_window import PairingWindow
+from p2ptrain.plan.round_picture import RoundPicture
 
 PLAN = events.Plan(
     epoch=1,
@@ -89,6 +90,8 @@ class FakePageMember:
         self.happened: asyncio.Queue[events.Event] = asyncio.Queue()
         self.removed: list[str] = []
         self.steered: list[str] = []
+        self.picture: RoundPicture | None = None
+        self.explained = 0
 
     def status(self) -> NodeStatus:
         return self.now
@@ -111,6 +114,13 @@ class FakePageMember:
         if name == "ghost":
             raise UserError("no paired device is called ghost")
         self.removed.append(name)
+
+    async def rounds(self) -> RoundPicture | None:
+        return self.picture
+
+    async def explain(self) -> dict[str, object]:
+        self.explained += 1
+        return {"facts": {}, "points": [{"about": "change", "text": "without pi: 60% slower"}]}
 
     async def steer_job(self, run: str, action: str) -> None:
         if self.job is None or self.job.run != run:

@@ -194,13 +194,19 @@ class SpanCollector:
             }
         return {"p2ptrain": __version__, "clock_of": self._mesh.name, "devices": devices}
 
-    def entries(self) -> Iterator[TimelineEntry]:
-        """All that is kept, device by device, by this device's clock."""
+    def entries(self, rounds: int | None = None) -> Iterator[TimelineEntry]:
+        """What is kept, device by device, by this device's clock.
+
+        Args:
+            rounds: of each device only its newest ones.
+        """
         for device, traced in list(self._traced.items()):
             if device == self._mesh.self_id or traced.clock.newest is not None:
-                yield from self._entries_of(device, traced)
+                yield from self._entries_of(device, traced, rounds)
 
-    def _entries_of(self, device: str, traced: _TracedDevice) -> Iterator[TimelineEntry]:
+    def _entries_of(
+        self, device: str, traced: _TracedDevice, rounds: int | None
+    ) -> Iterator[TimelineEntry]:
         aligned = float if device == self._mesh.self_id else traced.clock.aligned
         blocks = list(traced.spans)
         if not blocks:
@@ -210,7 +216,11 @@ class SpanCollector:
         places = np.concatenate([block.place_rows()[:, :3] for block in blocks])
         kinds = np.concatenate([np.frombuffer(block.kinds, np.uint8) for block in blocks])
         peers = [block.devices[n] for block in blocks for n in block.place_rows()[:, 3].tolist()]
-        for n in np.argsort(starts, kind="stable").tolist():
+        order = np.argsort(starts, kind="stable")
+        if rounds is not None:
+            indices = places[order, 1]
+            order = order[indices > indices.max() - rounds]
+        for n in order.tolist():
             stage, index, number = places[n].tolist()
             kind = KINDS[kinds[n]]
             peer = display_name(self._mesh, peers[n]) if peers[n] else None

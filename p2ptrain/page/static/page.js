@@ -1,8 +1,9 @@
 // The page: one state from the device, kept by its stream, shown by section.
 import { Chart, svg } from "/static/chart.js";
+import { caption, drawRounds, summary } from "/static/rounds.js";
 
 const $ = (id) => document.getElementById(id);
-const SILENT_MS = 40000, AGAIN_MS = 3000, HIDDEN_MS = 5000;
+const SILENT_MS = 40000, ROUNDS_MS = 3000, AGAIN_MS = 3000, HIDDEN_MS = 5000;
 
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -56,6 +57,8 @@ const show = {
     const job = state.job ?? null;
     $("headline").textContent = job ? job.headline : "Nothing is being trained";
     $("job-sentence").replaceChildren(...(job ? [job.sentence] : ["Start a training on the device that has the data: ", el("code", {}, "p2ptrain train SCRIPT")]));
+    $("limit").hidden = !job?.limit;
+    $("limit").textContent = job?.limit ? `${job.limit.charAt(0).toUpperCase()}${job.limit.slice(1)}.` : "";
     const figures = job === null || job.step === 0 ? [] : [
       ["Step", job.step.toLocaleString("en"), job.steps ? `of ${job.steps.toLocaleString("en")}` : null],
       ["Loss", job.loss === null ? "–" : small(job.loss), "in training"],
@@ -75,6 +78,8 @@ const show = {
   plan() {
     const plan = state.plan ?? null;
     $("model").hidden = plan === null;
+    $("rounds").hidden = plan === null || !["training", "paused", "waiting"].includes(state.job?.state);
+    $("ask-advice").parentElement.hidden = state.job?.state !== "training";
     if (plan === null) return;
     $("plan-sentence").textContent = plan.sentence;
     const colors = new Map(state.devices.map((d) => [d.name, d.color]));
@@ -164,7 +169,7 @@ const show = {
 const charts = { loss: new Chart("Loss", small), speed: new Chart("Samples a second", speed, { fromZero: true, median: true }), more: {} };
 
 // Sections that are shown with what another one says.
-const ALSO = { household: ["devices"], devices: ["plan", "links"], curve: ["job"], job: ["curve"] };
+const ALSO = { household: ["devices"], devices: ["plan", "links"], curve: ["job"], job: ["curve", "plan"] };
 
 function render(sections) {
   const names = new Set(sections);
@@ -317,6 +322,47 @@ $("stop").addEventListener("click", async () => {
 });
 
 function notice(text) { $("notice").textContent = text; $("notice").hidden = !text; }
+
+// -- what is asked for while it is looked at ------------------------------------------------------
+
+async function get(path) {
+  const answer = await fetch(path).catch(() => null);
+  if (!answer) throw new Error("The device does not answer.");
+  const body = await answer.json().catch(() => null);
+  if (!answer.ok || !body) throw new Error(body?.error ?? `The device refused that (${answer.status}).`);
+  return body;
+}
+
+let watching = null;
+
+async function watchRounds() {
+  clearTimeout(watching);
+  if (!$("rounds").open || $("rounds").hidden || document.hidden) return;
+  try {
+    const picture = await get("/rounds");
+    $("rounds-caption").textContent = caption(picture);
+    if (picture.rounds.length) {
+      drawRounds($("rounds-picture"), picture, new Map(state.devices.map((d) => [d.name, d.color])));
+      $("rounds-words").replaceChildren(...summary(picture).map((line) => el("li", {}, line)));
+    }
+  } catch (error) { $("rounds-caption").textContent = error.message; }
+  clearTimeout(watching);
+  watching = setTimeout(watchRounds, ROUNDS_MS);
+}
+$("rounds").addEventListener("toggle", watchRounds);
+document.addEventListener("visibilitychange", watchRounds);
+
+$("ask-advice").addEventListener("click", async () => {
+  $("ask-advice").disabled = true;
+  $("advice-state").textContent = "Rounds are watched and the planner is asked. That takes some seconds.";
+  try {
+    const { points } = await get("/advice");
+    const told = points.filter((p) => ["limit", "change", "advice"].includes(p.about));
+    $("advice").replaceChildren(...told.map((p) => el("li", {}, `${p.text.charAt(0).toUpperCase()}${p.text.slice(1)}.`)));
+    $("advice-state").textContent = "";
+  } catch (error) { $("advice-state").textContent = error.message; }
+  $("ask-advice").disabled = false;
+});
 
 // -- the stream ---------------------------------------------------------------------------------
 

@@ -12,13 +12,14 @@ from p2ptrain.events import Event, Step
 from p2ptrain.job.last_job import last_facts
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.messages.kinds import EXPLAIN
+from p2ptrain.messages.kinds import EXPLAIN, ROUND_PICTURE
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited, part_of
 from p2ptrain.plan.explain import explain
+from p2ptrain.plan.round_picture import KINDS, RoundPicture
 from p2ptrain.plan.types.job_facts import JobFacts
 from tests.integration.training.household import Devices, devices, hold_rounds
-from tests.integration.training.jobs import momentum_job
+from tests.integration.training.jobs import STEPS, momentum_job
 from tests.support.memory_household import memory_id
 
 
@@ -32,11 +33,27 @@ async def asked(household: Devices, of: str, holder: str) -> JobFacts:
     return JobFacts.from_bytes(part_of(reply))
 
 
+async def shown(household: Devices, of: str, holder: str) -> RoundPicture:
+    """Once devices have recorded whole rounds, and the plan was simulated."""
+    while True:
+        reply = await household.mesh[of].call(
+            memory_id(holder),
+            Message(ROUND_PICTURE),
+            timeout_seconds=60.0,
+            reply_parts=limited(RoundPicture.LIMIT.most_bytes),
+        )
+        picture = RoundPicture.from_bytes(part_of(reply))
+        if picture.rounds and picture.predicted is not None:
+            return picture
+        await asyncio.sleep(0.05)
+
+
 async def test_any_member_learns_what_limits_a_job(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found: list[JobFacts] = []
-    hold_rounds(monkeypatch, 8, lambda: bool(found))
+    pictures: list[RoundPicture] = []
+    hold_rounds(monkeypatch, STEPS - 1, lambda: bool(found and pictures))
     async with devices(3) as household:
         options = TrainOptions(wait_for=3, planner="pp")
         begun = asyncio.Event()
@@ -51,6 +68,7 @@ async def test_any_member_learns_what_limits_a_job(
 
         async def ask() -> None:
             await begun.wait()
+            pictures.append(await shown(household, "c", "a"))
             found.append(await asked(household, "b", "a"))
 
         async with asyncio.TaskGroup() as group:
@@ -58,6 +76,14 @@ async def test_any_member_learns_what_limits_a_job(
             group.create_task(ask())
         with pytest.raises(PeerError):
             await asked(household, "b", "a")
+    (picture,) = pictures
+    assert picture.devices == ("a", "b", "c")
+    assert picture.predicted is not None
+    for bars in (picture.bars, picture.predicted.bars):
+        drawn = {(KINDS[bar.kind], bar.device) for bar in bars}
+        assert {("forward", n) for n in range(3)} <= drawn
+        assert {("backward", 2), ("send", 0), ("receive", 2)} <= drawn
+    assert any(KINDS[bar.kind] == "wait" for bar in picture.bars)
     (facts,) = found
     assert sorted(device.name for device in facts.devices) == ["a", "b", "c"]
     assert facts.round_seconds

@@ -258,6 +258,16 @@ async def test_a_taken_port_is_avoided(
         assert URL((await second.open(lan=False)).url).port != first.port
 
 
+async def test_rounds_and_advice_are_asked_for_once_for_all_browsers(
+    page: PageServer, member: FakePageMember, browser: aiohttp.ClientSession
+) -> None:
+    origin = await _let_in(page, browser)
+    assert (await _json(browser, f"{origin}/rounds"))["rounds"] == []
+    asked = await asyncio.gather(*(_json(browser, f"{origin}/advice") for _ in range(4)))
+    assert [answer["points"][0]["text"] for answer in asked] == ["without pi: 60% slower"] * 4
+    assert member.explained == 1
+
+
 async def test_the_network_looks_and_changes_nothing(
     page: PageServer,
     member: FakePageMember,

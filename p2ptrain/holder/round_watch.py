@@ -1,0 +1,116 @@
+"""The last rounds of this device's job as bars, for pages that ask: `plan/round_picture.py`.
+
+Devices record while they are asked for it (`holder/trace/span_collector.py`), and stop by
+themselves half a minute after the last page. The round that the plan predicted is simulated once a
+plan, in a process beside training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from p2ptrain.aio.tasks import TaskOwner
+from p2ptrain.coordinator.plan_expectations import expected_round
+from p2ptrain.coordinator.plan_question import PlanQuestion
+from p2ptrain.errors import Error
+from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.interface import Mesh, display_name
+from p2ptrain.plan.round_picture import DEVICES_SHOWN, PredictedRound, RoundPicture, last_rounds
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.process.child_process import SearchPriority, run_in_child
+
+log = get_logger(__name__)
+
+WATCHED = CollectorSettings(most_spans=40_000)
+"""Where no trace is written: a picture needs the newest."""
+
+ROUNDS_LOOKED_AT = 4
+"""The newest is under way, and of the oldest the beginning may be missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """Attributes:
+    fresh_seconds: an answer as old is given again.
+    """
+
+    fresh_seconds: float = 1.0
+
+
+class RoundWatch:
+    """Of one job.
+
+    Args:
+        devices: ids of those that have a part now.
+        plan: the one in force; None before the first.
+        question: what it was asked with; None where it was given.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        collector: SpanCollector,
+        devices: Callable[[], Collection[str]],
+        plan: Callable[[], Mapping[str, Any] | None],
+        question: Callable[[], PlanQuestion | None],
+        settings: WatchSettings | None = None,
+    ) -> None:
+        self._mesh = mesh
+        self._collector = collector
+        self._devices = devices
+        self._plan = plan
+        self._question = question
+        self._settings = settings or WatchSettings()
+        self._is_asked = asyncio.Lock()
+        self._answer: tuple[float, RoundPicture] | None = None
+        self._simulated: Mapping[str, Any] | None = None  # the plan that was
+        self._predicted: tuple[list[str], PredictedRound | None] = [], None  # of which devices
+        self._tasks = TaskOwner(_failed)
+
+    async def picture(self) -> RoundPicture:
+        """Of now; without rounds where none was watched yet: ask again after some."""
+        async with self._is_asked:
+            if self._answer and perf_counter() - self._answer[0] < self._settings.fresh_seconds:
+                return self._answer[1]
+            await self._collector.begin()
+            self._simulate()
+            names = sorted(display_name(self._mesh, device) for device in self._devices())
+            shown = last_rounds(list(self._collector.entries(ROUNDS_LOOKED_AT)), names)
+            known, predicted = self._predicted
+            found = replace(shown, predicted=predicted if known == list(shown.devices) else None)
+            self._answer = perf_counter(), found
+            return found
+
+    async def close(self) -> None:
+        """The job is over."""
+        await self._tasks.cancel()
+
+    def _simulate(self) -> None:
+        """The plan in force, if that was not done yet."""
+        plan, question = self._plan(), self._question()
+        if plan is None or plan is self._simulated:
+            return
+        self._simulated, self._predicted = plan, ([], None)
+        if question is not None:
+            self._tasks.spawn(self._predict(plan, question), "simulate the plan")
+
+    async def _predict(self, value: Mapping[str, Any], question: PlanQuestion) -> None:
+        plan = Plan.from_json(value, "the plan", batch_size=question.request.batch_size)
+        asked = partial(expected_round, question.request, question.household, plan)
+        try:
+            found = await run_in_child(lambda run: run(asked), SearchPriority.PROMPT)
+        except Error as error:
+            log.info("round_not_predicted", why=str(error))
+            return
+        if self._simulated is value:
+            self._predicted = sorted(plan.device_names)[:DEVICES_SHOWN], found
+
+
+def _failed(name: str, error: BaseException) -> None:
+    log.warning("round_not_predicted", task=name, why=str(error) or type(error).__name__)
