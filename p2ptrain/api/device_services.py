@@ -12,7 +12,7 @@ from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import AcceleratorFailed, OptionError
 from p2ptrain.events import Event
-from p2ptrain.holder.pause import Pause
+from p2ptrain.holder.pause import JobPause
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -98,7 +98,7 @@ class DeviceServices:
         emit: Callable[[Event], None],
         folder: StateFolder | None = None,
         settings: RecoverySettings = HOME,
-        pause: Pause | None = None,
+        pause: JobPause | None = None,
     ) -> None:
         """Train a job of this device, which may have no part in another device's job.
 

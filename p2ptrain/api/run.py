@@ -16,7 +16,7 @@ from p2ptrain.api.sinks.open_sinks import RunSinks, asked_sinks
 from p2ptrain.api.steering import SteeringDesk
 from p2ptrain.errors import OptionError, RunCancelled, callback_note
 from p2ptrain.events import Event
-from p2ptrain.holder.pause import Pause
+from p2ptrain.holder.pause import JobPause
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
 
@@ -61,7 +61,7 @@ class Run:
         job: Job,
         task: asyncio.Task[None],
         events: EventStream,
-        pause: Pause,
+        pause: JobPause,
         announce: Callable[[Event], None],
         here: str,
     ) -> None:
@@ -189,7 +189,7 @@ def start_run(
     course = None if desk is None else desk.begin(model, steps, lambda: member.limit)
     sinks = RunSinks(asked_sinks(job, options), lambda event: announce(event))
     notified = asyncio.Event()
-    pause = Pause()
+    pause = JobPause()
 
     def announce(event: Event) -> None:
         reporter.note(event)

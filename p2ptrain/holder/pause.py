@@ -10,7 +10,7 @@ import asyncio
 from time import monotonic
 
 
-class Pause:
+class JobPause:
     """Of one job. Create it in its event loop."""
 
     def __init__(self) -> None:

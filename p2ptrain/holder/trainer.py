@@ -34,7 +34,7 @@ from p2ptrain.holder.generation_runner import GenerationWork
 from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
-from p2ptrain.holder.pause import Pause
+from p2ptrain.holder.pause import JobPause
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.round_watch import WATCHED, RoundWatch
 from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, judged, noted
@@ -107,11 +107,11 @@ class JobTrainer:
         emit: Callable[[Event], None],
         folder: StateFolder | None = None,
         settings: RecoverySettings = HOME,
-        pause: Pause | None = None,
+        pause: JobPause | None = None,
     ) -> None:
         """`folder`: where the job's journal stands; None = this job ends with its process."""
         self._settings = settings
-        self._pause = pause or Pause()
+        self._pause = pause or JobPause()
         self._device = device
         self._mesh = mesh = device.mesh
         self._given, self._job = given_plan(options.plan, job, options.asynchrony)

@@ -35,7 +35,7 @@ from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, LongerThanPlanned
 from p2ptrain.holder.input.metrics import MetricValues
 from p2ptrain.holder.input.mini_batches import MiniBatch
-from p2ptrain.holder.pause import Pause
+from p2ptrain.holder.pause import JobPause
 from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.snapshot_manager import SnapshotManager
@@ -124,7 +124,7 @@ class TrainingLoop:
         measured: Callable[[Measured], Coroutine[Any, Any, None]],
         scaled: Callable[[ScaleRows], Coroutine[Any, Any, None]],
         lengthen: Callable[[tuple[int, ...]], None],
-        pause: Pause,
+        pause: JobPause,
         *,
         start: int,
         evaluated: int,

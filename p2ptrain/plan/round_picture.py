@@ -101,7 +101,7 @@ class RoundPicture(Blob):
 
 
 @dataclass(slots=True)
-class _Shown:
+class _WatchedRound:
     """What is known of one round: when it was computed, and where."""
 
     start: float = inf
@@ -115,11 +115,11 @@ def last_rounds(entries: Sequence[TimelineEntry], devices: Collection[str]) -> R
     Rounds of which the beginning was not watched are not shown, nor those under way.
     """
     names = tuple(devices)[:DEVICES_SHOWN]
-    found: dict[int, _Shown] = {}
+    found: dict[int, _WatchedRound] = {}
     for entry in entries:
         if entry.round is None or entry.device not in devices or _number(entry) >= COMPUTING:
             continue
-        of = found.setdefault(entry.round, _Shown())
+        of = found.setdefault(entry.round, _WatchedRound())
         of.start, of.end = min(of.start, entry.start_seconds), max(of.end, entry.end_seconds)
         of.devices.add(entry.device)
     numbers = sorted(found)

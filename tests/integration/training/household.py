@@ -15,7 +15,7 @@ from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.events import Event, Plan, Step, Waiting
 from p2ptrain.holder.generation import HolderGeneration
-from p2ptrain.holder.pause import Pause
+from p2ptrain.holder.pause import JobPause
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -50,7 +50,7 @@ class LocalJob:
     emit: Callable[[Event], None]
     folder: StateFolder | None = None
     settings: RecoverySettings = HOME
-    pause: Pause = field(default_factory=Pause)
+    pause: JobPause = field(default_factory=JobPause)
 
     async def run(self) -> None:
         """Train it."""
