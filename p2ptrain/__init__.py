@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from p2ptrain.job.callbacks import EarlyStopping, SaveBest, StopTraining
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
+    from p2ptrain.manners.settings import Manners
     from p2ptrain.model.stage.optimizer_spec import (
         ASGD,
         SGD,
@@ -64,6 +65,7 @@ __all__ = [
     "EarlyStopping",
     "Error",
     "Job",
+    "Manners",
     "Muon",
     "NAdam",
     "Node",
@@ -95,6 +97,7 @@ _HOME = {
     "EarlyStopping": "p2ptrain.job.callbacks",
     "SaveBest": "p2ptrain.job.callbacks",
     "StopTraining": "p2ptrain.job.callbacks",
+    "Manners": "p2ptrain.manners.settings",
     "Weights": "p2ptrain.plan.types.weight_versions",
     "Node": "p2ptrain.api.node",
     "Run": "p2ptrain.api.run",

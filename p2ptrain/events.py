@@ -109,6 +109,21 @@ class Member(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Condition(Event):
+    """A device works less than it could, or as much as it can again.
+
+    Attributes:
+        work: full, slow or paused.
+        sentence: why, such as "paused: on battery"; "" where it works fully.
+    """
+
+    event = "condition"
+    name: str
+    work: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Coordinator(Event):
     """A coordinator was elected."""
 

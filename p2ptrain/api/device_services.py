@@ -25,7 +25,7 @@ from p2ptrain.process.host_process import use_threads
 from p2ptrain.profiling.fitness import UnfitKind, misfit, no_kind
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
-from p2ptrain.worker.leave import OrphanedJobs, hand_over
+from p2ptrain.worker.leave import OrphanedJobs, ask_to_leave, hand_over
 from p2ptrain.worker.service import WorkerService
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ class DeviceServices:
         """What limits the job of this device now, in a sentence; "" where it is not known."""
         return "" if self._trainer is None else self._trainer.limit
 
+    @property
+    def is_training(self) -> bool:
+        """Whether it trains a job of its own."""
+        return self._trainer is not None
+
     async def train(
         self,
         job: Job,
@@ -132,6 +137,10 @@ class DeviceServices:
                 self._emit(events.Warning(message))
 
         await hand_over(self._mesh, self.service, seconds, warn)
+
+    async def ask_to_leave(self, seconds: float) -> str | None:
+        """See `p2ptrain.worker.leave.ask_to_leave`."""
+        return await ask_to_leave(self._mesh, self.service, seconds)
 
     def _lost(self, device: ComputeDevice, failed: AcceleratorFailed) -> None:
         if self._emit is not None:

@@ -23,11 +23,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain import torch_version
 from p2ptrain._version import __version__
+from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.api.course_desk import CourseDesk
 from p2ptrain.api.event_stream import EventStream, call_watch, check_on_event
 from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.loading import forked_box, import_training, started_box
+from p2ptrain.api.manners_keeper import KeeperSettings, MannersKeeper
 from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import Run, asked_options, start_run
 from p2ptrain.api.steering import Action, SteeringDesk, SteerRequest
@@ -47,6 +49,9 @@ from p2ptrain.errors import Error, OptionError, PeerError, UserError
 from p2ptrain.events import Event
 from p2ptrain.job.last_job import JOB_FOLDER, last_facts
 from p2ptrain.job.train_options import MAX_THREADS, whole
+from p2ptrain.logs import get_logger
+from p2ptrain.manners.readings import DeviceReader, ReadDevice
+from p2ptrain.manners.settings import Manners
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.identity.state_folder import StateFolder, default_state_dir
 from p2ptrain.mesh.interface import MemberState, display_name
@@ -69,6 +74,8 @@ if TYPE_CHECKING:
     from p2ptrain.job.train_options import TrainOptions
     from p2ptrain.mesh.interface import Member
     from p2ptrain.mesh.trust.pairing_window import PairingWindow
+
+log = get_logger(__name__)
 
 LEAVE_SECONDS = 30.0
 """Longest wait until the others have taken over what this device did for them."""
@@ -106,6 +113,8 @@ class Node:
         role: "member", or "holder" for one that trains its own data.
         has_place: whether the caller has locked the state folder, as `p2ptrain join` does. Else the
             node does while it is in the household; a `join` that runs there steps aside.
+        manners: how this device looks after the person who uses it (`p2ptrain.Manners`).
+        read_device: what measures this device's load, battery and heat; its sensors by default.
         changes_process: whether settings of this whole process may change, which makes training
             faster (`p2ptrain.process.host_process`); False refuses it for good.
         on_event: called with every event, on the event loop; must not block. What it raises ends
@@ -129,9 +138,14 @@ class Node:
         role: str = "member",
         on_event: Callable[[Event], None] | None = None,
         has_place: bool = False,
+        manners: Manners | None = None,
+        read_device: ReadDevice | None = None,
+        keeper_settings: KeeperSettings | None = None,
         changes_process: bool = True,
     ) -> None:
         check_limits(threads, memory_bytes)
+        if not isinstance(manners, Manners | None):
+            raise OptionError(f"manners must be p2ptrain.Manners(...), not {manners!r}")
         if not isinstance(name, str | None):
             raise OptionError(f"name must be a text, not {name!r}")
         port = whole("port", port)
@@ -165,6 +179,10 @@ class Node:
         )
         self._mesh = NetworkMesh(self._config, self._notify)
         self._has_place = has_place
+        self._manners = manners or Manners()
+        self._read_device = read_device or DeviceReader()
+        self._keeper_settings = keeper_settings
+        self._tasks = TaskOwner(_on_failed)
         self._place = contextlib.AsyncExitStack()
         self._own: LeasedIdentity | None = None
         self._has_begun = False
@@ -204,6 +222,7 @@ class Node:
             self._desk = CourseDesk(self._mesh, self._board, StateFolder(self._config.state_dir))
             self._steering = SteeringDesk(self._mesh)
             self._member = self._make_member()
+            self._tasks.spawn(self._keep_manners(self._member), "keep the manners")
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -265,6 +284,7 @@ class Node:
         may take some seconds; cancel this to leave at once.
         """
         try:
+            await self._tasks.cancel()
             if self._steering is not None:
                 await self._steering.close()
             if self._run is not None:
@@ -474,6 +494,23 @@ class Node:
             loop = asyncio.get_running_loop()
             loop.call_exception_handler({"message": message, "exception": error})
 
+    async def _keep_manners(self, member: DeviceServices) -> None:
+        """Until it is cancelled."""
+        assert self._chosen is not None
+        is_host = self._chosen.device.is_host
+        busy = self._config.info["threads"] if is_host else 1  # an accelerator is fed by one
+        keeper = MannersKeeper(
+            self._mesh,
+            member,
+            self._manners,
+            self._read_device,
+            self._config.info,
+            self._notify,
+            busy_share=min(float(busy) / (os.cpu_count() or 1), 1.0),
+            settings=self._keeper_settings,
+        )
+        await keeper.run()
+
     def _jobs_folder(self) -> StateFolder:
         return StateFolder(self._config.state_dir / JOB_FOLDER)
 
@@ -501,6 +538,10 @@ class Node:
         for kind, route in member.routes.items():
             self._mesh.route(kind, route.handler, route.parts)
         return member
+
+
+def _on_failed(work: str, error: BaseException) -> None:
+    log.error("not_done", work=work, exc_info=error)
 
 
 def check_limits(threads: int | None, memory_bytes: int | None) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from p2ptrain.manners.condition import DeviceCondition
 from p2ptrain.mesh.household_trust import DeviceSummary
 from p2ptrain.mesh.interface import LinkStatistics, Member
 
@@ -47,6 +48,11 @@ class MemberStatus(TypedAnswer):
         device: the accelerator that it computes on; None: its processor.
         address: where the link to it goes, by `interface` of this device; None without a link.
         traffic: what that link has carried.
+        work: "full", "slow" (it computes with pauses) or "paused" (no part in trainings).
+        sentence: why not "full", such as "paused: on battery"; else "".
+        others_cpu_percent: of all its cores, used by other programs; None: not known, as below.
+        battery_percent, power: how full its battery is; "mains" or "battery".
+        temperature_c: of its hottest sensor.
         info: all that it says of itself.
     """
 
@@ -62,6 +68,12 @@ class MemberStatus(TypedAnswer):
     device: str | None = None
     traffic: LinkStatistics | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
+    work: str = "full"
+    sentence: str = ""
+    others_cpu_percent: int | None = None
+    battery_percent: int | None = None
+    power: str | None = None
+    temperature_c: int | None = None
 
     @classmethod
     def of(
@@ -70,12 +82,19 @@ class MemberStatus(TypedAnswer):
         """By what is known of it, and the link to it."""
         said: dict[str, Any] = {name: member.info.get(name) for name in _SAID}
         ends: dict[str, Any] = dict(path)
+        condition = DeviceCondition.of_info(member.info)
         return cls(
             name=member.name,
             id=member.id,
             state=str(member.state),
             traffic=traffic,
             info=member.info,
+            work=condition.work.value,
+            sentence=condition.sentence,
+            others_cpu_percent=condition.others_cpu_percent,
+            battery_percent=condition.battery_percent,
+            power=condition.power,
+            temperature_c=condition.temperature_c,
             **said | ends,
         )
 

@@ -17,6 +17,7 @@ from p2ptrain.control.lease import NodeOptions
 from p2ptrain.devices.request import AUTO, CHOICES, read_request
 from p2ptrain.errors import OptionError
 from p2ptrain.job.train_options import MAX_THREADS
+from p2ptrain.manners.settings import Manners, QuietHours
 from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE, default_state_dir
 from p2ptrain.mesh.trust.pairing_window import normalised_code
 from p2ptrain.net.fields import checked_name
@@ -99,6 +100,37 @@ def seconds(text: str) -> float:
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above 0")
     return value
+
+
+def percent(text: str) -> float:
+    """A part such as 50% (or 50), above 0% and at most 100%, as 0.5."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part above 0% and at most 100%")
+    return value / 100
+
+
+def degrees(text: str) -> float:
+    """A temperature in degrees Celsius at which a device may be."""
+    try:
+        value = float(text)
+        Manners(max_temperature=value)
+    except (ValueError, OptionError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a temperature from 30 to 120 degrees Celsius"
+        ) from None
+    return value
+
+
+def quiet_hours(text: str) -> QuietHours:
+    """Two times of day."""
+    try:
+        return QuietHours.parse(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def port(text: str) -> int:

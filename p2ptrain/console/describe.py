@@ -76,6 +76,8 @@ def _describe_member(event: events.Event) -> str:
             return ""  # the household sorts it out by itself
         case events.Member():
             return f"{event.name} {_MEMBER_WORDS.get(event.state, event.state)}"
+        case events.Condition():
+            return f"{event.name} {event.sentence or 'works fully again'}"
         case events.Stopped():
             return "stopped"
         case _:

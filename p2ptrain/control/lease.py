@@ -25,6 +25,7 @@ from typing import Annotated, Any, NotRequired, Protocol, TypedDict
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
+from p2ptrain.manners.settings import Manners
 from p2ptrain.mesh.trust.pairing_window import CODE_DIGITS, WINDOW_SECONDS, PairingWindow
 from p2ptrain.net.forms import Count, Range, Text
 from p2ptrain.net.read_form import read_form
@@ -281,3 +282,4 @@ class NodeOptions(TypedDict):
     threads: int | None
     device: str
     only_for: NotRequired[tuple[str, ...]]
+    manners: NotRequired[Manners]

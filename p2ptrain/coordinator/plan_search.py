@@ -135,6 +135,7 @@ class PlanSearch:
 
     async def _answer(self, peer: str, message: Message) -> Message:
         self._due.check_in_charge(peer)
+        self._due.check_job_of(peer)
         question = await read_beside(PlanQuestion.from_bytes, part_of(message))
         asked = _SearchFields.read(message.fields)
         run = partial(search, question, asked.haste)

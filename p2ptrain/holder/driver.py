@@ -33,7 +33,15 @@ from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start import job_registry
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
-from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, Mesh, MeshEvent
+from p2ptrain.mesh.interface import (
+    LinkLost,
+    LinkUp,
+    Member,
+    MemberChanged,
+    MemberState,
+    Mesh,
+    MeshEvent,
+)
 from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.calls import Hangs
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, send_passed_over
@@ -296,7 +304,8 @@ class JobDriver:
             case holder_instructions.ReportWaiting(devices):
                 self.reports.waiting(devices)
             case holder_instructions.GrantLeave(device):
-                self.elastic.let_go(device)
+                self.elastic.release(device)
+                self._signs.released(device)
             case holder_instructions.DenyLeave(device, reason):
                 self.elastic.keep(device, reason)
             case holder_instructions.PartEnds(first, end, devices):
@@ -483,28 +492,42 @@ class MembershipAdapter:
         self._mesh = mesh
         self._alone = alone
         self._notify = notify
+        self._resting: set[str] = set()
 
     def watch(self) -> Callable[[], None]:
         """Report the present state and every change until the returned function is called."""
         unsubscribe = self._mesh.subscribe(self._on_mesh_event)
         for member in self._mesh.members.values():
             if member.state is MemberState.ALIVE:
-                self._on_member(member.id, member.state)
+                self._on_member(member)
         return unsubscribe
+
+    def released(self, device: str) -> None:
+        """It may go: where it is heard of again, it has come back."""
+        self._resting.add(device)
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
         match event:
-            case MemberChanged(member, _, certain):
-                self._on_member(member.id, member.state, certain=certain)
+            case MemberChanged(member, _, certain, described):
+                rested = member.id in self._resting
+                if not described or rested is not member.rests:
+                    self._on_member(member, certain=certain)
             case LinkLost(peer):
                 self._notify(holder_events.LinkBroken(self._mesh.self_id, peer))
             case LinkUp(peer):
                 self._notify(holder_events.LinkRestored(self._mesh.self_id, peer))
 
-    def _on_member(self, device: str, state: MemberState, *, certain: bool = False) -> None:
+    def _on_member(self, member: Member, *, certain: bool = False) -> None:
+        device, state = member.id, member.state
         if self._alone and device != self._mesh.self_id:
             return
+        if not member.rests:
+            self._resting.discard(device)
         match state:
+            case MemberState.ALIVE if member.rests and device != self._mesh.self_id:
+                # It has handed its work over and keeps nothing: as one that has left.
+                self._resting.add(device)
+                self._notify(holder_events.MemberDied(device, certain=True, left=True))
             case MemberState.ALIVE:
                 self._notify(holder_events.MemberAppeared(device))
             case MemberState.DEAD | MemberState.LEFT:

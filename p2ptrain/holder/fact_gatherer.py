@@ -61,6 +61,8 @@ class RunningRounds(Protocol):
         """What they should take."""
 
 
+_NEW = "it has come since the plan was made"
+
 _NOTHING = TimeUse({}, {})
 
 
@@ -171,7 +173,7 @@ class FactGatherer:
         known = {one.name for one in found}
         known |= {device.name for stage in plan.stages for device in stage.devices}
         found += [
-            IdleDevice(member.name, "it has come since the plan was made")
+            IdleDevice(member.name, member.sentence if member.rests else _NEW)
             for member in self._mesh.members.values()
             if member.state is MemberState.ALIVE and member.name not in known
         ]

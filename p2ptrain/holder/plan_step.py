@@ -330,6 +330,7 @@ class PlanStep:
 
     def _left_out(self, make: reconfigure_events.MakePlan) -> list[LeftOut]:
         reasons = {
+            **{m.id: m.sentence for m in self._mesh.members.values() if m.rests},
             **self._findings.silent,
             **self._findings.unable,
             **{

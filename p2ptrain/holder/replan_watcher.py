@@ -268,6 +268,11 @@ class ReplanWatcher:
         """Nothing depends on a device that leaves any more."""
         self._answer_leaver(device, None)
 
+    def release(self, device: str) -> None:
+        """The same; a device that has only paused is a newcomer when it is back."""
+        self.let_go(device)
+        self._post(replan_trigger.DeviceGone(device))
+
     def keep(self, device: str, reason: str) -> None:
         """Deny a leave: the others cannot do without the device."""
         log.info("leave_refused", name=self._name(device), why=reason)

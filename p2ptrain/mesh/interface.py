@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
+from p2ptrain.manners import condition
 from p2ptrain.net.message import Message, PartsAllocator, Priority
 
 
@@ -44,6 +45,16 @@ class Member:
     state: MemberState
     info: Mapping[str, int | float | str]
 
+    @property
+    def rests(self) -> bool:
+        """Whether it is here and takes no part in trainings now."""
+        return self.state is MemberState.ALIVE and condition.rests(self.info)
+
+    @property
+    def sentence(self) -> str:
+        """Why it does not work as hard as it could; "" where it does."""
+        return condition.DeviceCondition.of_info(self.info).sentence
+
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
@@ -64,11 +75,13 @@ class MemberChanged:
             showed up, it said good-bye) or because the device was removed. False: it was silent for
             too long, and may be running out of reach. May follow later, in a second
             "dead".
+        described: it is alive as before, and says something else of itself.
     """
 
     member: Member
     reason: str
     certain: bool = False
+    described: bool = False
 
 
 @dataclass(frozen=True, slots=True)

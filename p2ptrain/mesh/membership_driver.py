@@ -232,7 +232,8 @@ class MembershipDriver:
             "member", name=record.name, id=record.id[:16], state=record.state, why=change.reason
         )
         certain = record.certain or record.state is MemberState.LEFT
-        self._tell(MemberChanged(_member(record), change.reason, certain))
+        described = record.state is change.previous_state is MemberState.ALIVE
+        self._tell(MemberChanged(_member(record), change.reason, certain, described))
         self._rename_coordinator(record)
         if record.state is MemberState.DEAD and record.id != self._self_id:
             # A frozen device's link stays open; who waits for it must not.

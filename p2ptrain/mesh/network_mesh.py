@@ -309,6 +309,13 @@ class NetworkMesh:
     def distrust(self, device_id: str, seconds: float) -> None:
         self.membership_driver.distrust(device_id, seconds)
 
+    def describe(self, info: Mapping[str, int | float | str]) -> None:
+        """This device says something else of itself; the others learn it."""
+        if dict(info) != self._info:
+            self._info = dict(info)
+            if not self._left:
+                self.membership_driver.describe(info=self._info)
+
     def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
         return self._watchers.subscribe(callback)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from p2ptrain import events
 from p2ptrain.events import Event
+from p2ptrain.manners.condition import DeviceCondition, Work
 from p2ptrain.mesh.interface import (
     Coordinator,
     CoordinatorChanged,
@@ -29,6 +30,7 @@ class EventSubscribers:
         self._emit = emit
         self._callbacks: list[Callable[[MeshEvent], None]] = []
         self._shown: dict[str, tuple[str, MemberState]] = {}
+        self._conditions: dict[str, tuple[Work, str]] = {}
 
     def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
         """See `Mesh.subscribe`."""
@@ -50,6 +52,15 @@ class EventSubscribers:
         if self._shown.get(member.id) != shown:
             self._shown[member.id] = shown
             self._emit(events.Member(member.name, member.state.value))
+        if member.state is MemberState.ALIVE:
+            self._show_condition(member)
+
+    def _show_condition(self, member: Member) -> None:
+        now = DeviceCondition.of_info(member.info)
+        work, sentence = self._conditions.get(member.id, (Work.FULL, ""))
+        if (now.work, now.sentence) != (work, sentence):
+            self._conditions[member.id] = now.work, now.sentence
+            self._emit(events.Condition(member.name, now.work.value, now.sentence))
 
 
 REMEMBERED_LIMIT = 256

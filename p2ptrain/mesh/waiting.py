@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import GONE, Mesh
+from p2ptrain.mesh.interface import GONE, MemberChanged, Mesh, MeshEvent
 
 T = TypeVar("T")
 
@@ -57,10 +57,19 @@ def is_gone(mesh: Mesh, device: str) -> bool:
 
 
 @contextmanager
-def membership_changes(mesh: Mesh) -> Iterator[asyncio.Event]:
-    """An event that is set at each change of membership, links or office."""
+def membership_changes(mesh: Mesh, *, described: bool = True) -> Iterator[asyncio.Event]:
+    """An event that is set at each change of membership, links or office.
+
+    Args:
+        described: also where a member only says something else of itself.
+    """
     changed = asyncio.Event()
-    unsubscribe = mesh.subscribe(lambda _event: changed.set())
+
+    def on_event(event: MeshEvent) -> None:
+        if described or not (isinstance(event, MemberChanged) and event.described):
+            changed.set()
+
+    unsubscribe = mesh.subscribe(on_event)
     try:
         yield changed
     finally:

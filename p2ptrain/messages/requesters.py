@@ -105,6 +105,9 @@ class Due:
         only_for: names of the devices for whose jobs alone this one computes; empty: for all. A
             name means the device that bears it when it first asks.
         holder: id of the device whose job this one works for, if there is one.
+
+    Attributes:
+        rests: why this device works for no other one now, in a sentence; "" where it does.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Due:
         self._news_seconds = news_seconds
         self._asked = asked or AskedTime(MEASURED_SECONDS, STRETCH_SECONDS)
         self._measuring = 0
+        self.rests = ""
 
     @property
     def is_measuring(self) -> bool:
@@ -129,8 +133,12 @@ class Due:
         return self._measuring > 0
 
     def check_job_of(self, holder: str) -> None:
-        """Raises PeerError: this device's person does not lend it to that one's jobs."""
-        if not self._only_for or holder == self._mesh.self_id:
+        """Raises PeerError: this device's person does not lend it to that one's jobs, or rests."""
+        if holder == self._mesh.self_id:
+            return
+        if self.rests:
+            raise PeerError(self.rests)
+        if not self._only_for:
             return
         name = display_name(self._mesh, holder)
         if name in self._only_for and self._meant.setdefault(name, holder) == holder:
@@ -152,7 +160,9 @@ class Due:
             )
 
     def check_coordinates(self) -> None:
-        """Raises NotCoordinator: it is not this device that holders ask for plans."""
+        """Raises NotCoordinator: it is not this device that holders ask for plans, or not now."""
+        if self.rests:
+            raise NotCoordinator(f"{self._mesh.name}: {self.rests}")
         office = self._mesh.coordinator
         if office is None or office.id != self._mesh.self_id:
             raise NotCoordinator(f"{self._mesh.name} does not coordinate")

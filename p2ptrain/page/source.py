@@ -49,6 +49,7 @@ NOTES_LIMIT = 100
 
 _HOUSEHOLD = (
     events.Member,
+    events.Condition,
     events.PairingFailed,
     events.PairingClosed,
     events.Renamed,

@@ -12,6 +12,10 @@ step down many times, so ours is shorter.
 In this thread numbers nearer to zero than the smallest normal one (1.2e-38 in float32) are zero.
 Processors take a hundred cycles or so for each of them, and vanishing gradients are such numbers.
 Losses stay plain torch's to the bit; weights differ by 1e-35 or so.
+
+A device whose person wants some of it for themselves computes for a `share` of the time: after each
+task the thread rests. Fewer threads would change the last bits of sums. The rest is part of the
+task's time, as on a slower device, so that plans follow it.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -43,6 +47,12 @@ T = TypeVar("T")
 
 CLOSE_SECONDS = 1.0
 """A measurement may take seconds; nothing waits for its result any more."""
+
+REST_STEP_SECONDS = 0.05
+"""How soon a thread that rests sees that it need not."""
+
+MOST_REST_SECONDS = 5.0
+"""After one task: the others wait for its result."""
 
 _Future: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]
 
@@ -75,6 +85,7 @@ class ComputeThread:
         device: what it computes on; the processor, once an accelerator has failed, or for a model
             that it may not compute.
         finished: tasks so far.
+        share: part of the time in which it computes, above 0; 1: it never rests.
     """
 
     def __init__(
@@ -97,6 +108,7 @@ class ComputeThread:
         self._wake = threading.Condition()
         self._closed = False
         self.finished = 0
+        self.share = 1.0
         self._is_busy = False
         self._flushing: list[_Future] = []  # who waits for the end of the task that runs now
         switch_often()
@@ -109,6 +121,16 @@ class ComputeThread:
         A cancelled caller leaves at once; a task that has begun is finished and its result dropped.
         Raises whatever `function` raises.
         """
+
+        def rested() -> T:
+            started = perf_counter()
+            result = function()
+            self._rest_after(started)
+            return result
+
+        return await self._enqueue(urgency, rested)
+
+    async def _enqueue(self, urgency: tuple[int, ...], function: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         task = _Task(urgency, next(self._sequence), function, future, loop)
@@ -131,9 +153,22 @@ class ComputeThread:
             thread_seconds = thread_clock()
             started, cpu = perf_counter(), thread_seconds()
             result = function()
+            self._rest_after(started)
             return result, CpuSpan(perf_counter() - started, thread_seconds() - cpu), started
 
-        return await self.run(urgency, timed)
+        return await self._enqueue(urgency, timed)
+
+    def _rest_after(self, started: float) -> None:
+        """A task that began then has ended; the rest does too once `share` is 1 or it closes."""
+        if self.share >= 1:
+            return
+        ended = perf_counter()
+        while (share := self.share) < 1 and not self._closed:
+            rest_seconds = min((ended - started) * (1 / share - 1), MOST_REST_SECONDS)
+            left = ended + rest_seconds - perf_counter()
+            if left <= 0:
+                return
+            sleep(min(left, REST_STEP_SECONDS))
 
     @property
     def is_busy(self) -> bool:

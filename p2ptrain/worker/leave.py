@@ -44,17 +44,9 @@ async def hand_over(
         seconds: longest wait.
         warn: warns the user that the others cannot do without this device.
     """
-    job, holder = service.slot.job, service.slot.holder
-    if job is None or holder is None or holder == mesh.self_id:
-        return
     until = monotonic() + seconds
-    if failpoints.armed:
-        await failpoints.reach("leave.ask.before", device=mesh.self_id)
     try:
-        with timed(log, "handed_over"):
-            asked = Message(LEAVING, JobQuestion(job).fields())
-            reply = await mesh.call(holder, asked, timeout_seconds=seconds)
-        why = LeaveReply.read(reply.fields).refused
+        why = await ask_to_leave(mesh, service, seconds)
         if why is None:
             return
         left = max(until - monotonic(), 0.0)
@@ -66,6 +58,26 @@ async def hand_over(
             await service.slot.idle.wait()
     except (Error, TimeoutError) as error:
         log.info("not_handed_over", why=str(error) or f"it took more than {seconds:.0f} s")
+
+
+async def ask_to_leave(mesh: Mesh, service: WorkerService, seconds: float) -> str | None:
+    """Have the work of this device handed over; returns why the others cannot do without it.
+
+    None: nothing depends on this device any more.
+
+    Raises:
+        Error: the holder is out of reach, or the job is over.
+        TimeoutError: the holder has not answered in time.
+    """
+    job, holder = service.slot.job, service.slot.holder
+    if job is None or holder is None or holder == mesh.self_id:
+        return None
+    if failpoints.armed:
+        await failpoints.reach("leave.ask.before", device=mesh.self_id)
+    with timed(log, "handed_over"):
+        asked = Message(LEAVING, JobQuestion(job).fields())
+        reply = await mesh.call(holder, asked, timeout_seconds=seconds)
+    return LeaveReply.read(reply.fields).refused
 
 
 ASK_TIMEOUT_SECONDS = 10.0
@@ -106,7 +118,9 @@ class OrphanedJobs:
             return
         holder, job = parked
         is_sign = isinstance(event, LinkUp) and event.peer_id == holder
-        if is_sign or (isinstance(event, MemberChanged) and event.member.id == holder):
+        if is_sign or (
+            isinstance(event, MemberChanged) and event.member.id == holder and not event.described
+        ):
             self._tasks.spawn(self._ask(holder, job), "ask whether a job is over")
 
     async def _ask(self, holder: str, job: str) -> None:

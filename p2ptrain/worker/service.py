@@ -215,6 +215,7 @@ class WorkerService:
     async def _facts(self, peer: str, message: Message) -> Message:
         """What this device has measured and offers, while its work continues."""
         asked = FactsRequest.read(message.fields)
+        self.due.check_job_of(peer)
         if self.slot.job not in (None, asked.job):
             raise PeerError(f"{self.mesh.name} computes for another training")
         known = self.measures.facts(asked.digest)

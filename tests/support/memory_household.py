@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from p2ptrain.errors import InternalError
-from p2ptrain.mesh.interface import Coordinator, LinkLost, LinkSpeed, LinkUp, Member, MemberState
+from p2ptrain.mesh.interface import Coordinator, LinkLost, LinkSpeed, LinkUp, Member, MemberChanged, MemberState
 from tests.support.memory_mesh import MemoryMesh
 
 __all__ = ["MemoryHousehold", "MemoryMesh", "memory_id"]
@@ -111,6 +111,15 @@ class MemoryHousehold:
             return frozenset()
         pairs = [pair for pair in self._links if mesh.self_id in pair]
         return frozenset().union(*pairs) - {mesh.self_id}
+
+    def describe(self, mesh: MemoryMesh, info: Info) -> None:
+        """The others hear what it says of itself."""
+        self._infos[mesh.name] = info
+        for other in self._others(mesh):
+            state = other.seen[mesh.self_id]
+            described = state is MemberState.ALIVE
+            member = self.member(mesh.self_id, state)
+            other.tell(MemberChanged(member, "it says so itself", described=described))
 
     def distrust(self, mesh: MemoryMesh, device_id: str) -> None:
         """The others elect another one, if that device coordinates as `mesh` sees it."""

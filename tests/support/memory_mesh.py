@@ -54,6 +54,9 @@ class Surroundings(Protocol):
     def peers(self, mesh: MemoryMesh) -> frozenset[str]:
         """Ids of those to whom `mesh` has a link."""
 
+    def describe(self, mesh: MemoryMesh, info: Mapping[str, int | float | str]) -> None:
+        """It says something else of itself."""
+
     def distrust(self, mesh: MemoryMesh, device_id: str) -> None:
         """That device is not to coordinate, as `mesh` sees it."""
 
@@ -110,6 +113,10 @@ class MemoryMesh:
     def distrust(self, device_id: str, seconds: float) -> None:
         if device_id != self._id:
             self._around.distrust(self, device_id)
+
+    def describe(self, info: Mapping[str, int | float | str]) -> None:
+        """As a member does whose battery is nearly empty."""
+        self._around.describe(self, info)
 
     def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
         self._callbacks.append(callback)

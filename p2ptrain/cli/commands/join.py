@@ -19,6 +19,7 @@ from p2ptrain.cli.usage import DONE
 from p2ptrain.control.lease import LeasedIdentity, Lender, NodeOptions
 from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.events import Event, Pairing, Stopped
+from p2ptrain.manners.settings import Manners, OnBattery
 
 if TYPE_CHECKING:
     from p2ptrain.control.server import ControlServer
@@ -33,7 +34,8 @@ _EXAMPLE = """\
   p2ptrain join                        on the first device: prints a code, such as 1234 5678
   p2ptrain join --code -               on every other device: asks for it
   p2ptrain join --peer 192.168.1.20    where the network blocks multicast
-  p2ptrain join --only-for laptop      computes only for trainings of laptop"""
+  p2ptrain join --only-for laptop      computes only for trainings of laptop
+  p2ptrain join --when-idle --on-battery pause --quiet-hours 22-7"""
 
 
 def add_parser(commands: Any) -> None:
@@ -67,6 +69,52 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=device_name,
         help="compute only for trainings started on device NAME; may be repeated",
     )
+    _add_manners(parser)
+
+
+def _add_manners(parser: argparse.ArgumentParser) -> None:
+    """How this device looks after its person."""
+    group = parser.add_argument_group("the person at this device")
+    group.add_argument(
+        "--when-idle",
+        action="store_true",
+        help="compute only while nobody uses this device",
+    )
+    group.add_argument(
+        "--max-cpu",
+        metavar="PERCENT",
+        type=arguments.percent,
+        default=1.0,
+        help="compute with pauses: take at most this part of the processor, such as 50%%",
+    )
+    group.add_argument(
+        "--on-battery",
+        choices=[one.value for one in OnBattery],
+        default=OnBattery.IGNORE.value,
+        help="while on battery: pause, slow down, or go on as ever (default: ignore)",
+    )
+    group.add_argument(
+        "--max-temperature",
+        metavar="DEGREES",
+        type=arguments.degrees,
+        help="slow down from so many degrees Celsius on, and pause where that does not help",
+    )
+    group.add_argument(
+        "--quiet-hours",
+        metavar="FROM-TO",
+        type=arguments.quiet_hours,
+        help="do not compute in these hours of the day, such as 22-7 or 22:30-6:45",
+    )
+
+
+def _manners(args: argparse.Namespace) -> Manners:
+    return Manners(
+        when_idle=args.when_idle,
+        max_cpu=args.max_cpu,
+        on_battery=args.on_battery,
+        max_temperature=args.max_temperature,
+        quiet_hours=args.quiet_hours,
+    )
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -76,6 +124,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     arguments.find_code(args)
     options = arguments.node_options(args)
     options["only_for"] = tuple(args.only_for)
+    options["manners"] = _manners(args)
     from p2ptrain.control.server import ControlServer  # before signals count: it loads for a while
 
     listening = False

@@ -151,7 +151,8 @@ class JobStart:
                 await wait_until_stable(self._mesh)
         with timed(log, "links_surveyed"):
             me, members = self._mesh.self_id, self._mesh.members.values()  # this one exports still
-            here = sorted(m.id for m in members if m.state is MemberState.ALIVE and m.id != me)
+            alive = (m for m in members if m.state is MemberState.ALIVE and m.id != me)
+            here = sorted(m.id for m in alive if not m.rests)
             await self._surveyor.measure_links(here)
 
     def _others(self, found: JournalEntry) -> frozenset[str]:
@@ -209,7 +210,7 @@ async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None
 
 async def wait_until_stable(mesh: Mesh, seconds: float = SETTLE_SECONDS) -> None:
     """Wait until the membership has not changed for `seconds`."""
-    with membership_changes(mesh) as changed:
+    with membership_changes(mesh, described=False) as changed:
         while True:
             changed.clear()
             try:
@@ -220,4 +221,9 @@ async def wait_until_stable(mesh: Mesh, seconds: float = SETTLE_SECONDS) -> None
 
 
 def _alive(mesh: Mesh) -> list[str]:
-    return [m.name for m in mesh.members.values() if m.state is MemberState.ALIVE]
+    """Those that can take part."""
+    return [
+        m.name
+        for m in mesh.members.values()
+        if m.state is MemberState.ALIVE and (m.id == mesh.self_id or not m.rests)
+    ]

@@ -1,0 +1,1 @@
+"""Manners: how a device looks after the person whose it is."""
