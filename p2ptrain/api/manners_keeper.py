@@ -29,7 +29,7 @@ from p2ptrain.manners.condition import (
     Work,
     is_worth_saying,
 )
-from p2ptrain.manners.readings import ReadDevice, Reading
+from p2ptrain.manners.readings import DeviceReading, ReadDevice
 from p2ptrain.manners.rules import USUAL_LIMITS, Decision, MannersLimits, MannersRules
 from p2ptrain.manners.settings import Manners
 
@@ -104,7 +104,7 @@ class MannersKeeper:
         self._rules = MannersRules(manners, self._settings.limits, busy_share)
         self._said = DeviceCondition()
         self._said_at = float("-inf")
-        self._reading = Reading()
+        self._reading = DeviceReading()
         self._work, self._sentence = Work.FULL, ""
         self._is_handed_over = False
         self._next_try = float("-inf")
@@ -127,7 +127,7 @@ class MannersKeeper:
         finally:
             await self._tasks.cancel()
 
-    def _warn_of_sensors(self, reading: Reading) -> None:
+    def _warn_of_sensors(self, reading: DeviceReading) -> None:
         """Once, of an option that cannot work here."""
         if self._has_warned:
             return

@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DeviceReading:
     """Of one moment; None: not to be known here.
 
     Attributes:
@@ -37,7 +37,7 @@ class Reading:
     idle_seconds: float | None = None
 
 
-ReadDevice: TypeAlias = Callable[[], Reading]
+ReadDevice: TypeAlias = Callable[[], DeviceReading]
 """Takes some milliseconds, and is called in a thread."""
 
 
@@ -58,9 +58,9 @@ class DeviceReader:
         self._process = psutil.Process()
         self._cpu: tuple[float, float, float] | None = None  # all, idle, ours: seconds
 
-    def __call__(self) -> Reading:
+    def __call__(self) -> DeviceReading:
         battery = _battery()
-        return Reading(
+        return DeviceReading(
             others_cpu=self._others_cpu(),
             on_battery=None if battery is None else not battery[1],
             battery=None if battery is None else battery[0],

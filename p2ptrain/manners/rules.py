@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2ptrain.manners.condition import Work
-from p2ptrain.manners.readings import Reading
+from p2ptrain.manners.readings import DeviceReading
 from p2ptrain.manners.settings import Manners, OnBattery
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class LatchTimes:
     """For how long a cause must hold, and be away again.
 
     Attributes:
@@ -54,11 +54,11 @@ class MannersLimits:
     hot_seconds: float = 60.0
     memory_share: float = 0.05
     memory_bytes: int = 256 << 20
-    person: Patience = Patience(0.0, 120.0, most_doublings=2)
-    load: Patience = Patience(5.0, 120.0)
-    battery: Patience = Patience(2.0, 5.0)
-    heat: Patience = Patience(2.0, 30.0)
-    memory: Patience = Patience(2.0, 60.0)
+    person: LatchTimes = LatchTimes(0.0, 120.0, most_doublings=2)
+    load: LatchTimes = LatchTimes(5.0, 120.0)
+    battery: LatchTimes = LatchTimes(2.0, 5.0)
+    heat: LatchTimes = LatchTimes(2.0, 30.0)
+    memory: LatchTimes = LatchTimes(2.0, 60.0)
 
 
 USUAL_LIMITS = MannersLimits()
@@ -94,7 +94,7 @@ class Decision:
 class Latch:
     """Whether a cause holds, without flicker."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: LatchTimes) -> None:
         self._patience = patience
         self._holds = False
         self._other_since: float | None = None  # the signs say otherwise
@@ -151,7 +151,7 @@ class MannersRules:
         self._memory = Latch(limits.memory)
         self._reserve_bytes: int | None = None
 
-    def decide(self, reading: Reading, now: float, minute: float) -> Decision:
+    def decide(self, reading: DeviceReading, now: float, minute: float) -> Decision:
         """What to do.
 
         Args:
@@ -184,14 +184,14 @@ class MannersRules:
             return None
         return self._pause("quiet hours", hours.end_text)
 
-    def _on_battery(self, reading: Reading, now: float) -> Decision | None:
+    def _on_battery(self, reading: DeviceReading, now: float) -> Decision | None:
         holds = self._battery.update(reading.on_battery, now)
         if not holds or self._manners.on_battery == OnBattery.IGNORE:
             return None
         pauses = self._manners.on_battery == OnBattery.PAUSE
         return self._pause("on battery") if pauses else self._slow("on battery")
 
-    def _in_use(self, reading: Reading, now: float) -> Decision | None:
+    def _in_use(self, reading: DeviceReading, now: float) -> Decision | None:
         if not self._manners.when_idle:
             return None
         if reading.idle_seconds is not None:
@@ -207,7 +207,7 @@ class MannersRules:
             return None
         return others_cpu >= self._limits.busy_cpu
 
-    def _heat(self, reading: Reading, now: float) -> Decision | None:
+    def _heat(self, reading: DeviceReading, now: float) -> Decision | None:
         most, degrees = self._manners.max_temperature, reading.temperature_c
         if most is None:
             return None
@@ -219,7 +219,7 @@ class MannersRules:
             return self._pause(f"hotter than {most:g} °C")
         return self._slow(f"hotter than {most:g} °C") if warm else None
 
-    def _short_of_memory(self, reading: Reading, now: float) -> Decision | None:
+    def _short_of_memory(self, reading: DeviceReading, now: float) -> Decision | None:
         free_bytes, limits = reading.available_bytes, self._limits
         if free_bytes is None:
             return None

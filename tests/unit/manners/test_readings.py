@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from p2ptrain.manners.readings import DeviceReader, Reading
+from p2ptrain.manners.readings import DeviceReader, DeviceReading
 
 
 def test_this_machine_can_be_read() -> None:
     reader = DeviceReader(lambda: 3.0)
     first = reader()
-    assert isinstance(first, Reading)
+    assert isinstance(first, DeviceReading)
     assert first.others_cpu is None  # there is no time that it would be of
     assert first.idle_seconds == 3.0
     assert first.available_bytes is not None

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.manners.condition import Work
-from p2ptrain.manners.readings import Reading
-from p2ptrain.manners.rules import USUAL_LIMITS, Decision, MannersRules, Patience
+from p2ptrain.manners.readings import DeviceReading
+from p2ptrain.manners.rules import USUAL_LIMITS, Decision, LatchTimes, MannersRules
 from p2ptrain.manners.settings import Manners, QuietHours
 
-CALM = Reading(others_cpu=0.0, on_battery=False, temperature_c=50.0, available_bytes=4 << 30)
+CALM = DeviceReading(others_cpu=0.0, on_battery=False, temperature_c=50.0, available_bytes=4 << 30)
 NOON = 12 * 60.0
 
 
@@ -26,7 +26,7 @@ class Device:
         self.now = 1000.0
         self.decision = Decision()
 
-    def after(self, seconds: int, reading: Reading, minute: float = NOON) -> Decision:
+    def after(self, seconds: int, reading: DeviceReading, minute: float = NOON) -> Decision:
         """What it does once it has had such readings for so long."""
         for _ in range(seconds + 1):
             self.decision = self.rules.decide(reading, self.now, minute)
@@ -60,7 +60,7 @@ class Device:
     ],
 )
 def test_each_cause_has_its_work_and_its_sentence(
-    manners: Manners, reading: Reading, work: Work, sentence: str
+    manners: Manners, reading: DeviceReading, work: Work, sentence: str
 ) -> None:
     device = Device(manners)
     device.after(1, CALM)
@@ -145,7 +145,7 @@ def test_quiet_hours_are_those_from_the_first_to_the_last_around_midnight(
 
 
 def test_a_cause_that_comes_back_soon_must_be_away_for_longer() -> None:
-    limits = replace(USUAL_LIMITS, battery=Patience(0.0, 4.0, 60.0, 2))
+    limits = replace(USUAL_LIMITS, battery=LatchTimes(0.0, 4.0, 60.0, 2))
     device = Device(Manners(on_battery="pause"), limits=limits)  # type: ignore[arg-type]
     waited = []
     for _ in range(4):
