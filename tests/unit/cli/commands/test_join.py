@@ -23,6 +23,7 @@ from p2ptrain.control.member_lock import (
     read_record,
     write_record,
 )
+from p2ptrain.manners.settings import Manners
 from tests.unit.cli.conftest import FakeNode
 
 
@@ -65,7 +66,8 @@ def test_options_reach_the_node(node: type[FakeNode], tmp_path: Path) -> None:
     node.on_ready = lambda _: signal.raise_signal(signal.SIGTERM)
     argv = ["join", "--name", "pi", "--code", "1234-5678", "--peer", "a:1", "--peer", "b"]
     argv += ["--interface", "eth0", "--port", "4001", "--memory", "2GiB", "--threads", "2"]
-    argv += ["--device", "cuda:1"]
+    argv += ["--device", "cuda:1", "--when-idle", "--max-cpu", "50%", "--on-battery", "slow"]
+    argv += ["--max-temperature", "85", "--quiet-hours", "22-7"]
     assert main.main([*argv, "--state-dir", str(tmp_path)]) == 0
     assert node.made[0].options == {
         "name": "pi",
@@ -81,7 +83,32 @@ def test_options_reach_the_node(node: type[FakeNode], tmp_path: Path) -> None:
         "role": "member",
         "has_place": True,
         "only_for": (),
+        "manners": Manners(
+            when_idle=True,
+            max_cpu=0.5,
+            on_battery="slow",
+            max_temperature=85,
+            quiet_hours="22-7",
+        ),
     }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (("--quiet-hours", "25-7"), "'25-7' are no quiet hours: write two times of day such as"),
+        (("--max-cpu", "0%"), "'0%' is not a part above 0% and at most 100%"),
+        (("--max-temperature", "hot"), "'hot' is not a temperature from 30 to 120 degrees"),
+        (("--on-battery", "stop"), "invalid choice: 'stop'"),
+    ],
+)
+def test_manners_that_cannot_be_meant_are_wrong_usage(
+    capfd: pytest.CaptureFixture[str], wrong: tuple[str, str], says: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main.main(["join", *wrong])
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "error:" in line]
+    assert says in line
 
 
 def test_a_second_join_with_the_folder_is_refused(
