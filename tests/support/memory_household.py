@@ -15,7 +15,15 @@ from types import TracebackType
 from typing import Self
 
 from p2ptrain.errors import InternalError
-from p2ptrain.mesh.interface import Coordinator, LinkLost, LinkSpeed, LinkUp, Member, MemberChanged, MemberState
+from p2ptrain.mesh.interface import (
+    Coordinator,
+    LinkLost,
+    LinkSpeed,
+    LinkUp,
+    Member,
+    MemberChanged,
+    MemberState,
+)
 from tests.support.memory_mesh import MemoryMesh
 
 __all__ = ["MemoryHousehold", "MemoryMesh", "memory_id"]
