@@ -126,7 +126,7 @@ def __getattr__(name: str) -> Any:
         new = _RENAMED[name]
         warnings.warn(f"p2ptrain.{name} is p2ptrain.{new} now", DeprecationWarning, stacklevel=2)
         name = new
-    if name in ("hf", "lightning"):  # hf imports transformers
+    if name in ("hf", "lightning", "photos"):  # hf imports transformers
         return importlib.import_module(f"p2ptrain.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'p2ptrain' has no attribute {name!r}")

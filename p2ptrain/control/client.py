@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlencode
 
 import aiohttp
 
@@ -98,9 +99,12 @@ class ControlClient:
         """Revoke the trust in device `name`."""
         await self._ask("POST", "/remove", {"name": name})
 
-    async def open_page(self, *, lan: bool) -> PageAddress:
-        """Have the member serve its page; `lan`: to this network too."""
-        body = await self._ask("POST", "/page?lan=1" if lan else "/page")
+    async def open_page(self, *, lan: bool, photos: Path | None = None) -> PageAddress:
+        """Have the member serve its page; `lan`: to this network too; `photos`: for pictures."""
+        wanted = {"lan": "1"} if lan else {}
+        if photos is not None:
+            wanted["photos"] = str(photos)
+        body = await self._ask("POST", f"/page?{urlencode(wanted)}")
         return PageAddress(str(body["url"]), body["lan_url"])
 
     async def close_page(self) -> None:

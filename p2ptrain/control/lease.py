@@ -81,8 +81,8 @@ class PageDoor(Protocol):
     async def state(self) -> object:
         """What it shows now, also where it is not open: a form (`p2ptrain.page.state`)."""
 
-    async def open(self, *, lan: bool) -> PageAddress:
-        """Serve it, from now on."""
+    async def open(self, *, lan: bool, photos: Path | None = None) -> PageAddress:
+        """Serve it, from now on; `photos`: the folder for pictures that it takes."""
 
     async def close(self) -> None:
         """End that, for good."""

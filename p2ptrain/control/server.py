@@ -167,7 +167,10 @@ class ControlServer:
         return web.json_response({"removed": name})
 
     async def _open_page(self, request: web.Request) -> web.Response:
-        address = await _there(self._lender.page).open(lan=bool(request.query.get("lan")))
+        page, photos = _there(self._lender.page), request.query.get("photos")
+        address = await page.open(
+            lan=bool(request.query.get("lan")), photos=Path(photos) if photos else None
+        )
         return web.json_response({"url": address.url, "lan_url": address.lan_url})
 
     async def _close_page(self, request: web.Request) -> web.Response:

@@ -10,14 +10,18 @@ import torch
 from safetensors.torch import save_file
 
 from p2ptrain.cli.script import load_job
+from p2ptrain.errors import UserError
 from p2ptrain.events import Eval
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.photos.folder import PhotoFolder
 from p2ptrain.profiling.profile_cache import ProfileCache
 from tests.integration.training.delayed import by_formula, cut_of
 from tests.integration.training.household import devices
+from tests.integration.training.jobs import one_stage_each
 from tests.support.curves import by_plain_torch
+from tests.support.pictures import fill
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = (("width", "64"), ("lr", "2e-3"))
@@ -86,3 +90,45 @@ def test_what_is_not_seen_again_is_forgotten(old: Trained) -> None:
     by_plain_torch(new)
     new.model.eval()
     assert accuracy(new) < 0.5
+
+
+def photos(folder: Path) -> Job:
+    """A job of examples/photos.py, small."""
+    settings = {"folder": str(folder), "size": "32", "width": "8", "epochs": "12", "lr": "1e-2"}
+    return load_job(str(EXAMPLES / "photos.py"), tuple(settings.items()))
+
+
+async def test_pictures_of_a_folder_are_told_apart_and_a_wrong_label_is_doubted(
+    tmp_path: Path,
+) -> None:
+    fill(tmp_path, 30)
+    circle, square = (photos(tmp_path).eval_data.dataset.samples[at][0] for at in (0, -1))
+    circle.replace(square)
+    curves = []
+    for count in (1, 3):
+        job = photos(tmp_path)
+        options = TrainOptions(local=True) if count == 1 else one_stage_each(count, 1000)
+        async with devices(count) as household:
+            await household.holder_run(job, options).run()
+            curves.append(household.losses)
+            found = [e.metrics["accuracy"] for e in household.events if isinstance(e, Eval)]
+        assert found[-1] >= 0.8
+        assert len(found) == 12
+        step, evaluated, doubted = PhotoFolder(tmp_path).uncertain()
+        assert (step, evaluated) == (len(household.losses), 11)
+        assert (doubted[0].file, doubted[0].guess) == (square.name, "circle")
+    assert curves[0] == curves[1]
+
+
+def test_too_few_pictures_and_none_are_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="page --lan --photos"):
+        photos(tmp_path / "none")
+    fill(tmp_path, 5, ("circle",))
+    with pytest.raises(UserError, match="it has 1 labels"):
+        photos(tmp_path)
+    fill(tmp_path, 4, ("square",))
+    with pytest.raises(UserError, match="it has square has 4"):
+        photos(tmp_path)
+    (tmp_path / "square" / "4.jpg").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"4\.jpg cannot be read, remove it"):
+        photos(tmp_path)

@@ -175,12 +175,12 @@ async def _be_member(
 ) -> LeasedIdentity:
     """A member until `stop`, or until a train asks for the place; returns what it left."""
     from p2ptrain.api.node import Node
-    from p2ptrain.page.server import PageServer
+    from p2ptrain.photos.server import PhotoPage
 
     show = _shown(output)
     async with (
         Node(**options, window=lender.window, role="member", on_event=show, has_place=True) as node,
-        PageServer(options["state_dir"], node) as page,
+        PhotoPage(options["state_dir"], node) as page,
     ):
         lender.member, lender.page = node, page
         try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from p2ptrain.cli import arguments
 from p2ptrain.cli import output as qr
 from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.cli.output import Output
-from p2ptrain.cli.usage import DONE
+from p2ptrain.cli.usage import DONE, UsageError
 
 _DESCRIPTION = """\
 Shows what the household does in a web browser: devices, the plan and its reasons, the training's
@@ -19,11 +20,14 @@ curve. Prints the page's address, which lets one browser in, once, within 10 min
 that was let in stays so for 30 days. The page stays open when this command has ended, and comes
 back when `p2ptrain join` or `train` starts again on this device, until --close.
 With --lan, browsers of other devices in this network may look too, but change nothing. What they
-see travels there unencrypted."""
+see travels there unencrypted. With --photos, they may also add pictures to that folder of this
+device, in folders by label, and see those that are there."""
 
 _EXAMPLE = """\
   p2ptrain page                open it in this device's browser
   p2ptrain page --lan          show a QR code for a phone
+  p2ptrain page --lan --photos ~/fruit
+                               add pictures from a phone
   p2ptrain page --close        close it, to every browser"""
 
 
@@ -44,6 +48,12 @@ def add_parser(commands: Any) -> None:
     )
     how.add_argument("--close", action="store_true", help="close the page, to every browser")
     parser.add_argument(
+        "--photos",
+        type=_absolute,
+        metavar="DIR",
+        help="let browsers add pictures for a training to this folder, and show its address",
+    )
+    parser.add_argument(
         "--no-browser", action="store_true", help="print the address and start no browser"
     )
     arguments.add_common(parser)
@@ -54,16 +64,21 @@ def run(args: argparse.Namespace, output: Output) -> int:
     """Have the member open its page, and say where it is."""
     folder = arguments.state_dir_of(args)
     if args.close:
+        if args.photos is not None:
+            raise UsageError("--close closes the page, with its pictures: leave out --photos")
         ask_member(folder, lambda member: member.close_page())
         output.result({"event": "page_closed"}, "the page is closed")
         return DONE
-    address = ask_member(folder, lambda member: member.open_page(lan=args.lan))
+    address = ask_member(folder, lambda member: member.open_page(lan=args.lan, photos=args.photos))
     shown = address.lan_url or address.url
     body = {"event": "page", "url": shown}
     lines = [f"The page of this device: {address.url}"]
+    if args.photos is not None:
+        lines.insert(0, f"Pictures go to {args.photos} on this device.")
     if address.lan_url is not None:
         body["local_url"] = address.url
-        lines.append(f"For one more device in this network, to look only: {address.lan_url}")
+        what = "to look only" if args.photos is None else "to add pictures"
+        lines.append(f"For one more device in this network, {what}: {address.lan_url}")
         if output.is_terminal:
             lines.append(qr.terminal_code(address.lan_url))
     output.result(body, "\n".join(lines))
@@ -72,6 +87,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
 
         webbrowser.open(address.url)
     return DONE
+
+
+def _absolute(text: str) -> Path:
+    """The member runs in another folder."""
+    return Path(text).expanduser().absolute()
 
 
 def _has_browser() -> bool:

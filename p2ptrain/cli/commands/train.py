@@ -152,13 +152,13 @@ async def _train(
     from p2ptrain.api.node import Node
     from p2ptrain.control.lease import Lender
     from p2ptrain.control.server import ControlServer
-    from p2ptrain.page.server import PageServer
+    from p2ptrain.photos.server import PhotoPage
 
     await load_training(exporting=True)
     folder = node_options["state_dir"]
     async with Node(**node_options, role="holder", on_event=shown) as node:
         lender = Lender(node, keeps=True)
-        async with ControlServer(folder, lender), PageServer(folder, node) as page:
+        async with ControlServer(folder, lender), PhotoPage(folder, node) as page:
             lender.page = page
             run = await node.train(job, chosen)
             looking = None if live is None else asyncio.create_task(_look(page, live))

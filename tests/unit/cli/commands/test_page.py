@@ -22,8 +22,8 @@ class _FakePage:
     async def state(self) -> object:
         return None
 
-    async def open(self, *, lan: bool) -> PageAddress:
-        self.is_open = True
+    async def open(self, *, lan: bool, photos: Path | None = None) -> PageAddress:
+        self.is_open, self.photos = True, photos
         return PageAddress(HERE, LAN if lan else None)
 
     async def close(self) -> None:
@@ -47,8 +47,20 @@ async def test_addresses_are_printed_and_the_page_is_closed(
         both = json.loads(await asked("--lan", "--json"))
         assert both == {"event": "page", "url": LAN, "local_url": HERE}
         assert page.is_open
+        assert page.photos is None
+        said = await asked("--lan", "--photos", "~/some fruit & more")
+        assert page.photos == Path.home() / "some fruit & more"
+        assert f"Pictures go to {page.photos}" in said
+        assert f"to add pictures: {LAN}" in said
         assert json.loads(await asked("--close", "--json")) == {"event": "page_closed"}
         assert not page.is_open
+
+
+def test_what_closes_the_page_takes_no_pictures(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["page", "--close", "--photos", "x", "--state-dir", str(tmp_path)]) == 2
+    assert "leave out --photos" in capfd.readouterr().err
 
 
 def test_without_a_member_it_says_what_to_start(

@@ -1,0 +1,189 @@
+"""`/add` on the page: pictures from a phone into the holder's folder, and labels corrected.
+
+The page's guard has checked Host, Origin and cookie before a request comes here. Which folder it is
+only the command line on that device says (`p2ptrain page --photos DIR`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from importlib import resources
+from typing import Annotated, Any
+
+from aiohttp import web
+
+from p2ptrain.errors import UserError, size_text
+from p2ptrain.net.forms import Text
+from p2ptrain.net.read_form import read_form
+from p2ptrain.page.mount import Mount
+from p2ptrain.page.sessions import Reach
+from p2ptrain.photos.folder import PhotoFolder
+from p2ptrain.photos.picture import PictureKind
+
+PATH = "/add"
+
+_FILES = {"add.css": "text/css", "add.js": "text/javascript"}
+
+_NOT_CHOSEN = (
+    "no folder for pictures is chosen: run  p2ptrain page --lan --photos DIR  on the device that "
+    "is to have them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadSettings:
+    """Of pictures on their way.
+
+    Attributes:
+        piece_seconds: for the next piece of one to come.
+        picture_seconds: for all of one.
+        at_once: pictures that are taken in together.
+        waiting: pictures whose browsers wait for that.
+    """
+
+    piece_seconds: float = 15.0
+    picture_seconds: float = 120.0
+    at_once: int = 4
+    waiting: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Correction:
+    """A label that is corrected."""
+
+    label: Annotated[str, Text(255, 1)]
+    file: Annotated[str, Text(255, 1)]
+    to: Annotated[str, Text(255)]
+
+
+class PhotoRoutes:
+    """What browsers ask about one folder.
+
+    Attributes:
+        folder: where pictures go; None until it is chosen.
+    """
+
+    def __init__(self, device: Callable[[], str], settings: UploadSettings | None = None) -> None:
+        """`device`: this device's name."""
+        self.folder: PhotoFolder | None = None
+        self._device = device
+        self._settings = settings or UploadSettings()
+        self._taking = asyncio.Semaphore(self._settings.at_once)
+        self._coming = 0
+        static = resources.files(__package__) / "static"
+        self._shell = (static / "add.html").read_text("utf-8")
+        self._files = {name: (static / name).read_bytes() for name in _FILES}
+
+    def mount(self) -> Mount:
+        """For the page's server."""
+        types = frozenset({"application/json", *PictureKind})
+        return Mount(PATH, self._add_routes, types)
+
+    def _add_routes(self, router: web.UrlDispatcher, reach: Reach) -> None:
+        async def state(request: web.Request) -> web.Response:
+            return await self._state(reach)
+
+        router.add_get(PATH, self._page, allow_head=False)
+        router.add_get(f"{PATH}/static/{{name}}", self._file)
+        router.add_get(f"{PATH}/state", state)
+        router.add_get(f"{PATH}/picture", self._picture)
+        router.add_put(f"{PATH}/picture", self._add)
+        router.add_post(f"{PATH}/move", self._move)
+
+    # -- what is shown ---------------------------------------------------------------------------
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(text=self._shell, content_type="text/html")
+
+    async def _file(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in _FILES:
+            raise web.HTTPNotFound
+        return web.Response(body=self._files[name], content_type=_FILES[name], charset="utf-8")
+
+    async def _state(self, reach: Reach) -> web.Response:
+        folder, device = self.folder, self._device()
+        if folder is None:
+            return web.json_response({"device": device, "folder": None, "why": _NOT_CHOSEN})
+        labels = await asyncio.to_thread(folder.labels)
+        step, evaluated, pictures = await asyncio.to_thread(folder.uncertain)
+        return web.json_response(
+            {
+                "device": device,
+                "folder": str(folder.path),
+                "is_near": reach is Reach.HERE,
+                "labels": list(map(asdict, labels)),
+                "uncertain": {
+                    "step": step,
+                    "evaluated": evaluated,
+                    "pictures": list(map(asdict, pictures)),
+                },
+            }
+        )
+
+    async def _picture(self, request: web.Request) -> web.Response:
+        label, file = request.query.get("label", ""), request.query.get("file", "")
+        try:
+            kind, content = await asyncio.to_thread(self._chosen().read, label, file)
+        except UserError as error:
+            raise web.HTTPNotFound(text=str(error)) from None
+        return web.Response(body=content, content_type=kind)
+
+    # -- what is changed -------------------------------------------------------------------------
+
+    async def _add(self, request: web.Request) -> web.Response:
+        folder = self._chosen()
+        label = request.query.get("label", "")
+        async with self._turn():
+            content = await self._content(request, folder.limits.picture_bytes)
+            added = await asyncio.to_thread(folder.add, label, content)
+        return web.json_response(asdict(added))
+
+    async def _move(self, request: web.Request) -> web.Response:
+        try:
+            body: Any = json.loads(await request.read())
+        except (ValueError, RecursionError):
+            body = None
+        asked = read_form(_Correction, body, "the request", UserError)
+        label = await asyncio.to_thread(self._chosen().move, asked.label, asked.file, asked.to)
+        return web.json_response({"label": label})
+
+    def _chosen(self) -> PhotoFolder:
+        if self.folder is None:
+            raise UserError(_NOT_CHOSEN)
+        return self.folder
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """So many pictures at once as this device's memory and disk like."""
+        if self._coming >= self._settings.at_once + self._settings.waiting:
+            raise UserError("too many pictures come at once: send this one again in a moment")
+        self._coming += 1
+        try:
+            async with self._taking:
+                yield
+        finally:
+            self._coming -= 1
+
+    async def _content(self, request: web.Request, limit_bytes: int) -> bytes:
+        """A body that is neither too large nor too slow."""
+        too_large = UserError(f"a picture has {size_text(limit_bytes)} at most")
+        if (request.content_length or 0) > limit_bytes:
+            raise too_large
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.picture_seconds):
+                while True:
+                    async with asyncio.timeout(self._settings.piece_seconds):
+                        piece = await request.content.readany()
+                    if not piece:
+                        return bytes(content)
+                    content += piece
+                    if len(content) > limit_bytes:
+                        raise too_large
+        except TimeoutError:
+            raise UserError("the picture did not come in time: send it again") from None
