@@ -69,6 +69,12 @@ class FakeNode:
         self.trained.append((job, options))
         return FakeRun(self)
 
+    async def rounds(self) -> None:
+        return None
+
+    async def explain(self) -> dict[str, Any]:
+        return {}
+
     def status(self) -> dict[str, Any]:
         return {
             "name": self.name,
